@@ -1,0 +1,53 @@
+# The two commands a newcomer needs: `make demo` and `make test`. Both prepare .venv by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+PACKAGES := builder calibration graph_passes plugins
+CPP := $(shell git ls-files '*.cu' '*.cuh' '*.cpp' '*.h')
+
+.PHONY: help demo test test-fast lint format install clean
+
+help:
+	@echo "make demo       a real model to a verified NVFP4 engine, no GPU needed"
+	@echo "make test       all tests, fast ones first (GPU tests skip without a GPU)"
+	@echo "make test-fast  the fast tests alone"
+	@echo "make lint       ruff, mypy, import-linter, clang-format"
+	@echo "make format     rewrite the sources in the project's format"
+	@echo "make clean      remove the environment and everything built"
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	@touch $@
+
+demo: install
+	$(BIN)/python examples/minilm_demo.py
+
+# Fast tests first, so that a mistake shows early.
+test: test-fast
+	$(BIN)/python -m pytest -m slow
+
+test-fast: install
+	$(BIN)/python -m pytest -m "not slow"
+
+# mypy follows links, not the import hook of an editable install.
+build/types: 
+	mkdir -p build/types/trt_nvfp4
+	for p in $(PACKAGES); do ln -sfn ../../../$$p build/types/trt_nvfp4/$$p; done
+
+lint: install build/types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p trt_nvfp4.,$(PACKAGES))
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+clean:
+	rm -rf .venv build dist demo-output *.egg-info

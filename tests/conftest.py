@@ -1,0 +1,32 @@
+"""Shared fixtures: a fresh seed per run, and the skipping of GPU tests where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import pytest
+
+SEED = int(os.environ.get("TRT_NVFP4_TEST_SEED", secrets.randbits(31)))
+
+
+def pytest_report_header() -> str:
+    return f"random inputs: TRT_NVFP4_TEST_SEED={SEED} repeats this run"
+
+
+@pytest.fixture
+def seed() -> int:
+    """The run's seed: fresh on every run, printed in the header, set by TRT_NVFP4_TEST_SEED."""
+    return SEED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not any(item.get_closest_marker("gpu") for item in items):
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"))
