@@ -1,0 +1,121 @@
+// C API of the kernels: no TensorRT, no Torch, plain pointers. The plugin adapters are its only caller in the library.
+//
+// Every pointer but a workspace query's is device memory. T is `dtype`. Weights are E2M1 bytes (low nibble first) with
+// E4M3 block scales in the 128x4 tiled order and one float32 multiplier per tensor:
+//     w[n][k] = e2m1 * float(block_scale[n][k / 16]) * tensor_scale.
+// K % 16 == 0 always. Launches are asynchronous on `stream`, allocate nothing and may be captured in a CUDA graph.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st* TrtNvfp4Stream;
+
+typedef enum {
+    TRT_NVFP4_SUCCESS = 0,
+    TRT_NVFP4_INVALID_ARGUMENT = 1,
+    TRT_NVFP4_UNSUPPORTED = 2,  // a valid request that the chosen tactic cannot serve
+    TRT_NVFP4_CUDA_ERROR = 3,
+} TrtNvfp4Status;
+
+typedef enum { TRT_NVFP4_FLOAT32 = 0, TRT_NVFP4_FLOAT16 = 1, TRT_NVFP4_BFLOAT16 = 2 } TrtNvfp4DataType;
+
+typedef enum {
+    TRT_NVFP4_IDENTITY = 0,
+    TRT_NVFP4_RELU = 1,
+    TRT_NVFP4_RELU2 = 2,
+    TRT_NVFP4_SILU = 3,
+    TRT_NVFP4_GELU = 4,
+    TRT_NVFP4_GELU_TANH = 5,
+    TRT_NVFP4_GELU_QUICK = 6,
+    TRT_NVFP4_SWIGLU_CLAMPED = 7,  // gated only
+} TrtNvfp4Activation;
+
+// Which kernel family serves a call. AUTO lets heuristics/ decide; an explicit tactic that cannot serve the call is
+// TRT_NVFP4_UNSUPPORTED, never a silent fallback.
+typedef enum {
+    TRT_NVFP4_TACTIC_AUTO = 0,
+    TRT_NVFP4_TACTIC_GENERIC = 1,
+} TrtNvfp4Tactic;
+
+typedef struct {
+    void const* packed;         // [rows, K/2]
+    void const* block_scales;   // E4M3, padded to [ceil(rows/128)*128, ceil(K/16/4)*4], tiled
+    float const* tensor_scale;  // [1]
+    void const* bias;           // T [rows]
+} TrtNvfp4Weight;
+
+// y[m][n] = T(activation(x W^T + bias))
+typedef struct {
+    TrtNvfp4DataType dtype;
+    TrtNvfp4Activation activation;
+    int32_t quantize_activations;  // 1: x is quantized to NVFP4 and dequantized on the way in (W4A4)
+    TrtNvfp4Tactic tactic;
+    int64_t m, n, k;
+    void const* x;  // T [m, k]
+    TrtNvfp4Weight weight;
+    float const* input_tensor_scale;  // [1]; 0 = from x's amax at run time
+    void* y;                          // T [m, n]
+} TrtNvfp4LinearArgs;
+
+// Per layer l: n = norm ? T(rmsnorm(x) * norm_weight) : x; h = gated ? act(gate(n)) * up(n) : act(up(n));
+// x = T(down(h) + (residual ? x : 0)). Arrays over layers are dense: layer l starts at l times one layer's size.
+typedef struct {
+    TrtNvfp4DataType dtype;
+    TrtNvfp4Activation activation;
+    int32_t gated;  // 1: up has 2 * intermediate rows, 2i = gate i, 2i + 1 = up i
+    int32_t norm;
+    int32_t residual;
+    int32_t quantize_activations;  // 1: both GEMM inputs pass through NVFP4; h is quantized from float32
+    float epsilon, alpha, limit;
+    TrtNvfp4Tactic tactic;
+    int64_t layers, m, hidden_in, intermediate, hidden_out;
+    void const* x;                     // T [m, hidden_in]
+    void const* norm_weight;           // T [layers, hidden_in]; read when norm
+    TrtNvfp4Weight up;                 // rows = intermediate * (1 + gated), K = hidden_in
+    TrtNvfp4Weight down;               // rows = hidden_out, K = intermediate
+    float const* input_tensor_scale;   // [layers]; 0 = at run time
+    float const* hidden_tensor_scale;  // [layers]; 0 = at run time
+    void* y;                           // T [m, hidden_out]
+} TrtNvfp4MlpArgs;
+
+// r = add_residual ? T(x + residual) : x; n = norm ? T(rmsnorm(r) * norm_weight) : r; the outputs are n in NVFP4.
+typedef struct {
+    TrtNvfp4DataType dtype;
+    int32_t norm;
+    int32_t add_residual;
+    float epsilon;
+    int64_t m, k;
+    void const* x;              // T [m, k]
+    void const* residual;       // T [m, k]; read when add_residual
+    void const* norm_weight;    // T [k]; read when norm
+    float const* tensor_scale;  // [1]; 0 = from n's amax at run time
+    void* packed;               // [m, k/2]
+    void* block_scales;         // tiled over m, padding zeroed
+    float* tensor_scale_out;    // [1]
+    void* residual_out;         // T [m, k] = r
+} TrtNvfp4QuantizeArgs;
+
+// Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
+// asks on a machine without a GPU. It is the maximum over the tactics that `tactic` allows on any GPU.
+TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_t* bytes);
+
+// `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
+// after.
+TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+
+// The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the
+// plugin library, because TensorRT swallows what fails in a workspace query or in serialization.
+char const* trtNvfp4LastError(void);
+
+#ifdef __cplusplus
+}
+#endif
