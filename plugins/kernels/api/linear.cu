@@ -1,0 +1,65 @@
+#include "../generic_gemm.cuh"
+#include "../generic_quantize.cuh"
+#include "../heuristics/choose.h"
+#include "validate.h"
+
+namespace trt_nvfp4 {
+namespace {
+
+struct LinearWorkspace {
+    Nvfp4Matrix quantized{};
+    size_t size;
+
+    LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
+        Workspace workspace(base);
+        if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k);
+        size = workspace.size();
+    }
+};
+
+template <typename T>
+TrtNvfp4Status generic_linear(TrtNvfp4LinearArgs const& args, LinearWorkspace const& workspace, cudaStream_t stream) {
+    T const* const x = static_cast<T const*>(args.x);
+    GemmArgs<T, T> gemm{};
+    gemm.m = args.m;
+    gemm.n = args.n;
+    gemm.k = args.k;
+    gemm.w = weight_rows(args.weight, args.n, args.k, 0);
+    gemm.bias = static_cast<T const*>(args.weight.bias);
+    gemm.activation = args.activation;
+    gemm.out = static_cast<T*>(args.y);
+    if (!args.quantize_activations) return launch_gemm(DenseRows<T>{x}, gemm, stream);
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(x, args.m, args.k, args.input_tensor_scale, workspace.quantized, stream));
+    return launch_gemm(workspace.quantized.rows(), gemm, stream);
+}
+
+TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {
+    TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Linear: no arguments"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Linear", args->m));
+    TRT_NVFP4_RETURN_IF_ERROR(require(args->n > 0, "NVFP4Linear: N must be positive"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Linear: K", args->k));
+    return require_activation("NVFP4Linear", args->activation, false);
+}
+
+}  // namespace
+}  // namespace trt_nvfp4
+
+TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *bytes = trt_nvfp4::LinearWorkspace(*args, nullptr).size;
+    return TRT_NVFP4_SUCCESS;
+}
+
+TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
+    using namespace trt_nvfp4;
+    TRT_NVFP4_RETURN_IF_ERROR(validate(args));
+    LinearWorkspace const pieces(*args, workspace);
+    TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4Linear", pieces.size, bytes));
+    switch (TrtNvfp4Tactic const tactic = choose_tactic(*args)) {
+        case TRT_NVFP4_TACTIC_GENERIC:
+            return dispatch_dtype(
+                args->dtype, [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
+        default:
+            return unsupported_tactic("NVFP4Linear", tactic);
+    }
+}

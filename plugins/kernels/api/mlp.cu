@@ -1,0 +1,134 @@
+#include "../generic_gemm.cuh"
+#include "../generic_quantize.cuh"
+#include "../generic_rmsnorm.cuh"
+#include "../heuristics/choose.h"
+#include "validate.h"
+
+namespace trt_nvfp4 {
+namespace {
+
+struct MlpWorkspace {
+    void* normalized = nullptr;  // T [m, hidden_in]
+    void* hidden = nullptr;      // [m, intermediate] in T (W4A16) or float32 (W4A4)
+    Nvfp4Matrix quantized_input{};
+    Nvfp4Matrix quantized_hidden{};
+    size_t size;
+
+    MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) {
+        Workspace workspace(base);
+        int64_t const element = element_size(args.dtype);
+        if (args.norm) normalized = workspace.take<uint8_t>(args.m * args.hidden_in * element);
+        hidden = workspace.take<uint8_t>(args.m * args.intermediate * (args.quantize_activations ? 4 : element));
+        if (args.quantize_activations) {
+            quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in);
+            quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);
+        }
+        size = workspace.size();
+    }
+};
+
+template <typename T, typename Hidden>
+GemmArgs<T, Hidden> up_gemm(TrtNvfp4MlpArgs const& args, int64_t layer, void* hidden) {
+    GemmArgs<T, Hidden> gemm{};
+    gemm.m = args.m;
+    gemm.n = args.gated ? 2 * args.intermediate : args.intermediate;
+    gemm.k = args.hidden_in;
+    gemm.w = weight_rows(args.up, gemm.n, gemm.k, layer);
+    gemm.bias = static_cast<T const*>(args.up.bias) + layer * gemm.n;
+    gemm.activation = args.activation;
+    gemm.gated = args.gated;
+    gemm.alpha = args.alpha;
+    gemm.limit = args.limit;
+    gemm.out = static_cast<Hidden*>(hidden);
+    return gemm;
+}
+
+template <typename T>
+GemmArgs<T, T> down_gemm(TrtNvfp4MlpArgs const& args, int64_t layer, T const* residual) {
+    GemmArgs<T, T> gemm{};
+    gemm.m = args.m;
+    gemm.n = args.hidden_out;
+    gemm.k = args.intermediate;
+    gemm.w = weight_rows(args.down, gemm.n, gemm.k, layer);
+    gemm.bias = static_cast<T const*>(args.down.bias) + layer * gemm.n;
+    gemm.residual = residual;
+    gemm.out = static_cast<T*>(args.y);
+    return gemm;
+}
+
+// y serves as x of every layer but the first: only the down GEMM writes it, and reads of it just the element it writes.
+template <typename T>
+TrtNvfp4Status generic_layer(TrtNvfp4MlpArgs const& args, int64_t layer, MlpWorkspace const& workspace,
+                             cudaStream_t stream) {
+    T const* const x = static_cast<T const*>(layer == 0 ? args.x : args.y);
+    T const* input = x;
+    if (args.norm) {
+        RmsNormArgs<T> norm{};
+        norm.m = args.m;
+        norm.k = args.hidden_in;
+        norm.x = x;
+        norm.weight = static_cast<T const*>(args.norm_weight) + layer * args.hidden_in;
+        norm.epsilon = args.epsilon;
+        norm.n = static_cast<T*>(workspace.normalized);
+        TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
+        input = norm.n;
+    }
+    GemmArgs<T, T> const down = down_gemm<T>(args, layer, args.residual ? x : nullptr);
+    if (!args.quantize_activations) {
+        TRT_NVFP4_RETURN_IF_ERROR(
+            launch_gemm(DenseRows<T>{input}, up_gemm<T, T>(args, layer, workspace.hidden), stream));
+        return launch_gemm(DenseRows<T>{static_cast<T const*>(workspace.hidden)}, down, stream);
+    }
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(input, args.m, args.hidden_in, args.input_tensor_scale + layer,
+                                              workspace.quantized_input, stream));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        launch_gemm(workspace.quantized_input.rows(), up_gemm<T, float>(args, layer, workspace.hidden), stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(static_cast<float const*>(workspace.hidden), args.m, args.intermediate,
+                                              args.hidden_tensor_scale + layer, workspace.quantized_hidden, stream));
+    return launch_gemm(workspace.quantized_hidden.rows(), down, stream);
+}
+
+template <typename T>
+TrtNvfp4Status generic_mlp(TrtNvfp4MlpArgs const& args, MlpWorkspace const& workspace, cudaStream_t stream) {
+    for (int64_t layer = 0; layer < args.layers; ++layer) {
+        TRT_NVFP4_RETURN_IF_ERROR(generic_layer<T>(args, layer, workspace, stream));
+    }
+    return TRT_NVFP4_SUCCESS;
+}
+
+TrtNvfp4Status validate(TrtNvfp4MlpArgs const* args) {
+    TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4 MLP: no arguments"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4 MLP", args->m));
+    TRT_NVFP4_RETURN_IF_ERROR(require(args->layers > 0, "NVFP4 MLP: at least one layer is needed"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4 MLP: the input size", args->hidden_in));
+    TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4 MLP: the intermediate size", args->intermediate));
+    TRT_NVFP4_RETURN_IF_ERROR(require(args->hidden_out > 0, "NVFP4 MLP: the output size must be positive"));
+    TRT_NVFP4_RETURN_IF_ERROR(require((args->layers == 1 && !args->residual) || args->hidden_in == args->hidden_out,
+                                      "NVFP4 MLP: several layers or a residual need as many outputs as inputs, found " +
+                                          std::to_string(args->hidden_in) + " inputs and " +
+                                          std::to_string(args->hidden_out) + " outputs"));
+    return require_activation("NVFP4 MLP", args->activation, args->gated != 0);
+}
+
+}  // namespace
+}  // namespace trt_nvfp4
+
+TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *bytes = trt_nvfp4::MlpWorkspace(*args, nullptr).size;
+    return TRT_NVFP4_SUCCESS;
+}
+
+TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
+    using namespace trt_nvfp4;
+    TRT_NVFP4_RETURN_IF_ERROR(validate(args));
+    MlpWorkspace const pieces(*args, workspace);
+    TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4 MLP", pieces.size, bytes));
+    switch (TrtNvfp4Tactic const tactic = choose_tactic(*args)) {
+        case TRT_NVFP4_TACTIC_GENERIC:
+            return dispatch_dtype(args->dtype,
+                                  [&](auto element) { return generic_mlp<decltype(element)>(*args, pieces, stream); });
+        default:
+            return unsupported_tactic("NVFP4 MLP", tactic);
+    }
+}

@@ -1,0 +1,63 @@
+#include "../generic_quantize.cuh"
+#include "../generic_rmsnorm.cuh"
+#include "validate.h"
+
+namespace trt_nvfp4 {
+namespace {
+
+struct QuantizeWorkspace {
+    void* normalized;  // T [m, k]
+    uint32_t* amax_bits;
+    size_t size;
+
+    QuantizeWorkspace(TrtNvfp4QuantizeArgs const& args, void* base) {
+        Workspace workspace(base);
+        normalized = args.norm ? workspace.take<uint8_t>(args.m * args.k * element_size(args.dtype)) : nullptr;
+        amax_bits = workspace.take<uint32_t>(1);
+        size = workspace.size();
+    }
+};
+
+template <typename T>
+TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& workspace, cudaStream_t stream) {
+    T* const r = static_cast<T*>(args.residual_out);
+    T* const n = args.norm ? static_cast<T*>(workspace.normalized) : r;
+    RmsNormArgs<T> norm{};
+    norm.m = args.m;
+    norm.k = args.k;
+    norm.x = static_cast<T const*>(args.x);
+    norm.residual = args.add_residual ? static_cast<T const*>(args.residual) : nullptr;
+    norm.weight = args.norm ? static_cast<T const*>(args.norm_weight) : nullptr;
+    norm.epsilon = args.epsilon;
+    norm.r = r;
+    norm.n = n;
+    TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
+    Nvfp4Matrix const out{static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales),
+                          args.tensor_scale_out, workspace.amax_bits};
+    return launch_quantize<T>(n, args.m, args.k, args.tensor_scale, out, stream);
+}
+
+TrtNvfp4Status validate(TrtNvfp4QuantizeArgs const* args) {
+    TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Quantize: no arguments"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Quantize", args->m));
+    return require_blocks("NVFP4Quantize: K", args->k);
+}
+
+}  // namespace
+}  // namespace trt_nvfp4
+
+TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_t* bytes) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *bytes = trt_nvfp4::QuantizeWorkspace(*args, nullptr).size;
+    return TRT_NVFP4_SUCCESS;
+}
+
+TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspace, size_t bytes,
+                                TrtNvfp4Stream stream) {
+    using namespace trt_nvfp4;
+    TRT_NVFP4_RETURN_IF_ERROR(validate(args));
+    QuantizeWorkspace const pieces(*args, workspace);
+    TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4Quantize", pieces.size, bytes));
+    return dispatch_dtype(args->dtype,
+                          [&](auto element) { return quantize<decltype(element)>(*args, pieces, stream); });
+}

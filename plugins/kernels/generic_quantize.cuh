@@ -1,0 +1,74 @@
+// A matrix to NVFP4: packed E2M1, tiled E4M3 block scales with zeroed padding, and the tensor scale. One thread per
+// block of 16 values. Every step is IEEE round-to-nearest in the order of torchao's two-level path, so that codes match
+// bit by bit.
+#pragma once
+
+#include <algorithm>
+
+#include "generic_amax.cuh"
+#include "nvfp4_matrix.cuh"
+#include "ptx/e2m1.cuh"
+#include "ptx/e4m3.cuh"
+
+namespace trt_nvfp4 {
+
+constexpr int kQuantizeThreads = 256;
+
+template <typename T>
+__global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x, int64_t m, int64_t k,
+                                                                     float const* given_scale, Nvfp4Matrix out) {
+    float tensor_scale = *given_scale;
+    if (tensor_scale == 0.0f) {
+        float const amax = __uint_as_float(*out.amax_bits);
+        float const computed = __fdiv_rn(amax, 2688.0f);
+        tensor_scale = computed < 0x1p-126f ? 0x1p-126f : computed;
+    }
+    int64_t const blocks_padded = padded_blocks(k);
+    int64_t const index = int64_t{blockIdx.x} * kQuantizeThreads + threadIdx.x;
+    if (index == 0) *out.tensor_scale = tensor_scale;
+
+    int64_t const row = index / blocks_padded;
+    int64_t const block = index % blocks_padded;
+    if (row >= round_up(m, 128)) return;
+    uint8_t* const block_scale = out.block_scales + scale_offset(row, block, blocks_padded);
+    if (row >= m || block >= k / kBlock) {
+        *block_scale = 0;
+        return;
+    }
+
+    T const* const source = x + row * k + block * kBlock;
+    float values[kBlock];
+    uint32_t amax_bits = 0;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+        values[i] = ptx::to_float(source[i]);
+        amax_bits = max(amax_bits, ptx::magnitude_bits(values[i]));
+    }
+    uint8_t const encoded_scale =
+        ptx::e4m3_encode(__fdiv_rn(__fdiv_rn(__uint_as_float(amax_bits), 6.0f), tensor_scale));
+    float const scale = ptx::e4m3_decode_unsigned(encoded_scale);
+    float const inverse = __fdiv_rn(__frcp_rn(tensor_scale), scale);
+
+    uint2 codes = make_uint2(0u, 0u);
+    if (scale != 0.0f) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            codes.x |= ptx::e2m1_encode(__fmul_rn(values[i], inverse)) << (4 * i);
+            codes.y |= ptx::e2m1_encode(__fmul_rn(values[8 + i], inverse)) << (4 * i);
+        }
+    }
+    *block_scale = encoded_scale;
+    *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = codes;
+}
+
+template <typename T>
+TrtNvfp4Status launch_quantize(T const* x, int64_t m, int64_t k, float const* given_scale, Nvfp4Matrix const& out,
+                               cudaStream_t stream) {
+    TRT_NVFP4_RETURN_IF_ERROR(launch_amax(x, m * k, given_scale, out.amax_bits, stream));
+    // At least one block: the tensor scale is an output of an empty matrix too.
+    int64_t const blocks = std::max<int64_t>((scale_bytes(m, k) + kQuantizeThreads - 1) / kQuantizeThreads, 1);
+    generic_quantize<<<static_cast<unsigned>(blocks), kQuantizeThreads, 0, stream>>>(x, m, k, given_scale, out);
+    return check_cuda(cudaGetLastError(), "generic_quantize");
+}
+
+}  // namespace trt_nvfp4
