@@ -1,0 +1,181 @@
+"""Reads an ONNX model without its weights: structure in memory, tensors on demand, external data memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+OPS_DOMAIN = "trt_nvfp4"
+# Domains of operators that ONNX Runtime or TensorRT know without a function body.
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "trt"})
+
+
+class ModelError(ValueError):
+    """The model is at fault: unreadable, incomplete, or not valid ONNX."""
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """An ONNX model with functions inlined and Constant nodes lifted to initializers.
+
+    `ir` holds the structure; initializers in external data stay on disk until `tensor` maps them.
+    """
+
+    path: Path
+    ir: ir.Model
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.ir.graph
+
+    @property
+    def opset(self) -> int:
+        """Version of the default operator set."""
+        return self.ir.opset_imports[""]
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The values of initializer `name` (read-only memory map where external; bfloat16 and FP8 as ml_dtypes).
+
+        Raises:
+            ModelError: there is no such initializer.
+        """
+        value = self.graph.initializers.get(name)
+        if value is None or value.const_value is None:
+            raise ModelError(f"{self.path}: there is no initializer named '{name}'")
+        return read_tensor(value.const_value)
+
+
+def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
+    """Values of a tensor; an external one is mapped anew, so that its pages leave memory with the array."""
+    if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+        shape = tensor.shape.numpy()
+        if 0 in shape:
+            return np.empty(shape, tensor.dtype.numpy())
+        return np.memmap(tensor.path, tensor.dtype.numpy(), "r", offset=tensor.offset or 0, shape=shape or (1,)).reshape(
+            shape
+        )
+    return tensor.numpy()
+
+
+def load(path: str | Path) -> SourceModel:
+    """Loads and checks the model at `path`.
+
+    Raises:
+        ModelError: not ONNX, truncated, external data missing or too short, an unknown operator, names defined twice
+            or nodes out of order.
+    """
+    path = Path(path)
+    proto = _parse(path)
+    _check_external_data(path, proto)
+    _check_operators(path, proto)
+    _check_names(path, proto.graph, set())
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir raises whatever its deserializer met
+        raise ModelError(f"{path}: not a valid ONNX model: {error}") from error
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    passes.InlinePass()(model)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.RemoveInitializersFromInputsPass()(model)
+    passes.NameFixPass()(model)
+    return SourceModel(path, model)
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # protobuf's DecodeError, or a UnicodeDecodeError of the text formats
+        raise ModelError(f"{path}: not an ONNX file, or a truncated one ({error})") from error
+    if not proto.graph.node or not proto.opset_import:
+        raise ModelError(f"{path}: not an ONNX model: it has no {'nodes' if proto.opset_import else 'opset import'}")
+    return proto
+
+
+def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        if not onnx.external_data_helper.uses_external_data(tensor):
+            continue
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        file = path.parent / info.location
+        if path.parent.resolve() not in file.resolve().parents:
+            raise ModelError(f"{path}: external data of tensor '{tensor.name}' lies outside the model's folder: {file}")
+        if not file.is_file():
+            raise ModelError(
+                f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; it belongs beside the "
+                "model"
+            )
+        itemsize = ir.DataType(tensor.data_type).itemsize
+        needed = int(np.ceil(np.prod(tensor.dims, dtype=np.float64) * itemsize))
+        if info.length is not None and info.length != needed:
+            raise ModelError(
+                f"{path}: tensor '{tensor.name}' needs {needed} bytes, its external data says {info.length}"
+            )
+        end, size = (info.offset or 0) + needed, file.stat().st_size
+        if end > size:
+            raise ModelError(
+                f"{path}: external data file '{info.location}' is too short: tensor '{tensor.name}' ends at byte {end}, "
+                f"the file has {size}"
+            )
+
+
+def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
+    functions = {(f.domain, f.name) for f in proto.functions}
+    opsets = {opset.domain: opset.version for opset in proto.opset_import}
+    for node in _all_nodes(proto.graph.node):
+        if node.domain == OPS_DOMAIN:
+            raise ModelError(f"{path}: node '{node.name}' ({node.op_type}): the model has been rewritten already")
+        if (node.domain, node.op_type) in functions:
+            continue
+        where = f"{path}: unknown operator '{node.op_type}' (node '{node.name}', domain '{node.domain or 'ai.onnx'}')"
+        if node.domain not in _KNOWN_DOMAINS:
+            raise ModelError(f"{where}: no such domain and no function of that name in the model")
+        # TensorRT's own operators live in the default domain under these names.
+        if node.domain in ("", "ai.onnx") and not (node.op_type.endswith("_TRT") or node.op_type.startswith("TRT_")):
+            version = opsets.get("", opsets.get("ai.onnx", 1))
+            if not onnx.defs.has(node.op_type, max_inclusive_version=version):
+                raise ModelError(f"{where}: not in opset {version}")
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from _all_nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from _all_nodes(graph.node)
+
+
+def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:
+    """Every name is defined once and before its use."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    initializers |= {tensor.values.name for tensor in graph.sparse_initializer}
+    known = outer | initializers | {value.name for value in graph.input} | {""}
+    for node in graph.node:
+        for name in node.input:
+            if name not in known:
+                raise ModelError(
+                    f"{path}: node '{node.name}' ({node.op_type}) reads '{name}', which nothing before it produces: "
+                    "the graph is incomplete or not in topological order"
+                )
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _check_names(path, body, known)
+        for name in filter(None, node.output):
+            if name in known:
+                raise ModelError(f"{path}: '{name}' is defined twice (by node '{node.name}', {node.op_type})")
+            known.add(name)
+    for value in graph.output:
+        if value.name not in known:
+            raise ModelError(f"{path}: nothing produces the graph output '{value.name}'")
