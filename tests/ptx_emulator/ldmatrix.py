@@ -1,7 +1,7 @@
 """Warp-collective `ldmatrix` and `stmatrix`: which byte of which row each lane's registers hold.
 
 A matrix is a set of rows of 16 bytes, each at an address that one lane supplies; matrix i takes its addresses from
-lanes [i * rows, (i + 1) * rows). Layouts: PTX ISA `ldmatrix`, `stmatrix`; the 8-bit forms were checked against CuTe's atoms.
+lanes [i * rows, (i + 1) * rows). Layouts: PTX ISA `ldmatrix`, `stmatrix`; the 8-bit forms are checked against CuTe.
 """
 
 from __future__ import annotations
