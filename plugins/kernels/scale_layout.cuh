@@ -2,6 +2,8 @@
 // padded.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 namespace trt_nvfp4 {

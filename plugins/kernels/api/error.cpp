@@ -20,7 +20,7 @@ TrtNvfp4Status record_error(TrtNvfp4Status status, std::string const& message) {
 
 }  // namespace trt_nvfp4
 
-char const* trtNvfp4LastError(void) {
+__attribute__((visibility("default"))) char const* trtNvfp4LastError(void) {
     thread_local std::string taken;
     std::lock_guard<std::mutex> const lock(trt_nvfp4::error_mutex);
     taken.clear();

@@ -1,0 +1,23 @@
+// The two symbols that TensorRT's registry asks a plugin library for. No static registrar: the registry's own virtual
+// functions changed between TensorRT 10 and 11, this protocol did not.
+#include "plugin.h"
+
+#define TRT_NVFP4_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+TRT_NVFP4_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
+    static trt_nvfp4::PluginCreator linear(trt_nvfp4::linear_op());
+    static trt_nvfp4::PluginCreator gated_mlp(trt_nvfp4::gated_mlp_op());
+    static trt_nvfp4::PluginCreator persistent_mlp(trt_nvfp4::persistent_mlp_op());
+    static trt_nvfp4::PluginCreator quantize(trt_nvfp4::quantize_op());
+    static nvinfer1::IPluginCreatorInterface* const creators[] = {&linear, &gated_mlp, &persistent_mlp, &quantize};
+    count = static_cast<int32_t>(sizeof(creators) / sizeof(creators[0]));
+    return creators;
+}
+
+// The finder is not kept: ILogger's virtual order differs between TensorRT 10 and 11, so one binary cannot call it for
+// both. Errors are read through trtNvfp4LastError.
+TRT_NVFP4_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder*) {}
+
+}  // extern "C"

@@ -1,0 +1,240 @@
+#include "plugin.h"
+
+#include <cstring>
+#include <exception>
+
+#include "../kernels/api/launch.h"
+
+namespace trt_nvfp4 {
+namespace {
+
+using nvinfer1::DataType;
+using nvinfer1::PluginField;
+using nvinfer1::PluginFieldType;
+
+// TensorRT's ONNX parser looks a creator up by op type, version "1" and no namespace.
+constexpr char const* kVersion = "1";
+constexpr char const* kNamespace = "";
+
+// TensorRT swallows errors of some calls, so each is recorded for trtNvfp4LastError before `failure` is returned.
+template <typename F, typename R>
+R guard(F&& f, R failure) noexcept {
+    try {
+        return f();
+    } catch (std::exception const& error) {
+        try {
+            record_error(TRT_NVFP4_INVALID_ARGUMENT, error.what());
+        } catch (...) {  // out of memory: nothing left to record with
+        }
+        return failure;
+    }
+}
+
+void expect_counts(Op const& op, int32_t inputs, int32_t outputs) {
+    if (inputs == static_cast<int32_t>(op.inputs.size()) && outputs == static_cast<int32_t>(op.outputs.size())) return;
+    throw std::invalid_argument(std::string(op.name) + " has " + std::to_string(op.inputs.size()) + " inputs and " +
+                                std::to_string(op.outputs.size()) + " outputs, found " + std::to_string(inputs) +
+                                " and " + std::to_string(outputs));
+}
+
+DataType type_of(Role role, DataType t) {
+    switch (role) {
+        case Role::kPacked:
+            return DataType::kINT8;
+        case Role::kBlockScales:
+            return DataType::kFP8;
+        case Role::kFloat:
+            return DataType::kFLOAT;
+        case Role::kT:
+            break;
+    }
+    return t;
+}
+
+bool is_activation_type(DataType t) { return t == DataType::kFLOAT || t == DataType::kHALF || t == DataType::kBF16; }
+
+void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& attributes) {
+    for (Attribute& attribute : attributes) {
+        if (std::strcmp(field.name, attribute.name) != 0) continue;
+        PluginFieldType const expected = attribute.is_float ? PluginFieldType::kFLOAT32 : PluginFieldType::kINT32;
+        if (field.type != expected || field.length != 1 || field.data == nullptr) {
+            throw std::invalid_argument(std::string(op.name) + ": attribute " + field.name + " must be one " +
+                                        (attribute.is_float ? "FLOAT" : "INT"));
+        }
+        void* const target = attribute.is_float ? static_cast<void*>(&attribute.real) : &attribute.integer;
+        std::memcpy(target, field.data, 4);
+        return;
+    }
+    throw std::invalid_argument(std::string(op.name) + " has no attribute " + field.name);
+}
+
+std::vector<Attribute> read_fields(Op const& op, nvinfer1::PluginFieldCollection const& fields) {
+    std::vector<Attribute> attributes = op.attributes;
+    for (int32_t i = 0; i < fields.nbFields; ++i) read_field(op, fields.fields[i], attributes);
+    return attributes;
+}
+
+std::string describe(Op const& op, Attributes const& attributes) {
+    std::string text = std::string(op.name) + " version=" + kVersion;
+    for (Attribute const& attribute : attributes.values()) {
+        text += std::string(" ") + attribute.name + "=" +
+                (attribute.is_float ? std::to_string(attribute.real) : std::to_string(attribute.integer));
+    }
+    return text;
+}
+
+std::vector<PluginField> fields_of(std::vector<Attribute> const& attributes) {
+    std::vector<PluginField> fields;
+    for (Attribute const& attribute : attributes) {
+        fields.push_back(attribute.is_float
+                             ? PluginField(attribute.name, &attribute.real, PluginFieldType::kFLOAT32, 1)
+                             : PluginField(attribute.name, &attribute.integer, PluginFieldType::kINT32, 1));
+    }
+    return fields;
+}
+
+// A profile's largest shapes. Without them (a static network) `max` repeats the shape.
+std::vector<nvinfer1::PluginTensorDesc> largest(nvinfer1::DynamicPluginTensorDesc const* tensors, int32_t count) {
+    std::vector<nvinfer1::PluginTensorDesc> descs;
+    for (int32_t i = 0; i < count; ++i) {
+        descs.push_back(tensors[i].desc);
+        descs.back().dims = tensors[i].max;
+    }
+    return descs;
+}
+
+}  // namespace
+
+Plugin::Plugin(Op const& op, nvinfer1::PluginFieldCollection const& fields)
+    : op_(op), attributes_(read_fields(op, fields)), description_(describe(op, attributes_)) {}
+
+nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
+    switch (type) {
+        case nvinfer1::PluginCapabilityType::kCORE:
+            return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+        case nvinfer1::PluginCapabilityType::kBUILD:
+            return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
+        case nvinfer1::PluginCapabilityType::kRUNTIME:
+            return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+    }
+    return nullptr;
+}
+
+Plugin* Plugin::clone() noexcept {
+    return guard([&] { return new Plugin(*this); }, static_cast<Plugin*>(nullptr));
+}
+
+char const* Plugin::getPluginVersion() const noexcept { return kVersion; }
+char const* Plugin::getPluginNamespace() const noexcept { return kNamespace; }
+
+int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
+                                nvinfer1::DynamicPluginTensorDesc const*, int32_t nbOutputs) noexcept {
+    return guard(
+        [&] {
+            expect_counts(op_, nbInputs, nbOutputs);
+            // Checks the shapes here, where a failure stops the build.
+            workspace_size(largest(in, nbInputs).data());
+            return 0;
+        },
+        -1);
+}
+
+int32_t Plugin::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes,
+                                   int32_t nbInputs) const noexcept {
+    return guard(
+        [&] {
+            expect_counts(op_, nbInputs, nbOutputs);
+            for (int32_t i = 0; i < nbOutputs; ++i) outputTypes[i] = type_of(op_.outputs[i].role, inputTypes[0]);
+            return 0;
+        },
+        -1);
+}
+
+int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*,
+                                int32_t, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
+                                nvinfer1::IExprBuilder& exprBuilder) noexcept {
+    return guard(
+        [&] {
+            expect_counts(op_, nbInputs, nbOutputs);
+            if (inputs[0].nbDims < 1) throw std::invalid_argument(std::string(op_.name) + ": x has no dimension");
+            op_.output_shapes(inputs, ShapeBuilder{exprBuilder}, outputs);
+            return 0;
+        },
+        -1);
+}
+
+bool Plugin::supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
+                                       int32_t) noexcept {
+    nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
+    Role const role = pos < nbInputs ? op_.inputs[pos].role : op_.outputs[pos - nbInputs].role;
+    DataType const t = inOut[0].desc.type;
+    return desc.format == nvinfer1::TensorFormat::kLINEAR && is_activation_type(t) && desc.type == type_of(role, t);
+}
+
+size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
+                                nvinfer1::DynamicPluginTensorDesc const*, int32_t) const noexcept {
+    return guard([&] { return workspace_size(largest(in, nbInputs).data()); }, size_t{0});
+}
+
+int32_t Plugin::setTactic(int32_t tactic) noexcept {
+    tactic_ = static_cast<TrtNvfp4Tactic>(tactic);
+    return 0;
+}
+
+int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*,
+                              int32_t nbOutputs) noexcept {
+    return guard(
+        [&] {
+            expect_counts(op_, nbInputs, nbOutputs);
+            workspace_size(in);
+            return 0;
+        },
+        -1);
+}
+
+int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const*,
+                        void const* const* inputs, void* const* outputs, void* workspace,
+                        cudaStream_t stream) noexcept {
+    return guard(
+        [&] {
+            Call const call{op_, attributes_, tactic_, inputDesc, inputs, outputs};
+            return static_cast<int32_t>(op_.run(call, workspace, workspace_size(inputDesc), stream));
+        },
+        -1);
+}
+
+nvinfer1::IPluginV3* Plugin::attachToContext(nvinfer1::IPluginResourceContext*) noexcept { return clone(); }
+
+nvinfer1::PluginFieldCollection const* Plugin::getFieldsToSerialize() noexcept {
+    return guard(
+        [&]() -> nvinfer1::PluginFieldCollection const* {
+            fields_ = fields_of(attributes_.values());
+            field_collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
+            return &field_collection_;
+        },
+        static_cast<nvinfer1::PluginFieldCollection const*>(nullptr));
+}
+
+size_t Plugin::workspace_size(nvinfer1::PluginTensorDesc const* inputs) const {
+    size_t bytes = 0;
+    Call const call{op_, attributes_, tactic_, inputs, nullptr, nullptr};
+    if (op_.workspace(call, &bytes) != TRT_NVFP4_SUCCESS) {
+        throw std::invalid_argument(std::string(op_.name) + ": no kernel serves these shapes and attributes");
+    }
+    return bytes;
+}
+
+PluginCreator::PluginCreator(Op const& op) : op_(op), fields_(fields_of(op.attributes)) {
+    field_collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
+}
+
+nvinfer1::IPluginV3* PluginCreator::createPlugin(char const*, nvinfer1::PluginFieldCollection const* fields,
+                                                 nvinfer1::TensorRTPhase) noexcept {
+    return guard([&]() -> nvinfer1::IPluginV3* { return new Plugin(op_, *fields); },
+                 static_cast<nvinfer1::IPluginV3*>(nullptr));
+}
+
+char const* PluginCreator::getPluginVersion() const noexcept { return kVersion; }
+char const* PluginCreator::getPluginNamespace() const noexcept { return kNamespace; }
+
+}  // namespace trt_nvfp4

@@ -1,0 +1,80 @@
+// IPluginV3 over an Op: every TensorRT-facing rule that the ops share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "op.h"
+
+namespace trt_nvfp4 {
+
+class Plugin final : public nvinfer1::IPluginV3,
+                     public nvinfer1::IPluginV3OneCore,
+                     public nvinfer1::IPluginV3OneBuild,
+                     public nvinfer1::IPluginV3OneRuntime {
+ public:
+    // Throws std::invalid_argument for a field that the op does not have or of the wrong type. An absent field has the
+    // op's default.
+    Plugin(Op const& op, nvinfer1::PluginFieldCollection const& fields);
+
+    nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
+    Plugin* clone() noexcept override;
+
+    char const* getPluginName() const noexcept override { return op_.name; }
+    char const* getPluginVersion() const noexcept override;
+    char const* getPluginNamespace() const noexcept override;
+
+    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
+                            nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept override;
+    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
+                               int32_t nbInputs) const noexcept override;
+    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const* shapeInputs,
+                            int32_t nbShapeInputs, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
+                            nvinfer1::IExprBuilder& exprBuilder) noexcept override;
+    bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
+                                   int32_t nbOutputs) noexcept override;
+    int32_t getNbOutputs() const noexcept override { return static_cast<int32_t>(op_.outputs.size()); }
+    size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
+                            nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) const noexcept override;
+    char const* getTimingCacheID() noexcept override { return description_.c_str(); }
+    char const* getMetadataString() noexcept override { return description_.c_str(); }
+
+    int32_t setTactic(int32_t tactic) noexcept override;
+    int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const* out,
+                          int32_t nbOutputs) noexcept override;
+    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const* outputDesc,
+                    void const* const* inputs, void* const* outputs, void* workspace,
+                    cudaStream_t stream) noexcept override;
+    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
+    nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override;
+
+ private:
+    size_t workspace_size(nvinfer1::PluginTensorDesc const* inputs) const;
+
+    Op const& op_;
+    Attributes attributes_;
+    TrtNvfp4Tactic tactic_ = TRT_NVFP4_TACTIC_AUTO;
+    std::string description_;
+    // Point into attributes_, valid until the next call.
+    std::vector<nvinfer1::PluginField> fields_;
+    nvinfer1::PluginFieldCollection field_collection_{};
+};
+
+class PluginCreator final : public nvinfer1::IPluginCreatorV3One {
+ public:
+    explicit PluginCreator(Op const& op);
+
+    nvinfer1::IPluginV3* createPlugin(char const* name, nvinfer1::PluginFieldCollection const* fields,
+                                      nvinfer1::TensorRTPhase phase) noexcept override;
+    nvinfer1::PluginFieldCollection const* getFieldNames() noexcept override { return &field_collection_; }
+    char const* getPluginName() const noexcept override { return op_.name; }
+    char const* getPluginVersion() const noexcept override;
+    char const* getPluginNamespace() const noexcept override;
+
+ private:
+    Op const& op_;
+    std::vector<nvinfer1::PluginField> fields_;
+    nvinfer1::PluginFieldCollection field_collection_{};
+};
+
+}  // namespace trt_nvfp4
