@@ -1,0 +1,133 @@
+"""Builds the plugin library for one GPU architecture on first use and keeps it in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from filelock import FileLock
+
+from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, find_nvcc
+
+#: Called with (steps done, steps in all, what was just done).
+Progress = Callable[[int, int, str], None]
+
+ROOT = Path(__file__).resolve().parent
+_SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
+_HASHED = (*_SOURCES, "adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-lineinfo",
+    "-Xptxas=-v,--warn-on-spills",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-deprecated-declarations",
+)
+_LINK_FLAGS = ("-shared", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'},--no-undefined")
+
+
+def cache_dir() -> Path:
+    """``$TRT_NVFP4_CACHE``, or ``~/.cache/trt-nvfp4``."""
+    return Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
+
+
+def build_library(arch: str, *, machine: str | None = None, progress: Progress | None = None) -> Path:
+    """The plugin library for ``arch`` (for example ``sm_120a``), built if the cache does not hold it.
+
+    ``machine`` is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources,
+    flags, compiler version and the TensorRT headers used; ptxas's resource report lies beside it as ``.ptxas.txt``.
+
+    Raises ToolchainError when no compiler is found or the compilation fails.
+    """
+    if re.fullmatch(r"sm_\d{2,3}[af]?", arch) is None:
+        raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
+    toolchain = find_nvcc(machine)
+    flags = [*_FLAGS, *_headers_flags(), f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
+    folder = cache_dir() / "plugins"
+    library = folder / f"libtrt_nvfp4-{arch}-{toolchain.machine}-{_key(toolchain, flags)}.so"
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(library.with_suffix(".lock")):
+            if not library.is_file():
+                _build(toolchain, flags, library, progress or (lambda done, total, what: None))
+    except OSError as error:
+        raise ToolchainError(f"cannot write the plugin library into {folder}: {error}; set TRT_NVFP4_CACHE") from error
+    return library
+
+
+def resource_report(library: Path) -> str:
+    """ptxas's report (registers, shared memory, spills per kernel) of a library that build_library returned."""
+    return library.with_suffix(".ptxas.txt").read_text()
+
+
+def _build(toolchain: Toolchain, flags: list[str], library: Path, progress: Progress) -> None:
+    sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+    steps = len(sources) + 1
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
+        objects = {source: Path(temporary) / f"{source.parent.name}-{source.name}.o" for source in sources}
+        reports: list[str] = []
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            jobs = {
+                pool.submit(
+                    _run, [toolchain.nvcc, *toolchain.compile_flags(), *flags, "-c", source, "-o", target]
+                ): source
+                for source, target in objects.items()
+            }
+            try:
+                for done, job in enumerate(as_completed(jobs), 1):
+                    reports.append(job.result())
+                    progress(done, steps, f"compiled {jobs[job].name}")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        linked = Path(temporary) / library.name
+        _run([toolchain.nvcc, *toolchain.link_flags(), *_LINK_FLAGS, "-o", linked, *objects.values()])
+        report = Path(temporary) / "report"
+        report.write_text("".join(reports))
+        # The library goes last: where it is, its report is.
+        os.replace(report, library.with_suffix(".ptxas.txt"))
+        os.replace(linked, library)
+    progress(steps, steps, f"linked {library.name}")
+
+
+def _run(command: list[str | Path]) -> str:
+    """Runs the compiler and returns what it printed; its folder for temporary files is the system's."""
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode != 0:
+        line = " ".join(map(str, command))
+        raise ToolchainError(f"compilation failed (exit status {result.returncode}): {line}\n{result.stdout[-4000:]}")
+    return result.stdout
+
+
+def _headers_flags() -> list[str]:
+    """Flags for TensorRT's own headers where the user has them; none for the project's declaration of them."""
+    if named := os.environ.get("TENSORRT_INCLUDE_DIR"):
+        if not (Path(named) / "NvInferRuntime.h").is_file():
+            raise ToolchainError(f"TENSORRT_INCLUDE_DIR={named} holds no NvInferRuntime.h")
+        return ["-DTRT_NVFP4_TENSORRT_HEADERS", f"-isystem={named}"]
+    for folder in ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu"):
+        if (Path(folder) / "NvInferRuntime.h").is_file():
+            return ["-DTRT_NVFP4_TENSORRT_HEADERS", f"-isystem={folder}"]
+    return []
+
+
+def _key(toolchain: Toolchain, flags: list[str]) -> str:
+    digest = hashlib.sha256("\0".join([toolchain.version, *flags, *_LINK_FLAGS[:1]]).encode())
+    for header in _headers_files(flags):
+        digest.update(header.read_bytes())
+    for path in sorted(path for pattern in _HASHED for path in ROOT.glob(pattern)):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _headers_files(flags: list[str]) -> list[Path]:
+    folders = [Path(flag.removeprefix("-isystem=")) for flag in flags if flag.startswith("-isystem=")]
+    return sorted(header for folder in folders for header in folder.glob("NvInfer*.h"))

@@ -1,0 +1,141 @@
+"""Finds the CUDA compiler: named by the environment, on PATH, or from the PyPI packages (``nvidia-cuda-nvcc``, ...)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Oldest nvcc that compiles every target: sm_110a came with 13.0.
+OLDEST_NVCC = (13, 0)
+
+PYPI_PACKAGES = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+
+
+class ToolchainError(RuntimeError):
+    """No usable compiler, or a compilation that failed; the message says what to install or fix."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """An nvcc with the host compiler and the static CUDA runtime that go with it."""
+
+    nvcc: Path
+    version: str
+    host_compiler: Path
+    library_dir: Path
+    machine: str
+
+    def compile_flags(self) -> list[str]:
+        """nvcc flags that select the host compiler."""
+        return ["-ccbin", str(self.host_compiler)]
+
+    def link_flags(self) -> list[str]:
+        """nvcc flags that link the CUDA runtime statically, so that the library needs only the driver."""
+        return [*self.compile_flags(), "-cudart", "static", f"-L{self.library_dir}"]
+
+
+def find_nvcc(machine: str | None = None) -> Toolchain:
+    """Finds nvcc 13.0 or newer and a host compiler for ``machine`` (``x86_64``, ``aarch64``; default: this machine's).
+
+    Searched in order: ``$TRT_NVFP4_NVCC``, ``$CUDA_HOME/bin``, ``PATH``, the PyPI compiler packages. A compiler that
+    the environment names must work; one merely found is skipped when it does not.
+
+    Raises ToolchainError, saying what was tried and how to install a compiler.
+    """
+    machine = machine or platform.machine()
+    host_compiler = _find_host_compiler(machine)
+    tried: list[str] = []
+    for origin, nvcc, required in _candidates():
+        try:
+            return Toolchain(nvcc, _nvcc_version(nvcc), host_compiler, _runtime_dir(nvcc, machine), machine)
+        except ToolchainError as error:
+            if required:
+                raise ToolchainError(f"{origin}: {error}") from error
+            tried.append(f"{origin}: {error}")
+    raise ToolchainError(
+        "no CUDA compiler found. Install one (pip install "
+        + PYPI_PACKAGES
+        + "), or put nvcc on PATH, or set CUDA_HOME or TRT_NVFP4_NVCC."
+        + "".join(f"\n  tried {line}" for line in tried)
+    )
+
+
+def _candidates() -> list[tuple[str, Path, bool]]:
+    """(where it was found, nvcc, whether the user named it)."""
+    found: list[tuple[str, Path, bool]] = []
+    if named := os.environ.get("TRT_NVFP4_NVCC"):
+        found.append((f"TRT_NVFP4_NVCC={named}", Path(named), True))
+    if home := os.environ.get("CUDA_HOME"):
+        found.append((f"CUDA_HOME={home}", Path(home) / "bin" / "nvcc", True))
+    if on_path := shutil.which("nvcc"):
+        found.append((f"PATH ({on_path})", Path(on_path), False))
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        nvcc = Path(root) / "cu13" / "bin" / "nvcc"
+        if nvcc.is_file():
+            found.append((f"package nvidia-cuda-nvcc ({nvcc})", nvcc, False))
+    return found
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    try:
+        output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ToolchainError(f"{nvcc} does not run: {error}") from error
+    match = re.search(r"V(\d+)\.(\d+)\.(\d+)", output)
+    if match is None:
+        raise ToolchainError(f"{nvcc} --version names no version: {output.strip()!r}")
+    if (int(match[1]), int(match[2])) < OLDEST_NVCC:
+        raise ToolchainError(
+            f"{nvcc} is CUDA {match[1]}.{match[2]}, {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer is needed"
+        )
+    return match[0][1:]
+
+
+def _runtime_dir(nvcc: Path, machine: str) -> Path:
+    """The folder that holds libcudart_static.a for ``machine``."""
+    top = _toolkit_root(nvcc)
+    target = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}.get(machine, machine)
+    folders = [top / "targets" / target / "lib"]
+    if machine == platform.machine():
+        folders += [top / "lib64", top / "lib"]
+    for folder in folders:
+        if (folder / "libcudart_static.a").is_file():
+            return folder
+    raise ToolchainError(
+        f"no libcudart_static.a for {machine} beside {nvcc} (looked in {', '.join(map(str, folders))}); install "
+        + (
+            "nvidia-cuda-runtime"
+            if machine == platform.machine()
+            else f"the CUDA cross-compilation package for {machine}"
+        )
+    )
+
+
+def _toolkit_root(nvcc: Path) -> Path:
+    """nvcc's own idea of its toolkit: PATH may hold a wrapper script far away from it."""
+    probe = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True)
+    match = re.search(r"^#\$ TOP=(.+)$", probe.stderr, re.MULTILINE)
+    if match is None:
+        raise ToolchainError(f"{nvcc} --dryrun does not say where its toolkit is: {probe.stderr.strip()[:200]!r}")
+    return Path(match[1].strip()).resolve()
+
+
+def _find_host_compiler(machine: str) -> Path:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    if machine != platform.machine():
+        names = [f"{machine}-linux-gnu-g++"]
+    for name in names:
+        if found := shutil.which(name):
+            return Path(found)
+    raise ToolchainError(
+        f"no C++ compiler for {machine} found (tried {', '.join(names)}); install "
+        + ("g++ or set CXX" if machine == platform.machine() else f"g++-{machine.replace('_', '-')}-linux-gnu")
+        + (", or build on the device itself" if machine != platform.machine() else "")
+    )
