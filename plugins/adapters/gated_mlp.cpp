@@ -34,14 +34,14 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.hidden_out = call.rows(kDownWeight);
     call.expect(kGateUpWeight, {2 * args.intermediate, args.hidden_in / 2});
     call.expect(kGateUpScales, scale_dims(2 * args.intermediate, args.hidden_in));
-    call.expect(kGateUpTensorScale, {});
+    call.expect_scalar(kGateUpTensorScale);
     call.expect(kGateUpBias, {2 * args.intermediate});
     call.expect(kDownWeight, {args.hidden_out, args.intermediate / 2});
     call.expect(kDownScales, scale_dims(args.hidden_out, args.intermediate));
-    call.expect(kDownTensorScale, {});
+    call.expect_scalar(kDownTensorScale);
     call.expect(kDownBias, {args.hidden_out});
-    call.expect(kInputTensorScale, {});
-    call.expect(kHiddenTensorScale, {});
+    call.expect_scalar(kInputTensorScale);
+    call.expect_scalar(kHiddenTensorScale);
     args.x = call.input(kX);
     args.up = {call.input(kGateUpWeight), call.input(kGateUpScales), call.float_input(kGateUpTensorScale),
                call.input(kGateUpBias)};
@@ -73,12 +73,12 @@ Op const& gated_mlp_op() {
     static Op const op{
         "NVFP4GatedMLP",
         {{"x", Role::kT},
-         {"gate_up_weight", Role::kPacked},
-         {"gate_up_scales", Role::kBlockScales},
+         {"gate_up_weight", Role::kBytes},
+         {"gate_up_scales", Role::kBytes},
          {"gate_up_tensor_scale", Role::kFloat},
          {"gate_up_bias", Role::kT},
-         {"down_weight", Role::kPacked},
-         {"down_scales", Role::kBlockScales},
+         {"down_weight", Role::kBytes},
+         {"down_scales", Role::kBytes},
          {"down_tensor_scale", Role::kFloat},
          {"down_bias", Role::kT},
          {"input_tensor_scale", Role::kFloat},

@@ -16,9 +16,9 @@ TrtNvfp4LinearArgs arguments(Call const& call) {
     args.k = call.last(kX);
     call.expect(kWeight, {args.n, args.k / 2});
     call.expect(kWeightScales, scale_dims(args.n, args.k));
-    call.expect(kWeightTensorScale, {});
+    call.expect_scalar(kWeightTensorScale);
     call.expect(kBias, {args.n});
-    call.expect(kInputTensorScale, {});
+    call.expect_scalar(kInputTensorScale);
     args.x = call.input(kX);
     args.weight = {call.input(kWeight), call.input(kWeightScales), call.float_input(kWeightTensorScale),
                    call.input(kBias)};
@@ -47,8 +47,8 @@ Op const& linear_op() {
     static Op const op{
         "NVFP4Linear",
         {{"x", Role::kT},
-         {"weight", Role::kPacked},
-         {"weight_scales", Role::kBlockScales},
+         {"weight", Role::kBytes},
+         {"weight_scales", Role::kBytes},
          {"weight_tensor_scale", Role::kFloat},
          {"bias", Role::kT},
          {"input_tensor_scale", Role::kFloat}},

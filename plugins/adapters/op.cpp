@@ -48,6 +48,10 @@ void Call::expect(int32_t input, std::vector<int64_t> const& expected) const {
                                 to_string(expected) + ", it has " + to_string(found));
 }
 
+void Call::expect_scalar(int32_t input) const {
+    if (dims(input).nbDims != 0) expect(input, {1});
+}
+
 std::vector<int64_t> scale_dims(int64_t rows, int64_t k, std::vector<int64_t> leading) {
     leading.push_back(round_up(rows, 128));
     leading.push_back(padded_blocks(k));

@@ -12,8 +12,9 @@
 
 namespace trt_nvfp4 {
 
-// Fixes a port's type: T is the type of input 0, one of float32, float16, bfloat16.
-enum class Role { kT, kPacked, kBlockScales, kFloat };
+// Fixes a port's type: T is the type of input 0, one of float32, float16, bfloat16. Packed E2M1 and E4M3 block scales
+// both travel as INT8 bytes: TensorRT-RTX 1.7 fails to build a layer that has INT8 and FP8 ports.
+enum class Role { kT, kBytes, kFloat };
 
 struct Port {
     char const* name;
@@ -74,6 +75,8 @@ struct Call {
     int64_t last(int32_t input) const;
     // Throws std::invalid_argument naming the port, what was expected and what was found.
     void expect(int32_t input, std::vector<int64_t> const& expected) const;
+    // One element, whatever the rank: TensorRT's plans hold ONNX scalars as [1].
+    void expect_scalar(int32_t input) const;
 };
 
 // Symbolic dimensions with ordinary spelling.

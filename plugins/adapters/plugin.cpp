@@ -39,10 +39,8 @@ void expect_counts(Op const& op, int32_t inputs, int32_t outputs) {
 
 DataType type_of(Role role, DataType t) {
     switch (role) {
-        case Role::kPacked:
+        case Role::kBytes:
             return DataType::kINT8;
-        case Role::kBlockScales:
-            return DataType::kFP8;
         case Role::kFloat:
             return DataType::kFLOAT;
         case Role::kT:

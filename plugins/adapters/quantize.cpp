@@ -16,7 +16,7 @@ TrtNvfp4QuantizeArgs arguments(Call const& call) {
     args.k = call.last(kX);
     call.expect(kResidual, std::vector<int64_t>(call.dims(kX).d, call.dims(kX).d + call.dims(kX).nbDims));
     call.expect(kNormWeight, {args.k});
-    call.expect(kTensorScale, {});
+    call.expect_scalar(kTensorScale);
     args.x = call.input(kX);
     args.residual = call.input(kResidual);
     args.norm_weight = call.input(kNormWeight);
@@ -55,8 +55,8 @@ Op const& quantize_op() {
     static Op const op{
         "NVFP4Quantize",
         {{"x", Role::kT}, {"residual", Role::kT}, {"norm_weight", Role::kT}, {"tensor_scale", Role::kFloat}},
-        {{"packed", Role::kPacked},
-         {"block_scales", Role::kBlockScales},
+        {{"packed", Role::kBytes},
+         {"block_scales", Role::kBytes},
          {"tensor_scale_out", Role::kFloat},
          {"residual_out", Role::kT}},
         {int_attribute("norm", 0), int_attribute("add_residual", 0), float_attribute("epsilon", 1e-6f)},
