@@ -1,0 +1,112 @@
+"""The folder that an engine is built from: model, plugin library, manifest and the script that builds and checks it.
+
+Every build starts from such a folder; kept and moved to the device it is a bundle, for engines that this machine cannot
+build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trt_nvfp4 import plugins
+from trt_nvfp4.graph_passes.plan import Plan
+
+from . import backend
+from .shapes import Profile
+from .targets import Target
+
+SCRIPT = "build_engine.py"
+MANIFEST = "manifest.json"
+SOURCES = "plugin_sources"
+# The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
+# (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
+OPS_DOMAIN = "trt_nvfp4"
+
+
+def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
+    """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it."""
+    proto = onnx.load(model, load_external_data=False)
+    carrying = {
+        node.name for node in proto.graph.node if node.domain == OPS_DOMAIN or node.op_type in ("MatMul", "Gemm")
+    }
+    entries = []
+    for subgraph in plan.subgraphs:
+        if subgraph.decision == "keep":
+            continue
+        decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
+        nodes = [name for name in realized.get(subgraph.name, []) if name in carrying]
+        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": nodes})
+    return entries
+
+
+def write_folder(
+    folder: Path,
+    target: Target,
+    model: Path,
+    planned: list[dict[str, Any]],
+    profiles: Mapping[str, Profile],
+    library: Path | None,
+    with_sources: bool = False,
+    timing_cache: Path | None = None,
+    checksums: bool = False,
+) -> Path:
+    """Fill the existing, empty `folder`; returns the manifest's path.
+
+    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. Large files are hard
+    links where the file system allows it. `checksums` costs a read of every file.
+    """
+    _write_model(model, folder / "model.onnx")
+    if library is not None:
+        _link(library, folder / library.name)
+    if with_sources:
+        ignore = shutil.ignore_patterns("__pycache__", "ops", "host", "build")
+        shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
+    shutil.copy(backend.__file__, folder / SCRIPT)
+    if timing_cache is not None and timing_cache.exists():
+        shutil.copy(timing_cache, folder / "timing.cache")
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    manifest = {
+        "format": 1,
+        "target": target.name,
+        "arch": target.arch,
+        "compute_capability": target.compute_capability,
+        "modules": target.modules,
+        "model": "model.onnx",
+        "engine": "model.engine",
+        "plugin_library": library.name if library else None,
+        "plugin_sources": SOURCES if with_sources else None,
+        "timing_cache": "timing.cache" if timing_cache is not None else None,
+        "profiles": {name: [p.least, p.typical, p.most] for name, p in profiles.items()},
+        "planned": planned,
+        "checksums": {str(file.relative_to(folder)): backend.sha256(file) for file in files} if checksums else {},
+    }
+    path = folder / MANIFEST
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    return path
+
+
+def _write_model(source: Path, destination: Path) -> None:
+    proto = onnx.load(source, load_external_data=False)
+    del proto.functions[:]
+    locations: dict[str, str] = {}
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = locations.setdefault(entry.value, f"{destination.name}.{len(locations)}.data")
+    for location, name in locations.items():
+        _link(source.parent / location, destination.parent / name)
+    onnx.save(proto, destination)
+
+
+def _link(source: Path, destination: Path) -> None:
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy(source, destination)

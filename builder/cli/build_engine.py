@@ -1,0 +1,131 @@
+"""build-engine: a model becomes a verified TensorRT engine with NVFP4 plugins."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json
+
+
+class Precision(str, Enum):
+    auto = "auto"
+    nvfp4 = "nvfp4"
+    fp8 = "fp8"
+    bf16 = "bf16"
+
+
+class Stop(str, Enum):
+    plan = "plan"
+    calibrate = "calibrate"
+    rewrite = "rewrite"
+
+
+class Require(str, Enum):
+    nvfp4 = "nvfp4"
+    fp8 = "fp8"
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=EXIT_CODES)
+def build_engine(
+    model: Annotated[
+        Path, typer.Argument(help="An ONNX file, or a local Hugging Face model directory (exported for you).")
+    ],
+    target: Annotated[
+        str,
+        typer.Option(
+            help="GPU to build for: thor, b200, b300, rtx-blackwell, spark, h200, h100 or ada.", metavar="NAME"
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Engine file to write.", metavar="OUT.engine")
+    ] = None,
+    precision: Annotated[
+        Precision,
+        typer.Option(
+            help="auto and nvfp4: NVFP4 where it can serve, then FP8, then 16 bits; fp8 and bf16 start there."
+        ),
+    ] = Precision.auto,
+    plan: Annotated[
+        Path | None, typer.Option(help="Follow this plan (from --stop-after plan, perhaps edited).", metavar="FILE")
+    ] = None,
+    stop_after: Annotated[Stop | None, typer.Option(help="Stop here; the files so far stay.")] = None,
+    calib_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, or Polygraphy JSON; or the "
+            ".statistics.json of an earlier run.",
+            metavar="FILE|DIR",
+        ),
+    ] = None,
+    min_shapes: Annotated[str, typer.Option(help="Least shapes of dynamic inputs.", metavar="x:1x16,...")] = "",
+    opt_shapes: Annotated[str, typer.Option(help="Typical shapes.", metavar="x:1x16,...")] = "",
+    max_shapes: Annotated[str, typer.Option(help="Most shapes.", metavar="x:1x16,...")] = "",
+    include: Annotated[str | None, typer.Option(help="Only subgraphs whose name matches.", metavar="REGEX")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Not the subgraphs whose name matches.", metavar="REGEX")] = None,
+    kinds: Annotated[
+        str, typer.Option(help="Kinds of subgraph to replace: gated_mlp, mlp, linear.", metavar="KIND,...")
+    ] = "gated_mlp,mlp",
+    require: Annotated[
+        Require | None,
+        typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Write a folder that builds and checks the engine on the device, instead.", metavar="DIR"),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).", metavar="FILE"),
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Build a TensorRT engine in which MLP and linear subgraphs run as NVFP4 plugins.
+
+    Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it holds
+    what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
+
+    Example: build-engine model.onnx -o model.engine --target rtx-blackwell --calib-data samples.npz
+    """
+    with failures(debug, as_json):
+        from trt_nvfp4.builder import pipeline, report
+        from trt_nvfp4.builder.shapes import parse_shapes
+        from trt_nvfp4.builder.targets import find_target
+
+        request = pipeline.Request(
+            model=model,
+            target=find_target(target),
+            output=out,
+            precision=precision.value,
+            plan=plan,
+            stop_after=stop_after.value if stop_after else None,
+            calib_data=calib_data,
+            least=parse_shapes(min_shapes, "--min-shapes"),
+            typical=parse_shapes(opt_shapes, "--opt-shapes"),
+            most=parse_shapes(max_shapes, "--max-shapes"),
+            include=include,
+            exclude=exclude,
+            kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            require=require.value if require else None,
+            bundle=bundle,
+            timing_cache=timing_cache,
+        )
+        with ProgressBar() as progress:
+            result = pipeline.run(request, progress)
+        if as_json:
+            print_json(result.json())
+            return
+        shown: dict[str, Any] = json.loads(result.json())
+        output.print(report.subgraph_table(shown["subgraphs"]))
+        output.print(report.summary_table(shown))
+
+
+main = app

@@ -1,0 +1,99 @@
+"""What the three commands share: progress on stderr, one message per failure, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 2 usage; 3 the model or its data is at fault; 4 target, back end or compiler unavailable; "
+    "5 verification failed; 6 build failed (full disks included); 130 interrupted; 1 a defect of this program."
+)
+DEBUG = typer.Option("--debug", help="Show the traceback of a failure.")
+JSON = typer.Option("--json", help="Print the result as JSON on stdout (progress stays on stderr).")
+
+output = Console()
+status = Console(stderr=True)
+
+
+class ProgressBar:
+    """The pipeline's Progress as a bar: one line per stage, the running one moving. A context manager."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[detail]}"),
+            console=status,
+        )
+        self._task = None
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        self._bar.stop()
+
+    def stage(self, text: str) -> None:
+        self._finish()
+        self._task = self._bar.add_task(text, total=None, detail="")
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        if self._task is not None:
+            self._bar.update(self._task, completed=done, total=total or None, detail=text)
+
+    def _finish(self) -> None:
+        if self._task is not None:
+            total = self._bar.tasks[-1].total or 1
+            self._bar.update(self._task, completed=total, total=total, detail="")
+
+
+@contextmanager
+def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
+    """Turn an exception into one message and an exit code; with `debug` let it through."""
+    try:
+        yield
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except BaseException as error:
+        from trt_nvfp4.builder import errors
+
+        if debug:
+            raise
+        code = errors.exit_code(error)
+        text = errors.message(error)
+        if code is None:
+            code = errors.DEFECT
+            text = (
+                f"{type(error).__name__}: {text} (a defect of trt-nvfp4: please report it with the output of --debug)"
+            )
+        if as_json:
+            print(json.dumps({"error": text, "exit_code": code}))
+        status.print(f"[bold red]error:[/] {_escaped(text)}", soft_wrap=True, highlight=False)
+        raise typer.Exit(code) from None
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def print_json(text: str) -> None:
+    """JSON as it is: no colours, no wrapping."""
+    sys.stdout.write(text + "\n")

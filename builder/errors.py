@@ -1,0 +1,58 @@
+"""Failures and the exit codes that say whose they are."""
+
+from __future__ import annotations
+
+import errno
+
+from . import backend
+
+DONE = 0
+USAGE = backend.USAGE
+MODEL_AT_FAULT = backend.MODEL_AT_FAULT
+UNAVAILABLE = backend.UNAVAILABLE
+VERIFICATION_FAILED = backend.VERIFICATION_FAILED
+BUILD_FAILED = backend.BUILD_FAILED
+INTERRUPTED = backend.INTERRUPTED
+
+DEFECT = 1
+
+
+class BuilderError(Exception):
+    """One message for the user and the exit code of the command."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def exit_code(error: BaseException) -> int | None:
+    """The exit code of a failure that the user can act on; None for a defect of this program."""
+    from trt_nvfp4.calibration.errors import CalibrationError
+    from trt_nvfp4.graph_passes.source import ModelError
+    from trt_nvfp4.plugins.toolchain import ToolchainError
+
+    if isinstance(error, (BuilderError, backend.EngineError)):
+        return error.exit_code
+    if isinstance(error, (ModelError, CalibrationError)):
+        return MODEL_AT_FAULT
+    if isinstance(error, ToolchainError):
+        return UNAVAILABLE
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, OSError):
+        return BUILD_FAILED
+    return None
+
+
+def message(error: BaseException) -> str:
+    """What is printed: the error's own words; for a full or read-only disk, what to do."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; nothing half-written was left"
+    if isinstance(error, OSError):
+        advice = {
+            errno.ENOSPC: "; free some space, or write elsewhere with -o",
+            errno.EACCES: "; choose a folder you can write to with -o",
+            errno.EROFS: "; choose a folder you can write to with -o",
+        }.get(error.errno or 0, "")
+        return f"{error.filename or ''}: {error.strerror or error}{advice}".lstrip(": ")
+    return str(error)

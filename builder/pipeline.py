@@ -1,0 +1,300 @@
+"""find -> plan -> calibrate -> rewrite -> build -> verify -> report; every arrow leaves a file to go on from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.filesize import decimal
+
+from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
+from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.toolchain import ToolchainError
+
+from . import bundle, engine, export
+from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from .report import Report, versions
+from .shapes import Profile, Shape, derive_profiles, model_inputs
+from .targets import Target, require_here
+
+STOPS = ("plan", "calibrate", "rewrite")
+
+
+class Progress(Protocol):
+    """Where a run stands: a stage begins; some of its steps are done."""
+
+    def stage(self, text: str) -> None: ...
+
+    def step(self, done: int, total: int, text: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; see `build-engine --help`."""
+
+    model: Path
+    target: Target
+    output: Path | None = None
+    precision: str = "auto"
+    plan: Path | None = None
+    stop_after: str | None = None
+    calib_data: Path | None = None
+    least: Mapping[str, Shape] = field(default_factory=dict)
+    typical: Mapping[str, Shape] = field(default_factory=dict)
+    most: Mapping[str, Shape] = field(default_factory=dict)
+    include: str | None = None
+    exclude: str | None = None
+    kinds: tuple[str, ...] = ("gated_mlp", "mlp")
+    require: str | None = None
+    bundle: Path | None = None
+    timing_cache: Path | None = None
+
+    @property
+    def base(self) -> Path:
+        """Every file of a run is called this and a suffix."""
+        if self.output is not None:
+            return self.output.with_suffix("")
+        if self.bundle is not None:
+            return self.bundle
+        raise BuilderError(USAGE, "nothing says where to write: add -o OUT.engine or --bundle DIR")
+
+    def file(self, suffix: str) -> Path:
+        return self.base.with_name(self.base.name + suffix)
+
+
+def run(request: Request, progress: Progress) -> Report:
+    """Carry out a request as far as it says; returns the report, which also lies beside the output.
+
+    Raises BuilderError, ModelError, CalibrationError, ToolchainError or OSError; what had been finished stays, nothing
+    is left half-written.
+    """
+    report = Report(model=str(request.model), target=request.target.name, versions=versions())
+    _check_destination(request)
+    if request.stop_after is None and request.bundle is None:
+        require_here(request.target)
+
+    with report.timed("read"):
+        progress.stage("reading the model")
+        path = _onnx_file(request, report, progress)
+        model = load(path)
+        longest = export.longest_sequence(request.model)
+        profiles = derive_profiles(model_inputs(path), request.least, request.typical, request.most, longest)
+        report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
+    with report.timed("plan"):
+        progress.stage("finding and planning subgraphs")
+        plan = _plan(request, model)
+        plan.save(request.file(".plan.yaml"))
+        report.files["plan"] = str(request.file(".plan.yaml"))
+        report.take_plan(plan, request.calib_data is not None)
+        check_required(plan, request.require)
+    if request.stop_after == "plan":
+        return _finish(request, report)
+
+    with report.timed("calibrate"):
+        statistics = _calibrate(request, model, path, plan, report, progress)
+    if request.stop_after == "calibrate":
+        return _finish(request, report)
+
+    with report.timed("rewrite"):
+        progress.stage("quantizing weights and rewriting")
+        rewritten = rewrite(model, plan, statistics, request.file(".rewritten.onnx"), progress=progress.step)
+        report.files["rewritten model"] = str(rewritten.path)
+        report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
+    # The build needs the memory.
+    del model
+    if request.stop_after == "rewrite":
+        return _finish(request, report)
+
+    _build(request, plan, rewritten, profiles, report, progress)
+    return _finish(request, report)
+
+
+def check_required(plan: Plan, require: str | None) -> None:
+    """Raise BuilderError (verification) when the plan already falls short of `--require nvfp4|fp8`."""
+    if require is None:
+        return
+    enough = ("nvfp4",) if require == "nvfp4" else ("nvfp4", "fp8")
+    short = [entry for entry in plan.subgraphs if not entry.decision.startswith(enough)]
+    if short or not plan.subgraphs:
+        listed = (
+            "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
+        )
+        raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
+
+
+def _check_destination(request: Request) -> None:
+    """Fail before the work and not after it."""
+    folder = request.base.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+    if request.bundle is not None and request.bundle.exists():
+        raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
+
+
+def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
+    if not request.model.is_dir():
+        return request.model
+    progress.stage(f"exporting {request.model.name} to ONNX")
+    exported = export.export(request.model, request.file(".onnx"))
+    report.files["exported model"] = str(exported)
+    return exported
+
+
+def _plan(request: Request, model: SourceModel) -> Plan:
+    if request.plan is not None:
+        plan = Plan.load(request.plan)
+        plan.check(model)
+        if plan.target != request.target.name:
+            raise BuilderError(
+                USAGE,
+                f"{request.plan} is a plan for {plan.target}, not for {request.target.name}; plan again or change "
+                "--target",
+            )
+        return plan
+    subgraphs = find_subgraphs(model)
+    wanted = [subgraph for subgraph in subgraphs if subgraph.kind in request.kinds]
+    if not wanted:
+        kinds = sorted({subgraph.kind for subgraph in subgraphs})
+        hint = f"; it has subgraphs of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(request.kinds)}{hint}"
+        )
+    try:
+        return make_plan(
+            model,
+            subgraphs,
+            request.target.capabilities,
+            precision=request.precision,
+            kinds=request.kinds,
+            include=request.include,
+            exclude=request.exclude,
+            calibrated=request.calib_data is not None,
+        )
+    except ValueError as error:
+        raise BuilderError(USAGE, str(error)) from error
+
+
+def _calibrate(
+    request: Request, model: SourceModel, path: Path, plan: Plan, report: Report, progress: Progress
+) -> Statistics | None:
+    """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
+    if request.calib_data is None:
+        report.warnings.append(
+            "no calibration data: 4-bit activations get their scales at run time; add --calib-data to calibrate"
+        )
+        return None
+    from trt_nvfp4.calibration.samples import load_samples
+    from trt_nvfp4.calibration.statistics import collect
+
+    tensors = calibration_tensors(plan, model)
+    progress.stage("calibrating")
+    if request.calib_data.name.endswith(".statistics.json"):
+        return Statistics.load(request.calib_data)
+    samples = load_samples(request.calib_data, model_inputs(path))
+    statistics = collect(path, tensors, samples, progress=progress.step)
+    statistics.save(request.file(".statistics.json"))
+    report.files["statistics"] = str(request.file(".statistics.json"))
+    return statistics
+
+
+def _build(
+    request: Request,
+    plan: Plan,
+    rewritten: RewriteResult,
+    profiles: Mapping[str, Profile],
+    report: Report,
+    progress: Progress,
+) -> None:
+    planned = bundle.planned_entries(plan, rewritten.realized, rewritten.path)
+    with report.timed("compile"):
+        library, with_sources = _plugins(request, planned, report, progress)
+    destination = request.bundle or request.output
+    assert destination is not None
+    with report.timed("build"), tempfile.TemporaryDirectory(prefix=".build-", dir=destination.parent) as name:
+        folder = Path(name) / "bundle"
+        folder.mkdir()
+        bundle.write_folder(
+            folder,
+            request.target,
+            rewritten.path,
+            planned,
+            profiles,
+            library,
+            with_sources,
+            timing_cache=request.timing_cache,
+            checksums=request.bundle is not None,
+        )
+        if request.bundle is not None:
+            folder.rename(request.bundle)
+            report.bundle = str(request.bundle)
+            return
+        _check_memory(rewritten.path, report)
+        progress.stage("building the engine")
+        result = engine.run_script(folder, Path(name) / "out.engine", forward(progress))
+        os.replace(Path(name) / "out.engine", destination)
+        if request.timing_cache is not None and (folder / "timing.cache").exists():
+            os.replace(folder / "timing.cache", request.timing_cache)
+    report.take_engine({**result, "engine": str(destination)})
+    if destination.stat().st_size != result["engine_bytes"]:
+        raise BuilderError(VERIFICATION_FAILED, f"{destination}: not the size that was written")
+
+
+def _plugins(
+    request: Request, planned: list[dict[str, Any]], report: Report, progress: Progress
+) -> tuple[Path | None, bool]:
+    """The plugin library of the target, and whether its sources must travel because it cannot be built here."""
+    if not any(entry["decision"] == "nvfp4" for entry in planned):
+        return None, False
+    progress.stage(f"compiling the plugin library for {request.target.arch} (once; cached)")
+    try:
+        return build_library(request.target.arch, machine=request.target.host, progress=progress.step), False
+    except ToolchainError as error:
+        if request.bundle is None or request.target.host == platform.machine():
+            raise
+        report.warnings.append(
+            f"the bundle carries the plugin library's sources, and the device compiles them with its nvcc: {error}"
+        )
+        return None, True
+
+
+def _check_memory(model: Path, report: Report) -> None:
+    estimate = engine.estimate_memory(model)
+    report.memory_estimate_bytes = {"needed": estimate.needed, "available": estimate.available}
+    if estimate.weights > estimate.available:
+        raise BuilderError(
+            BUILD_FAILED,
+            f"the build needs about {decimal(estimate.needed)} of memory for {decimal(estimate.weights)} of weights, "
+            f"and {decimal(estimate.available)} are free; free some, or add --bundle DIR and build on a larger machine",
+        )
+    if not estimate.fits:
+        report.warnings.append(
+            f"the build may need {decimal(estimate.needed)} of memory; {decimal(estimate.available)} are free"
+        )
+
+
+def forward(progress: Progress) -> Callable[[dict[str, Any]], None]:
+    """Show the build script's events as progress."""
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "stage":
+            texts = {"parse": "TensorRT reads the model", "build": "TensorRT builds", "check": "checking the engine"}
+            progress.stage(texts.get(event["stage"], event["stage"]))
+        elif event["event"] == "step":
+            progress.step(event["step"], event["steps"], event["phase"])
+
+    return show
+
+
+def _finish(request: Request, report: Report) -> Report:
+    report.save(request.file(".report.json"))
+    report.files["report"] = str(request.file(".report.json"))
+    return report

@@ -1,0 +1,151 @@
+"""What was asked for, what came of it, and what it cost: OUT.report.json and the table on the terminal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .backend import replacing
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trt_nvfp4.graph_passes.plan import Plan
+
+ACTIVATIONS = {
+    ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
+    ("nvfp4_w4a4", False): "NVFP4, scales computed at run time",
+    ("fp8", True): "FP8, calibrated scales",
+    ("fp8", False): "FP8, scales computed at run time",
+}
+
+
+@dataclass
+class Report:
+    """The contents of OUT.report.json. Bytes and seconds; paths as given."""
+
+    model: str
+    target: str
+    backend: str | None = None
+    engine: str | None = None
+    engine_bytes: int | None = None
+    bundle: str | None = None
+    subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    weights_bytes: dict[str, int] = field(default_factory=dict)
+    plugin_layers: int | None = None
+    profiles: dict[str, Any] = field(default_factory=dict)
+    memory_estimate_bytes: dict[str, int] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+    peak_rss_bytes: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Record the seconds of a stage and the memory peak so far."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings_s[stage] = round(time.monotonic() - started, 3)
+            self.record_peak(0)
+
+    def record_peak(self, child_bytes: int) -> None:
+        """Note this process's peak, together with that of a process it ran."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.peak_rss_bytes = max(self.peak_rss_bytes, own + child_bytes)
+
+    def take_plan(self, plan: Plan, calibrated: bool) -> None:
+        """List the planned subgraphs, none of them realized yet."""
+        self.subgraphs = [
+            {
+                "name": subgraph.name,
+                "kind": subgraph.kind,
+                "nodes": list(subgraph.nodes),
+                "shapes": dict(subgraph.shapes),
+                "decision": subgraph.decision,
+                "reason": subgraph.reason,
+                "activations": ACTIVATIONS.get((subgraph.decision, calibrated), "as in the model"),
+                "realized": None,
+            }
+            for subgraph in plan.subgraphs
+        ]
+
+    def take_engine(self, result: Mapping[str, Any]) -> None:
+        """Add what the build script found."""
+        self.backend = result["backend"]
+        self.engine = result["engine"]
+        self.engine_bytes = result["engine_bytes"]
+        self.plugin_layers = result["plugin_layers"]
+        realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
+        for subgraph in self.subgraphs:
+            subgraph["realized"] = realized.get(subgraph["name"], "as in the model")
+        self.versions.update(result["versions"])
+        self.warnings.extend(result["warnings"])
+        self.record_peak(result["peak_rss_bytes"])
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as temporary:
+            temporary.write_text(self.json() + "\n")
+
+    def json(self) -> str:
+        return json.dumps(asdict(self), indent=2, default=str)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the result depends on, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for package in ("trt-nvfp4", "onnx", "onnxruntime", "torch", "transformers"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def subgraph_table(subgraphs: list[dict[str, Any]]) -> Table:
+    """One row per subgraph: what it is, what was decided and why, what TensorRT built."""
+    from rich.table import Table
+
+    table = Table(title="Subgraphs", title_justify="left")
+    for heading in ("name", "kind", "shape", "decision", "realized", "reason"):
+        table.add_column(heading, overflow="fold")
+    for subgraph in subgraphs:
+        shapes = " ".join(f"{key.removesuffix('_features')}={value}" for key, value in subgraph["shapes"].items())
+        row = [subgraph["name"], subgraph["kind"], shapes, subgraph["decision"], subgraph.get("realized") or "-"]
+        table.add_row(*row, subgraph["reason"])
+    return table
+
+
+def summary_table(report: Mapping[str, Any]) -> Table:
+    """Sizes, times and files."""
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
+    if weights := report["weights_bytes"]:
+        ratio = weights["before"] / max(weights["after"], 1)
+        table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
+    if report["engine"]:
+        table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}), verified")
+        table.add_row("plugin layers", str(report["plugin_layers"]))
+    if report["bundle"]:
+        table.add_row("bundle", f"{report['bundle']} (run build_engine.py in it on the device)")
+    timings = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report["timings_s"].items())
+    table.add_row("seconds", timings)
+    table.add_row("peak memory", decimal(report["peak_rss_bytes"]))
+    for what, file in report["files"].items():
+        table.add_row(what, file)
+    for warning in report["warnings"]:
+        table.add_row("[yellow]warning", warning)
+    return table

@@ -1,0 +1,81 @@
+"""The GPUs that engines are built for: what each can compute and which TensorRT serves it."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from dataclasses import dataclass
+
+from trt_nvfp4.graph_passes.plan import Capabilities
+
+from . import backend
+from .errors import UNAVAILABLE, USAGE, BuilderError
+
+TENSORRT = {"tensorrt": "10.13"}
+# In order of preference.
+EITHER = {"tensorrt_rtx": "1.2", "tensorrt": "10.13"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of GPU. `modules`: TensorRT package -> oldest version; `host`: machine architecture of its CPU."""
+
+    name: str
+    description: str
+    arch: str
+    compute_capability: tuple[int, int]
+    host: str
+    multiprocessors: int
+    modules: dict[str, str]
+    fp4_instructions: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the planner needs to know; without FP4 instructions 4-bit weights are decoded to 16 bits (W4A16)."""
+        return Capabilities(self.name, nvfp4_w4a4=self.fp4_instructions, nvfp4_w4a16=True, fp8=True, bf16=True)
+
+    def why_not_here(self) -> str | None:
+        """Why this machine cannot build the engine; None when it can."""
+        if platform.machine() != self.host:
+            return f"its plugin library runs on {self.host}, this machine is {platform.machine()}"
+        installed = [module for module in self.modules if importlib.util.find_spec(module) is not None]
+        if not installed:
+            return f"it needs {' or '.join(self.modules)}, which is not installed here"
+        if "tensorrt_rtx" in installed or backend.local_compute_capability() == self.compute_capability:
+            return None
+        return "tensorrt builds for the GPU in the machine, and this machine has no such GPU"
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("thor", "Jetson Thor", "sm_110a", (11, 0), "aarch64", 20, TENSORRT, fp4_instructions=True),
+        Target("b200", "B200, GB200", "sm_100a", (10, 0), "x86_64", 148, TENSORRT, fp4_instructions=True),
+        Target("b300", "B300, GB300", "sm_103a", (10, 3), "x86_64", 148, TENSORRT, fp4_instructions=True),
+        Target(
+            "rtx-blackwell", "RTX PRO 6000, RTX 50", "sm_120a", (12, 0), "x86_64", 188, EITHER, fp4_instructions=True
+        ),
+        Target("spark", "DGX Spark (GB10)", "sm_121a", (12, 1), "aarch64", 48, EITHER, fp4_instructions=True),
+        Target("h200", "H200", "sm_90a", (9, 0), "x86_64", 132, TENSORRT),
+        Target("h100", "H100", "sm_90a", (9, 0), "x86_64", 132, TENSORRT),
+        Target("ada", "RTX 40, L4, L40S", "sm_89", (8, 9), "x86_64", 128, EITHER),
+    )
+}
+
+
+def find_target(name: str) -> Target:
+    """The target of that name; BuilderError (usage) lists the known ones otherwise."""
+    if name not in TARGETS:
+        known = ", ".join(f"{target.name} ({target.description})" for target in TARGETS.values())
+        raise BuilderError(USAGE, f"unknown target {name!r}; known: {known}")
+    return TARGETS[name]
+
+
+def require_here(target: Target) -> None:
+    """Raise BuilderError (unavailable) where this machine cannot build for `target`, saying how to go on."""
+    if (reason := target.why_not_here()) is not None:
+        raise BuilderError(
+            UNAVAILABLE,
+            f"this machine cannot build an engine for {target.name}: {reason}; "
+            "add --bundle DIR to write everything that the device needs to build and check it",
+        )
