@@ -62,6 +62,11 @@ class Mlp:
     alpha: float = 1.702
     limit: float = 7.0
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Gate (if any), up, down."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
+
 
 @dataclass(frozen=True)
 class RMSNorm:
@@ -73,6 +78,23 @@ class RMSNorm:
     offset: float
     epsilon: float
     nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """[RMSNorm] -> MLP -> [residual add of x]; without norm and residual, x and y are the MLP's own."""
+
+    x: ir.Value
+    y: ir.Value
+    mlp: Mlp
+    norm: RMSNorm | None = None
+    add: ir.Node | None = None
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """All nodes of the block."""
+        norm = () if self.norm is None else self.norm.nodes
+        return (*norm, *self.mlp.nodes, *(() if self.add is None else (self.add,)))
 
 
 @dataclass(frozen=True)
@@ -88,9 +110,7 @@ class Subgraph:
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.
-        layers: the MLPs in order (one, or several merged blocks); empty for a linear.
-        norms: one RMSNorm per layer where merged blocks have them; empty otherwise.
-        residual: each layer adds its input to its output.
+        blocks: the MLP blocks in order (one, or several merged); empty for a linear.
         linear: the linear of a "linear".
     """
 
@@ -103,15 +123,12 @@ class Subgraph:
     activation: str
     dtype: str
     refusal: str | None
-    layers: tuple[Mlp, ...] = ()
-    norms: tuple[RMSNorm, ...] = ()
-    residual: bool = False
+    blocks: tuple[Block, ...] = ()
     linear: Linear | None = None
-    extra: tuple[ir.Node, ...] = ()
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every linear of the subgraph, gate before up before down."""
         if self.linear is not None:
             return (self.linear,)
-        return tuple(part for mlp in self.layers for part in (mlp.gate, mlp.up, mlp.down) if part is not None)
+        return tuple(part for block in self.blocks for part in block.mlp.linears)

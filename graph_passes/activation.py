@@ -1,0 +1,116 @@
+"""Names the function that a region between linears computes, from its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+
+from trt_nvfp4.graph_passes.elementwise import Region
+
+# The activations that the ops serve, by the names of `trt_nvfp4.plugins.ops.Activation`.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x) ** 2,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+}
+# GELU's erf and tanh forms differ by 4.7e-4; constants rounded to bfloat16 move either by up to 1e-3.
+_TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-3
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """What a region computes: `activation` of leaf `gate` (times leaf `up` where given).
+
+    `refusal` is set, and `activation` lists the operators, where the region looks like one but is none that is served.
+    """
+
+    activation: str
+    gate: int
+    up: int | None = None
+    alpha: float = 1.702
+    limit: float = 7.0
+    refusal: str | None = None
+
+
+def recognize(region: Region) -> Recognized | None:
+    """What `region` computes, or None where it is no activation of one value nor a gate of two."""
+    if len(region.leaves) == 1:
+        return _recognize_plain(region)
+    if len(region.leaves) == 2:
+        return _recognize_gated(region)
+    return None
+
+
+def _recognize_plain(region: Region) -> Recognized | None:
+    x = torch.linspace(-10, 10, 1001, dtype=torch.float64)
+    y = region.evaluate(x)
+    if _distance(y, y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])) < _TOLERANCE:
+        return None  # a linear function is no activation
+    activation = _nearest(region, lambda function: _distance(y, function(x)))
+    return Recognized(activation, 0) if activation else _refused(region, 0, None)
+
+
+def _recognize_gated(region: Region) -> Recognized | None:
+    generator = torch.Generator().manual_seed(0)
+    leaves = (torch.rand(2, 4096, generator=generator, dtype=torch.float64) - 0.5) * 20
+    h = region.evaluate(*leaves)
+    refused = None
+    for gate, up in ((0, 1), (1, 0)):
+        g, u = leaves[gate], leaves[up]
+        activation = _nearest(region, lambda function: _distance(h, function(g) * u))  # noqa: B023 (called at once)
+        if activation is None and _distance(h, g * u) < _TOLERANCE:
+            activation = "identity"
+        if activation is not None:
+            return Recognized(activation, gate, up)
+        clamped = _match_clamped(region, h, g, u)
+        if clamped is not None:
+            return Recognized("swiglu_clamped", gate, up, *clamped)
+        # h = f(g) * u for some other f
+        ones = torch.ones_like(u)
+        f = region.evaluate(*((g, ones) if gate == 0 else (ones, g)))
+        if f.abs().max() > 0 and _distance(h, f * u) < _TOLERANCE:
+            refused = _refused(region, gate, up)
+    return refused
+
+
+def _match_clamped(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) -> tuple[float, float] | None:
+    """(alpha, limit) of h = (clamp(u) + 1) * min(g, limit) * sigmoid(alpha * min(g, limit)); both are constants of the region."""
+    candidates = sorted({value for value in region.constants.values() if 0 < value < math.inf})
+    for alpha, limit in product(candidates, repeat=2):
+        clipped = torch.clip(g, max=limit)
+        reference = (torch.clip(u, -limit, limit) + 1) * clipped * torch.sigmoid(alpha * clipped)
+        if _distance(h, reference) < _TOLERANCE:
+            return alpha, limit
+    return None
+
+
+def _nearest(region: Region, distance: Callable[[Callable[[torch.Tensor], torch.Tensor]], float]) -> str | None:
+    """The served activation nearest to the region's values, within the tolerance of its constants."""
+    op_types = {node.op_type for node in region.nodes}
+    excluded = {"gelu": "Tanh", "gelu_tanh": "Erf"}
+    distances = {name: distance(f) for name, f in ACTIVATIONS.items() if excluded.get(name) not in op_types}
+    name = min(distances, key=distances.__getitem__)
+    return name if distances[name] < (_TOLERANCE_HALF if region.half_constants else _TOLERANCE) else None
+
+
+def _refused(region: Region, gate: int, up: int | None) -> Recognized:
+    return Recognized(
+        region.operators,
+        gate,
+        up,
+        refusal=f"its activation ({region.operators}) is not one of {', '.join(ACTIVATIONS)}",
+    )
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference, relative for values above 1; infinite where either is not a number."""
+    difference = ((a - b).abs() / (1 + b.abs())).max().item()
+    return math.inf if math.isnan(difference) else difference

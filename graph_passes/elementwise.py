@@ -1,0 +1,157 @@
+"""The elementwise region between linears, and what scalar function it computes.
+
+An activation is recognised by its values, not by its spelling: the region is evaluated on sample points and compared with
+the functions that the ops serve. Every decomposition of GELU, SiLU and so on that an exporter may choose is thus covered by
+one rule; onnxscript's pattern rewriter would need one pattern per spelling, association and operand order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import onnx_ir as ir
+import torch
+import torch.nn.functional as F
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.linear_pattern import attribute, is_op
+from trt_nvfp4.graph_passes.shape_flow import keeps_last_axis
+
+# An activation has about ten nodes; anything larger is something else.
+_MAX_NODES = 48
+
+_Function = Callable[..., torch.Tensor]
+_FUNCTIONS: dict[str, _Function] = {
+    "Abs": torch.abs,
+    "Add": torch.add,
+    "Div": torch.div,
+    "Erf": torch.erf,
+    "Exp": torch.exp,
+    "HardSwish": F.hardswish,
+    "Max": lambda *values: reduce(torch.maximum, values),
+    "Min": lambda *values: reduce(torch.minimum, values),
+    "Mish": F.mish,
+    "Mul": torch.mul,
+    "Neg": torch.neg,
+    "Pow": torch.pow,
+    "Reciprocal": torch.reciprocal,
+    "Relu": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "Softplus": F.softplus,
+    "Softsign": F.softsign,
+    "Sqrt": torch.sqrt,
+    "Sub": torch.sub,
+    "Tanh": torch.tanh,
+}
+# Functions with attributes: node -> function.
+_WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {
+    "Celu": lambda n: lambda x: F.celu(x, _number(n, "alpha", 1.0)),
+    "Clip": lambda n: lambda x, low=None, high=None: torch.clip(
+        x,
+        low if low is not None else torch.tensor(_number(n, "min", -np.inf)),
+        high if high is not None else torch.tensor(_number(n, "max", np.inf)),
+    ),
+    "Elu": lambda n: lambda x: F.elu(x, _number(n, "alpha", 1.0)),
+    "Gelu": lambda n: lambda x: F.gelu(x, approximate="tanh" if attribute(n, "approximate", "none") == "tanh" else "none"),
+    "HardSigmoid": lambda n: lambda x: torch.clip(_number(n, "alpha", 0.2) * x + _number(n, "beta", 0.5), 0, 1),
+    "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, _number(n, "alpha", 0.01)),
+    "Selu": lambda n: F.selu,
+    "Swish": lambda n: lambda x: x * torch.sigmoid(_number(n, "alpha", 1.0) * x),
+    "ThresholdedRelu": lambda n: lambda x: F.threshold(x, _number(n, "alpha", 1.0), 0.0),
+}
+_PASS_THROUGH = ("Cast", "Dropout", "Identity")
+_RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def _number(node: ir.Node, name: str, default: float) -> float:
+    return float(attribute(node, name, default))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that compute `output` elementwise from `leaves`; reshapes among them keep the last axis.
+
+    `half_constants`: some constant was rounded to 16 bits by the exporter.
+    """
+
+    output: ir.Value
+    leaves: tuple[ir.Value, ...]
+    nodes: tuple[ir.Node, ...]
+    constants: Mapping[ir.Value, float]
+    half_constants: bool
+
+    @property
+    def operators(self) -> str:
+        """The operators that compute, for messages."""
+        return ", ".join(dict.fromkeys(n.op_type for n in self.nodes if n.op_type not in (*_PASS_THROUGH, *_RESHAPES)))
+
+    @property
+    def reshapes(self) -> bool:
+        """The axes before the last may differ between leaves and output."""
+        return any(node.op_type in _RESHAPES for node in self.nodes)
+
+    def evaluate(self, *points: torch.Tensor) -> torch.Tensor:
+        """The region's values at float64 points, one tensor per leaf."""
+        values: dict[ir.Value, torch.Tensor] = dict(zip(self.leaves, points, strict=True))
+        values.update({value: torch.tensor(number, dtype=torch.float64) for value, number in self.constants.items()})
+        for node in self.nodes:
+            inputs = [None if value is None else values.get(value) for value in node.inputs]
+            if node.op_type in (*_PASS_THROUGH, *_RESHAPES):
+                result = inputs[0]
+            elif node.op_type in _FUNCTIONS:
+                result = _FUNCTIONS[node.op_type](*inputs)
+            else:
+                result = _WITH_ATTRIBUTES[node.op_type](node)(*inputs)
+            assert result is not None
+            values[node.outputs[0]] = result
+        return values[self.output]
+
+
+def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
+    """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
+
+    `features` is the size of the last axis throughout.
+    """
+    leaves: dict[ir.Value, None] = {}
+    nodes: dict[ir.Node, None] = {}
+    constants: dict[ir.Value, float] = {}
+    constant_types: set[ir.DataType] = set()
+
+    def visit(value: ir.Value) -> bool:
+        if value in leaves or value in constants:
+            return True
+        if is_leaf(value):
+            leaves[value] = None
+            return True
+        tensor = get_const_tensor(value)
+        if tensor is not None:
+            if tensor.size != 1 or not tensor.dtype.is_floating_point() and not tensor.dtype.is_integer():
+                return False
+            constant_types.add(tensor.dtype)
+            constants[value] = float(np.asarray(tensor.numpy()).reshape(()))
+            return True
+        node = value.producer()
+        if node is None or len(nodes) > _MAX_NODES:
+            return False
+        if node in nodes:
+            return True
+        if is_op(node, *_RESHAPES):
+            inputs = node.inputs[:1] if keeps_last_axis(node, features) else ()
+        elif is_op(node, *_PASS_THROUGH):
+            inputs = node.inputs[:1]
+        elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
+            inputs = node.inputs
+        else:
+            return False
+        if not inputs or not all(visit(value) for value in inputs if value is not None):
+            return False
+        nodes[node] = None  # after its inputs: nodes stay in order of computation
+        return True
+
+    if not visit(output) or not leaves:
+        return None
+    half = not constant_types.isdisjoint((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
+    return Region(output, tuple(leaves), tuple(nodes), constants, half)
