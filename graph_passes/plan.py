@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import ModelError, SourceModel
+from trt_nvfp4.graph_passes.plan_file import PlanError
+from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Subgraph
+
+__all__ = ["DECISIONS", "KINDS", "PRECISIONS", "Capabilities", "Plan", "PlanError", "PlannedSubgraph", "make_plan"]
 
 KINDS = ("gated_mlp", "mlp", "linear")
 PRECISIONS = ("auto", "nvfp4", "fp8", "bf16")
 DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "fp8", "bf16", "fp16", "keep")
 # NVFP4 has one scale per 16 values along K.
-BLOCK = 16
-
-
-class PlanError(ModelError):
-    """A plan that does not fit the model, or is no plan."""
+_BLOCK = 16
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can compute with. `target` is its name, for the reasons."""
+    """What a target can compute with; `target` is its name, for the reasons."""
 
     target: str
     nvfp4_w4a4: bool = False
@@ -35,19 +36,24 @@ class Capabilities:
 
 @dataclass
 class PlannedSubgraph:
-    """One entry of a plan; `decision` is one of `DECISIONS`, `op` the operator that will replace the nodes ("" if none)."""
+    """One entry of a plan.
+
+    `decision` is one of `DECISIONS`, `op` the operator that replaces the nodes ("" where none does), `line` the entry's
+    line in the plan file (0 where it has none). The rest is as in `Subgraph`.
+    """
 
     name: str
     kind: str
     decision: str
     reason: str
     op: str
+    shapes: dict[str, int]
+    activation: str
+    dtype: str
     input: str
     output: str
-    dtype: str
-    activation: str
-    shapes: dict[str, int]
     nodes: list[str]
+    line: int = 0
 
 
 @dataclass
@@ -58,12 +64,12 @@ class Plan:
     target: str
     precision: str
     subgraphs: list[PlannedSubgraph] = field(default_factory=list)
+    path: Path | None = None
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as YAML with a header that says what may be edited."""
-        from trt_nvfp4.graph_passes.plan_file import save
-
-        save(self, Path(path))
+        """Writes the plan as YAML, with a header that says what may be edited."""
+        entries = [{key: getattr(entry, key) for key in _ENTRY_KEYS} for entry in self.subgraphs]
+        plan_file.write(Path(path), {key: getattr(self, key) for key in _PLAN_KEYS} | {"subgraphs": entries}, DECISIONS)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -72,18 +78,47 @@ class Plan:
         Raises:
             PlanError: unreadable, not YAML, or an entry that is incomplete or of the wrong type (line and subgraph named).
         """
-        from trt_nvfp4.graph_passes.plan_file import load
+        values, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS)
+        return cls(**values, subgraphs=[PlannedSubgraph(**entry) for entry in entries], path=Path(path))
 
-        return load(Path(path))
-
-    def check(self, model: SourceModel) -> list[Subgraph]:
-        """Checks the plan against the model; returns the model's subgraphs in the plan's order.
+    def check(self, model: SourceModel) -> list[tuple[PlannedSubgraph, Subgraph]]:
+        """Checks the plan against the model; returns each entry with the subgraph that it is about.
 
         Raises:
-            PlanError: an entry that names an unknown decision, a subgraph or node that is not there, the wrong kind, or
-                a decision that the subgraph does not allow.
+            PlanError: an entry with an unknown decision, for a subgraph or node that is not there, of the wrong kind,
+                twice, or with a decision that its subgraph does not allow.
         """
-        raise NotImplementedError
+        found = {subgraph.name: subgraph for subgraph in find_subgraphs(model)}
+        node_names = {node.name for node in model.graph}
+        checked: dict[str, tuple[PlannedSubgraph, Subgraph]] = {}
+        for entry in self.subgraphs:
+            where = f"{self.path or 'plan'}{f', line {entry.line}' if entry.line else ''}: subgraph '{entry.name}'"
+            if entry.decision not in DECISIONS:
+                raise PlanError(f"{where}: unknown decision '{entry.decision}'; one of {', '.join(DECISIONS)}")
+            if entry.name in checked:
+                raise PlanError(f"{where} is planned twice")
+            gone = [name for name in entry.nodes if name not in node_names]
+            if gone:
+                raise PlanError(f"{where}: {model.path} has no node '{gone[0]}'; plan this model anew")
+            subgraph = found.get(entry.name)
+            if subgraph is None:
+                near = difflib.get_close_matches(entry.name, found, 1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise PlanError(f"{where}: {model.path} has no such subgraph{hint}")
+            if entry.kind != subgraph.kind:
+                raise PlanError(f"{where}: it is a {subgraph.kind}, the plan says {entry.kind}")
+            if list(entry.nodes) != list(subgraph.nodes):
+                raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
+            obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
+            if obstacle is not None:
+                raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")
+            checked[entry.name] = entry, subgraph
+        return list(checked.values())
+
+
+# What a plan file holds: all but where it was read from.
+_ENTRY_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
+_PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name != "path")
 
 
 def make_plan(
@@ -102,9 +137,111 @@ def make_plan(
         precision: "auto" and "nvfp4" take NVFP4 where it can serve, then FP8, then 16 bits; "fp8" and "bf16" start there.
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
-        calibrated: activation statistics will be at hand, so 4-bit activations get calibrated scales.
+        calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales.
 
     Raises:
         ValueError: an unknown precision or kind, or a pattern that is not a regular expression.
     """
-    raise NotImplementedError
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision '{precision}'; one of {', '.join(PRECISIONS)}")
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown:
+        raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(KINDS)}")
+    included, excluded = _pattern("include", include), _pattern("exclude", exclude)
+
+    def selected(subgraph: Subgraph) -> str | None:
+        names = (subgraph.name, *subgraph.nodes)
+        if subgraph.kind not in kinds:
+            return f"kind {subgraph.kind} is not among those to replace ({', '.join(kinds)})"
+        if included is not None and not any(map(included.search, names)):
+            return f"not matched by --include {include}"
+        if excluded is not None and any(map(excluded.search, names)):
+            return f"matched by --exclude {exclude}"
+        return None
+
+    entries = []
+    for subgraph in subgraphs:
+        kept = selected(subgraph)
+        decision, reason = ("keep", kept) if kept else _decide(subgraph, capabilities, precision, calibrated)
+        entries.append(
+            PlannedSubgraph(
+                name=subgraph.name,
+                kind=subgraph.kind,
+                decision=decision,
+                reason=reason,
+                op=operator(subgraph) if decision.startswith("nvfp4") else "",
+                shapes=dict(subgraph.shapes),
+                activation=subgraph.activation,
+                dtype=subgraph.dtype,
+                input=subgraph.input,
+                output=subgraph.output,
+                nodes=list(subgraph.nodes),
+            )
+        )
+    return Plan(model.path.name, capabilities.target, precision, entries)
+
+
+def operator(subgraph: Subgraph) -> str:
+    """The op that serves `subgraph` in NVFP4."""
+    if subgraph.kind == "linear":
+        return "NVFP4Linear"
+    # A plain MLP is a persistent one of one layer.
+    if subgraph.kind == "gated_mlp" and len(subgraph.blocks) == 1:
+        return "NVFP4GatedMLP"
+    return "NVFP4PersistentMLP"
+
+
+def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--{option} {pattern}: not a regular expression: {error}") from error
+
+
+def _decide(subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool) -> tuple[str, str]:
+    """The first of the candidates that target and subgraph allow, with what spoke against the ones before."""
+    against: list[str] = []
+    for decision, why in _candidates(subgraph, precision, calibrated):
+        supported = {"fp16": True, "keep": True}.get(decision)
+        if supported is None:
+            supported = getattr(capabilities, decision)
+        obstacle = None if supported else f"{capabilities.target} does not compute {decision}"
+        obstacle = obstacle or (None if decision == "keep" else _obstacle(subgraph, decision))
+        if obstacle is None:
+            return decision, "; ".join([*dict.fromkeys(against), why])
+        against.append(obstacle)
+    raise AssertionError("keep is always possible")
+
+
+def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tuple[str, str]]:
+    candidates = []
+    if precision in ("auto", "nvfp4"):
+        if calibrated:
+            candidates.append(("nvfp4_w4a4", "NVFP4 weights and activations, with calibrated activation scales"))
+            candidates.append(("nvfp4_w4a16", "NVFP4 weights, 16-bit activations"))
+        else:
+            why = "NVFP4 weights, 16-bit activations, for want of calibration data to scale 4-bit activations by"
+            candidates.append(("nvfp4_w4a16", why))
+            candidates.append(("nvfp4_w4a4", "NVFP4 weights and activations, activation scales computed at run time"))
+    if precision != "bf16":
+        scales = "calibrated activation scales" if calibrated else "weights only, for want of calibration data"
+        candidates.append(("fp8", f"FP8, {scales}"))
+    if subgraph.dtype == "float32":
+        candidates.append(("bf16", "BF16 instead of float32"))
+    candidates.append(("keep", f"stays {subgraph.dtype}"))
+    return candidates
+
+
+def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
+    """Why `subgraph` cannot be computed as `decision` says, whatever the target."""
+    if subgraph.refusal is not None:
+        return subgraph.refusal
+    if decision.startswith("nvfp4"):
+        for linear in subgraph.linears:
+            k = linear.weight.shape[1]
+            if k % _BLOCK:
+                return (
+                    f"NVFP4 needs K to be a multiple of {_BLOCK}: weight '{linear.weight.stored.name}' of node "
+                    f"'{linear.multiply.name}' has K = {k}"
+                )
+    return None
