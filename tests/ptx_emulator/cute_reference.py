@@ -22,7 +22,7 @@ using namespace cute;
 template <class L>
 void show(const char* name, L layout) {
     auto columns = size(layout) / size<0>(layout);
-    printf("%s %d %d", name, int(size<0>(layout)), int(columns));
+    printf("@%s %d %d", name, int(size<0>(layout)), int(columns));
     for (int t = 0; t < size<0>(layout); ++t)
         for (int v = 0; v < columns; ++v) printf(" %ld", long(layout(t + v * size<0>(layout))));
     printf("\\n");
@@ -55,6 +55,8 @@ def layouts(body: str, directory: Path) -> dict[str, NDArray[np.int64]]:
     output = subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout
     result = {}
     for line in output.splitlines():
-        name, rows, columns, *values = line.split()
+        if not line.startswith("@"):  # CuTe prints a warning where it takes a shared-memory address on the host
+            continue
+        name, rows, columns, *values = line[1:].split()
         result[name] = np.array(values, dtype=np.int64).reshape(int(rows), int(columns))
     return result
