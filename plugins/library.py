@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, find_nvcc
+from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, find_host_compiler, find_nvcc
 
 #: Called with (steps done, steps in all, what was just done).
 Progress = Callable[[int, int, str], None]
@@ -49,23 +49,48 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
         raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
     toolchain = find_nvcc(machine)
     flags = [*_FLAGS, *_headers_flags(), f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
-    folder = cache_dir() / "plugins"
-    library = folder / f"libtrt_nvfp4-{arch}-{toolchain.machine}-{_key(toolchain, flags)}.so"
-    if library.is_file():
-        return library
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(library.with_suffix(".lock")):
-            if not library.is_file():
-                _build(toolchain, flags, library, progress or (lambda done, total, what: None))
-    except OSError as error:
-        raise ToolchainError(f"cannot write the plugin library into {folder}: {error}; set TRT_NVFP4_CACHE") from error
-    return library
+    name = f"libtrt_nvfp4-{arch}-{toolchain.machine}-{_key(toolchain.version, flags, _HASHED)}.so"
+    return _cached(
+        name, lambda library: _build(toolchain, flags, library, progress or (lambda done, total, what: None))
+    )
+
+
+def build_host() -> Path:
+    """The plugin host (see host.py), built by the C++ compiler alone.
+
+    Raises ToolchainError when no compiler is found or the compilation fails.
+    """
+    compiler = find_host_compiler(platform.machine())
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC"]
+    source = ROOT / "host" / "plugin_host.cpp"
+
+    def build(library: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
+            linked = Path(temporary) / library.name
+            _run([compiler, *flags, source, "-o", linked, "-ldl"])
+            os.replace(linked, library)
+
+    return _cached(f"libplugin_host-{_key(str(compiler), flags, ('host/*.*', 'interface/*.h'))}.so", build)
 
 
 def resource_report(library: Path) -> str:
     """ptxas's report (registers, shared memory, spills per kernel) of a library that build_library returned."""
     return library.with_suffix(".ptxas.txt").read_text()
+
+
+def _cached(name: str, build: Callable[[Path], None]) -> Path:
+    """The cache's file ``name``; ``build`` makes it if it is not there, one process at a time."""
+    library = cache_dir() / "plugins" / name
+    if library.is_file():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(library.with_suffix(".lock")):
+            if not library.is_file():
+                build(library)
+    except OSError as error:
+        raise ToolchainError(f"cannot write {library}: {error}; set TRT_NVFP4_CACHE to a writable folder") from error
+    return library
 
 
 def _build(toolchain: Toolchain, flags: list[str], library: Path, progress: Progress) -> None:
@@ -119,11 +144,12 @@ def _headers_flags() -> list[str]:
     return []
 
 
-def _key(toolchain: Toolchain, flags: list[str]) -> str:
-    digest = hashlib.sha256("\0".join([toolchain.version, *flags, *_LINK_FLAGS[:1]]).encode())
+def _key(compiler: str, flags: list[str], patterns: tuple[str, ...]) -> str:
+    """Hash of everything that a build depends on; paths are relative, so a moved checkout finds its library again."""
+    digest = hashlib.sha256("\0".join([compiler, *flags]).encode())
     for header in _headers_files(flags):
         digest.update(header.read_bytes())
-    for path in sorted(path for pattern in _HASHED for path in ROOT.glob(pattern)):
+    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

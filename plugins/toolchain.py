@@ -49,7 +49,7 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
     Raises ToolchainError, saying what was tried and how to install a compiler.
     """
     machine = machine or platform.machine()
-    host_compiler = _find_host_compiler(machine)
+    host_compiler = find_host_compiler(machine)
     tried: list[str] = []
     for origin, nvcc, required in _candidates():
         try:
@@ -127,7 +127,8 @@ def _toolkit_root(nvcc: Path) -> Path:
     return Path(match[1].strip()).resolve()
 
 
-def _find_host_compiler(machine: str) -> Path:
+def find_host_compiler(machine: str) -> Path:
+    """``$CXX`` or the usual C++ compiler; for another machine, the GNU cross compiler. Raises ToolchainError."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     if machine != platform.machine():
         names = [f"{machine}-linux-gnu-g++"]
