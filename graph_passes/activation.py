@@ -8,19 +8,12 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 
 from trt_nvfp4.graph_passes.elementwise import Region
+from trt_nvfp4.plugins.ops.activation import Activation, activate
 
-# The activations that the ops serve, by the names of `trt_nvfp4.plugins.ops.Activation`.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "relu2": lambda x: torch.relu(x) ** 2,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
-}
+# Those that stand between two linears; identity is served only as a gate, and swiglu_clamped is matched apart.
+_SERVED = [a for a in Activation if a not in (Activation.IDENTITY, Activation.SWIGLU_CLAMPED)]
 # GELU's erf and tanh forms differ by 4.7e-4; constants rounded to bfloat16 move either by up to 1e-3.
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-3
 
@@ -54,7 +47,7 @@ def _recognize_plain(region: Region) -> Recognized | None:
     y = region.evaluate(x)
     if _distance(y, y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])) < _TOLERANCE:
         return None  # a linear function is no activation
-    activation = _nearest(region, lambda function: _distance(y, function(x)))
+    activation = _nearest(region, lambda a: _distance(y, activate(a, x)))
     return Recognized(activation, 0) if activation else _refused(region, 0, None)
 
 
@@ -65,7 +58,7 @@ def _recognize_gated(region: Region) -> Recognized | None:
     refused = None
     for gate, up in ((0, 1), (1, 0)):
         g, u = leaves[gate], leaves[up]
-        activation = _nearest(region, lambda function: _distance(h, function(g) * u))  # noqa: B023 (called at once)
+        activation = _nearest(region, lambda a: _distance(h, activate(a, g) * u))  # noqa: B023 (called at once)
         if activation is None and _distance(h, g * u) < _TOLERANCE:
             activation = "identity"
         if activation is not None:
@@ -92,13 +85,13 @@ def _match_clamped(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Te
     return None
 
 
-def _nearest(region: Region, distance: Callable[[Callable[[torch.Tensor], torch.Tensor]], float]) -> str | None:
+def _nearest(region: Region, distance: Callable[[Activation], float]) -> str | None:
     """The served activation nearest to the region's values, within the tolerance of its constants."""
     op_types = {node.op_type for node in region.nodes}
-    excluded = {"gelu": "Tanh", "gelu_tanh": "Erf"}
-    distances = {name: distance(f) for name, f in ACTIVATIONS.items() if excluded.get(name) not in op_types}
-    name = min(distances, key=distances.__getitem__)
-    return name if distances[name] < (_TOLERANCE_HALF if region.half_constants else _TOLERANCE) else None
+    foreign = {Activation.GELU: "Tanh", Activation.GELU_TANH: "Erf"}
+    distances = {a: distance(a) for a in _SERVED if foreign.get(a) not in op_types}
+    nearest = min(distances, key=distances.__getitem__)
+    return nearest.name.lower() if distances[nearest] < (_TOLERANCE_HALF if region.half_constants else _TOLERANCE) else None
 
 
 def _refused(region: Region, gate: int, up: int | None) -> Recognized:
@@ -106,7 +99,7 @@ def _refused(region: Region, gate: int, up: int | None) -> Recognized:
         region.operators,
         gate,
         up,
-        refusal=f"its activation ({region.operators}) is not one of {', '.join(ACTIVATIONS)}",
+        refusal=f"its activation ({region.operators}) is not one of {', '.join(a.name.lower() for a in _SERVED)}",
     )
 
 

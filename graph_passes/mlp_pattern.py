@@ -42,7 +42,18 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
     if up.x is not first.x:
         return None  # a gate computed from something else
     nodes = dict.fromkeys((*first.nodes, *up.nodes, *region.nodes, *down.nodes))
-    mlp = Mlp(first.x, down.y, gate, up, down, recognized.activation, tuple(nodes), recognized.alpha, recognized.limit)
+    mlp = Mlp(
+        x=first.x,
+        y=down.y,
+        gate=gate,
+        up=up,
+        down=down,
+        activation=recognized.activation,
+        nodes=tuple(nodes),
+        flattens=region.reshapes and first.multiply.op_type != "Gemm",
+        alpha=recognized.alpha,
+        limit=recognized.limit,
+    )
     refusal = recognized.refusal
     if refusal is None and region.reshapes and down.multiply.op_type != "Gemm":
         refusal = "a Reshape between its linears changes the leading dimensions"

@@ -38,7 +38,7 @@ class Capabilities:
 class PlannedSubgraph:
     """One entry of a plan.
 
-    `decision` is one of `DECISIONS`, `op` the operator that replaces the nodes ("" where none does), `line` the entry's
+    `decision` is one of `DECISIONS`, `op` the operator that replaces the nodes ("" where none does), `linear_inputs` the tensors that its linears multiply, `line` the entry's
     line in the plan file (0 where it has none). The rest is as in `Subgraph`.
     """
 
@@ -53,6 +53,7 @@ class PlannedSubgraph:
     input: str
     output: str
     nodes: list[str]
+    linear_inputs: list[str]
     line: int = 0
 
 
@@ -169,26 +170,19 @@ def make_plan(
                 kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
-                op=operator(subgraph) if decision.startswith("nvfp4") else "",
+                op=subgraph.op if decision.startswith("nvfp4") else "",
                 shapes=dict(subgraph.shapes),
                 activation=subgraph.activation,
                 dtype=subgraph.dtype,
                 input=subgraph.input,
                 output=subgraph.output,
                 nodes=list(subgraph.nodes),
+                linear_inputs=list(dict.fromkeys(linear.x.name or "" for linear in subgraph.linears)),
             )
         )
     return Plan(model.path.name, capabilities.target, precision, entries)
 
 
-def operator(subgraph: Subgraph) -> str:
-    """The op that serves `subgraph` in NVFP4."""
-    if subgraph.kind == "linear":
-        return "NVFP4Linear"
-    # A plain MLP is a persistent one of one layer.
-    if subgraph.kind == "gated_mlp" and len(subgraph.blocks) == 1:
-        return "NVFP4GatedMLP"
-    return "NVFP4PersistentMLP"
 
 
 def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:

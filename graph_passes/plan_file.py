@@ -79,9 +79,9 @@ def _mapping(path: Path, node: yaml.Node | None, what: str, expected: tuple[str,
 
 
 def _field(path: Path, key: str, node: yaml.Node) -> Any:
-    if key == "nodes":
+    if key in ("nodes", "linear_inputs"):
         if not isinstance(node, yaml.SequenceNode):
-            raise PlanError(f"{_at(path, node)}: 'nodes' must be a list of node names")
+            raise PlanError(f"{_at(path, node)}: '{key}' must be a list of names")
         return [_scalar(path, key, item, str) for item in node.value]
     if key == "shapes":
         if not isinstance(node, yaml.MappingNode):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.graph_passes.source import SourceModel
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
 
-# Called with (done, total, what) as tensors are written.
-Progress = Callable[[int, int, str], None]
+from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
+from trt_nvfp4.graph_passes.lower_half import lower_half
+from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
+from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.source import OPS_DOMAIN, SourceModel
+from trt_nvfp4.graph_passes.writer import Progress, write
+from trt_nvfp4.plugins.ops import OPS
+
+# Decisions that can use the largest magnitude of activations.
+_CALIBRATED = ("nvfp4_w4a4", "fp8")
 
 
 @dataclass(frozen=True)
@@ -24,9 +33,10 @@ class RewriteResult:
     realized: dict[str, list[str]]
 
 
-def calibration_tensors(plan: Plan, model: SourceModel) -> list[str]:
-    """Names of the tensors of `model` whose statistics the plan can use."""
-    raise NotImplementedError
+def calibration_tensors(plan: Plan) -> list[str]:
+    """Names of the model's tensors whose statistics the plan can use."""
+    names = [name for entry in plan.subgraphs if entry.decision in _CALIBRATED for name in entry.linear_inputs]
+    return list(dict.fromkeys(names))
 
 
 def rewrite(
@@ -36,11 +46,48 @@ def rewrite(
     out_path: str | Path,
     progress: Progress | None = None,
 ) -> RewriteResult:
-    """Writes the planned model to `out_path` and its weights to `<out_path>.data`; neither appears before both are complete.
+    """Writes the planned model to `out_path` and its weights to `<out_path>.data`; both appear when both are complete.
+
+    `progress` is called with (bytes written, bytes in all, tensor name). `model` is not changed.
 
     Raises:
         PlanError: the plan does not fit the model.
-        ModelError: a weight with NaN or Inf.
+        ModelError: a weight holds NaN or Inf.
         OSError: the destination cannot be written.
     """
-    raise NotImplementedError
+    target = SourceModel(model.path, model.ir.clone())
+    amax = {} if statistics is None else statistics.amax
+    realized: dict[str, list[str]] = {}
+    ops: set[str] = set()
+    for entry, subgraph in plan.check(target):
+        if entry.decision.startswith("nvfp4"):
+            realized[entry.name] = lower_nvfp4(target.graph, subgraph, entry.decision == "nvfp4_w4a4", amax)
+            ops.add(subgraph.op)
+        elif entry.decision == "fp8":
+            realized[entry.name] = lower_fp8(target.graph, subgraph, amax)
+        elif entry.decision in ("bf16", "fp16"):
+            realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
+        else:
+            realized[entry.name] = []
+    passes.RemoveUnusedNodesPass()(target.ir)
+    for op in sorted(ops):
+        function = ir.from_proto(OPS[op].function(target.opset))
+        target.ir.functions[function.identifier()] = function
+        target.ir.opset_imports[OPS_DOMAIN] = 1
+    target.ir.metadata_props["trt_nvfp4.plan"] = json.dumps(
+        {
+            "target": plan.target,
+            "precision": plan.precision,
+            "decisions": Counter(entry.decision for entry in plan.subgraphs),
+        }
+    )
+    path = Path(out_path)
+    write(target.ir, path, progress)
+    return RewriteResult(path, weights_bytes(model.graph), weights_bytes(target.graph), realized)
+
+
+def weights_bytes(graph: ir.Graph) -> int:
+    """Bytes of all initializers and Constants of the graph."""
+    constants = [node.attributes["value"].as_tensor() for node in graph if node.op_type == "Constant" and "value" in node.attributes]
+    initializers = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
+    return sum(tensor.nbytes for tensor in (*initializers, *constants))

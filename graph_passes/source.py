@@ -12,6 +12,8 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from trt_nvfp4.graph_passes.normalize import normalize
+
 OPS_DOMAIN = "trt_nvfp4"
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
 _KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "trt"})
@@ -23,7 +25,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class SourceModel:
-    """An ONNX model with functions inlined and Constant nodes lifted to initializers.
+    """An ONNX model, normalized (see `normalize`) and with every node named.
 
     `ir` holds the structure; initializers in external data stay on disk until `tensor` maps them.
     """
@@ -78,12 +80,10 @@ def load(path: str | Path) -> SourceModel:
     _check_operators(path, proto)
     _check_names(path, proto.graph, set())
     try:
-        model = ir.from_proto(proto)
-    except Exception as error:  # onnx_ir raises whatever its deserializer met
-        raise ModelError(f"{path}: not a valid ONNX model: {error}") from error
+        model = ir.from_proto(normalize(proto))
+    except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
+        raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, path.parent)
-    passes.InlinePass()(model)
-    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     passes.RemoveInitializersFromInputsPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)

@@ -49,7 +49,7 @@ class Linear:
 class Mlp:
     """y = down(act(gate(x)) * up(x)) or, without `gate`, down(act(up(x))).
 
-    `nodes` are all nodes between x and y in graph order. For `swiglu_clamped`, `alpha` and `limit` hold its constants.
+    `nodes` are all nodes between x and y; `flattens` says that y is [rows, out_features] whatever x's leading dimensions. For `swiglu_clamped`, `alpha` and `limit` hold its constants.
     """
 
     x: ir.Value
@@ -59,6 +59,7 @@ class Mlp:
     down: Linear
     activation: str
     nodes: tuple[ir.Node, ...]
+    flattens: bool
     alpha: float = 1.702
     limit: float = 7.0
 
@@ -125,6 +126,14 @@ class Subgraph:
     refusal: str | None
     blocks: tuple[Block, ...] = ()
     linear: Linear | None = None
+
+    @property
+    def op(self) -> str:
+        """The NVFP4 op that serves it."""
+        if self.kind == "linear":
+            return "NVFP4Linear"
+        # A plain MLP is a persistent one of one layer.
+        return "NVFP4GatedMLP" if self.kind == "gated_mlp" and len(self.blocks) == 1 else "NVFP4PersistentMLP"
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -1,0 +1,107 @@
+"""Lowers the linears of a subgraph to FP8: standard QuantizeLinear and DequantizeLinear that TensorRT fuses with the GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.source import ModelError
+from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
+from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant
+
+_E4M3_MAX = 448.0
+_CHUNK_VALUES = 1 << 23
+
+
+def lower_fp8(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
+    """Quantizes weights per output channel, and inputs per tensor where `amax` has them; returns the multiplying nodes.
+
+    Without statistics only the weights are FP8.
+    """
+    names, quantized_inputs = [], {}
+    # A fused projection is one multiplication that two linears share.
+    for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
+        node = linear.multiply
+        _quantize_weight(graph, linear)
+        if linear.x.name in amax:
+            if linear.x not in quantized_inputs:
+                quantized_inputs[linear.x] = _quantize_input(graph, linear, amax[linear.x.name])
+            node.replace_input_with(0, quantized_inputs[linear.x])
+        names.append(node.name or "")
+    return names
+
+
+def _quantize_weight(graph: ir.Graph, linear: Linear) -> None:
+    """Stored weight -> FP8 initializer -> DequantizeLinear, in front of whatever consumed the stored weight."""
+    stored = linear.weight.stored
+    tensor = get_const_tensor(stored)
+    assert tensor is not None
+    rows, columns = tensor.shape.numpy()
+    axis = 1 if linear.weight.stored_transposed else 0
+
+    def chunks() -> Iterator[torch.Tensor]:
+        array = constant(stored)
+        step = max(1, _CHUNK_VALUES // columns)
+        for start in range(0, rows, step):
+            yield as_torch(array[start : start + step]).float()
+
+    if axis == 0:
+        channel_amax = torch.cat([chunk.abs().amax(1) for chunk in chunks()])
+    else:
+        channel_amax = torch.stack([chunk.abs().amax(0) for chunk in chunks()]).amax(0)
+    if not torch.isfinite(channel_amax).all():
+        raise ModelError(f"weight '{stored.name}' holds NaN or Inf and cannot be quantized; repair the checkpoint")
+    # The scale has the type of what is dequantized; a channel of zeros gets a scale of one.
+    scale_type = tensor.dtype
+    scale = torch.where(channel_amax > 0, channel_amax / _E4M3_MAX, 1.0).numpy().astype(scale_type.numpy())
+    exact = torch.from_numpy(scale.astype(np.float32))
+
+    def quantized() -> Iterator[torch.Tensor]:
+        start = 0
+        for chunk in chunks():
+            divisor = exact if axis == 1 else exact[start : start + len(chunk), None]
+            yield (chunk / divisor).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+            start += len(chunk)
+
+    prefix = f"{stored.name}.fp8"
+    weight = StreamedTensor(prefix, ir.DataType.FLOAT8E4M3FN, (rows, columns), quantized)
+    inputs = [
+        _register(graph, weight),
+        _register(graph, ir.Tensor(scale, dtype=scale_type, name=f"{prefix}.scale")),
+        _register(graph, ir.Tensor(np.zeros(scale.shape, ml_dtypes.float8_e4m3fn), name=f"{prefix}.zero_point")),
+    ]
+    dequantize = ir.node("DequantizeLinear", inputs, {"axis": axis}, name=f"{prefix}.dequantize")
+    dequantize.outputs[0].name = f"{prefix}.dequantized"
+    dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(scale_type), tensor.shape
+    first_use = min((use.node for use in stored.uses()), key=list(graph).index)
+    graph.insert_before(first_use, dequantize)
+    stored.replace_all_uses_with(dequantize.outputs[0])
+
+
+def _quantize_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
+    x = linear.x
+    scale = np.array(max(amax, 2.0**-126) / _E4M3_MAX, np.float32).astype(linear.weight.dtype.numpy())
+    prefix = f"{x.name}.fp8"
+    operands = [
+        _register(graph, ir.Tensor(scale, dtype=linear.weight.dtype, name=f"{prefix}.scale")),
+        _register(graph, ir.Tensor(np.zeros((), ml_dtypes.float8_e4m3fn), name=f"{prefix}.zero_point")),
+    ]
+    quantize = ir.node("QuantizeLinear", [x, *operands], name=f"{prefix}.quantize")
+    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], *operands], name=f"{prefix}.dequantize")
+    quantize.outputs[0].name, dequantize.outputs[0].name = f"{prefix}.quantized", f"{prefix}.dequantized"
+    quantize.outputs[0].type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)
+    dequantize.outputs[0].type = x.type
+    quantize.outputs[0].shape = dequantize.outputs[0].shape = x.shape
+    graph.insert_before(linear.multiply, [quantize, dequantize])
+    return dequantize.outputs[0]
+
+
+def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value

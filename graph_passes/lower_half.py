@@ -1,0 +1,84 @@
+"""Lowers a subgraph to 16 bits: Casts around it, its constants converted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import torch
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
+from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
+
+_TYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
+_CHUNK_VALUES = 1 << 23
+
+
+def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str) -> list[str]:
+    """Computes the MLPs (norms and residuals between merged blocks stay as they are) or the linear of `subgraph` in 16 bits.
+
+    Returns the names of the multiplying nodes.
+    """
+    to = _TYPES[decision]
+    parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
+    if subgraph.linear is not None:
+        parts.append(subgraph.linear)
+    for part in parts:
+        _lower(graph, part, to)
+    return [linear.multiply.name or "" for linear in subgraph.linears]
+
+
+def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType) -> None:
+    linears = part.linears if isinstance(part, Mlp) else (part,)
+    of = linears[0].weight.dtype
+    nodes = dict.fromkeys((*(node for linear in linears for node in linear.weight_nodes), *part.nodes))
+    ordered = [node for node in graph if node in nodes]
+    outside = _cast(part.x, to)
+    graph.insert_before(next(node for node in ordered if part.x in node.inputs), outside)
+    for node in ordered:
+        for index, value in enumerate(node.inputs):
+            if value is part.x:
+                node.replace_input_with(index, outside.outputs[0])
+            elif value is not None and (tensor := get_const_tensor(value)) is not None and tensor.dtype == of:
+                node.replace_input_with(index, _converted(graph, value, to))
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == of:
+            node.attributes["to"] = ir.AttrInt64("to", to)
+        for output in node.outputs:
+            if output.dtype == of:
+                output.type = ir.TensorType(to)
+    users = list(part.y.uses())
+    back = _cast(part.y, of)
+    graph.insert_after(ordered[-1], back)
+    for user, index in users:
+        user.replace_input_with(index, back.outputs[0])
+    if part.y.is_graph_output():
+        # The graph output keeps its name and type: it is now the Cast's.
+        back.outputs[0].name, part.y.name = part.y.name, f"{part.y.name}.{to.name.lower()}"
+        graph.outputs[graph.outputs.index(part.y)] = back.outputs[0]
+
+
+def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
+    name = f"{value.name}.to_{to.name.lower()}"
+    node = ir.node("Cast", [value], {"to": int(to)}, name=name)
+    node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, value.shape, ir.TensorType(to)
+    return node
+
+
+def _converted(graph: ir.Graph, value: ir.Value, to: ir.DataType) -> ir.Value:
+    """The constant in type `to`, as an initializer that is converted while it is written."""
+    tensor = get_const_tensor(value)
+    assert tensor is not None
+    name = f"{value.name}.{to.name.lower()}"
+    if name in graph.initializers:
+        return graph.initializers[name]
+
+    def pieces() -> Iterator[torch.Tensor]:
+        flat = constant(value).reshape(-1)
+        for start in range(0, flat.size, _CHUNK_VALUES):
+            yield as_torch(flat[start : start + _CHUNK_VALUES]).to(torch_dtype(to))
+
+    converted = StreamedTensor(name, to, tensor.shape.numpy(), pieces)
+    result = ir.Value(name=name, shape=converted.shape, type=ir.TensorType(to), const_value=converted)
+    graph.register_initializer(result)
+    return result

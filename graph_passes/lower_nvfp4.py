@@ -1,0 +1,130 @@
+"""Lowers a subgraph to one plugin node with NVFP4 weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
+from trt_nvfp4.graph_passes.source import OPS_DOMAIN
+from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
+from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant
+from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.number_formats import tensor_scale
+
+
+def lower_nvfp4(graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool, amax: Mapping[str, float]) -> list[str]:
+    """Replaces the nodes of `subgraph` by one node of its name; returns that name.
+
+    `amax` holds the largest magnitudes of activations by tensor name; without one, 4-bit activations are scaled at run time.
+    """
+    inputs = _inputs(subgraph, amax if quantize_activations else {})
+    for value in inputs.values():
+        if value.const_value is not None:
+            graph.register_initializer(value)
+    definition = OPS[subgraph.op]
+    attributes = definition.complete_attributes(
+        **{k: v for k, v in _attributes(subgraph, quantize_activations).items() if k in definition.attributes}
+    )
+    node = ir.node(
+        definition.name,
+        [inputs[formal.name] for formal in definition.inputs],
+        attributes,
+        domain=OPS_DOMAIN,
+        version=1,
+        name=subgraph.name,
+    )
+    new_nodes = [node]
+    first = subgraph.blocks[0].mlp if subgraph.blocks else None
+    if first is not None and first.flattens:
+        shape = ir.val(f"{subgraph.name}.rows", const_value=ir.tensor([-1, subgraph.shapes["out_features"]]))
+        shape.const_value.name = shape.name  # type: ignore[union-attr]
+        graph.register_initializer(shape)
+        new_nodes.append(ir.node("Reshape", [node.outputs[0], shape], name=f"{subgraph.name}.flatten"))
+        node.outputs[0].name = f"{subgraph.name}.output"
+    old_nodes = [node for node in graph if node.name in set(subgraph.nodes)]
+    old_output = subgraph.blocks[-1].y if subgraph.blocks else subgraph.linear.y  # type: ignore[union-attr]
+    ir.convenience.replace_nodes_and_values(
+        graph, old_nodes[-1], old_nodes, new_nodes, [old_output], [new_nodes[-1].outputs[0]]
+    )
+    return [subgraph.name]
+
+
+def _inputs(subgraph: Subgraph, amax: Mapping[str, float]) -> dict[str, ir.Value]:
+    """The op's inputs by name."""
+    if subgraph.linear is not None:
+        linear = subgraph.linear
+        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}.weight", [Matrix([linear.weight])], stacked=False)
+        return {
+            "x": linear.x,
+            "weight": weight,
+            "weight_scales": scales,
+            "weight_tensor_scale": scale,
+            "bias": _bias(subgraph, "bias", [[linear]], stacked=False),
+            "input_tensor_scale": _scales(subgraph, "input", [linear], amax, stacked=False),
+        }
+    stacked = subgraph.op == "NVFP4PersistentMLP"
+    mlps = [block.mlp for block in subgraph.blocks]
+    firsts = [mlp.linears[:-1] for mlp in mlps]
+    downs = [[mlp.down] for mlp in mlps]
+    inputs = {"x": subgraph.blocks[0].x}
+    for name, parts in (("up" if stacked else "gate_up", firsts), ("down", downs)):
+        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
+        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}.{name}_weight", matrices, stacked)
+        inputs |= {f"{name}_weight": weight, f"{name}_scales": scales, f"{name}_tensor_scale": scale}
+        inputs[f"{name}_bias"] = _bias(subgraph, f"{name}_bias", parts, stacked)
+    inputs["input_tensor_scale"] = _scales(subgraph, "input", [mlp.up for mlp in mlps], amax, stacked)
+    inputs["hidden_tensor_scale"] = _scales(subgraph, "hidden", [mlp.down for mlp in mlps], amax, stacked)
+    if stacked:
+        features = subgraph.shapes["in_features"]
+        rows = [_norm_weight(block.norm, features) for block in subgraph.blocks]
+        inputs["norm_weight"] = _initializer(subgraph, "norm_weight", torch.stack(rows), firsts[0][0].weight.dtype)
+    return inputs
+
+
+def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"quantize_activations": int(quantize_activations)}
+    if subgraph.blocks:
+        block = subgraph.blocks[0]
+        attributes |= {
+            "activation": int(Activation[block.mlp.activation.upper()]),
+            "alpha": block.mlp.alpha,
+            "limit": block.mlp.limit,
+            "gated": int(block.mlp.gate is not None),
+            "norm": int(block.norm is not None),
+            "residual": int(block.add is not None),
+        }
+        if block.norm is not None:
+            attributes["epsilon"] = block.norm.epsilon
+    return attributes
+
+
+def _initializer(subgraph: Subgraph, name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
+    array = data.float().numpy().astype(dtype.numpy())
+    tensor = ir.Tensor(array, dtype=dtype, name=f"{subgraph.name}.{name}")
+    return ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+
+
+def _bias(subgraph: Subgraph, name: str, parts: Sequence[Sequence[Linear]], stacked: bool) -> ir.Value:
+    rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
+    return _initializer(subgraph, name, torch.stack(rows) if stacked else rows[0], parts[0][0].weight.dtype)
+
+
+def _scales(subgraph: Subgraph, name: str, linears: Sequence[Linear], amax: Mapping[str, float], stacked: bool) -> ir.Value:
+    """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
+    scales = [
+        tensor_scale(torch.tensor(amax[linear.x.name])) if linear.x.name in amax else torch.tensor(0.0) for linear in linears
+    ]
+    return _initializer(
+        subgraph, f"{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
+    )
+
+
+def _norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:
+    if norm is None or norm.weight is None:
+        return torch.ones(features)
+    return as_torch(np.asarray(constant(norm.weight))).float().reshape(-1) + norm.offset

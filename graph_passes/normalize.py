@@ -1,0 +1,54 @@
+"""Brings a model into the form that the passes expect: a recent opset, shapes inferred, functions inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx
+import onnx.version_converter
+
+# The first opset with FP8 types, which the rewritten model may hold.
+OLDEST_OPSET = 19
+# The first IR version with them.
+OLDEST_IR_VERSION = 10
+# Values of larger tensors play no part in conversion and shape inference.
+_SMALL = 4096
+
+
+def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with functions inlined, at opset 19 or later, and with all shapes that ONNX can infer.
+
+    Raises:
+        Exception: whatever ONNX raises for a model that it cannot convert.
+    """
+    with _weights_aside(proto) as weights:
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+        if _opset(proto) < OLDEST_OPSET:
+            proto = onnx.version_converter.convert_version(proto, OLDEST_OPSET)
+        proto = onnx.shape_inference.infer_shapes(proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weights[tensor.name])
+    proto.ir_version = max(proto.ir_version, OLDEST_IR_VERSION)
+    return proto
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return max(opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx"))
+
+
+@contextmanager
+def _weights_aside(proto: onnx.ModelProto) -> Iterator[dict[str, onnx.TensorProto]]:
+    """Empties large inline initializers, as if they were external, so that ONNX's C++ passes copy no weights."""
+    weights = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() > _SMALL:
+            weights[tensor.name] = onnx.TensorProto()
+            weights[tensor.name].CopyFrom(tensor)
+            stub = onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+            stub.data_location = onnx.TensorProto.EXTERNAL
+            stub.external_data.add(key="location", value="aside")
+            tensor.CopyFrom(stub)
+    yield weights

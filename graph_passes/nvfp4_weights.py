@@ -1,0 +1,52 @@
+"""NVFP4 initializers of a matrix: packed values, tiled block scales, tensor scale; one pass over the weights while writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, tensor_scale, tile_scales, tiled_shape
+
+
+def nvfp4_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Initializers for packed values, tiled block scales and tensor scale; quantized while they are written, in this order.
+
+    `stacked` gives each a leading dimension, one entry per matrix; otherwise there is one matrix.
+    """
+    rows, k = matrices[0].shape
+    lead = (len(matrices),) if stacked else ()
+    block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
+
+    def packed() -> Iterator[torch.Tensor]:
+        block_scales.clear()
+        for matrix in matrices:
+            scales = []
+            for chunk in matrix.chunks():
+                values, chunk_scales, _ = nvfp4.quantize(chunk, tensor_scale(matrix.amax))
+                scales.append(chunk_scales.view(torch.uint8))
+                yield values
+            block_scales.append(tile_scales(torch.cat(scales).view(torch.float8_e4m3fn)))
+
+    def tiled() -> Iterator[torch.Tensor]:
+        if len(block_scales) != len(matrices):
+            for _ in packed():
+                pass
+        yield from block_scales
+        block_scales.clear()
+
+    def scales() -> Iterator[torch.Tensor]:
+        for matrix in matrices:
+            yield tensor_scale(matrix.amax).reshape(1)
+
+    tensors = (
+        StreamedTensor(prefix, ir.DataType.INT8, (*lead, rows, k // 2), packed),
+        StreamedTensor(f"{prefix}.block_scales", ir.DataType.INT8, (*lead, *tiled_shape(rows, k // BLOCK)), tiled),
+        StreamedTensor(f"{prefix}.tensor_scale", ir.DataType.FLOAT, lead, scales),
+    )
+    values = (ir.Value(name=t.name, shape=t.shape, type=ir.TensorType(t.dtype), const_value=t) for t in tensors)
+    weight, block, tensor = values
+    return weight, block, tensor

@@ -1,0 +1,112 @@
+"""Weights row by row in float32, and tensors that are computed while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.source import ModelError, read_tensor
+from trt_nvfp4.graph_passes.subgraph import Bias, Weight
+
+# Values held in float32 at a time.
+_CHUNK_VALUES = 1 << 23
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    """A copy of `array` in Torch; bfloat16 goes by its bits, which Torch does not take from numpy."""
+    array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def torch_dtype(dtype: ir.DataType) -> torch.dtype:
+    """float32, float16 or bfloat16 in Torch."""
+    return {
+        ir.DataType.FLOAT: torch.float32,
+        ir.DataType.FLOAT16: torch.float16,
+        ir.DataType.BFLOAT16: torch.bfloat16,
+    }[dtype]
+
+
+def constant(value: ir.Value) -> np.ndarray:
+    """The array behind an initializer or Constant."""
+    tensor = get_const_tensor(value)
+    assert tensor is not None
+    return read_tensor(tensor)
+
+
+class Matrix:
+    """W [rows, in_features] in float32, made of the given weights with their rows interleaved (gate 0, up 0, gate 1, ...)."""
+
+    def __init__(self, parts: Sequence[Weight]) -> None:
+        self.parts = parts
+        self.shape = (len(parts) * parts[0].shape[0], parts[0].shape[1])
+
+    def chunks(self) -> Iterator[torch.Tensor]:
+        """Rows in order, some at a time."""
+        rows, k = self.parts[0].shape
+        step = max(1, _CHUNK_VALUES // (k * len(self.parts)))
+        stored = [constant(part.stored).T if part.stored_transposed else constant(part.stored) for part in self.parts]
+        views = [array[part.rows] for array, part in zip(stored, self.parts, strict=True)]
+        for start in range(0, rows, step):
+            chunk = torch.stack(
+                [
+                    as_torch(view[start : start + step]).to(torch_dtype(part.dtype)).float() * part.scale
+                    for view, part in zip(views, self.parts, strict=True)
+                ],
+                dim=1,
+            )
+            yield chunk.reshape(-1, k)
+
+    @cached_property
+    def amax(self) -> torch.Tensor:
+        """Largest magnitude, a float32 scalar.
+
+        Raises:
+            ModelError: a value is NaN or infinite.
+        """
+        amax = torch.stack([chunk.abs().max() for chunk in self.chunks()]).max()
+        if not torch.isfinite(amax):
+            names = " or ".join(f"'{part.stored.name}'" for part in self.parts)
+            raise ModelError(f"weight {names} holds NaN or Inf and cannot be quantized; repair the checkpoint")
+        return amax
+
+
+def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
+    """The biases [features] of the parts of a matrix, interleaved like its rows; zeros where there is none."""
+    vectors = []
+    for bias in biases:
+        vector = torch.zeros(features) if bias is None else as_torch(constant(bias.stored)).float().reshape(-1) * bias.scale
+        if bias is not None and vector.numel() > 1:
+            vector = vector[bias.rows]
+        vectors.append(vector.expand(features))
+    return torch.stack(vectors, dim=1).reshape(-1)
+
+
+class StreamedTensor(ir.LazyTensor):
+    """An initializer whose bytes are computed when it is written, piece by piece."""
+
+    def __init__(self, name: str, dtype: ir.DataType, shape: Sequence[int], pieces: Callable[[], Iterator[torch.Tensor]]):
+        self._pieces = pieces
+        super().__init__(self._collect, dtype=dtype, shape=ir.Shape(shape), name=name)
+
+    def _collect(self) -> ir.TensorProtocol:
+        data = b"".join(_bytes(piece) for piece in self._pieces())
+        array = np.frombuffer(data, self.dtype.numpy()).reshape(self.shape.numpy())
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Writes the tensor, one piece in memory at a time."""
+        for piece in self._pieces():
+            file.write(_bytes(piece))
+
+
+def _bytes(piece: torch.Tensor) -> bytes:
+    return piece.contiguous().view(torch.uint8).numpy().tobytes() if piece.dim() else piece.reshape(1).view(torch.uint8).numpy().tobytes()

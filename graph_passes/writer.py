@@ -1,0 +1,43 @@
+"""Writes a model and its external data: all or nothing, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+
+# Called with (bytes written, bytes in all, what is being written).
+Progress = Callable[[int, int, str], None]
+# Smaller tensors (shapes, scalars, axes) stay in the model file, where shape inference sees them.
+_INLINE_BYTES = 4096
+
+
+def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
+    """Writes `path` and `<path>.data`; both appear when both are complete.
+
+    Raises:
+        OSError: the destination cannot be written, or the disk is full.
+    """
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    total = sum(tensor.nbytes for tensor in tensors if tensor.nbytes > _INLINE_BYTES)
+    done = 0
+
+    def report(tensor: ir.TensorProtocol, _: ir.external_data.CallbackInfo) -> None:
+        nonlocal done
+        if progress is not None:
+            progress(done, total, tensor.name or "")
+        done += tensor.nbytes
+
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
+        data = temporary.with_name(f"{path.name}.data")
+        ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=report)
+        # The data first: a model without its weights is worse than weights without a model.
+        if data.exists():
+            os.replace(data, path.with_name(data.name))
+        os.replace(temporary, path)
+    if progress is not None:
+        progress(total, total, path.name)
