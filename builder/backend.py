@@ -116,7 +116,8 @@ class Layer:
 
 
 def _onnx_nodes(metadata: str) -> frozenset[str]:
-    return frozenset(part.rstrip("\x1e").removesuffix("]") for part in metadata.split("[ONNX Layer: ")[1:])
+    # Unit separators stand between the entries.
+    return frozenset(part.rstrip("\x1e\x1f").removesuffix("]") for part in metadata.split("[ONNX Layer: ")[1:])
 
 
 def layers_of_log(message: str) -> list[Layer]:
@@ -152,8 +153,8 @@ DATATYPES = {"fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP1
 def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of each planned subgraph.
 
-    `planned`: name, decision (nvfp4 | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that carry it: plugin nodes for
-    nvfp4, matrix products otherwise. Returns name, realized and problem (None when it is as planned).
+    `planned`: name, decision (nvfp4 | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that carry it: plugin nodes
+    for nvfp4, matrix products otherwise. Returns name, realized and problem (None when it is as planned).
     """
     results = []
     for subgraph in planned:
@@ -281,7 +282,7 @@ class Backend:
 
 
 def _logger(trt: Any) -> Any:
-    class Log(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layers = ""
@@ -303,7 +304,7 @@ def _logger(trt: Any) -> Any:
 
 
 def _monitor(trt: Any, report: Report) -> Any:
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.root = ""
@@ -385,7 +386,7 @@ class Job:
                 planned=data["planned"],
                 checksums={folder / name: digest for name, digest in data["checksums"].items()},
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(USAGE, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
 
 

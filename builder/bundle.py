@@ -59,8 +59,8 @@ def write_folder(
 ) -> Path:
     """Fill the existing, empty `folder`; returns the manifest's path.
 
-    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. Large files are hard
-    links where the file system allows it. `checksums` costs a read of every file.
+    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. Large files are
+    hard links where the file system allows it. `checksums` costs a read of every file.
     """
     _write_model(model, folder / "model.onnx")
     if library is not None:

@@ -54,8 +54,8 @@ def estimate_memory(model: Path) -> MemoryEstimate:
 def run_script(folder: Path, output: Path, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run the folder's build script; returns its result, with the engine at `output`.
 
-    `on_event` sees its stages and progress. The script gets a process group of its own, so that Ctrl-C reaches only this
-    process, which then ends it. Raises BuilderError with the script's exit code and message.
+    `on_event` sees its stages and progress. The script gets a process group of its own, so that Ctrl-C reaches only
+    this process, which then ends it. Raises BuilderError with the script's exit code and message.
     """
     command = [
         sys.executable,

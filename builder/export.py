@@ -56,7 +56,7 @@ def export(directory: Path, destination: Path) -> Path:
         ) from error
     import torch
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     _check_architecture(directory)
     with _quiet():
         try:
@@ -133,7 +133,8 @@ def _plain(model: Any) -> tuple[torch.nn.Module, dict[str, torch.Tensor], tuple[
                 extra = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
                 result = self.model(input_ids=tensors[0], attention_mask=tensors[1], **extra)
             # Heads other than logits (masked language models, classifiers, ...) still come first.
-            return result[output] if output in result else result[0]
+            tensor: torch.Tensor = result[output] if output in result else result[0]
+            return tensor
 
     if is_image:
         config = model.config

@@ -62,9 +62,9 @@ def derive_profiles(
 ) -> dict[str, Profile]:
     """A profile for every input that has a dynamic dimension.
 
-    `inputs`: name -> dimensions, a number or the name of a dynamic one ("" unnamed). An override of one bound leaves the
-    others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all three. `longest`
-    is the model's longest sequence, where it is known.
+    `inputs`: name -> dimensions, a number or the name of a dynamic one ("" unnamed). An override of one bound leaves
+    the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all three.
+    `longest` is the model's longest sequence, where it is known.
 
     Raises BuilderError: usage for an override that does not fit, model for a dimension without a range.
     """

@@ -90,8 +90,8 @@ def build_engine(
 ) -> None:
     """Build a TensorRT engine in which MLP and linear subgraphs run as NVFP4 plugins.
 
-    Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it holds
-    what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
+    Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it
+    holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
 
     Example: build-engine model.onnx -o model.engine --target rtx-blackwell --calib-data samples.npz
     """

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage; 3 the model or its data is at fault; 4 target, back end or compiler unavailable; "
@@ -36,7 +36,7 @@ class ProgressBar:
             TextColumn("[dim]{task.fields[detail]}"),
             console=status,
         )
-        self._task = None
+        self._task: TaskID | None = None
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()

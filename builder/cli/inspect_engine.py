@@ -1,0 +1,37 @@
+"""inspect-engine: what a plan, report, rewritten model, bundle or engine holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import DEBUG, EXIT_CODES, JSON, failures, output, print_json
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=EXIT_CODES)
+def inspect_engine(
+    path: Annotated[Path, typer.Argument(help="A plan (.yaml), report (.json), ONNX file, engine, or bundle folder.")],
+    as_json: Annotated[bool, JSON] = False,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Print what a plan, report, rewritten model, bundle or engine holds.
+
+    No GPU is needed: for an engine this shows size and what was verified when it was built.
+    """
+    with failures(debug, as_json):
+        from trt_nvfp4.builder.inspection import inspect, tables
+
+        found = inspect(path)
+        if as_json:
+            print_json(json.dumps(found, indent=2, default=str))
+            return
+        for table in tables(found):
+            output.print(table)
+
+
+main = app

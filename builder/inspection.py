@@ -1,0 +1,126 @@
+"""What a plan, report, rewritten model, bundle or engine holds, as tables; needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from rich.filesize import decimal
+from rich.table import Table
+
+from trt_nvfp4.graph_passes.plan import Plan
+
+from . import backend, bundle, report
+from .errors import USAGE, BuilderError
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """Describe a file or bundle folder: `kind` and what is known; BuilderError (usage) for anything else."""
+    if path.is_dir():
+        return _bundle(path)
+    if not path.exists():
+        raise BuilderError(USAGE, f"{path}: no such file")
+    kinds = {".yaml": _plan, ".yml": _plan, ".json": _report, ".onnx": _model, ".engine": _engine, ".plan": _engine}
+    if path.suffix not in kinds:
+        raise BuilderError(
+            USAGE, f"{path}: expected a plan (.yaml), report (.json), model (.onnx), engine or bundle folder"
+        )
+    return kinds[path.suffix](path)
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    plan = Plan.load(path)
+    found = report.Report(model=plan.model, target=plan.target)
+    found.take_plan(plan, calibrated=True)
+    return {"kind": "plan", "model": plan.model, "target": plan.target, "subgraphs": found.subgraphs}
+
+
+def _report(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
+    if not isinstance(data, dict) or "subgraphs" not in data or "timings_s" not in data:
+        raise BuilderError(USAGE, f"{path}: not a report of build-engine")
+    return {"kind": "report", **data}
+
+
+def _model(path: Path) -> dict[str, Any]:
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's own error types
+        raise BuilderError(USAGE, f"{path}: not an ONNX file ({error})") from error
+    plugins = [node for node in proto.graph.node if node.domain == bundle.OPS_DOMAIN]
+    return {
+        "kind": "model",
+        "opset": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
+        "inputs": {value.name: _shape(value) for value in proto.graph.input},
+        "outputs": {value.name: _shape(value) for value in proto.graph.output},
+        "operators": dict(Counter(node.op_type for node in proto.graph.node).most_common()),
+        "plugin_nodes": {node.name: node.op_type for node in plugins},
+    }
+
+
+def _shape(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    dims = [dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim]
+    return f"{onnx.TensorProto.DataType.Name(tensor.elem_type).lower()} [{', '.join(dims)}]"
+
+
+def _bundle(path: Path) -> dict[str, Any]:
+    manifest = path / bundle.MANIFEST
+    if not manifest.exists():
+        raise BuilderError(USAGE, f"{path}: not a bundle (it has no {bundle.MANIFEST})")
+    data = json.loads(manifest.read_text())
+    changed = [
+        name
+        for name, digest in data["checksums"].items()
+        if not (path / name).exists() or backend.sha256(path / name) != digest
+    ]
+    files = {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
+    shown = {key: data[key] for key in ("target", "arch", "modules", "profiles", "planned", "plugin_library")}
+    return {"kind": "bundle", **shown, "files": files, "changed_files": changed}
+
+
+def _engine(path: Path) -> dict[str, Any]:
+    """An engine's layers need the target's GPU to be read; without one its report says what was verified."""
+    beside = path.with_suffix(".report.json")
+    found: dict[str, Any] = {"kind": "engine", "bytes": path.stat().st_size}
+    if not beside.exists():
+        return {
+            **found,
+            "note": f"layers cannot be read without the target's GPU, and there is no {beside.name} beside it",
+        }
+    data = _report(beside)
+    if data.get("engine_bytes") != found["bytes"]:
+        return {**found, "note": f"{beside.name} is of another engine ({data.get('engine_bytes')} bytes)"}
+    return {**data, **found, "note": f"as verified when it was built ({beside.name}); layers need the target's GPU"}
+
+
+def tables(found: dict[str, Any]) -> Iterator[Table]:
+    """What `inspect` found, for the terminal."""
+    subgraphs = found.get("subgraphs")
+    if found["kind"] in ("report", "engine") and subgraphs is not None:
+        yield report.subgraph_table(subgraphs)
+        yield report.summary_table(found)
+    elif subgraphs is not None:
+        yield report.subgraph_table(subgraphs)
+    rest = Table(show_header=False, box=None)
+    for key, value in found.items():
+        if key == "bytes":
+            rest.add_row(key, decimal(value))
+        elif found["kind"] in ("model", "bundle") or key in ("kind", "note", "model"):
+            rest.add_row(key, _text(value))
+    yield rest
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {entry}" for key, entry in value.items()) or "none"
+    if isinstance(value, list):
+        return "\n".join(str(entry) for entry in value) or "none"
+    return str(value)

@@ -1,0 +1,41 @@
+"""The target table."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from trt_nvfp4.builder.cli.build_engine import build_engine
+from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.targets import TARGETS, find_target, require_here
+
+
+def test_unknown_target_lists_the_known_ones() -> None:
+    with pytest.raises(BuilderError) as failure:
+        find_target("h1000")
+    assert failure.value.exit_code == USAGE
+    assert all(name in str(failure.value) for name in TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+def test_arch_belongs_to_the_compute_capability(target) -> None:
+    major, minor = target.compute_capability
+    assert re.fullmatch(rf"sm_{major}{minor}a?", target.arch)
+    # FP4 instructions came with Blackwell, and need the arch-specific feature set.
+    assert target.fp4_instructions == (major >= 10)
+    assert target.arch.endswith("a") or not target.fp4_instructions
+
+
+@pytest.mark.parametrize("name", ["thor", "b200"])
+def test_target_of_another_machine_points_to_the_bundle(name: str) -> None:
+    with pytest.raises(BuilderError, match="--bundle") as failure:
+        require_here(find_target(name))
+    assert failure.value.exit_code == UNAVAILABLE
+
+
+def test_help_names_every_target() -> None:
+    # The help must not import the table: it would import the graph passes.
+    annotation = inspect.get_annotations(build_engine, eval_str=True)["target"]
+    assert all(name in annotation.__metadata__[0].help for name in TARGETS)

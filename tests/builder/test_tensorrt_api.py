@@ -1,0 +1,256 @@
+"""Every TensorRT name and signature that the `tensorrt` back end uses exists in the real bindings of each version.
+
+The back end runs against a recorder that notes which members of which classes it touches; the notes are looked up in
+the bindings' own classes and docstrings. The bindings import over stub libraries; nothing is built with them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trt_nvfp4.builder import backend
+
+VERSIONS = ["10.13.3.9", "10.16.1.11", "11.4.0.106"]
+STUBS = {
+    "nvinfer": [
+        "createInferBuilder_INTERNAL",
+        "createInferRefitter_INTERNAL",
+        "createInferRuntime_INTERNAL",
+        "getBuilderPluginRegistry",
+        "getPluginRegistry",
+    ],
+    "nvonnxparser": ["createNvOnnxParser_INTERNAL", "createNvOnnxParserRefitter_INTERNAL", "getNvOnnxParserVersion"],
+    "nvinfer_plugin": ["initLibNvInferPlugins"],
+}
+# What the members give, where the back end goes on with it.
+GIVES = {
+    "Builder.create_network": "INetworkDefinition",
+    "Builder.create_builder_config": "IBuilderConfig",
+    "Builder.create_optimization_profile": "IOptimizationProfile",
+    "Builder.build_serialized_network": "IHostMemory",
+    "OnnxParser.get_error": "ParserError",
+    "IBuilderConfig.create_timing_cache": "ITimingCache",
+    "IBuilderConfig.get_timing_cache": "ITimingCache",
+    "IBuilderConfig.add_optimization_profile": 0,
+    "ITimingCache.serialize": b"cache",
+    "OnnxParser.num_errors": 1,
+    "ParserError.desc": "creator && Plugin not found",
+    "Runtime.deserialize_cuda_engine": "ICudaEngine",
+    "ICudaEngine.create_engine_inspector": "EngineInspector",
+    "EngineInspector.get_engine_information": '{"Layers": []}',
+    "module.get_plugin_registry": "IPluginRegistry",
+}
+
+
+class Recorder:
+    """Stands for an object of a TensorRT class and notes what is done with it."""
+
+    def __init__(self, kind: str, notes: dict[str, int | None]) -> None:
+        self.__dict__.update(kind=kind, notes=notes)
+
+    def __getattr__(self, name: str) -> Any:
+        member = f"{self.kind}.{name}"
+        self.notes.setdefault(member, None)
+        gives = GIVES.get(member, True)
+        if isinstance(gives, int) and not isinstance(gives, bool) and name == "num_errors":
+            return gives
+
+        def call(*arguments: Any) -> Any:
+            self.notes[member] = len(arguments)
+            if isinstance(gives, str) and gives[0].isupper() and gives.isidentifier():
+                return Recorder(gives, self.notes)
+            return gives
+
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.notes.setdefault(f"{self.kind}.{name}", None)
+
+
+class Module:
+    """Stands for the `tensorrt` module."""
+
+    def __init__(self, version: str, parses: bool) -> None:
+        self.__version__ = version
+        self.notes: dict[str, int | None] = {}
+        self.parses = parses
+
+        class ILogger:
+            ERROR, INTERNAL_ERROR, WARNING = "ERROR", "INTERNAL_ERROR", "WARNING"
+
+        class IProgressMonitor:
+            pass
+
+        self.ILogger, self.IProgressMonitor = ILogger, IProgressMonitor
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "get_plugin_registry":
+            self.notes["module.get_plugin_registry"] = 0
+            return lambda: Recorder("IPluginRegistry", self.notes)
+        if name in ("Builder", "OnnxParser", "Runtime"):
+            return lambda *arguments: self.instance(name, len(arguments))
+        return Members(name, self.notes)
+
+    def instance(self, name: str, count: int) -> Recorder:
+        self.notes[f"{name}.__init__"] = count
+        made = Recorder(name, self.notes)
+        if name == "OnnxParser" and not self.parses:
+            self.notes["OnnxParser.parse_from_file"] = 1
+            made.__dict__["parse_from_file"] = lambda path: False
+        return made
+
+
+class Members:
+    """Stands for an enumeration."""
+
+    def __init__(self, name: str, notes: dict[str, int | None]) -> None:
+        self.name, self.notes = name, notes
+
+    def __getattr__(self, member: str) -> int:
+        self.notes[f"{self.name}.{member}"] = None
+        return 1
+
+
+def used_members(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
+    """Member -> number of arguments (None: not called), over a build that works and one whose model is refused."""
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (11, 0))
+    # The back end sets it for good; monkeypatch puts it back.
+    monkeypatch.setenv("__LUNOWUD", "")
+    cache = tmp_path / "timing.cache"
+    cache.write_bytes(b"old")
+    job = backend.Job(
+        target="thor",
+        arch="sm_110a",
+        compute_capability=(11, 0),
+        module="tensorrt",
+        oldest_version="10.13",
+        model=tmp_path / "model.onnx",
+        engine=tmp_path / "out.engine",
+        plugin_library=None,
+        plugin_sources=None,
+        timing_cache=cache,
+        profiles={"x": ((1, 16), (2, 16), (4, 16))},
+        planned=[],
+        checksums={},
+    )
+    notes: dict[str, int | None] = {"ILogger.log": None, "IProgressMonitor.phase_start": None}
+    notes |= {"IProgressMonitor.step_complete": None, "IProgressMonitor.phase_finish": None}
+    notes |= {"ILogger.ERROR": None, "ILogger.INTERNAL_ERROR": None, "ILogger.WARNING": None}
+    for parses in (True, False):
+        module = Module(version, parses)
+        monkeypatch.setattr(backend.importlib, "import_module", lambda name, module=module: module)
+        engine = backend.Backend("tensorrt")
+        if parses:
+            engine.build(job, tmp_path / "plugins.so", lambda event: None)
+            assert cache.read_bytes() == b"cache"
+        else:
+            with pytest.raises(backend.EngineError, match="plugin library does not provide it"):
+                engine.build(job, tmp_path / "plugins.so", lambda event: None)
+        notes |= module.notes
+    return notes
+
+
+@pytest.fixture(scope="module")
+def stub_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stubs")
+    for major in (10, 11):
+        for name, symbols in STUBS.items():
+            source = "".join(f"void* {symbol}(void) {{ return 0; }}\n" for symbol in symbols)
+            library = folder / f"lib{name}.so.{major}"
+            command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library, f"-Wl,-soname,{library.name}"]
+            subprocess.run(command, input=source, text=True, check=True)
+    return folder
+
+
+def unpacked_bindings(version: str) -> Path:
+    """The bindings' wheel, downloaded once and unpacked."""
+    cache = Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4") / "bindings"
+    folder = cache / f"{version}-{sys.version_info.major}{sys.version_info.minor}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        package = f"tensorrt-cu13-bindings=={version}"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package, "--dest", str(cache)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheel = next(cache.glob(f"*{version}-cp{sys.version_info.major}{sys.version_info.minor}*.whl"), None)
+        if done.returncode or wheel is None:
+            pytest.skip(f"cannot download {package}: {done.stderr.strip()[-200:]}")
+        with backend.replacing(folder) as temporary, zipfile.ZipFile(wheel) as archive:
+            archive.extractall(temporary)
+    return folder
+
+
+LOOK_UP = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import tensorrt_bindings as trt
+found = {}
+for member in json.load(sys.stdin):
+    kind, name = member.split(".")
+    holder = trt if kind == "module" else getattr(trt, kind, None)
+    entry = getattr(holder, name, None)
+    found[member] = None if holder is None or not hasattr(holder, name) else (entry.__doc__ or "")
+print(json.dumps([trt.__version__, found]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_name_and_signature_exists(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub_libraries: Path
+) -> None:
+    bindings = unpacked_bindings(version)
+    with monkeypatch.context() as patches:
+        used = used_members(version, tmp_path, patches)
+    assert len(used) > 30, "the recorder saw too little of the back end"
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK_UP, str(bindings)],
+        input=json.dumps(list(used)),
+        env={**os.environ, "LD_LIBRARY_PATH": str(stub_libraries)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    real_version, documented = json.loads(done.stdout)
+    assert real_version == version
+    missing = [member for member, doc in documented.items() if doc is None]
+    assert not missing
+    for member, count in used.items():
+        if count is not None:
+            assert accepts(documented[member], count), f"{member} with {count} arguments: {documented[member][:300]}"
+
+
+def accepts(doc: str, count: int) -> bool:
+    """Whether one of the signatures in a pybind docstring takes `count` arguments besides self."""
+    signatures = re.findall(r"\((.*)\) ->", doc) or re.findall(r"\((.*)\)", doc)
+    for signature in signatures:
+        depth, parts = 0, [""]
+        for character in signature:
+            depth += (character in "[(") - (character in "])")
+            if character == "," and depth == 0:
+                parts.append("")
+            else:
+                parts[-1] += character
+        parameters = [part.strip() for part in parts if part.strip() and not part.strip().startswith("self")]
+        if any(part.startswith("*") for part in parameters):
+            return True
+        required = [part for part in parameters if "=" not in part]
+        if len(required) <= count <= len(parameters):
+            return True
+    return False
+
+
+def test_a_signature_with_fewer_parameters_is_refused() -> None:
+    doc = "set_shape(self: T, input: str, min: Dims, opt: Dims = 3) -> None"
+    assert accepts(doc, 2)
+    assert accepts(doc, 3)
+    assert not accepts(doc, 4)
+    assert not accepts(doc, 1)
