@@ -1,0 +1,12 @@
+"""The ops of the ONNX domain `trt_nvfp4`, each defined once: schema, function body, Torch reference, shape rules."""
+
+from .activation import Activation
+from .definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
+from .nvfp4_gated_mlp import NVFP4_GATED_MLP
+from .nvfp4_linear import NVFP4_LINEAR
+from .nvfp4_persistent_mlp import NVFP4_PERSISTENT_MLP
+from .nvfp4_quantize import NVFP4_QUANTIZE
+
+OPS = {op.name: op for op in (NVFP4_QUANTIZE, NVFP4_LINEAR, NVFP4_GATED_MLP, NVFP4_PERSISTENT_MLP)}
+
+__all__ = ["DOMAIN", "OPS", "VERSION", "Activation", "Formal", "OpDefinition", "OpError"]

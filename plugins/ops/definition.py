@@ -1,0 +1,212 @@
+"""One op, defined once: its ONNX schema, function body, Torch reference and shape rules all come from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx.parser
+import torch
+from torch import Tensor
+
+from .activation import Activation
+from .number_formats import BLOCK, tiled_shape
+
+DOMAIN = "trt_nvfp4"
+VERSION = 1
+BODY_OPSET = 21  # what the bodies are written for
+OLDEST_MODEL_OPSET = 17
+
+Attribute = int | float
+Dim = int | str | None  # a number, a symbol, or unknown
+Shape = tuple[Dim, ...]
+
+ACTIVATION_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)")
+_TORCH_TYPES = {
+    torch.float16: "tensor(float16)",
+    torch.bfloat16: "tensor(bfloat16)",
+    torch.float32: "tensor(float)",
+    torch.int8: "tensor(int8)",
+}
+
+
+class OpError(ValueError):
+    """An op was given tensors or attributes that it does not take."""
+
+
+@dataclass(frozen=True)
+class Formal:
+    """An input or output: its name, its ONNX type ("T" is the type of the activations), what it holds."""
+
+    name: str
+    type: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class OpDefinition:
+    """One op of the domain `trt_nvfp4`.
+
+    `attributes` maps every attribute to its default: int attributes are 0/1 flags, except `activation`
+    (see `Activation`); float ones are finite and not negative. All inputs are mandatory.
+    """
+
+    name: str
+    doc: str
+    inputs: tuple[Formal, ...]
+    outputs: tuple[Formal, ...]
+    attributes: Mapping[str, Attribute]
+    body: str  # statements of the ONNX function, in ONNX's textual syntax
+    torch_reference: Callable[..., Tensor | tuple[Tensor, ...]]
+    shape_rule: Callable[[ShapeRule], Sequence[Shape]]
+
+    def schema(self) -> onnx.defs.OpSchema:
+        """The ONNX schema, ready for `onnx.defs.register_schema`."""
+        return onnx.defs.OpSchema(
+            self.name,
+            DOMAIN,
+            VERSION,
+            doc=self.doc,
+            inputs=[onnx.defs.OpSchema.FormalParameter(f.name, f.type, f.doc) for f in self.inputs],
+            outputs=[onnx.defs.OpSchema.FormalParameter(f.name, f.type, f.doc) for f in self.outputs],
+            type_constraints=[("T", list(ACTIVATION_TYPES), "The type of the activations.")],
+            attributes=[
+                onnx.defs.OpSchema.Attribute(name, onnx.helper.make_attribute(name, default))
+                for name, default in self.attributes.items()
+            ],
+        )
+
+    def function(self, opset: int = BODY_OPSET) -> onnx.FunctionProto:
+        """The ONNX function that computes the op with standard operators.
+
+        `opset` is that of the model that carries it: ONNX Runtime inlines a function under the model's own opset.
+        The body means the same under every opset from 17 on.
+        """
+        if opset < OLDEST_MODEL_OPSET:
+            raise OpError(
+                f"{self.name}: its ONNX function needs a model of opset {OLDEST_MODEL_OPSET} or newer, found opset "
+                f"{opset}: convert the model (onnx.version_converter)"
+            )
+        attributes = ", ".join(
+            f"{name}: {'int' if isinstance(default, int) else 'float'} = {default!r}"
+            for name, default in self.attributes.items()
+        )
+        return onnx.parser.parse_function(
+            f'<opset_import: ["": {opset}], domain: "{DOMAIN}">\n'
+            f"{self.name} <{attributes}> ({', '.join(f.name for f in self.inputs)})"
+            f" => ({', '.join(f.name for f in self.outputs)})\n{{{self.body}\n}}"
+        )
+
+    def node(
+        self, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **attributes: Attribute
+    ) -> onnx.NodeProto:
+        """A node of this op. Every attribute is written out, as ONNX's reference evaluator needs."""
+        if (len(inputs), len(outputs)) != (len(self.inputs), len(self.outputs)):
+            raise OpError(
+                f"{self.name} has {len(self.inputs)} inputs and {len(self.outputs)} outputs, "
+                f"found {len(inputs)} and {len(outputs)}"
+            )
+        complete = self.complete_attributes(**attributes)
+        return onnx.helper.make_node(self.name, inputs, outputs, name or None, domain=DOMAIN, **complete)
+
+    def reference(self, *tensors: Tensor, **attributes: Attribute) -> Tensor | tuple[Tensor, ...]:
+        """The op in Torch: slow, simple, trusted; written apart from the ONNX body."""
+        self.check([tuple(t.shape) for t in tensors], [_TORCH_TYPES.get(t.dtype) for t in tensors], **attributes)
+        return self.torch_reference(*tensors, **self.complete_attributes(**attributes))
+
+    def output_shapes(self, input_shapes: Sequence[Shape], **attributes: Attribute) -> list[Shape]:
+        """Shapes of the outputs, after checking those of the inputs. Leading dimensions of the activations may be
+        symbolic or unknown; what depends on them is None."""
+        if len(input_shapes) != len(self.inputs):
+            raise OpError(f"{self.name} takes {len(self.inputs)} inputs, found {len(input_shapes)}")
+        names = [f.name for f in self.inputs]
+        rule = ShapeRule(self.name, dict(zip(names, input_shapes, strict=True)), self.complete_attributes(**attributes))
+        return list(self.shape_rule(rule))
+
+    def check(self, input_shapes: Sequence[Shape], input_types: Sequence[str | None], **attributes: Attribute) -> None:
+        """Raise OpError unless shapes, types (ONNX's, such as "tensor(int8)") and attributes fit the op."""
+        self.output_shapes(input_shapes, **attributes)
+        activations = input_types[0]
+        for formal, found in zip(self.inputs, input_types, strict=True):
+            expected = activations if formal.type == "T" else formal.type
+            if found != expected or (formal.type == "T" and found not in ACTIVATION_TYPES):
+                allowed = " or ".join(ACTIVATION_TYPES) if expected not in ACTIVATION_TYPES else expected
+                raise OpError(
+                    f"{self.name}: {formal.name} must be {allowed if formal.type == 'T' else expected}, found {found}"
+                )
+
+    def complete_attributes(self, **attributes: Attribute) -> dict[str, Any]:
+        """All attributes, defaults filled in; raises OpError for an unknown one or a value out of range."""
+        for name, value in attributes.items():
+            if name not in self.attributes:
+                raise OpError(f"{self.name} has no attribute {name}, only {', '.join(self.attributes)}")
+            if name == "activation":
+                self._check_activation(value)
+            elif isinstance(self.attributes[name], int):
+                if value not in (0, 1):
+                    raise OpError(f"{self.name}: {name} must be 0 or 1, found {value}")
+            elif not (math.isfinite(value) and value >= 0):
+                raise OpError(f"{self.name}: {name} must be finite and not negative, found {value}")
+        return {**self.attributes, **attributes}
+
+    def _check_activation(self, value: Attribute) -> None:
+        if value not in Activation.__members__.values():
+            known = ", ".join(f"{int(a)} {a.name.lower()}" for a in Activation)
+            raise OpError(f"{self.name}: activation must be one of {known}; found {value}")
+
+
+@dataclass(frozen=True)
+class ShapeRule:
+    """What an op's shape rule reads: the input shapes by name, the attributes, and the checks that it repeats."""
+
+    op: str
+    shapes: Mapping[str, Shape]
+    attributes: Mapping[str, Any]
+
+    def expect(self, tensor: str, expected: Shape) -> None:
+        """`tensor` has the shape `expected`; symbols and unknowns, on either side, fit anything."""
+        found = self.shapes[tensor]
+        fits = len(found) == len(expected) and all(
+            f == e for f, e in zip(found, expected, strict=True) if isinstance(f, int) and isinstance(e, int)
+        )
+        if not fits:
+            raise OpError(f"{self.op}: {tensor} must have shape {_text(expected)}, found {_text(found)}")
+
+    def rows(self, tensor: str) -> tuple[Shape, int]:
+        """The leading dimensions of activations [..., K], and K."""
+        shape = self.shapes[tensor]
+        if not shape or not isinstance(shape[-1], int):
+            raise OpError(f"{self.op}: the last dimension of {tensor} must be known, found shape {_text(shape)}")
+        self._check_blocks(tensor, shape[-1])
+        return shape[:-1], shape[-1]
+
+    def weight(self, tensor: str, scales: str, k: int, batch: Shape = ()) -> int:
+        """Check packed weights [*batch, N, k/2] and their tiled block scales; return N."""
+        self._check_blocks(tensor, k)
+        shape = self.shapes[tensor]
+        if len(shape) != len(batch) + 2 or not isinstance(shape[-2], int):
+            raise OpError(f"{self.op}: {tensor} must have shape {_text((*batch, 'N', k // 2))}, found {_text(shape)}")
+        n = shape[-2]
+        self.expect(tensor, (*batch, n, k // 2))
+        self.expect(scales, (*batch, *tiled_shape(n, k // BLOCK)))
+        return n
+
+    def _check_blocks(self, tensor: str, k: int) -> None:
+        if k <= 0 or k % BLOCK:
+            raise OpError(
+                f"{self.op}: K of {tensor} must be a positive multiple of {BLOCK} (an NVFP4 block), found {k}"
+            )
+
+    def expect_ungated_activation(self) -> None:
+        if self.attributes["activation"] == Activation.SWIGLU_CLAMPED:
+            raise self.error("activation swiglu_clamped needs a gate")
+
+    def error(self, message: str) -> OpError:
+        return OpError(f"{self.op}: {message}")
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

@@ -1,0 +1,69 @@
+"""NVFP4Linear: act(x W^T + b) with NVFP4 weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import function_body as text
+from .activation import Activation, activate, activate_onnx
+from .definition import Formal, OpDefinition, Shape, ShapeRule
+from .reference import dequantize_weight, gemm_input, linear
+
+
+def _reference(
+    x: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    weight_tensor_scale: Tensor,
+    bias: Tensor,
+    input_tensor_scale: Tensor,
+    *,
+    activation: int,
+    quantize_activations: int,
+) -> Tensor:
+    matrix = x.float().reshape(-1, x.shape[-1])
+    matrix = gemm_input(matrix, x.dtype, quantize_activations, input_tensor_scale)
+    y = linear(matrix, dequantize_weight(weight, weight_scales, weight_tensor_scale), bias)
+    return activate(Activation(activation), y).to(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+def _shapes(rule: ShapeRule) -> list[Shape]:
+    rule.expect_ungated_activation()
+    lead, k = rule.rows("x")
+    n = rule.weight("weight", "weight_scales", k)
+    rule.expect("bias", (n,))
+    rule.expect("weight_tensor_scale", ())
+    rule.expect("input_tensor_scale", ())
+    return [(*lead, n)]
+
+
+_BODY = f"""
+        {text.constants()}
+        {text.attribute_int("activation")}
+        {text.attribute_flag("quantize_activations")}
+        {text.rows("x_rows", "x")}
+        {text.gemm_input("seen", "x_rows", "input_tensor_scale", "x")}
+        {text.dequantize_weight("w", "weight", "weight_scales", "weight_tensor_scale")}
+        {text.linear("product", "seen", "w", "bias")}
+        {activate_onnx("activated", "product")}
+        activated_typed = CastLike(activated, x)
+        {text.with_rows_of("y", "activated_typed", "x")}
+"""
+
+NVFP4_LINEAR = OpDefinition(
+    name="NVFP4Linear",
+    doc="y = act(x W^T + bias), computed in float32 and rounded once. W is NVFP4; with quantize_activations so is x.",
+    inputs=(
+        Formal("x", "T", "[..., K], K a multiple of 16"),
+        Formal("weight", "tensor(int8)", "[N, K/2] E2M1, two per byte, even element in the low nibble"),
+        Formal("weight_scales", "tensor(int8)", "[ceil(N/128)*128, ceil(K/16/4)*4] E4M3 bytes, 128x4 tiled"),
+        Formal("weight_tensor_scale", "tensor(float)", "[] multiplier"),
+        Formal("bias", "T", "[N]"),
+        Formal("input_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
+    ),
+    outputs=(Formal("y", "T", "[..., N]"),),
+    attributes={"activation": int(Activation.IDENTITY), "quantize_activations": 0},
+    body=_BODY,
+    torch_reference=_reference,
+    shape_rule=_shapes,
+)

@@ -1,0 +1,89 @@
+"""NVFP4Quantize: activations to NVFP4, optionally after a residual add and an RMSNorm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from . import function_body as text
+from .definition import Formal, OpDefinition, Shape, ShapeRule
+from .number_formats import BLOCK, pack, quantize_blocks, tile_scales, tiled_shape
+from .reference import chosen_scale, rms_norm
+
+
+def _reference(
+    x: Tensor, residual: Tensor, norm_weight: Tensor, scale: Tensor, *, norm: int, add_residual: int, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    summed = (x.float() + residual.float()).to(x.dtype) if add_residual else x
+    matrix = summed.float().reshape(-1, x.shape[-1])
+    if norm:
+        matrix = rms_norm(matrix, norm_weight, epsilon, x.dtype)
+    scale = chosen_scale(scale, matrix)
+    codes, block_scales = quantize_blocks(matrix, scale)
+    packed = pack(codes).view(torch.int8).reshape(*x.shape[:-1], -1)
+    return packed, tile_scales(block_scales).view(torch.int8), scale, summed
+
+
+def _shapes(rule: ShapeRule) -> list[Shape]:
+    lead, k = rule.rows("x")
+    rule.expect("residual", (*lead, k))
+    rule.expect("norm_weight", (k,))
+    rule.expect("tensor_scale", ())
+    rows = math.prod(d for d in lead if isinstance(d, int))
+    known = all(isinstance(d, int) for d in lead)
+    padded_rows, padded_blocks = tiled_shape(rows, k // BLOCK)
+    return [(*lead, k // 2), (padded_rows if known else None, padded_blocks), (), (*lead, k)]
+
+
+_BODY = f"""
+        {text.constants()}
+        {text.attribute_flag("norm")}
+        {text.attribute_flag("add_residual")}
+        {text.attribute_float("epsilon")}
+        residual_out = If(add_residual) <
+            then_branch = added () => (sum) {{
+                sum_x = Cast<to = {text.FLOAT}>(x)
+                sum_residual = Cast<to = {text.FLOAT}>(residual)
+                sum_float = Add(sum_x, sum_residual)
+                sum = CastLike(sum_float, x) }},
+            else_branch = not_added () => (same) {{ same = Identity(x) }}
+        >
+        {text.rows("r", "residual_out")}
+        n = If(norm) <
+            then_branch = normed () => (unit) {{ {text.rms_norm("unit", "r", "norm_weight", "x")} }},
+            else_branch = not_normed () => (raw) {{ raw = Identity(r) }}
+        >
+        {text.quantize_blocks("q", "n", "tensor_scale")}
+        tensor_scale_out = Identity(q_tensor_scale)
+        {text.pack("q_bytes", "q")}
+        {text.with_rows_of("packed", "q_bytes", "x")}
+        {text.tile_scales("block_scales", "q_scale_bytes")}
+"""
+
+NVFP4_QUANTIZE = OpDefinition(
+    name="NVFP4Quantize",
+    doc="""r = x + residual (add_residual 1) or x, in x's type; n = RMSNorm(r) * norm_weight (norm 1) or r, in x's type;
+n quantized to NVFP4 under `tensor_scale`, or under amax / 2688 where that is 0.""",
+    inputs=(
+        Formal("x", "T", "[..., K], K a multiple of 16"),
+        Formal("residual", "T", "[..., K]; not read unless add_residual is 1"),
+        Formal("norm_weight", "T", "[K]; not read unless norm is 1"),
+        Formal("tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
+    ),
+    outputs=(
+        Formal("packed", "tensor(int8)", "[..., K/2] E2M1, two per byte, even element in the low nibble"),
+        Formal(
+            "block_scales",
+            "tensor(int8)",
+            "[ceil(M/128)*128, ceil(K/16/4)*4] E4M3 bytes, 128x4 tiled, zero padded; M = product of leading dimensions",
+        ),
+        Formal("tensor_scale_out", "tensor(float)", "[] the scale used"),
+        Formal("residual_out", "T", "[..., K] r"),
+    ),
+    attributes={"norm": 0, "add_residual": 0, "epsilon": 1e-6},
+    body=_BODY,
+    torch_reference=_reference,
+    shape_rule=_shapes,
+)

@@ -1,0 +1,38 @@
+"""What the Torch references of the ops share: plain float32 Torch, written apart from the ONNX bodies."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .number_formats import BLOCK, dequantize_blocks, quantize_blocks, tensor_scale, unpack, untile_scales
+
+
+def chosen_scale(given: Tensor, x: Tensor) -> Tensor:
+    """The given tensor scale, or where that is 0 the one of x's largest magnitude."""
+    return given if given != 0 else tensor_scale(x.abs().max())
+
+
+def dequantize_weight(packed: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
+    """float32 [N, K] of packed int8 [N, K/2] and tiled block scales (int8, E4M3 bytes)."""
+    codes = unpack(packed)
+    block_scales = untile_scales(scales.view(torch.float8_e4m3fn), codes.shape[0], codes.shape[1] // BLOCK)
+    return dequantize_blocks(codes, block_scales, scale)
+
+
+def gemm_input(x: Tensor, dtype: torch.dtype, quantize_activations: int, given_scale: Tensor) -> Tensor:
+    """float32 x as the GEMM sees it: rounded to dtype, or quantized to NVFP4 and back."""
+    if not quantize_activations:
+        return x.to(dtype).float()
+    scale = chosen_scale(given_scale, x)
+    return dequantize_blocks(*quantize_blocks(x, scale), scale)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias.float())
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """float32 RMSNorm over the last axis, rounded to dtype, returned in float32."""
+    return F.rms_norm(x, x.shape[-1:], weight.float(), epsilon).to(dtype).float()
