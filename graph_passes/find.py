@@ -46,7 +46,7 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         part = candidate[0]
         return position[part.multiply if isinstance(part, Linear) else part[0].mlp.up.multiply]
 
-    taken: set[str] = set()
+    taken = {_name(node) for node in model.graph}  # a plugin node must not take another node's name
     subgraphs = []
     for part, refusal in sorted(candidates, key=first_node):
         if isinstance(part, Linear):

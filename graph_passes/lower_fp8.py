@@ -18,12 +18,14 @@ _E4M3_MAX = 448.0
 _CHUNK_VALUES = 1 << 23
 
 
-def lower_fp8(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
+def lower_fp8(
+    graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], quantized_inputs: dict[ir.Value, ir.Value]
+) -> list[str]:
     """Quantizes weights per output channel, and inputs per tensor where `amax` has them; returns the multiplying nodes.
 
-    Without statistics only the weights are FP8.
+    Without statistics only the weights are FP8. `quantized_inputs` collects inputs that subgraphs share, already quantized.
     """
-    names, quantized_inputs = [], {}
+    names = []
     # A fused projection is one multiplication that two linears share.
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
@@ -78,8 +80,7 @@ def _quantize_weight(graph: ir.Graph, linear: Linear) -> None:
     dequantize = ir.node("DequantizeLinear", inputs, {"axis": axis}, name=f"{prefix}.dequantize")
     dequantize.outputs[0].name = f"{prefix}.dequantized"
     dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(scale_type), tensor.shape
-    first_use = min((use.node for use in stored.uses()), key=list(graph).index)
-    graph.insert_before(first_use, dequantize)
+    graph.insert_before(graph[0], dequantize)
     stored.replace_all_uses_with(dequantize.outputs[0])
 
 
@@ -97,7 +98,11 @@ def _quantize_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
     quantize.outputs[0].type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)
     dequantize.outputs[0].type = x.type
     quantize.outputs[0].shape = dequantize.outputs[0].shape = x.shape
-    graph.insert_before(linear.multiply, [quantize, dequantize])
+    producer = x.producer()
+    if producer is None:
+        graph.insert_before(graph[0], [quantize, dequantize])
+    else:
+        graph.insert_after(producer, [quantize, dequantize])
     return dequantize.outputs[0]
 
 

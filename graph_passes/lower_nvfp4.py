@@ -41,12 +41,13 @@ def lower_nvfp4(graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool,
     new_nodes = [node]
     first = subgraph.blocks[0].mlp if subgraph.blocks else None
     if first is not None and first.flattens:
-        shape = ir.val(f"{subgraph.name}.rows", const_value=ir.tensor([-1, subgraph.shapes["out_features"]]))
+        shape = ir.val(f"{subgraph.name}/rows", const_value=ir.tensor([-1, subgraph.shapes["out_features"]]))
         shape.const_value.name = shape.name  # type: ignore[union-attr]
         graph.register_initializer(shape)
-        new_nodes.append(ir.node("Reshape", [node.outputs[0], shape], name=f"{subgraph.name}.flatten"))
-        node.outputs[0].name = f"{subgraph.name}.output"
-    old_nodes = [node for node in graph if node.name in set(subgraph.nodes)]
+        new_nodes.append(ir.node("Reshape", [node.outputs[0], shape], name=f"{subgraph.name}/flatten"))
+        node.outputs[0].name = f"{subgraph.name}/output"
+    replaced = set(subgraph.nodes)
+    old_nodes = [node for node in graph if node.name in replaced]
     old_output = subgraph.blocks[-1].y if subgraph.blocks else subgraph.linear.y  # type: ignore[union-attr]
     ir.convenience.replace_nodes_and_values(
         graph, old_nodes[-1], old_nodes, new_nodes, [old_output], [new_nodes[-1].outputs[0]]
@@ -58,7 +59,7 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float]) -> dict[str, ir.Value
     """The op's inputs by name."""
     if subgraph.linear is not None:
         linear = subgraph.linear
-        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}.weight", [Matrix([linear.weight])], stacked=False)
+        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}/weight", [Matrix([linear.weight])], stacked=False)
         return {
             "x": linear.x,
             "weight": weight,
@@ -74,7 +75,7 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float]) -> dict[str, ir.Value
     inputs = {"x": subgraph.blocks[0].x}
     for name, parts in (("up" if stacked else "gate_up", firsts), ("down", downs)):
         matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}.{name}_weight", matrices, stacked)
+        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}/{name}_weight", matrices, stacked)
         inputs |= {f"{name}_weight": weight, f"{name}_scales": scales, f"{name}_tensor_scale": scale}
         inputs[f"{name}_bias"] = _bias(subgraph, f"{name}_bias", parts, stacked)
     inputs["input_tensor_scale"] = _scales(subgraph, "input", [mlp.up for mlp in mlps], amax, stacked)
@@ -105,7 +106,7 @@ def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any
 
 def _initializer(subgraph: Subgraph, name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
     array = data.float().numpy().astype(dtype.numpy())
-    tensor = ir.Tensor(array, dtype=dtype, name=f"{subgraph.name}.{name}")
+    tensor = ir.Tensor(array, dtype=dtype, name=f"{subgraph.name}/{name}")
     return ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
 
 

@@ -58,18 +58,20 @@ def rewrite(
     target = SourceModel(model.path, model.ir.clone())
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
+    quantized_inputs: dict[ir.Value, ir.Value] = {}
     ops: set[str] = set()
     for entry, subgraph in plan.check(target):
         if entry.decision.startswith("nvfp4"):
             realized[entry.name] = lower_nvfp4(target.graph, subgraph, entry.decision == "nvfp4_w4a4", amax)
             ops.add(subgraph.op)
         elif entry.decision == "fp8":
-            realized[entry.name] = lower_fp8(target.graph, subgraph, amax)
+            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
         elif entry.decision in ("bf16", "fp16"):
             realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
         else:
             realized[entry.name] = []
     passes.RemoveUnusedNodesPass()(target.ir)
+    passes.NameFixPass()(target.ir)
     for op in sorted(ops):
         function = ir.from_proto(OPS[op].function(target.opset))
         target.ir.functions[function.identifier()] = function
