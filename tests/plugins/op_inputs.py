@@ -1,0 +1,61 @@
+"""Random inputs of each op at given sizes, with the float64 values of their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from nvfp4_reference import Array, Weight
+
+
+def scalar(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32)
+
+
+@dataclass
+class Case:
+    """Inputs in the op's order, and what the reference needs of them."""
+
+    inputs: list[torch.Tensor]
+    weights: list[Weight] = field(default_factory=list)
+
+
+def random_t(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+
+
+def float64(x: torch.Tensor) -> Array:
+    values: Any = x.double().cpu().numpy()
+    return values
+
+
+def linear(rng: np.random.Generator, m: int, n: int, k: int, dtype: torch.dtype, scale: float = 0.0) -> Case:
+    w = Weight.random(rng, n, k)
+    x, bias = random_t(rng, (1, m, k), dtype), random_t(rng, (n,), dtype)
+    return Case([x, *w.tensors, bias, scalar(scale)], [w])
+
+
+def gated_mlp(rng: np.random.Generator, m: int, k: int, i: int, h: int, dtype: torch.dtype) -> Case:
+    up, down = Weight.random(rng, 2 * i, k), Weight.random(rng, h, i)
+    x, up_bias, down_bias = (random_t(rng, shape, dtype) for shape in ((m, k), (2 * i,), (h,)))
+    inputs = [x, *up.tensors, up_bias, *down.tensors, down_bias, scalar(0), scalar(0)]
+    return Case(inputs, [up, down])
+
+
+def persistent_mlp(
+    rng: np.random.Generator, layers: int, m: int, k: int, i: int, h: int, dtype: torch.dtype, *, gated: int
+) -> Case:
+    rows = 2 * i if gated else i
+    up, down = Weight.random(rng, rows, k, (layers,)), Weight.random(rng, h, i, (layers,))
+    shapes = ((m, k), (layers, k), (layers, rows), (layers, h))
+    x, norm, up_bias, down_bias = (random_t(rng, shape, dtype) for shape in shapes)
+    at_run_time = torch.zeros(layers)
+    inputs = [x, norm, *up.tensors, up_bias, *down.tensors, down_bias, at_run_time, at_run_time.clone()]
+    return Case(inputs, [up, down])
+
+
+def quantize(rng: np.random.Generator, m: int, k: int, dtype: torch.dtype, scale: float = 0.0) -> Case:
+    x, residual, norm = (random_t(rng, shape, dtype) for shape in ((m, k), (m, k), (k,)))
+    return Case([x, residual, norm, scalar(scale)])
