@@ -1,0 +1,223 @@
+"""Barriers and what a blocked thread waits for. Every wait can say who should have arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import EmulatorError
+
+if TYPE_CHECKING:
+    from .machine import Cta, Warp
+
+Clock = NDArray[np.int64]
+MAX_ARRIVALS = (1 << 20) - 1
+MAX_TRANSACTIONS = (1 << 20) - 1
+
+
+class Wait:
+    """Why a fragment does not run. The scheduler resumes it when `ready`, or when `expire` allows giving up."""
+
+    counts_as_progress = True
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+    def expire(self) -> bool:
+        """Let a wait with a time limit end unsuccessfully; False if this wait has none."""
+        return False
+
+
+class Yielded(Wait):
+    """Polling or sleeping: runs again in the next round, which is no progress by itself."""
+
+    counts_as_progress = False
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def ready(self) -> bool:
+        return True
+
+    def describe(self) -> str:
+        return self.reason
+
+
+class MBarrier:
+    """An mbarrier object: phase, pending arrivals, expected arrivals, transaction bytes."""
+
+    def __init__(self, count: int, clock_size: int, name: str) -> None:
+        if not 1 <= count <= MAX_ARRIVALS:
+            raise EmulatorError(f"mbarrier.init with count {count}, not in 1..{MAX_ARRIVALS}, on {name}")
+        self.count = count
+        self.pending = count
+        self.transactions = 0
+        self.phase = 0
+        self.name = name
+        self.clock: Clock = np.zeros(clock_size, np.int64)
+
+    def arrive(self, count: int, warp: Warp | None) -> int:
+        """Count arrivals; returns the phase arrived at. Raises EmulatorError when more arrive than are expected."""
+        if count > self.pending:
+            raise EmulatorError(
+                f"arrival count overflow on {self.name}: {count} arrive in phase {self.phase}, "
+                f"{self.pending} of {self.count} are pending"
+            )
+        if warp is not None:
+            warp.release(self.clock)
+        phase = self.phase
+        self.pending -= count
+        self._advance()
+        return phase
+
+    def drop(self, count: int, warp: Warp | None) -> int:
+        """`arrive_drop`: arrive and expect fewer from the next phase on."""
+        if count > self.count:
+            raise EmulatorError(f"arrive_drop of {count} from {self.name}, which expects {self.count}")
+        self.count -= count
+        return self.arrive(count, warp)
+
+    def transact(self, amount: int) -> None:
+        """expect_tx (positive) or complete_tx (negative)."""
+        self.transactions += amount
+        if not -MAX_TRANSACTIONS <= self.transactions <= MAX_TRANSACTIONS:
+            raise EmulatorError(f"transaction count {self.transactions} out of range on {self.name}")
+        self._advance()
+
+    def _advance(self) -> None:
+        if self.pending == 0 and self.transactions == 0:
+            self.phase += 1
+            self.pending = self.count
+
+    def passed(self, parity: int) -> bool:
+        """Whether the phase of this parity is over."""
+        return (self.phase & 1) != parity
+
+    def describe(self) -> str:
+        return (
+            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals pending, "
+            f"{self.transactions} transaction bytes outstanding"
+        )
+
+
+class MBarrierWait(Wait):
+    def __init__(self, waits: list[tuple[MBarrier, int, bool]]) -> None:
+        """`waits`: barrier, parity or phase token, whether it is a parity."""
+        self.waits = waits
+        self.expired = False
+
+    def ready(self) -> bool:
+        return self.expired or all(
+            b.passed(value) if parity else b.phase > value for b, value, parity in self.waits
+        )
+
+    @property
+    def counts_as_progress(self) -> bool:  # type: ignore[override]
+        return not self.expired
+
+    def expire(self) -> bool:
+        self.expired = True
+        return True
+
+    def describe(self) -> str:
+        return "; ".join(
+            f"waits for {'parity' if parity else 'phase'} {value} of {b.describe()}" for b, value, parity in self.waits
+        )
+
+
+@dataclass
+class NamedBarrier:
+    """One of the 16 `bar` resources of a CTA; counts threads."""
+
+    name: str
+    clock: Clock
+    generation: int = 0
+    arrived: int = 0
+    expected: int | None = None
+    waiting: list[str] = field(default_factory=list)
+    votes: list[NDArray[np.bool_]] = field(default_factory=list)
+    result: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+
+class BarrierWait(Wait):
+    def __init__(self, cta: Cta, barrier: NamedBarrier, generation: int, whole_cta: bool) -> None:
+        self.cta = cta
+        self.barrier = barrier
+        self.generation = generation
+        self.whole_cta = whole_cta
+
+    def ready(self) -> bool:
+        if self.barrier.generation == self.generation and self.whole_cta:
+            self.cta.complete_barrier(self.barrier)  # threads may have exited since
+        return self.barrier.generation > self.generation
+
+    def describe(self) -> str:
+        barrier = self.barrier
+        expected = self.cta.live_threads if self.whole_cta else barrier.expected
+        return f"waits at {barrier.name}: {barrier.arrived} of {expected} threads arrived ({', '.join(barrier.waiting)})"
+
+
+class ClusterWait(Wait):
+    def __init__(self, barrier: ClusterBarrier, generation: int) -> None:
+        self.barrier = barrier
+        self.generation = generation
+
+    def ready(self) -> bool:
+        self.barrier.complete()
+        return self.barrier.generation > self.generation
+
+    def describe(self) -> str:
+        return f"waits at the cluster barrier: {self.barrier.arrived} of {self.barrier.live()} threads arrived"
+
+
+class ClusterBarrier:
+    def __init__(self, ctas: list[Cta], clock: Clock) -> None:
+        self.ctas = ctas
+        self.clock = clock
+        self.arrived = 0
+        self.generation = 0
+
+    def live(self) -> int:
+        return sum(cta.live_threads for cta in self.ctas)
+
+    def complete(self) -> None:
+        if self.arrived and self.arrived >= self.live():
+            self.arrived = 0
+            self.generation += 1
+
+
+class LaneWait(Wait):
+    """`bar.warp.sync` and other warp collectives reached by only some of the lanes that they name."""
+
+    def __init__(self, warp: Warp, key: int, lanes: int, name: str) -> None:
+        self.warp = warp
+        self.key = key
+        self.lanes = lanes
+        self.name = name
+
+    def ready(self) -> bool:
+        return False
+
+    def describe(self) -> str:
+        here = self.warp.arrived_lanes.get(self.key, 0)
+        return f"{self.name} of lanes {self.lanes:#010x}: {here:#010x} arrived"
+
+
+class ConditionWait(Wait):
+    """Waits for a condition of the asynchronous machinery."""
+
+    def __init__(self, condition: object, text: str) -> None:
+        self.condition = condition
+        self.text = text
+
+    def ready(self) -> bool:
+        return bool(self.condition())  # type: ignore[operator]
+
+    def describe(self) -> str:
+        return self.text

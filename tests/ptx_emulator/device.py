@@ -1,0 +1,72 @@
+"""The emulated device: memory, modules, launches."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .counters import Counters
+from .launch import Dim3, Launch, LoadedModule
+from .memory import GlobalMemory, Region
+
+
+class Device:
+    """A GPU of `sm_count` SMs, each holding one CTA at a time.
+
+    `seed` draws the order in which pending asynchronous operations finish.
+    """
+
+    def __init__(self, sm_count: int = 4, max_shared: int = 227 * 1024, seed: int = 0) -> None:
+        self.memory = GlobalMemory()
+        self.sm_count = sm_count
+        self.max_shared = max_shared
+        self.seed = seed
+
+    def load(self, ptx: str) -> LoadedModule:
+        """Parse a PTX module and place its variables; raises PtxSyntaxError."""
+        return LoadedModule(self, ptx)
+
+    def allocate(self, size: int, name: str = "allocation") -> Region:
+        """Uninitialised device memory: every byte is 0xFF."""
+        return self.memory.allocate(size, name)
+
+    def upload(self, array: NDArray[Any], name: str = "input") -> Region:
+        """A device copy of a host array."""
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        region = self.memory.allocate(raw.size, name)
+        region.data[: raw.size] = raw
+        return region
+
+    def download(self, region: Region, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+        count = int(np.prod(shape))
+        return region.data[: count * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
+
+    def launch(
+        self,
+        module: LoadedModule,
+        entry: str,
+        grid: Dim3,
+        block: Dim3,
+        params: bytes,
+        dynamic_shared: int = 0,
+        cluster: Dim3 | None = None,
+    ) -> Counters:
+        """Run a kernel to its end; raises EmulatorError. `params` is the kernel's parameter buffer."""
+        return Launch(self, module, entry, grid, block, params, dynamic_shared, cluster, self.seed).run()
+
+
+def pack_params(*values: int | float | Region | np.generic) -> bytes:
+    """A parameter buffer of pointers (Region or int: 8 bytes), float (4 bytes) and numpy scalars, naturally aligned."""
+    out = b""
+    for value in values:
+        if isinstance(value, Region):
+            raw = struct.pack("<Q", value.base)
+        elif isinstance(value, np.generic):
+            raw = value.tobytes()
+        else:
+            raw = struct.pack("<f", value) if isinstance(value, float) else struct.pack("<i", value)
+        out += bytes(-len(out) % len(raw)) + raw
+    return out

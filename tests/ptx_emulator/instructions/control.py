@@ -1,0 +1,68 @@
+"""Calls that are not inlined, traps, hints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..codegen import Emitter, instruction
+from ..errors import EmulatorError
+from ..ir import Group, Instruction, Symbol
+from ..machine import Warp
+
+
+def _trap(text: str) -> None:
+    raise EmulatorError(f"the kernel executed {text}")
+
+
+@instruction("trap", "brkpt")
+def _emit_trap(e: Emitter, item: Instruction) -> None:
+    e.line(f"{e.name(_trap)}({item.name!r})")
+
+
+def _text(warp: Warp, address: int) -> str:
+    region = warp.cta.launch.device.memory.region(address)
+    data = region.data[address - region.base : region.size].tobytes()
+    return data.split(b"\0")[0].decode("utf-8", "replace")
+
+
+def _assert_fail(warp: Warp, active: Any, message: Any, file: Any, line: Any, function: Any) -> None:
+    lane = int(np.argmax(active))
+    texts = [_text(warp, int(value[lane])) for value in (message, file, function)]
+    raise EmulatorError(f"device assertion failed: {texts[0]} in {texts[2]} at {texts[1]}:{int(line[lane])}")
+
+
+def _local_value(warp: Warp, offset: int, width: int) -> Any:
+    return np.ascontiguousarray(warp.local.data[:, offset : offset + width]).view(f"u{width}").reshape(32)
+
+
+@instruction("call")
+def _call(e: Emitter, item: Instruction) -> None:
+    """Only what the CUDA runtime defines: functions of the module are inlined before."""
+    name = next(o.name for o in item.operands if isinstance(o, Symbol))
+    groups = [o for o in item.operands if isinstance(o, Group)]
+    offsets = [e.program.local[s.name] for s in groups[-1].items if isinstance(s, Symbol)]
+    read = e.name(_local_value)
+    if name == "__assertfail":
+        message, file, line, function = (f"{read}(w, {o}, {8 if i != 2 else 4})" for i, o in enumerate(offsets[:4]))
+        e.line(f"{e.name(_assert_fail)}(w, {e.mask}, {message}, {file}, {line}, {function})")
+    elif name == "vprintf":
+        e.line(f"{e.name(_print)}(w, {e.mask}, {read}(w, {offsets[0]}, 8))")
+    else:
+        raise e.fail(f"call of unknown function {name}")
+
+
+def _print(warp: Warp, active: Any, format_address: Any) -> None:
+    """printf is shown unformatted: enough to see that a message was printed."""
+    print(_text(warp, int(format_address[int(np.argmax(active))])), end="")
+
+
+@instruction("setmaxnreg", "griddepcontrol", "membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")
+def _hint(e: Emitter, item: Instruction) -> None:
+    """Registers are not limited, launches do not overlap, and memory is sequentially consistent."""
+
+
+@instruction("createpolicy")
+def _policy(e: Emitter, item: Instruction) -> None:
+    e.assign(item.operands[0], e.name(np.zeros(32, np.uint64)), "u64")

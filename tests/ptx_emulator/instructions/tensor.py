@@ -1,0 +1,369 @@
+"""Tensor-core instructions: mma.sync, ldmatrix and stmatrix, tcgen05."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import ldmatrix, mma, tcgen05
+from ..barriers import ConditionWait
+from ..codegen import STAY, Emitter, instruction
+from ..errors import EmulatorError
+from ..ir import Address, Instruction, Operand, Vector
+from ..machine import Cta, Fragment, Warp
+from ..memory import OFFSET_MASK, RANK_SHIFT
+from ..tensor_memory import TensorMemory
+from .async_copy import SharedPort
+from .memory import shared_load, shared_store
+from .sync import lane_values, shared_address
+
+
+def _whole_warp(warp: Warp, active: Any, text: str) -> None:
+    if int(np.count_nonzero(active)) != warp.live.bit_count() or warp.exited:
+        raise EmulatorError(f"{text} needs all lanes of the warp")
+
+
+# -- mma.sync -------------------------------------------------------------------------------------------------------
+
+
+def _mma(
+    warp: Warp, active: Any, variant: mma.MmaSync, a: Any, b: Any, c: Any, scale_a: Any, id_a: Any, scale_b: Any, id_b: Any
+) -> Any:
+    _whole_warp(warp, active, "mma.sync")
+    counters = warp.cta.launch.counters
+    counters.mma_operations[f"mma.sync {variant.a_type}"] += 2 * variant.m * variant.n * variant.k
+    if scale_a is None:
+        return variant.execute(np.array(a), np.array(b), np.array(c))
+    selectors = [(int(i[0][0]), int(i[1][0])) for i in (id_a, id_b)]
+    return variant.execute(np.array(a), np.array(b), np.array(c), scale_a, selectors[0], scale_b, selectors[1])
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+@instruction("mma")
+def _mma_sync(e: Emitter, item: Instruction) -> None:
+    variant = mma.decode(item.opcode)
+    d, a, b, c = (_items(o) for o in item.operands[:4])
+    fragments = [e.bound([e.value(i, "b32") for i in part]) for part in (a, b, c)]
+    scales = ["None"] * 4
+    if variant.scale_vectors:
+        for index in (0, 2):
+            value, selector = item.operands[4 + index], item.operands[5 + index]
+            scales[index] = e.value(_items(value)[0], "u32")
+            scales[index + 1] = e.bound([e.value(i, "u16") for i in _items(selector)])
+    arguments = ", ".join([e.name(variant), *fragments, *scales])
+    e.merge_call(_mma, f"w, {e.mask}, {arguments}", list(d), "b32")
+
+
+# -- ldmatrix, stmatrix ---------------------------------------------------------------------------------------------
+
+
+class _GenericPort:
+    """Row-wise access of a warp to shared memory through the generic proxy."""
+
+    def __init__(self, warp: Warp) -> None:
+        self.warp = warp
+        self.counters = warp.cta.launch.counters
+
+    def read(self, addresses: Any, count: int) -> Any:
+        self.counters.bytes_read["shared (ldmatrix)"] += len(addresses) * count
+        words = shared_load(self.warp, addresses.astype(np.uint64), 8, count // 8)
+        return np.ascontiguousarray(words).view(np.uint8).reshape(len(addresses), count)
+
+    def write(self, addresses: Any, data: Any) -> None:
+        self.counters.bytes_written["shared (stmatrix)"] += data.size
+        words = np.ascontiguousarray(data).view(np.uint64)
+        shared_store(self.warp, addresses.astype(np.uint64), words, 8, words.shape[1])
+
+
+def _matrix_options(item: Instruction) -> tuple[str, int, bool, str | None]:
+    shape = next(m for m in item.opcode if m in ("m8n8", "m8n16", "m16n16", "m16n8"))
+    count = next((int(m[1]) for m in item.opcode if m in ("x1", "x2", "x4")), 1)
+    expansion = next((m for m in item.opcode if m in ("b4x16_p64", "b6x16_p32")), None)
+    return shape, count, item.has("trans"), expansion
+
+
+def _load_matrix(warp: Warp, active: Any, addresses: Any, shape: str, count: int, trans: bool, expansion: Any) -> Any:
+    _whole_warp(warp, active, "ldmatrix")
+    return ldmatrix.load(addresses, _GenericPort(warp).read, shape, count, trans, expansion)
+
+
+def _store_matrix(warp: Warp, active: Any, addresses: Any, registers: Any, shape: str, trans: bool) -> None:
+    _whole_warp(warp, active, "stmatrix")
+    ldmatrix.store(addresses, np.array(registers), _GenericPort(warp).write, shape, trans)
+    warp.cta.launch.activity += 1
+
+
+@instruction("ldmatrix")
+def _ldmatrix(e: Emitter, item: Instruction) -> None:
+    shape, count, trans, expansion = _matrix_options(item)
+    address = shared_address(e, item, item.operands[1])
+    arguments = f"w, {e.mask}, {address}, {shape!r}, {count}, {trans}, {expansion!r}"
+    e.merge_call(_load_matrix, arguments, list(_items(item.operands[0])), "b32")
+
+
+@instruction("stmatrix")
+def _stmatrix(e: Emitter, item: Instruction) -> None:
+    shape, _, trans, _ = _matrix_options(item)
+    registers = e.bound([e.value(i, "b32") for i in _items(item.operands[1])])
+    address = shared_address(e, item, item.operands[0])
+    e.line(f"{e.name(_store_matrix)}(w, {e.mask}, {address}, {registers}, {shape!r}, {trans})")
+
+
+# -- tcgen05: allocation and transfers ------------------------------------------------------------------------------
+
+
+def _memory(cta: Cta) -> TensorMemory:
+    if cta.tensor_memory is None:
+        cta.tensor_memory = TensorMemory()
+    memory: TensorMemory = cta.tensor_memory
+    return memory
+
+
+def _first(active: Any, values: Any) -> int:
+    return int(values[int(np.argmax(active))])
+
+
+def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: Any) -> bool:
+    _whole_warp(warp, active, "tcgen05.alloc")
+    fragment.wait = None
+    memory, count = _memory(warp.cta), _first(active, columns)
+    address = memory.allocate(count)
+    if address is None:
+        text = f"waits for {count} columns of tensor memory; allocated: {memory.allocations}"
+        fragment.wait = ConditionWait(lambda: not memory.allocated.all(), text)
+        return True
+    lane = int(np.argmax(active))
+    shared_store(warp, target[lane : lane + 1], np.array([address], np.uint32), 4, 1)
+    offset = int(target[lane]) & OFFSET_MASK
+    warp.cta.peer(int(target[lane])).shared.mark_written(offset, 4)
+    warp.cta.launch.activity += 1
+    return False
+
+
+def deallocate(warp: Warp, active: Any, address: Any, columns: Any) -> None:
+    _whole_warp(warp, active, "tcgen05.dealloc")
+    _memory(warp.cta).free(_first(active, address), _first(active, columns))
+
+
+def relinquish(warp: Warp) -> None:
+    _memory(warp.cta).may_allocate = False
+
+
+def load(warp: Warp, active: Any, address: Any, shape: str, count: int, pack: bool, split: int, registers: Any) -> None:
+    """tcgen05.ld: the registers hold a poison pattern until tcgen05.wait::ld."""
+    _whole_warp(warp, active, "tcgen05.ld")
+    where = _first(active, address)
+
+    def run() -> None:
+        values = _memory(warp.cta).load(where, warp.index, shape, count, pack, split)
+        for index, lanes in zip(registers, values):
+            warp.registers[index] = np.ascontiguousarray(lanes)
+
+    poison = np.full(32, 0x7FBADBAD, np.uint32)
+    for index in registers:
+        warp.registers[index] = poison
+    warp.cta.launch.counters.bytes_read["tensor"] += 128 * len(registers)
+    warp.tensor_loads.append(run)
+
+
+def store(
+    warp: Warp, active: Any, address: Any, shape: str, count: int, unpack: bool, split: int, registers: Any
+) -> None:
+    """tcgen05.st: written to tensor memory only by tcgen05.wait::st."""
+    _whole_warp(warp, active, "tcgen05.st")
+    where, values = _first(active, address), np.array(registers)
+    warp.cta.launch.counters.bytes_written["tensor"] += 128 * len(registers)
+    memory = _memory(warp.cta)
+    warp.tensor_stores.append(lambda: memory.store(where, warp.index, shape, count, values, unpack, split))
+
+
+def wait(warp: Warp, loads: bool) -> None:
+    pending = warp.tensor_loads if loads else warp.tensor_stores
+    for run in pending:
+        run()
+    pending.clear()
+
+
+# -- tcgen05: matrix operations -------------------------------------------------------------------------------------
+
+
+def _pair(cta: Cta, ctas: int) -> list[Cta]:
+    """The CTAs that an operation works on, even rank first."""
+    if ctas == 1:
+        return [cta]
+    first = cta.rank & ~1
+    if first + 1 >= cta.cluster.size:
+        raise EmulatorError(f"cta_group::2 in a cluster of {cta.cluster.size}")
+    return cta.cluster.ctas[first : first + 2]
+
+
+def _sides(ctas: list[Cta], path: str, issued: int) -> list[tcgen05.Cta]:
+    return [tcgen05.Cta(_memory(c), SharedPort(c, path, issued).read) for c in ctas]
+
+
+def _queue(cta: Cta, ctas: int) -> object:
+    """tcgen05.mma, .cp and .commit of one thread's CTA (pair) finish in order."""
+    return ("tcgen05", id(_pair(cta, ctas)[0]))
+
+
+def copy(warp: Warp, active: Any, ctas: int, address: Any, descriptor: Any, shape: str) -> None:
+    cta = warp.cta
+    issued = cta.launch.tick()
+    for _, where, value in lane_values(active, address, descriptor):
+        sides = _sides(_pair(cta, ctas), f"tcgen05.cp.{shape}", issued)
+
+        def run(where: int = where, value: int = value, sides: Any = sides) -> None:
+            tcgen05.copy(shape, sides, where, value)
+
+        cta.launch.submit(run, f"tcgen05.cp.{shape} to {where:#x} issued by {warp.name}", cta, _queue(cta, ctas))
+
+
+def multiply(
+    warp: Warp, active: Any, ctas: int, kind: str, d: Any, a: Any, a_in_tensor_memory: bool, b: Any, idesc: Any,
+    accumulate: Any, scale_vectors: int, scale_a: Any, scale_b: Any, disabled: Any, scale_d: int,
+) -> None:  # fmt: skip
+    cta = warp.cta
+    issued = cta.launch.tick()
+    for lane, d_address, a_value, b_value, bits in lane_values(active, d, a, b, idesc):
+        descriptor = tcgen05.InstructionDescriptor.decode(bits, kind)
+        sides = _sides(_pair(cta, ctas), "tcgen05.mma", issued)
+        options: dict[str, Any] = {
+            "accumulate": bool(accumulate[lane]),
+            "a_in_tensor_memory": a_in_tensor_memory,
+            "scale_input_d": scale_d,
+            "disabled_lanes": [int(v[lane]) for v in disabled],
+        }
+        if scale_vectors:
+            options |= {
+                "scale_vectors": scale_vectors,
+                "a_scale_address": int(scale_a[lane]),
+                "b_scale_address": int(scale_b[lane]),
+            }
+
+        def run(
+            descriptor: Any = descriptor, sides: Any = sides, d: int = d_address, a: int = a_value, b: int = b_value,
+            options: Any = options,
+        ) -> None:  # fmt: skip
+            tcgen05.mma(descriptor, sides, d, a, b, **options)
+
+        operations = 2 * descriptor.m * descriptor.n * descriptor.k
+        cta.launch.counters.mma_operations[f"tcgen05 {kind}"] += operations
+        text = f"tcgen05.mma.kind::{kind} to {d_address:#x} issued by {warp.name}"
+        cta.launch.submit(run, text, cta, _queue(cta, ctas))
+
+
+def commit(warp: Warp, active: Any, ctas: int, barrier: Any, mask: Any) -> None:
+    cta = warp.cta
+    for lane, address in lane_values(active, barrier):
+        if mask is None:
+            arrivals = [cta.mbarrier(address)]
+        else:
+            ranks = [r for r in range(cta.cluster.size) if int(mask[lane]) >> r & 1]
+            arrivals = [cta.mbarrier(r << RANK_SHIFT | address & OFFSET_MASK) for r in ranks]
+
+        def run(arrivals: Any = arrivals) -> None:
+            for arrival in arrivals:
+                arrival.arrive(1, None)
+
+        cta.launch.submit(run, f"tcgen05.commit issued by {warp.name}", cta, _queue(cta, ctas))
+
+
+def _ctas(item: Instruction) -> int:
+    return 2 if item.has("cta_group::2") else 1
+
+
+@instruction("tcgen05")
+def _tcgen05(e: Emitter, item: Instruction) -> None:
+    handlers = {
+        "alloc": _emit_alloc, "dealloc": _emit_dealloc, "relinquish_alloc_permit": _emit_relinquish, "ld": _emit_ld,
+        "st": _emit_st, "wait::ld": _emit_wait, "wait::st": _emit_wait, "cp": _emit_cp, "mma": _emit_mma,
+        "commit": _emit_commit, "fence::before_thread_sync": _emit_fence, "fence::after_thread_sync": _emit_fence,
+    }  # fmt: skip
+    handler = handlers.get(item.opcode[1])
+    if handler is None:
+        raise e.fail()
+    handler(e, item)
+
+
+def _emit_fence(e: Emitter, item: Instruction) -> None:
+    """Orders tcgen05 operations around thread synchronisation, which is sequentially consistent here."""
+
+
+def _emit_alloc(e: Emitter, item: Instruction) -> None:
+    target, columns = shared_address(e, item, item.operands[0]), e.value(item.operands[1], "u32")
+    e.line(f"if {e.name(allocate)}(w, f, {e.mask}, {target}, {columns}): return {STAY}")
+
+
+def _emit_dealloc(e: Emitter, item: Instruction) -> None:
+    address, columns = (e.value(o, "u32") for o in item.operands)
+    e.line(f"{e.name(deallocate)}(w, {e.mask}, {address}, {columns})")
+
+
+def _emit_relinquish(e: Emitter, item: Instruction) -> None:
+    e.line(f"{e.name(relinquish)}(w)")
+
+
+def _transfer(item: Instruction) -> tuple[str, int]:
+    return item.opcode[4], int(next(m for m in item.opcode if m[0] == "x" and m[1:].isdigit())[1:])
+
+
+def _emit_ld(e: Emitter, item: Instruction) -> None:
+    if item.has("red"):
+        raise e.fail()
+    shape, count = _transfer(item)
+    registers = e.name(tuple(getattr(r, "index") for r in _items(item.operands[0])))
+    split = int(getattr(item.operands[2], "value", 0)) if len(item.operands) > 2 else 0
+    arguments = f"{e.address(item.operands[1])}, {shape!r}, {count}, {item.has('pack::16b')}, {split}, {registers}"
+    e.line(f"{e.name(load)}(w, {e.mask}, {arguments})")
+
+
+def _emit_st(e: Emitter, item: Instruction) -> None:
+    shape, count = _transfer(item)
+    registers = e.bound([e.value(i, "b32") for i in _items(item.operands[-1])])
+    split = int(getattr(item.operands[1], "value", 0)) if len(item.operands) > 2 else 0
+    arguments = f"{e.address(item.operands[0])}, {shape!r}, {count}, {item.has('unpack::16b')}, {split}, {registers}"
+    e.line(f"{e.name(store)}(w, {e.mask}, {arguments})")
+
+
+def _emit_wait(e: Emitter, item: Instruction) -> None:
+    e.line(f"{e.name(wait)}(w, {item.opcode[1] == 'wait::ld'})")
+
+
+def _emit_cp(e: Emitter, item: Instruction) -> None:
+    shape = ".".join(item.opcode[3:])
+    address, descriptor = e.address(item.operands[0]), e.value(item.operands[1], "u64")
+    e.line(f"{e.name(copy)}(w, {e.mask}, {_ctas(item)}, {address}, {descriptor}, {shape!r})")
+
+
+def _emit_mma(e: Emitter, item: Instruction) -> None:
+    kind = next(m for m in item.opcode if m.startswith("kind::"))[6:]
+    if item.has("ws", "sp", "ashift"):
+        raise e.fail()
+    d, a, b, idesc, *rest = item.operands
+    in_tensor_memory = isinstance(a, Address)
+    a_text = e.address(a) if in_tensor_memory else e.value(a, "u64")
+    scale_vectors, scales = 0, ["None", "None"]
+    if item.has("block_scale"):
+        scale_vectors = tcgen05.scale_vectors(kind, item.opcode)
+        scales = [e.address(rest[0]), e.address(rest[1])]
+        rest = rest[2:]
+    disabled = "()"
+    if rest and isinstance(rest[0], Vector):
+        disabled = e.bound([e.value(i, "u32") for i in rest.pop(0).items])  # type: ignore[union-attr]
+    accumulate = e.value(rest[0], "pred")
+    scale_d = int(getattr(rest[1], "value")) if len(rest) > 1 else 0
+    e.line(
+        f"{e.name(multiply)}(w, {e.mask}, {_ctas(item)}, {kind!r}, {e.address(d)}, {a_text}, {in_tensor_memory}, "
+        f"{e.value(b, 'u64')}, {e.value(idesc, 'u32')}, {accumulate}, {scale_vectors}, {scales[0]}, {scales[1]}, "
+        f"{disabled}, {scale_d})"
+    )
+
+
+def _emit_commit(e: Emitter, item: Instruction) -> None:
+    barrier = shared_address(e, item, item.operands[0])
+    mask = e.value(item.operands[1], "u16") if item.has("multicast::cluster") else "None"
+    e.line(f"{e.name(commit)}(w, {e.mask}, {_ctas(item)}, {barrier}, {mask})")

@@ -1,0 +1,282 @@
+"""A launch: modules bound to a device, the scheduler, and the queue of asynchronous operations.
+
+Warps run until they block. Asynchronous operations finish only when no warp can go on: as late as the ISA permits, so
+that a missing wait shows as stale data. Which pending operation finishes first is drawn from a seeded generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import instructions as _instructions  # noqa: F401  registers the handlers
+from .barriers import Wait
+from .codegen import STAY, STORAGE, Compiler
+from .counters import Counters
+from .errors import DeadlockError, EmulatorError
+from .ir import Module, Symbol
+from .machine import ALL_LANES, AsyncOperation, Cluster, Cta, Fragment, Warp
+from .parser import parse
+from .program import EXIT, Program, build
+from .special import special_register
+
+if TYPE_CHECKING:
+    from .device import Device
+
+Dim3 = tuple[int, int, int]
+# Blocks that a fragment runs before the others get their turn, and turns without any effect before giving up.
+_SLICE = 4000
+_IDLE_ROUNDS = 500
+_ASYNC_OPCODES = {"tcgen05", "wgmma"}
+
+
+class LoadedModule:
+    """A parsed module whose global variables have addresses on a device."""
+
+    def __init__(self, device: Device, text: str) -> None:
+        self.device = device
+        self.module: Module = parse(text)
+        self._programs: dict[str, tuple[Program, Compiler]] = {}
+        self._addresses: dict[str, int] = {}
+        placed = []
+        for variable in self.module.variables.values():
+            if variable.space in ("global", "const"):
+                region = device.memory.allocate(variable.size or 0, f"variable {variable.name}", variable.align, fill=0)
+                self._addresses[variable.name] = region.base
+                placed.append((variable, region))
+        for variable, region in placed:
+            for offset, value in variable.initial:
+                data = self.address(value.name) + value.offset if isinstance(value, Symbol) else value
+                raw = data.to_bytes(8, "little") if isinstance(data, int) else data
+                region.data[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
+
+    def address(self, name: str) -> int:
+        if name not in self._addresses:
+            raise EmulatorError(f"unknown symbol {name}")
+        return self._addresses[name]
+
+    @property
+    def entries(self) -> list[str]:
+        return [f.name for f in self.module.functions.values() if f.is_entry and f.defined]
+
+    def program(self, name: str) -> tuple[Program, Compiler]:
+        """Entry `name`, split into blocks; compiled code is kept between launches."""
+        if name not in self._programs:
+            if name not in self.module.functions or not self.module.functions[name].defined:
+                raise EmulatorError(f"no entry {name} in the module; it has {', '.join(self.entries)}")
+            program = build(self.module, name)
+            self._programs[name] = (program, Compiler(program, self, special_register))
+        return self._programs[name]
+
+
+class Launch:
+    number = 0
+
+    def __init__(
+        self,
+        device: Device,
+        module: LoadedModule,
+        entry: str,
+        grid: Dim3,
+        block: Dim3,
+        params: bytes,
+        dynamic_shared: int = 0,
+        cluster: Dim3 | None = None,
+        seed: int = 0,
+    ) -> None:
+        Launch.number += 1
+        self.device = device
+        self.program, self.compiler = module.program(entry)
+        self.grid, self.block = grid, block
+        required = self.program.directives.get("reqnctapercluster")
+        self.explicit_cluster = cluster is not None or bool(required)
+        self.cluster_shape: Dim3 = cluster or (tuple([*(required or ()), 1, 1, 1][:3]))  # type: ignore[assignment]
+        self.dynamic_shared = dynamic_shared
+        self.shared_bytes = self.program.static_shared + dynamic_shared
+        self._check_shape()
+        if len(params) != self.program.param_bytes:
+            raise EmulatorError(f"{entry[:60]} takes {self.program.param_bytes} parameter bytes, got {len(params)}")
+        data = np.zeros(-(-max(len(params), 1) // 128) * 128 + 128, np.uint8)
+        data = data[-data.ctypes.data % 128 :][: -(-max(len(params), 1) // 64) * 64]
+        data[: len(params)] = np.frombuffer(params, np.uint8)
+        self.params = device.memory.adopt(data, max(len(params), 1), "kernel parameters", read_only=True)
+        self.initial_registers = [
+            np.zeros((32, 2), np.uint64) if r.bits == 128 else np.zeros(32, STORAGE[r.bits]) for r in self.program.registers
+        ]
+        opcodes = {i.opcode for b in self.program.blocks for i in b.instructions}
+        self.tracks_proxy = any(o[0] in _ASYNC_OPCODES or o[:3] == ("cp", "async", "bulk") for o in opcodes)
+        self.counters = Counters(self.program)
+        self.random = random.Random(seed)
+        self.operations: list[AsyncOperation] = []
+        self.activity = 0
+        self.steps = 0
+        self.time = 0
+        self.clusters: list[Cluster] = []
+        counts = tuple(g // c for g, c in zip(grid, self.cluster_shape))
+        self.waiting: deque[Dim3] = deque(
+            (x * self.cluster_shape[0], y * self.cluster_shape[1], z * self.cluster_shape[2])
+            for z in range(counts[2]) for y in range(counts[1]) for x in range(counts[0])
+        )  # fmt: skip
+
+    def _check_shape(self) -> None:
+        threads = self.block[0] * self.block[1] * self.block[2]
+        limit = self.program.directives.get("maxntid") or self.program.directives.get("reqntid") or (1024,)
+        if not 1 <= threads <= min(int(np.prod(limit)), 1024):
+            raise EmulatorError(f"block {self.block} has {threads} threads, the kernel allows {limit}")
+        if any(g % c for g, c in zip(self.grid, self.cluster_shape)):
+            raise EmulatorError(f"grid {self.grid} is no multiple of cluster {self.cluster_shape}")
+        if self.shared_bytes > self.device.max_shared:
+            raise EmulatorError(f"{self.shared_bytes} bytes of shared memory exceed {self.device.max_shared}")
+
+    def sm_of(self, cluster: Cluster) -> int:
+        return self.clusters.index(cluster) % self.device.sm_count
+
+    # -- asynchronous operations ----------------------------------------------------------------------------------
+
+    def submit(self, run: Callable[[], None], text: str, cta: Cta, queue: object = None) -> AsyncOperation:
+        operation = AsyncOperation(run, text, cta, queue)
+        self.operations.append(operation)
+        self.activity += 1
+        return operation
+
+    def tick(self) -> int:
+        """Order of fences and operations of the async proxy."""
+        self.time += 1
+        return self.time
+
+    def _complete_one(self) -> None:
+        heads: dict[object, int] = {}
+        for index, operation in enumerate(self.operations):
+            heads.setdefault(operation.queue if operation.queue is not None else id(operation), index)
+        index = self.random.choice(list(heads.values()))
+        operation = self.operations.pop(index)
+        try:
+            operation.run()
+        except EmulatorError as error:
+            raise error.at(operation.text) from None
+        operation.done = True
+        self.activity += 1
+
+    # -- scheduling -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Counters:
+        """Run the grid to its end; raises EmulatorError with the place, or DeadlockError with who waits for what."""
+        idle = 0
+        resident = max(1, self.device.sm_count // int(np.prod(self.cluster_shape)))
+        live: list[Cluster] = []
+        with np.errstate(all="ignore"):
+            while live or self.waiting:
+                while self.waiting and len(live) < resident:
+                    self._start(live)
+                before = self.activity
+                for cluster in live:
+                    for cta in cluster.ctas:
+                        for warp in cta.warps:
+                            for fragment in list(warp.fragments):
+                                self._turn(fragment)
+                for cluster in [c for c in live if c.finished]:
+                    live.remove(cluster)
+                    self._finish(cluster)
+                if self.activity != before:
+                    idle = 0
+                elif self.operations:
+                    self._complete_one()
+                elif live:
+                    idle += 1
+                    self._expire(live, idle)
+        for operation in self.operations:
+            raise EmulatorError(f"the kernel ended with a pending operation: {operation.text}")
+        self.device.memory.free(self.params.base)
+        return self.counters
+
+    def _start(self, live: list[Cluster]) -> None:
+        cluster = Cluster(self, self.waiting.popleft(), self.cluster_shape)
+        self.clusters.append(cluster)
+        live.append(cluster)
+        self.activity += 1
+
+    def _finish(self, cluster: Cluster) -> None:
+        for operation in self.operations:
+            if operation.cta in cluster.ctas:
+                raise EmulatorError(f"{operation.cta.name} exits with a pending copy: {operation.text}")
+        for cta in cluster.ctas:
+            if cta.tensor_memory is not None and cta.tensor_memory.allocations:
+                raise EmulatorError(f"{cta.name} exits with tensor memory allocated: {cta.tensor_memory.allocations}")
+            cta.warps = []
+
+    def _turn(self, fragment: Fragment) -> None:
+        wait = fragment.wait
+        if wait is not None:
+            if not wait.ready():
+                return
+            if wait.counts_as_progress:
+                self.activity += 1
+        if fragment not in fragment.warp.fragments:
+            return  # merged while this round was under way
+        try:
+            self._run_fragment(fragment)
+        except Exception as error:  # every failure is reported with its place
+            item = self.compiler.instruction_at(error)
+            place = f"line {item.line}: {item.text}" if item is not None else f"block {fragment.block}"
+            where = f"{place}\n  in {fragment.warp.name}, lanes {fragment.lanes:#010x} of {self.program.name[:80]}"
+            if isinstance(error, EmulatorError):
+                raise error.at(where) from error.__cause__
+            raise EmulatorError(f"{type(error).__name__}: {error}").at(where) from error
+
+    def _run_fragment(self, fragment: Fragment) -> None:
+        warp: Warp = fragment.warp
+        registers, mask = warp.registers, fragment.mask
+        full = fragment.lanes == ALL_LANES
+        functions = self.compiler.functions[full]
+        executions = self.counters.block_executions
+        join = fragment.join.block
+        block = fragment.block
+        for _ in range(_SLICE):
+            function = functions[block]
+            if function is None:
+                function = self.compiler.compile(block, full)
+            following = function(warp, fragment, registers, mask)
+            if type(following) is not int:
+                executions[block] += 1
+                targets, reconvergence = following
+                warp.diverge(fragment, targets, reconvergence)
+                self.activity += 1
+                return
+            if following == STAY:
+                fragment.block = block
+                return
+            executions[block] += 1
+            self.steps += 1
+            if following == EXIT:
+                warp.exit(fragment)
+                self.activity += 1
+                return
+            block = following
+            if block == join:
+                fragment.block = block
+                warp.arrive_join(fragment)
+                self.activity += 1
+                return
+        fragment.block = block
+
+    def _expire(self, live: list[Cluster], idle: int) -> None:
+        """Nothing moves: let waits with a time limit end; report a deadlock when that has not helped."""
+        waits = [(f, f.wait) for c in live for t in c.ctas for w in t.warps for f in w.fragments]
+        spinning = any(wait is None or not wait.counts_as_progress for _, wait in waits)
+        report = self._report(waits)
+        expired = [wait.expire() for _, wait in waits if wait is not None]
+        if idle >= _IDLE_ROUNDS or (not spinning and idle > 6) or not (any(expired) or spinning):
+            raise DeadlockError(f"deadlock in {self.program.name[:80]}:\n{report}")
+
+    def _report(self, waits: list[tuple[Fragment, Wait | None]]) -> str:
+        lines = []
+        for fragment, wait in waits:
+            block = self.program.blocks[fragment.block]
+            line = f"line {block.instructions[0].line}" if block.instructions else ""
+            reason = wait.describe() if wait is not None else "spins without effect"
+            lines.append(f"  {fragment.warp.name} lanes {fragment.lanes:#010x} {line}: {reason}")
+        return "\n".join(lines)

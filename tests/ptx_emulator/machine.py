@@ -1,0 +1,240 @@
+"""The machine that a launch occupies: clusters of CTAs of warps, and fragments of diverged warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .barriers import ClusterBarrier, MBarrier, NamedBarrier, Wait
+from .errors import EmulatorError, MemoryFault
+from .memory import OFFSET_MASK, RANK_SHIFT, RESERVED_SHARED, LocalMemory, SharedMemory
+from .program import EXIT
+
+if TYPE_CHECKING:
+    from .launch import Launch
+
+Mask = NDArray[np.bool_]
+_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
+ALL_LANES = 0xFFFFFFFF
+
+
+def lane_bits(mask: Mask) -> int:
+    """A lane mask as an integer, lane 0 in the lowest bit."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+def lane_mask(bits: int) -> Mask:
+    return (_BITS & np.uint32(bits)) != 0
+
+
+class Join:
+    """Where diverged fragments meet: the branch's immediate post-dominator."""
+
+    def __init__(self, block: int, parent: Join | None) -> None:
+        self.block = block
+        self.parent = parent
+        self.running = 0
+        self.lanes = 0
+
+
+class Fragment:
+    """The lanes of a warp that execute together."""
+
+    __slots__ = ("warp", "lanes", "mask", "block", "join", "wait", "state")
+
+    def __init__(self, warp: Warp, lanes: int, block: int, join: Join) -> None:
+        self.warp = warp
+        self.lanes = lanes
+        self.mask = lane_mask(lanes)
+        self.block = block
+        self.join = join
+        self.wait: Wait | None = None
+        self.state: Any = None
+
+
+class Warp:
+    def __init__(self, cta: Cta, index: int, registers: list[Any], live: int) -> None:
+        self.cta = cta
+        self.index = index
+        self.id = cta.rank * cta.warp_count + index
+        self.registers = registers
+        self.live = live
+        self.exited = 0
+        self.arrived_lanes: dict[int, int] = {}
+        self.cluster_generation = -1
+        self.local = LocalMemory(cta.launch.program.local_size)
+        self.clock = np.zeros(cta.clock_size, np.int64)
+        self.copies: list[Callable[[], None]] = []
+        self.copy_groups: list[list[Callable[[], None]]] = []
+        self.bulk_open: dict[int, list[Any]] = {}
+        self.bulk_groups: dict[int, list[list[Any]]] = {}
+        self.tensor_loads: list[Callable[[], None]] = []
+        self.tensor_stores: list[Callable[[], None]] = []
+        self.wgmma_open: list[Callable[[], None]] = []
+        self.wgmma_groups: list[list[Callable[[], None]]] = []
+        root = Join(EXIT, None)
+        root.running = 1
+        self.fragments = [Fragment(self, live, 0, root)]
+        thread = np.arange(32, dtype=np.uint32) + np.uint32(32 * index)
+        x, y, _ = cta.launch.block
+        self.tid = (thread % np.uint32(x), thread // np.uint32(x) % np.uint32(y), thread // np.uint32(x * y))
+
+    @property
+    def name(self) -> str:
+        return f"{self.cta.name} warp {self.index}"
+
+    def release(self, clock: NDArray[np.int64]) -> None:
+        """Publish what this warp did before, then start a new epoch."""
+        np.maximum(clock, self.clock, out=clock)
+        self.clock[self.id] += 1
+
+    def acquire(self, clock: NDArray[np.int64]) -> None:
+        own = self.clock[self.id]
+        np.maximum(self.clock, clock, out=self.clock)
+        self.clock[self.id] = own
+
+    def diverge(self, fragment: Fragment, targets: list[tuple[int, int]], reconvergence: int) -> None:
+        """Replace a fragment by one per (block, lanes)."""
+        join = fragment.join
+        if reconvergence != join.block:
+            parent = join
+            join = Join(reconvergence, parent)
+        else:
+            join.running -= 1
+        self.fragments.remove(fragment)
+        join.running += len(targets)
+        parts = [Fragment(self, lanes, block, join) for block, lanes in targets]
+        self.fragments += parts
+        for part in parts:
+            if part.block == reconvergence:
+                self.arrive_join(part)
+
+    def arrive_join(self, fragment: Fragment) -> None:
+        """A fragment reached its reconvergence point, or its lanes exited (lanes = 0)."""
+        self.fragments.remove(fragment)
+        join: Join | None = fragment.join
+        lanes = fragment.lanes
+        while join is not None:
+            join.running -= 1
+            join.lanes |= lanes
+            if join.running:
+                return
+            lanes = join.lanes
+            if lanes and join.parent is not None:
+                self.fragments.append(Fragment(self, lanes, join.block, join.parent))
+                return
+            join = join.parent
+
+    def exit(self, fragment: Fragment) -> None:
+        self.exited |= fragment.lanes
+        self.cta.live_threads -= fragment.lanes.bit_count()
+        if self.copies or any(self.copy_groups):
+            if self.exited == self.live:
+                raise EmulatorError(f"{self.name} exits with pending cp.async copies")
+        fragment.lanes = 0
+        self.arrive_join(fragment)
+        for key, arrived in list(self.arrived_lanes.items()):
+            self.release_lanes(key, arrived)
+
+    def release_lanes(self, key: int, arrived: int) -> None:
+        """Let a warp collective go on when every lane that it names and that lives has arrived."""
+        waiting = [f for f in self.fragments if f.wait is not None and getattr(f.wait, "key", None) == key]
+        if waiting and arrived & ~self.exited == waiting[0].wait.lanes & ~self.exited:  # type: ignore[union-attr]
+            del self.arrived_lanes[key]
+            for fragment in waiting:
+                fragment.wait = None
+                fragment.state = "released"
+
+
+class Cta:
+    def __init__(self, launch: Launch, cluster: Cluster, rank: int, coordinates: tuple[int, int, int]) -> None:
+        self.launch = launch
+        self.cluster = cluster
+        self.rank = rank
+        self.coordinates = coordinates
+        self.name = f"CTA {coordinates}" + (f" rank {rank}" if cluster.size > 1 else "")
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        self.warp_count = -(-threads // 32)
+        self.clock_size = self.warp_count * cluster.size
+        self.live_threads = threads
+        self.thread_count = threads
+        self.shared = SharedMemory(rank, launch.shared_bytes, f"shared memory of {self.name}", launch.tracks_proxy)
+        self.shared_base = (rank << RANK_SHIFT) + RESERVED_SHARED
+        self.barriers = [NamedBarrier(f"barrier {i} of {self.name}", np.zeros(self.clock_size, np.int64)) for i in range(16)]
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.tensor_memory: Any = None
+        self.constants: dict[Any, Any] = {}
+        self.warps: list[Warp] = []
+
+    def start(self) -> None:
+        registers = self.launch.initial_registers
+        for index in range(self.warp_count):
+            lanes = min(32, self.thread_count - 32 * index)
+            self.warps.append(Warp(self, index, list(registers), ALL_LANES >> (32 - lanes)))
+
+    def mbarrier(self, address: int) -> MBarrier:
+        """The mbarrier at a shared (cluster) address; raises EmulatorError if none was initialised there."""
+        cta = self.peer(address)
+        found = cta.mbarriers.get(address & OFFSET_MASK)
+        if found is None:
+            raise EmulatorError(f"no mbarrier was initialised at shared address {address:#x} of {cta.name}")
+        return found
+
+    def peer(self, address: int) -> Cta:
+        rank = address >> RANK_SHIFT
+        if rank == self.rank:
+            return self
+        if rank >= len(self.cluster.ctas):
+            raise MemoryFault(f"shared address {address:#x} names CTA rank {rank} of a cluster of {self.cluster.size}")
+        return self.cluster.ctas[rank]
+
+    def complete_barrier(self, barrier: NamedBarrier) -> None:
+        """Open a named barrier if all expected threads are there."""
+        expected = barrier.expected if barrier.expected is not None else self.live_threads
+        if barrier.arrived and barrier.arrived >= expected:
+            if barrier.arrived > expected:
+                raise EmulatorError(f"{barrier.name}: {barrier.arrived} threads arrived, {expected} expected")
+            barrier.arrived = 0
+            barrier.expected = None
+            barrier.waiting = []
+            barrier.generation += 1
+            if barrier.votes:
+                barrier.result = np.concatenate(barrier.votes)
+                barrier.votes = []
+
+    @property
+    def finished(self) -> bool:
+        return self.live_threads == 0
+
+
+@dataclass
+class AsyncOperation:
+    """An operation of the async proxy: `run` performs it; those of one `queue` finish in order."""
+
+    run: Callable[[], None]
+    text: str
+    cta: Cta
+    queue: object = None
+    done: bool = False
+
+
+class Cluster:
+    def __init__(self, launch: Launch, first: tuple[int, int, int], shape: tuple[int, int, int]) -> None:
+        self.size = shape[0] * shape[1] * shape[2]
+        self.first = first
+        self.shape = shape
+        self.ctas: list[Cta] = []
+        for rank in range(self.size):
+            x, y, z = rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1])
+            self.ctas.append(Cta(launch, self, rank, (first[0] + x, first[1] + y, first[2] + z)))
+        self.barrier = ClusterBarrier(self.ctas, np.zeros(self.ctas[0].clock_size, np.int64))
+        for cta in self.ctas:
+            cta.start()
+
+    @property
+    def finished(self) -> bool:
+        return all(cta.finished for cta in self.ctas)
