@@ -1,0 +1,270 @@
+"""The emulated GPU behind the runtime shim: allocations, tensor maps and launches of a program's own host code."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptx_emulator.device import Device
+from ptx_emulator.errors import EmulatorError
+from ptx_emulator.shim import toolkit
+from ptx_emulator.shim.fatbin import ptx_of
+from ptx_emulator.shim.targets import TARGETS, Target
+from ptx_emulator.tensor_map import ElementType, Swizzle, TensorMap
+
+if TYPE_CHECKING:
+    from ptx_emulator.counters import Counters
+    from ptx_emulator.launch import LoadedModule
+
+# cudaError_t and CUresult values.
+_SUCCESS, _INVALID_VALUE, _INVALID_SYMBOL, _LAUNCH_FAILURE = 0, 1, 13, 719
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("image", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("cooperative", ctypes.c_int32),
+    )
+
+
+class _FunctionInfo(ctypes.Structure):
+    _fields_ = (
+        ("max_threads", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_int32),
+        ("local_bytes", ctypes.c_int32),
+        ("param_bytes", ctypes.c_int32),
+    )
+
+
+_u64, _i32, _u32 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint32
+_u64s, _u32s = ctypes.POINTER(_u64), ctypes.POINTER(_u32)
+_SIGNATURES = {
+    "allocate": ctypes.CFUNCTYPE(_u64, _u64),
+    "release": ctypes.CFUNCTYPE(_i32, _u64),
+    "contains": ctypes.CFUNCTYPE(_i32, _u64, _u64),
+    "launch": ctypes.CFUNCTYPE(_i32, ctypes.POINTER(_Launch)),
+    "function_info": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_FunctionInfo)),
+    "symbol": ctypes.CFUNCTYPE(_u64, ctypes.c_void_p, ctypes.c_char_p),
+    "attribute": ctypes.CFUNCTYPE(_i32, _i32, ctypes.POINTER(_i32)),
+    "encode_tiled": ctypes.CFUNCTYPE(
+        _i32, ctypes.c_void_p, _i32, _u32, _u64, _u64s, _u64s, _u32s, _u32s, _i32, _i32, _i32, _i32
+    ),
+}
+
+
+class _Callbacks(ctypes.Structure):
+    _fields_ = tuple(_SIGNATURES.items())
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One kernel launch: `parameters` is the kernel's packed parameter buffer, `counters` what the emulator counted."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] | None
+    shared_bytes: int
+    parameters: bytes
+    counters: Counters | None
+
+
+class Gpu:
+    """The device that programs of this process see; `use` makes it the current one.
+
+    target: a name of TARGETS, or a Target. execute: False records launches without running them.
+    """
+
+    def __init__(self, target: str | Target, *, seed: int = 0, execute: bool = True) -> None:
+        self.target = TARGETS[target] if isinstance(target, str) else target
+        self.device = Device(self.target.sm_count, self.target.shared_per_block, seed)
+        self.execute = execute
+        self.launches: list[LaunchRecord] = []
+        self.tensor_maps: list[TensorMap] = []
+        self.error: Exception | None = None
+        self._modules: dict[int, LoadedModule] = {}
+        self._attributes = self.target.attributes()
+        self._table = _Callbacks(*(signature(self._guarded(name)) for name, signature in _SIGNATURES.items()))
+
+    def use(self) -> None:
+        """Make this the GPU of the process."""
+        _library().shim_set_callbacks(ctypes.byref(self._table))
+
+    def raise_pending(self) -> None:
+        """Raise what stopped a kernel or call since the last time."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _guarded(self, name: str) -> Any:
+        """The callback's method; an exception is kept for `raise_pending`, the host code sees a CUDA error."""
+        method = getattr(self, f"_{name}")
+        failure = {"allocate": 0, "contains": 0, "symbol": 0, "encode_tiled": _INVALID_VALUE}.get(name, _LAUNCH_FAILURE)
+
+        def call(*arguments: Any) -> int:
+            try:
+                return int(method(*arguments))
+            except Exception as error:
+                self.error = self.error or error
+                return failure
+
+        return call
+
+    def module(self, image: int) -> LoadedModule:
+        """The module of a registered fat binary, parsed on first use."""
+        if image not in self._modules:
+            self._modules[image] = self.device.load(ptx_of(image, self.target.capability))
+        return self._modules[image]
+
+    # -- callbacks -------------------------------------------------------------------------------------------------
+
+    def _allocate(self, size: int) -> int:
+        return self.device.allocate(max(size, 1), f"cudaMalloc({size})").base
+
+    def _release(self, address: int) -> int:
+        self.device.memory.free(address)
+        return _SUCCESS
+
+    def _contains(self, address: int, size: int) -> int:
+        try:
+            region = self.device.memory.region(address)
+        except EmulatorError:
+            return 0
+        return address + size <= region.base + region.size
+
+    def _attribute(self, which: int, value: Any) -> int:
+        if which not in self._attributes:
+            raise EmulatorError(f"cudaDeviceGetAttribute({which}): the emulated GPU has no value for it")
+        value[0] = self._attributes[which]
+        return _SUCCESS
+
+    def _symbol(self, image: int, name: bytes) -> int:
+        return self.module(image).address(name.decode())
+
+    def _function_info(self, image: int, name: bytes, info: Any) -> int:
+        program, _ = self.module(image).program(name.decode())
+        limit = program.directives.get("maxntid") or program.directives.get("reqntid") or (1024,)
+        info[0] = _FunctionInfo(min(int(np.prod(limit)), 1024), program.static_shared, 0, program.param_bytes)
+        return _SUCCESS
+
+    def _launch(self, pointer: Any) -> int:
+        launch = pointer[0]
+        name = launch.name.decode()
+        module = self.module(launch.image)
+        program, _ = module.program(name)
+        parameters = bytearray(program.param_bytes)
+        for index, (offset, size) in enumerate(zip(program.params.values(), program.param_sizes, strict=True)):
+            parameters[offset : offset + size] = ctypes.string_at(launch.arguments[index], size)
+        grid, block, cluster = (tuple(getattr(launch, field)) for field in ("grid", "block", "cluster"))
+        cluster = cluster if cluster[0] else None
+        if launch.cooperative and int(np.prod(grid)) > self.target.sm_count:
+            raise EmulatorError(f"cooperative launch of {grid} CTAs on {self.target.sm_count} SMs, one CTA each")
+        counters = None
+        if self.execute:
+            counters = self.device.launch(module, name, grid, block, bytes(parameters), launch.shared_bytes, cluster)
+        self.launches.append(LaunchRecord(name, grid, block, cluster, launch.shared_bytes, bytes(parameters), counters))
+        return _SUCCESS
+
+    def _encode_tiled(
+        self,
+        out: int,
+        kind: int,
+        rank: int,
+        address: int,
+        dims: Any,
+        strides: Any,
+        box: Any,
+        element_strides: Any,
+        interleave: int,
+        swizzle: int,
+        l2_promotion: int,
+        fill: int,
+    ) -> int:
+        tensor_map = TensorMap(
+            ElementType(kind),
+            address,
+            tuple(dims[:rank]),
+            tuple(strides[: rank - 1]) if rank > 1 else (),
+            tuple(box[:rank]),
+            tuple(element_strides[:rank]),
+            interleave,
+            Swizzle(swizzle),
+            l2_promotion,
+            bool(fill),
+        )
+        self.tensor_maps.append(tensor_map)
+        ctypes.memmove(out, tensor_map.to_bytes(), 128)
+        return _SUCCESS
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+def _library() -> ctypes.CDLL:
+    """The shim, loaded once and globally, so that programs find it as their libcudart."""
+    if not _loaded:
+        _loaded.append(ctypes.CDLL(str(toolkit.build_runtime()), mode=ctypes.RTLD_GLOBAL))
+    return _loaded[0]
+
+
+class Program:
+    """A compiled program on a GPU. Arrays passed to `call` are device buffers, copied in and back."""
+
+    def __init__(self, library: Path, gpu: Gpu) -> None:
+        _library()
+        self.gpu = gpu
+        gpu.use()
+        self.library = ctypes.CDLL(str(library))
+
+    @classmethod
+    def compile(
+        cls,
+        source: str | Path | Sequence[Path],
+        gpu: Gpu,
+        *,
+        flags: Sequence[str] = (),
+        includes: Sequence[Path] = (),
+        depends: Sequence[Path] = (),
+    ) -> Program:
+        """From CUDA text, a file or several, for the GPU's architecture; see toolkit.build_program."""
+        if isinstance(source, str):
+            source = toolkit.keep_source(source)
+        sources = [source] if isinstance(source, Path) else list(source)
+        library = toolkit.build_program(sources, gpu.target.arch, flags, includes, depends)
+        return cls(library, gpu)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Run `extern "C" int name(...)`: arrays as pointers to device memory, int as int, float as float.
+
+        Other ctypes values pass as they are. Returns the function's result; raises what stopped a kernel.
+        """
+        self.gpu.use()
+        regions = {
+            i: self.gpu.device.upload(a, f"argument {i}") for i, a in enumerate(arguments) if isinstance(a, np.ndarray)
+        }
+        converted: list[Any] = []
+        for index, argument in enumerate(arguments):
+            if index in regions:
+                converted.append(ctypes.c_void_p(regions[index].base))
+            elif isinstance(argument, float):
+                converted.append(ctypes.c_float(argument))
+            else:
+                converted.append(argument)
+        result = int(getattr(self.library, name)(*converted))
+        self.gpu.raise_pending()
+        for index, region in regions.items():
+            array = arguments[index]
+            array[...] = self.gpu.device.download(region, array.dtype, array.shape)
+            self.gpu.device.memory.free(region.base)
+        return result
