@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 from torch import Tensor
 
 

@@ -23,19 +23,18 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 E4M3_VALUES = tuple(torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())  # of codes 0..126
 
-# Magnitude code c begins at boundary c-1. Midpoints round to the even code: up where the boundary is the midpoint
-# itself, down where it is the next float32 above it.
-_E2M1_BOUNDARIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
-_E2M1_BOUNDARIES[::2] = torch.nextafter(_E2M1_BOUNDARIES[::2], torch.tensor(torch.inf))
+# Half way between neighbouring magnitudes, and which code wins the tie: the even one.
+_E2M1_MIDPOINTS = ((0.25, 0), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6))
 
 
 def e2m1_encode(x: Tensor) -> Tensor:
     """Round float values of any shape to E2M1 codes (uint8, 0..15). Beyond 6 saturates; the sign of zero is kept; NaN
-    becomes 0, as in the kernels."""
-    x = x.float()
-    magnitude = torch.bucketize(x.abs(), _E2M1_BOUNDARIES.to(x.device), right=True, out_int32=True).to(torch.uint8)
-    codes = magnitude.bitwise_or_(x.signbit().to(torch.uint8).mul_(8))
-    return codes.masked_fill_(x.isnan(), 0)
+    becomes magnitude 0, as in the kernels."""
+    magnitude = x.float().abs()
+    codes = x.signbit().to(torch.uint8).mul_(8)
+    for below, (midpoint, even) in enumerate(_E2M1_MIDPOINTS):
+        codes += magnitude > midpoint if even == below else magnitude >= midpoint
+    return codes
 
 
 def e2m1_decode(codes: Tensor) -> Tensor:
@@ -106,7 +105,7 @@ def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.shape[-1] % BLOCK:
         raise ValueError(f"NVFP4 blocks are {BLOCK} long: the last axis of shape {tuple(x.shape)} is not a multiple")
-    blocks = x.float().unflatten(-1, (-1, BLOCK))
+    blocks = x.float().reshape(*x.shape[:-1], -1, BLOCK)
     block_scales = e4m3_round(blocks.abs().amax(-1) / E2M1_MAX / scale)
     divisors = block_scales.float()
     multipliers = torch.where(divisors > 0, scale.reciprocal() / divisors, 0).clamp_max(FLOAT32_MAX)
@@ -116,5 +115,5 @@ def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_blocks(codes: Tensor, block_scales: Tensor, scale: Tensor) -> Tensor:
     """Values (float32 [..., K]) of codes [..., K], row-major block scales [..., K/16] and a tensor scale."""
-    blocks = e2m1_decode(codes).unflatten(-1, (-1, BLOCK))
+    blocks = e2m1_decode(codes).view(*codes.shape[:-1], -1, BLOCK)
     return (blocks * block_scales.float().unsqueeze(-1) * scale).flatten(-2)

@@ -71,7 +71,7 @@ _BODY = f"""
 
 NVFP4_GATED_MLP = OpDefinition(
     name="NVFP4GatedMLP",
-    doc="""y = down(act(gate(x)) * up(x)). Row 2i of gate_up is row i of gate, row 2i+1 is row i of up; the biases alike.
+    doc="""y = down(act(gate(x)) * up(x)). Row 2i of gate_up is row i of gate, row 2i+1 row i of up; the biases alike.
 Computed in float32; the hidden activations are rounded to x's type, or with quantize_activations to NVFP4, as x is.""",
     inputs=(
         Formal("x", "T", "[..., K], K a multiple of 16"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 from torch import Tensor
 
 from .number_formats import BLOCK, dequantize_blocks, quantize_blocks, tensor_scale, unpack, untile_scales
