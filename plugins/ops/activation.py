@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-from torch.nn import functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 class Activation(IntEnum):
@@ -32,19 +32,19 @@ class _Formula:
 
 _FORMULAS = {
     Activation.IDENTITY: _Formula(lambda x: x, "{y} = Identity({x})"),
-    Activation.RELU: _Formula(F.relu, "{y} = Relu({x})"),
+    Activation.RELU: _Formula(functional.relu, "{y} = Relu({x})"),
     Activation.RELU2: _Formula(
-        lambda x: F.relu(x).square(),
+        lambda x: functional.relu(x).square(),
         """{y}_positive = Relu({x})
         {y} = Mul({y}_positive, {y}_positive)""",
     ),
     Activation.SILU: _Formula(
-        F.silu,
+        functional.silu,
         """{y}_sigmoid = Sigmoid({x})
         {y} = Mul({x}, {y}_sigmoid)""",
     ),
     Activation.GELU: _Formula(
-        F.gelu,
+        functional.gelu,
         """{y}_sqrt_half = Constant<value_float: float = 0.70710678>()
         {y}_half = Constant<value_float: float = 0.5>()
         {y}_one = Constant<value_float: float = 1.0>()
@@ -55,7 +55,7 @@ _FORMULAS = {
         {y} = Mul({y}_halved, {y}_cdf)""",
     ),
     Activation.GELU_TANH: _Formula(
-        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: functional.gelu(x, approximate="tanh"),
         """{y}_sqrt_2_over_pi = Constant<value_float: float = 0.79788456>()
         {y}_cubic = Constant<value_float: float = 0.044715>()
         {y}_half = Constant<value_float: float = 0.5>()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from .number_formats import BLOCK, dequantize_blocks, quantize_blocks, tensor_scale, unpack, untile_scales
 
@@ -30,9 +30,9 @@ def gemm_input(x: Tensor, dtype: torch.dtype, quantize_activations: int, given_s
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.linear(x, weight, bias.float())
+    return functional.linear(x, weight, bias.float())
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
     """float32 RMSNorm over the last axis, rounded to dtype, returned in float32."""
-    return F.rms_norm(x, x.shape[-1:], weight.float(), epsilon).to(dtype).float()
+    return functional.rms_norm(x, x.shape[-1:], weight.float(), epsilon).to(dtype).float()
