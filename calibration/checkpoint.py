@@ -1,0 +1,134 @@
+"""NVFP4 checkpoints: the packed tensors as published, without requantizing.
+
+Two conventions are in use. ModelOpt (TensorRT Model Optimizer): `weight`, `weight_scale`, and `weight_scale_2`, a
+multiplier. compressed-tensors (llm-compressor): `weight_packed`, `weight_scale`, and `weight_global_scale`, which
+divides. Both pack the even element into the low nibble and hold row-major E4M3 block scales.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trt_nvfp4.plugins.ops.number_formats import BLOCK
+
+from .errors import CalibrationError
+
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class NVFP4Weight:
+    """One weight matrix, as `nvfp4.quantize` gives it: w = e2m1 * block_scale * tensor_scale."""
+
+    packed: Tensor  # uint8 [N, K/2]
+    block_scales: Tensor  # float8_e4m3fn [N, K/16], row-major
+    tensor_scale: Tensor  # float32 [], a multiplier
+    input_tensor_scale: Tensor | None  # float32 [], a multiplier: the activations' scale, where the checkpoint has one
+
+
+class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
+    """The NVFP4 weights of a checkpoint by module name ("model.layers.0.mlp.up_proj"), read when asked for.
+
+    Raises CalibrationError for files that are no safetensors, and for tensors that are not NVFP4.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file_of = _tensor_files(self._path)
+        self._modules = sorted(
+            name.removesuffix(".weight_scale")
+            for name in self._file_of
+            if name.endswith(".weight_scale")
+            and {f"{name}_2", name.removesuffix("scale") + "global_scale"} & self._file_of.keys()
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __getitem__(self, module: str) -> NVFP4Weight:
+        if module not in self._modules:
+            raise KeyError(module)
+        if f"{module}.weight_scale_2" in self._file_of:
+            packed = self._tensor(f"{module}.weight")
+            tensor_scale = self._scalar(f"{module}.weight_scale_2")
+            input_scale = self._optional(f"{module}.input_scale")
+        else:
+            packed = self._tensor(f"{module}.weight_packed")
+            tensor_scale = self._scalar(f"{module}.weight_global_scale").reciprocal()
+            input_scale = self._optional(f"{module}.input_global_scale")
+            input_scale = None if input_scale is None else input_scale.reciprocal()
+        weight = NVFP4Weight(packed, self._tensor(f"{module}.weight_scale"), tensor_scale, input_scale)
+        self._check(module, weight)
+        return weight
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self._file_of:
+            raise CalibrationError(f"{self._path}: tensor {name} is missing")
+        with safe_open(self._file_of[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def _scalar(self, name: str) -> Tensor:
+        tensor = self._tensor(name).float()
+        if tensor.numel() != 1 or not (tensor > 0).all() or not tensor.isfinite().all():
+            raise CalibrationError(
+                f"{self._path}: {name} must be one positive, finite number, found shape {tuple(tensor.shape)}, "
+                f"values from {tensor.min().item():g} to {tensor.max().item():g}"
+            )
+        return tensor.reshape(())
+
+    def _optional(self, name: str) -> Tensor | None:
+        return self._scalar(name) if name in self._file_of else None
+
+    def _check(self, module: str, weight: NVFP4Weight) -> None:
+        packed, scales = weight.packed, weight.block_scales
+        if packed.dtype != torch.uint8 or scales.dtype != torch.float8_e4m3fn:
+            raise CalibrationError(
+                f"{self._path}: {module} must hold uint8 values and float8_e4m3fn block scales, "
+                f"found {packed.dtype} and {scales.dtype}"
+            )
+        if packed.dim() != 2 or scales.shape != (packed.shape[0], packed.shape[1] * 2 // BLOCK):
+            raise CalibrationError(
+                f"{self._path}: {module} must hold values [N, K/2] and block scales [N, K/16], "
+                f"found {tuple(packed.shape)} and {tuple(scales.shape)}"
+            )
+        values = scales.float()
+        if not (values >= 0).all():
+            raise CalibrationError(f"{self._path}: {module}.weight_scale holds negative or NaN block scales")
+
+
+def load_nvfp4(path: str | Path) -> NVFP4Checkpoint:
+    """The NVFP4 weights of a safetensors file or folder, in either convention; nothing is read but the headers."""
+    return NVFP4Checkpoint(path)
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Which file holds each tensor."""
+    index = path / _INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text())["weight_map"]
+        except (json.JSONDecodeError, KeyError) as error:
+            raise CalibrationError(f"{index}: expected JSON with a weight_map; {error!r}") from error
+        return {name: path / file for name, file in weight_map.items()}
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise CalibrationError(f"{path}: no *.safetensors file in this folder")
+    tensors = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensors.update(dict.fromkeys(opened.keys(), file))
+        except (SafetensorError, OSError) as error:
+            raise CalibrationError(f"{file}: not a safetensors file: {error}") from error
+    return tensors

@@ -1,0 +1,152 @@
+"""Input samples from files, checked against the model's inputs one by one as they are read."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from .errors import CalibrationError
+
+Sample = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model input takes: its shape (names for dynamic dimensions) and its NumPy type. bfloat16 inputs take
+    float32 samples."""
+
+    shape: tuple[int | str, ...]
+    dtype: np.dtype
+
+
+def input_specs(model: str | Path) -> dict[str, InputSpec]:
+    """The inputs of an ONNX file by name; its weights are not read."""
+    graph = onnx.load(model, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return {
+        value.name: InputSpec(
+            tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in value.type.tensor_type.shape.dim),
+            _sample_dtype(value.type.tensor_type.elem_type),
+        )
+        for value in graph.input
+        if value.name not in constants
+    }
+
+
+def load_samples(path: str | Path, specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
+    """Samples for a model with the inputs `specs`, read one at a time.
+
+    `path` is one of: an .npz file, one sample, arrays by input name; a folder of .npz files, one sample each; a folder
+    with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
+    length 1; a .json file of Polygraphy (`--save-inputs`).
+
+    Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
+    that the input does not take, NaN or Inf.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CalibrationError(f"{path}: no such file or folder of calibration samples")
+    return _Samples(path, specs)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Iterable any number of times; `len` where it costs nothing."""
+
+    path: Path
+    specs: Mapping[str, InputSpec]
+
+    def __iter__(self) -> Iterator[Sample]:
+        count = 0
+        for where, sample in self._read():
+            yield _checked(where, sample, self.specs)
+            count += 1
+        if not count:
+            raise CalibrationError(f"{self.path}: holds no sample")
+
+    def _read(self) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+        if self.path.is_dir():
+            files = sorted(self.path.glob("*.npz"))
+            if files:
+                for file in files:
+                    yield str(file), _npz(file)
+            else:
+                yield from _npy_folder(self.path, self.specs)
+        elif self.path.suffix == ".npz":
+            yield str(self.path), _npz(self.path)
+        elif self.path.suffix == ".json":
+            yield from _polygraphy(self.path)
+        else:
+            raise CalibrationError(
+                f"{self.path}: expected an .npz file, a folder of .npz or .npy files, or a .json file of Polygraphy"
+            )
+
+
+def _npz(file: Path) -> Sample:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise CalibrationError(f"{file}: not a readable .npz file: {error}") from error
+
+
+def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Iterator[tuple[str, Sample]]:
+    arrays = {}
+    for name in specs:
+        file = folder / f"{name.replace('/', '_')}.npy"
+        if not file.exists():
+            raise CalibrationError(f"{folder}: no .npz file, and no {file.name} for the input {name}")
+        try:
+            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise CalibrationError(f"{file}: not a readable .npy file: {error}") from error
+    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise CalibrationError(f"{folder}: the inputs have different numbers of samples: {counts}")
+    for index in range(next(iter(counts.values()), 0)):
+        yield f"{folder}, sample {index}", {name: array[index : index + 1] for name, array in arrays.items()}
+
+
+def _polygraphy(file: Path) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+    from polygraphy.json import load_json
+
+    try:
+        samples = load_json(str(file))
+    except Exception as error:  # Polygraphy raises its own and the JSON reader's
+        raise CalibrationError(f"{file}: not a Polygraphy input file: {error}") from error
+    if not isinstance(samples, list) or not all(isinstance(sample, Mapping) for sample in samples):
+        raise CalibrationError(f"{file}: expected a list of samples, each a mapping from input name to array")
+    for index, sample in enumerate(samples):
+        yield f"{file}, sample {index}", {name: np.asarray(array) for name, array in sample.items()}
+
+
+def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, InputSpec]) -> Sample:
+    if sample.keys() != specs.keys():
+        raise CalibrationError(f"{where}: the model's inputs are {sorted(specs)}, found arrays named {sorted(sample)}")
+    for name, array in sample.items():
+        spec = specs[name]
+        if array.dtype != spec.dtype:
+            raise CalibrationError(f"{where}: {name} must be {spec.dtype}, found {array.dtype}")
+        fits = len(array.shape) == len(spec.shape) and all(
+            found == expected
+            for found, expected in zip(array.shape, spec.shape, strict=True)
+            if isinstance(expected, int)
+        )
+        if not fits:
+            expected = ", ".join(str(d) or "?" for d in spec.shape)
+            raise CalibrationError(f"{where}: {name} must have shape [{expected}], found {list(array.shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            position = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise CalibrationError(f"{where}: {name}{position} is {array[tuple(position)]}; samples must be finite")
+    return dict(sample)
+
+
+def _sample_dtype(elem_type: int) -> np.dtype:
+    if elem_type == onnx.TensorProto.BFLOAT16:
+        return np.dtype(np.float32)
+    return onnx.helper.tensor_dtype_to_np_dtype(elem_type)
