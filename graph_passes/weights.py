@@ -95,6 +95,7 @@ class StreamedTensor(ir.LazyTensor):
 
     def __init__(self, name: str, dtype: ir.DataType, shape: Sequence[int], pieces: Callable[[], Iterator[torch.Tensor]]):
         self._pieces = pieces
+        self.on_write: Callable[[int], None] | None = None  # called with the bytes of each piece written
         super().__init__(self._collect, dtype=dtype, shape=ir.Shape(shape), name=name)
 
     def _collect(self) -> ir.TensorProtocol:
@@ -105,8 +106,10 @@ class StreamedTensor(ir.LazyTensor):
     def tofile(self, file: BinaryIO) -> None:
         """Writes the tensor, one piece in memory at a time."""
         for piece in self._pieces():
-            file.write(_bytes(piece))
+            written = file.write(_bytes(piece))
+            if self.on_write is not None:
+                self.on_write(written)
 
 
 def _bytes(piece: torch.Tensor) -> bytes:
-    return piece.contiguous().view(torch.uint8).numpy().tobytes() if piece.dim() else piece.reshape(1).view(torch.uint8).numpy().tobytes()
+    return piece.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.weights import StreamedTensor
+
 # Called with (bytes written, bytes in all, what is being written).
 Progress = Callable[[int, int, str], None]
 # Smaller tensors (shapes, scalars, axes) stay in the model file, where shape inference sees them.
@@ -22,22 +24,28 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
         OSError: the destination cannot be written, or the disk is full.
     """
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    total = sum(tensor.nbytes for tensor in tensors if tensor.nbytes > _INLINE_BYTES)
-    done = 0
+    external = [tensor for tensor in tensors if tensor.nbytes > _INLINE_BYTES]
+    total, done, name = sum(tensor.nbytes for tensor in external), 0, path.name
 
-    def report(tensor: ir.TensorProtocol, _: ir.external_data.CallbackInfo) -> None:
+    def advance(count: int) -> None:
         nonlocal done
+        done += count
         if progress is not None:
-            progress(done, total, tensor.name or "")
-        done += tensor.nbytes
+            progress(done, total, name)
+
+    def begin(tensor: ir.TensorProtocol, _: ir.external_data.CallbackInfo) -> None:
+        nonlocal name
+        name = tensor.name or ""
+        if isinstance(tensor, StreamedTensor):
+            tensor.on_write = advance
+        else:
+            advance(tensor.nbytes)
 
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder) / path.name
         data = temporary.with_name(f"{path.name}.data")
-        ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=report)
+        ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=begin)
         # The data first: a model without its weights is worse than weights without a model.
         if data.exists():
             os.replace(data, path.with_name(data.name))
         os.replace(temporary, path)
-    if progress is not None:
-        progress(total, total, path.name)
