@@ -137,6 +137,6 @@ def _cached(contents: Sequence[bytes], command: list[str], name: str) -> Path:
             built = Path(temporary) / name
             done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True)
             if done.returncode:
-                raise EmulatorError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-4000:]}")
+                raise EmulatorError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[:6000]}")
             built.replace(target)
     return target
