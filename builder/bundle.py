@@ -31,7 +31,10 @@ OPS_DOMAIN = "trt_nvfp4"
 
 
 def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
-    """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it."""
+    """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
+
+    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products.
+    """
     proto = onnx.load(model, load_external_data=False)
     carrying = {
         node.name for node in proto.graph.node if node.domain == OPS_DOMAIN or node.op_type in ("MatMul", "Gemm")

@@ -120,8 +120,8 @@ def compare(
 def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.InferenceSession:
     """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
 
-    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32. Constant folding is off: it would hold every
-    weight decoded to float32.
+    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32. Constant folding is off: it would hold
+    every weight decoded to float32.
     """
     proto = onnx.load(model, load_external_data=False)
     present = {value.name for value in proto.graph.output}
@@ -140,7 +140,7 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
 
 
 def engine_runner(path: Path) -> BaseRunner | None:
-    """A runner of the engine, where this machine has a GPU and TensorRT; None elsewhere and for anything but an engine."""
+    """A runner of the engine, where this machine has a GPU and TensorRT; None elsewhere."""
     if path.suffix != ".engine" or local_compute_capability() is None:
         return None
     module = next((name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None), None)
@@ -169,7 +169,7 @@ def table(runner: str, agreements: list[Agreement]) -> Table:
 def random_samples(
     model: Path, count: int, rng: np.random.Generator, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> list[dict[str, np.ndarray]]:
-    """Inputs that make sense to most models: token ids within the vocabulary, masks of ones, rising positions, normal floats.
+    """Inputs that make sense to most models: ids within the vocabulary, masks of ones, rising positions, normal floats.
 
     Shapes are the derived typical ones, overridden by `shapes`.
     """

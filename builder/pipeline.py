@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rich.filesize import decimal
 
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.plugins.library import build_library
@@ -95,12 +96,12 @@ def run(request: Request, progress: Progress) -> Report:
         plan.save(request.file(".plan.yaml"))
         report.files["plan"] = str(request.file(".plan.yaml"))
         report.take_plan(plan, request.calib_data is not None)
-        check_required(plan, request.require)
+        check_required(request, plan)
     if request.stop_after == "plan":
         return _finish(request, report)
 
     with report.timed("calibrate"):
-        statistics = _calibrate(request, model, path, plan, report, progress)
+        statistics = _calibrate(request, path, plan, report, progress)
     if request.stop_after == "calibrate":
         return _finish(request, report)
 
@@ -118,17 +119,28 @@ def run(request: Request, progress: Progress) -> Report:
     return _finish(request, report)
 
 
-def check_required(plan: Plan, require: str | None) -> None:
-    """Raise BuilderError (verification) when the plan already falls short of `--require nvfp4|fp8`."""
+def check_required(request: Request, plan: Plan) -> None:
+    """Raise BuilderError (verification) when the plan falls short of `--require` in a subgraph that the user selected."""
+    require = request.require
     if require is None:
         return
     enough = ("nvfp4",) if require == "nvfp4" else ("nvfp4", "fp8")
-    short = [entry for entry in plan.subgraphs if not entry.decision.startswith(enough)]
-    if short or not plan.subgraphs:
+    selected = [entry for entry in plan.subgraphs if _selected(request, entry)]
+    short = [entry for entry in selected if not entry.decision.startswith(enough)]
+    if short or not selected:
         listed = (
             "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
         )
         raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
+
+
+def _selected(request: Request, entry: PlannedSubgraph) -> bool:
+    names = (entry.name, *entry.nodes)
+    return (
+        entry.kind in request.kinds
+        and (request.include is None or any(re.search(request.include, name) for name in names))
+        and (request.exclude is None or not any(re.search(request.exclude, name) for name in names))
+    )
 
 
 def _check_destination(request: Request) -> None:
@@ -184,18 +196,18 @@ def _plan(request: Request, model: SourceModel) -> Plan:
 
 
 def _calibrate(
-    request: Request, model: SourceModel, path: Path, plan: Plan, report: Report, progress: Progress
+    request: Request, path: Path, plan: Plan, report: Report, progress: Progress
 ) -> Statistics | None:
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
         report.warnings.append(
-            "no calibration data: 4-bit activations get their scales at run time; add --calib-data to calibrate"
+            "no calibration data, so activations are not quantized; add --calib-data FILE|DIR with input samples"
         )
         return None
     from trt_nvfp4.calibration.samples import load_samples
     from trt_nvfp4.calibration.statistics import collect
 
-    tensors = calibration_tensors(plan, model)
+    tensors = calibration_tensors(plan)
     progress.stage("calibrating")
     if request.calib_data.name.endswith(".statistics.json"):
         return Statistics.load(request.calib_data)
@@ -238,7 +250,6 @@ def _build(
             report.bundle = str(request.bundle)
             return
         _check_memory(rewritten.path, report)
-        progress.stage("building the engine")
         result = engine.run_script(folder, Path(name) / "out.engine", forward(progress))
         os.replace(Path(name) / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():

@@ -24,7 +24,7 @@ ACTIVATIONS = {
     ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
     ("nvfp4_w4a4", False): "NVFP4, scales computed at run time",
     ("fp8", True): "FP8, calibrated scales",
-    ("fp8", False): "FP8, scales computed at run time",
+    ("fp8", False): "as in the model (weights alone are FP8)",
 }
 
 
@@ -113,15 +113,23 @@ def versions() -> dict[str, str]:
 
 
 def subgraph_table(subgraphs: list[dict[str, Any]]) -> Table:
-    """One row per subgraph: what it is, what was decided and why, what TensorRT built."""
+    """One row per subgraph that is replaced or refused: what it is, what was decided and why, what TensorRT built.
+
+    Linears that nobody asked to replace are only counted.
+    """
     from rich.table import Table
 
-    table = Table(title="Subgraphs", title_justify="left")
-    for heading in ("name", "kind", "shape", "decision", "realized", "reason"):
+    left_alone = [entry for entry in subgraphs if entry["kind"] == "linear" and entry["decision"] == "keep"]
+    caption = f"{len(left_alone)} linears are kept as they are" if left_alone else None
+    table = Table(title="Subgraphs", title_justify="left", caption=caption, caption_justify="left", expand=True)
+    for heading in ("name", "kind", "shape", "decision", "built"):
         table.add_column(heading, overflow="fold")
-    for subgraph in subgraphs:
-        shapes = " ".join(f"{key.removesuffix('_features')}={value}" for key, value in subgraph["shapes"].items())
-        row = [subgraph["name"], subgraph["kind"], shapes, subgraph["decision"], subgraph.get("realized") or "-"]
+    table.add_column("reason", ratio=1)
+    for subgraph in [entry for entry in subgraphs if entry not in left_alone]:
+        layers = subgraph["shapes"].get("layers", 1)
+        widths = [str(value) for key, value in subgraph["shapes"].items() if key.endswith("_features")]
+        shape = "-".join(widths) + (f" x{layers}" if layers > 1 else "")
+        row = [subgraph["name"], subgraph["kind"], shape, subgraph["decision"], subgraph["realized"] or "-"]
         table.add_row(*row, subgraph["reason"])
     return table
 

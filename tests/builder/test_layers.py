@@ -12,12 +12,13 @@ from trt_nvfp4.builder.backend import Layer, check_layers, layers_of_inspector, 
 LOG = "\n".join(
     [
         "Layers:",
-        "Name: __mye27_0_myl0_0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], TacticName: , StreamId: 0, "
-        "Metadata: ",
+        "Name: __mye27_0_myl0_0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], TacticName: , "
+        "StreamId: 0, Metadata: ",
         "Name: mlp_myl0_2, LayerType: custom_layer, Inputs: [ { Name: z, Dimensions: [-1,64], Datatype: Half }], "
         "Constants: [], Outputs: [ { Name: k, Dimensions: [-1,64], Datatype: Half }], TacticName: , StreamId: 0, "
         "Metadata: [ONNX Layer: mlp]",
-        "Name: mm8_myl0_2, LayerType: gemm, Inputs: [ { Name: a, Datatype: FP8 }], Constants: [ { Name: W, Datatype: FP8 }, "
+        "Name: mm8_myl0_2, LayerType: gemm, Inputs: [ { Name: a, Datatype: FP8 }], "
+    "Constants: [ { Name: W, Datatype: FP8 }, "
         "{ Name: s, Datatype: Float }], Outputs: [ { Name: k, Datatype: Half }], TacticName: __myelin, StreamId: 0, "
         "Metadata: [ONNX Layer: mm8]\x1f[ONNX Layer: dq]\x1f[ONNX Layer: /model/layers.0/wdq]",
         "",
