@@ -1,0 +1,181 @@
+"""What the build leaves: exports, dependencies, no spills, a cache that is never half written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trt_nvfp4.plugins import library as plugin_library
+from trt_nvfp4.plugins.library import build_library, resource_report
+from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
+
+ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
+
+needs_compiler = pytest.mark.usefixtures("library")
+
+
+def symbols(library: Path, which: str) -> set[str]:
+    output = subprocess.run(["nm", "-D", which, library], capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1] for line in output.splitlines()}
+
+
+def test_exports(library: Path) -> None:
+    assert symbols(library, "--defined-only") == {"getCreators", "setLoggerFinder", "trtNvfp4LastError"}
+
+
+def test_no_undefined_tensorrt_symbol(library: Path) -> None:
+    undefined = symbols(library, "--undefined-only")
+    assert undefined, "nm printed nothing"
+    # Whatever is undefined is the C and C++ runtimes', by their version tags, or a weak hook of the linker's.
+    foreign = {s for s in undefined if not re.search(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_", s)}
+    assert foreign <= {"__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"}
+
+
+def test_needs_only_the_system(library: Path) -> None:
+    output = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"NEEDED.*\[(\w[\w+-]*)", output)
+    assert needed
+    assert set(needed) <= {"libc", "libm", "libdl", "librt", "libpthread", "libstdc++", "libgcc_s", "ld-linux-x86-64"}
+
+
+def check_resources(library: Path) -> None:
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", resource_report(library))
+    assert len(spills) > 10
+    assert set(spills) == {("0", "0")}
+
+
+def test_no_spills(library: Path) -> None:
+    check_resources(library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@needs_compiler
+def test_every_architecture_compiles(arch: str) -> None:
+    check_resources(build_library(arch))
+
+
+def test_second_build_is_a_cache_hit(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(command: list[str | Path]) -> str:
+        raise AssertionError(f"compiled again: {command}")
+
+    monkeypatch.setattr(plugin_library, "_run", no_compiler)
+    arch = re.search(r"sm_\d+[a-z]?", library.name)
+    assert arch is not None
+    assert build_library(arch[0]) == library
+
+
+@pytest.fixture
+def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source tree of one file that compiles in a second, and an empty cache beside it."""
+    root = tmp_path / "plugins"
+    for folder in ("adapters", "kernels/api"):
+        (root / folder).mkdir(parents=True)
+    (root / "adapters" / "one.cpp").write_text("int one() { return 1; }\n")
+    shutil.copy(plugin_library.ROOT / "adapters" / "exports.map", root / "adapters")
+    monkeypatch.setattr(plugin_library, "ROOT", root)
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "cache"))
+    return root
+
+
+def cached(tmp_path: Path) -> list[str]:
+    return sorted(p.name for p in (tmp_path / "cache" / "plugins").iterdir() if p.suffix != ".lock")
+
+
+@needs_compiler
+def test_progress_counts_to_the_end(small_tree: Path, tmp_path: Path) -> None:
+    steps: list[tuple[int, int, str]] = []
+    library = build_library("sm_90a", progress=lambda *step: steps.append(step))
+    assert [step[:2] for step in steps] == [(1, 2), (2, 2)]
+    assert cached(tmp_path) == sorted([library.name, library.with_suffix(".ptxas.txt").name])
+
+
+@needs_compiler
+def test_a_changed_source_is_another_library(small_tree: Path) -> None:
+    before = build_library("sm_90a")
+    (small_tree / "adapters" / "one.cpp").write_text("int one() { return 2; }\n")
+    assert build_library("sm_90a") != before
+
+
+@needs_compiler
+def test_a_failed_compilation_leaves_nothing(small_tree: Path, tmp_path: Path) -> None:
+    (small_tree / "adapters" / "one.cpp").write_text("this is no C++\n")
+    with pytest.raises(ToolchainError, match=r"one\.cpp"):
+        build_library("sm_90a")
+    assert cached(tmp_path) == []
+
+
+@needs_compiler
+def test_an_interrupted_build_leaves_nothing(small_tree: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int, what: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_library("sm_90a", progress=interrupt)
+    assert cached(tmp_path) == []
+    build_library("sm_90a")
+
+
+@needs_compiler
+def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ToolchainError, match="set TRT_NVFP4_CACHE"):
+        build_library("sm_90a")
+
+
+def test_no_such_architecture() -> None:
+    with pytest.raises(ToolchainError, match="'blackwell' is no GPU architecture"):
+        build_library("blackwell")
+
+
+@needs_compiler
+def test_architecture_unknown_to_nvcc(small_tree: Path) -> None:
+    with pytest.raises(ToolchainError, match="sm_60"):
+        build_library("sm_60")
+
+
+def fake_nvcc(folder: Path, version: str) -> Path:
+    folder.mkdir(parents=True)
+    nvcc = folder / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release, V{version}'\n")
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRT_NVFP4_NVCC", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
+    with pytest.raises(ToolchainError, match=r"no CUDA compiler found.*pip install nvidia-cuda-nvcc"):
+        find_nvcc()
+
+
+def test_no_host_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"no C\+\+ compiler .*install g\+\+"):
+        find_nvcc()
+
+
+def test_named_compiler_must_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRT_NVFP4_NVCC", str(tmp_path / "nvcc"))
+    with pytest.raises(ToolchainError, match=r"TRT_NVFP4_NVCC=.*does not run"):
+        find_nvcc()
+
+
+def test_old_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRT_NVFP4_NVCC", str(fake_nvcc(tmp_path / "bin", "12.4.99")))
+    with pytest.raises(ToolchainError, match=r"CUDA 12.4, 13.0 or newer is needed"):
+        find_nvcc()
+
+
+def test_another_machine_needs_its_cross_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"riscv64-linux-gnu-g.*build on the device itself"):
+        find_nvcc("riscv64")
