@@ -53,8 +53,8 @@ def view_dtype(type_name: str) -> np.dtype[Any]:
         return np.dtype(_FLOATS[type_name])
     if type_name in ("s16x2", "u16x2", "bf16x2"):
         return np.dtype(np.int16 if type_name[0] == "s" else np.uint16)
-    bits = TYPE_BITS[type_name]
-    return np.dtype(f"{'i' if type_name[0] == 's' else 'u'}{bits // 8}")
+    size = min(TYPE_BITS[type_name] // 8, 8)
+    return np.dtype(f"{'i' if type_name[0] == 's' else 'u'}{size}")
 
 
 def instruction(*names: str) -> Callable[[Handler], Handler]:

@@ -152,8 +152,10 @@ class Launch:
         heads: dict[object, int] = {}
         for index, operation in enumerate(self.operations):
             heads.setdefault(operation.queue if operation.queue is not None else id(operation), index)
-        index = self.random.choice(list(heads.values()))
-        operation = self.operations.pop(index)
+        self._complete(self.operations[self.random.choice(list(heads.values()))])
+
+    def _complete(self, operation: AsyncOperation) -> None:
+        self.operations.remove(operation)
         try:
             operation.run()
         except EmulatorError as error:
@@ -188,8 +190,6 @@ class Launch:
                 elif live:
                     idle += 1
                     self._expire(live, idle)
-        for operation in self.operations:
-            raise EmulatorError(f"the kernel ended with a pending operation: {operation.text}")
         self.device.memory.free(self.params.base)
         return self.counters
 
@@ -200,9 +200,10 @@ class Launch:
         self.activity += 1
 
     def _finish(self, cluster: Cluster) -> None:
-        for operation in self.operations:
-            if operation.cta in cluster.ctas:
-                raise EmulatorError(f"{operation.cta.name} exits with a pending copy: {operation.text}")
+        for operation in [o for o in self.operations if o.cta in cluster.ctas]:
+            if not operation.committed:
+                raise EmulatorError(f"{operation.cta.name} exits with a pending operation: {operation.text}")
+            self._complete(operation)
         for cta in cluster.ctas:
             if cta.tensor_memory is not None and cta.tensor_memory.allocations:
                 raise EmulatorError(f"{cta.name} exits with tensor memory allocated: {cta.tensor_memory.allocations}")

@@ -72,7 +72,6 @@ class Warp:
         self.copy_groups: list[list[Callable[[], None]]] = []
         self.bulk_open: dict[int, list[Any]] = {}
         self.bulk_groups: dict[int, list[list[Any]]] = {}
-        self.tensor_loads: list[Callable[[], None]] = []
         self.tensor_stores: list[Callable[[], None]] = []
         self.wgmma_open: list[Callable[[], None]] = []
         self.wgmma_groups: list[list[Callable[[], None]]] = []
@@ -211,15 +210,20 @@ class Cta:
         return self.live_threads == 0
 
 
-@dataclass
+@dataclass(eq=False)
 class AsyncOperation:
-    """An operation of the async proxy: `run` performs it; those of one `queue` finish in order."""
+    """An operation of the async proxy: `run` performs it; those of one `queue` finish in order.
+
+    Stores in a committed bulk group may outlive their CTA, whose shared memory hardware then keeps (CUTLASS's epilogues
+    end so); whatever else is pending when a CTA exits is an error.
+    """
 
     run: Callable[[], None]
     text: str
     cta: Cta
     queue: object = None
     done: bool = False
+    committed: bool = False
 
 
 class Cluster:

@@ -128,9 +128,14 @@ def tensor_store(
 ) -> None:
     cta = warp.cta
     issued = cta.launch.tick()
+    submitted: dict[Any, AsyncOperation] = {}
     for lane, map_address, address in lane_values(active, target, source):
-        box = _tensor_map(warp, map_address)
         start = [int(c[lane]) for c in coordinates]
+        key = (map_address, address, *start)
+        if reduction is None and key in submitted:  # CUTLASS lets a whole warp store the same box
+            _group(warp, lane, submitted[key])
+            continue
+        box = _tensor_map(warp, map_address)
         if (address & OFFSET_MASK) % 128:
             raise MemoryFault(f"tensor copy from shared address {address:#x}, not aligned to 128 bytes")
 
@@ -138,7 +143,8 @@ def tensor_store(
             port, shared = GlobalPort(cta, "tensor copy"), SharedPort(cta, "tensor copy", issued)
             tensor_map.store(box, start, offset, shared.read, port.write, port.read, reduction)
 
-        _group(warp, lane, cta.launch.submit(run, f"{text} issued by {warp.name}", cta))
+        submitted[key] = cta.launch.submit(run, f"{text} issued by {warp.name}", cta)
+        _group(warp, lane, submitted[key])
 
 
 # -- bulk copies ----------------------------------------------------------------------------------------------------
@@ -191,7 +197,10 @@ def bulk_to_global(
 
 def bulk_commit(warp: Warp, active: Any) -> None:
     for lane in np.flatnonzero(active).tolist():
-        warp.bulk_groups.setdefault(lane, []).append(warp.bulk_open.pop(lane, []))
+        group = warp.bulk_open.pop(lane, [])
+        for operation in group:
+            operation.committed = True
+        warp.bulk_groups.setdefault(lane, []).append(group)
 
 
 def bulk_wait(warp: Warp, fragment: Fragment, active: Any, pending: int) -> bool:
