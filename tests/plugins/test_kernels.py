@@ -233,6 +233,7 @@ def test_cuda_graph(host: PluginHost, seed: int) -> None:
     with host.session("NVFP4GatedMLP", inputs, {"quantize_activations": 1}) as session:
         y = torch.empty(6, 40, dtype=torch.bfloat16, device="cuda")
         workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+        session.run(inputs)  # loads the kernels: not during a capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             session.enqueue(inputs, [y], workspace)

@@ -1,0 +1,84 @@
+"""The library in TensorRT's own hands: it loads in the registries, and engines of its plugins build without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+OPS = {"NVFP4Linear", "NVFP4GatedMLP", "NVFP4PersistentMLP", "NVFP4Quantize"}
+
+_LIST_CREATORS = """
+import importlib, json, sys
+trt = importlib.import_module(sys.argv[1])
+registry = trt.get_plugin_registry()
+registry.load_library(sys.argv[2])
+ours = [c for c in registry.all_creators if c.name.startswith("NVFP4")]
+print(json.dumps([(c.name, c.plugin_version, c.plugin_namespace) for c in ours]))
+"""
+
+
+def python(*arguments: str | Path, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **environment}, cwd=HERE
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize("module", ["tensorrt_rtx", "tensorrt_lean_bindings"])
+def test_loads_in_the_registry(library: Path, module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    listed = python("-c", _LIST_CREATORS, module, library)
+    assert sorted(json.loads(listed)) == sorted([op, "1", ""] for op in OPS)
+
+
+@pytest.fixture
+def loader_path(tmp_path: Path) -> str:
+    """The parser opens libtensorrt_rtx.so and the wheel has only .so.1: a folder with a link, outside site-packages."""
+    spec = importlib.util.find_spec("tensorrt_rtx_libs")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("tensorrt_rtx is not installed")
+    (tmp_path / "libtensorrt_rtx.so").symlink_to(Path(spec.submodule_search_locations[0]) / "libtensorrt_rtx.so.1")
+    return str(tmp_path)
+
+
+def build(library: Path, loader_path: str, op: str, dtype: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    program = HERE / "build_in_tensorrt_rtx.py"
+    printed = python(program, library, op, dtype, json.dumps(attributes), LD_LIBRARY_PATH=loader_path)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "attributes"),
+    [
+        ("NVFP4Linear", "float16", {"activation": 3, "quantize_activations": 1}),
+        ("NVFP4GatedMLP", "bfloat16", {"activation": 5, "quantize_activations": 0, "alpha": 1.702, "limit": 7.0}),
+        ("NVFP4PersistentMLP", "float16", {"activation": 3, "gated": 1, "norm": 1, "residual": 1, "epsilon": 1e-5}),
+        ("NVFP4Quantize", "float32", {"norm": 1, "add_residual": 1, "epsilon": 1e-6}),
+    ],
+)
+def test_builds_an_engine(library: Path, loader_path: str, op: str, dtype: str, attributes: dict[str, Any]) -> None:
+    result = build(library, loader_path, op, dtype, attributes)
+    assert result["errors"] == []
+    assert result["plugin_error"] == ""
+    # The library travels in the engine.
+    assert result["engine_bytes"] > library.stat().st_size
+    custom = [line for line in result["layers"].splitlines() if "LayerType: custom_layer" in line]
+    assert len(custom) == 1
+    assert "the_plugin" in custom[0]
+
+
+def test_a_refused_attribute_fails_the_parse(library: Path, loader_path: str) -> None:
+    result = build(library, loader_path, "NVFP4Linear", "float16", {"activation": 7})
+    assert result["engine_bytes"] == 0
+    assert "activation must be 0 to 6, it is 7" in result["plugin_error"]
