@@ -36,16 +36,26 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
     Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products.
     """
     proto = onnx.load(model, load_external_data=False)
-    carrying = {
-        node.name for node in proto.graph.node if node.domain == OPS_DOMAIN or node.op_type in ("MatMul", "Gemm")
-    }
+    nodes = {node.name: node for node in proto.graph.node}
+    producers = {output: node for node in proto.graph.node for output in node.output}
+
+    def carrier(name: str) -> str | None:
+        node = nodes[name]
+        if node.domain == OPS_DOMAIN:
+            return name
+        if node.op_type not in ("MatMul", "Gemm"):
+            return None
+        dequantized = [producers[value] for value in node.input if value in producers]
+        dequantized = [producer for producer in dequantized if producer.op_type == "DequantizeLinear"]
+        return dequantized[0].name if len(dequantized) == 1 else name
+
     entries = []
     for subgraph in plan.subgraphs:
         if subgraph.decision == "keep":
             continue
         decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
-        nodes = [name for name in realized.get(subgraph.name, []) if name in carrying]
-        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": nodes})
+        carriers = [carrier(name) for name in realized[subgraph.name]]
+        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": list(filter(None, carriers))})
     return entries
 
 

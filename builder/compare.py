@@ -7,7 +7,6 @@ the engine runs as well.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import os
 from collections import OrderedDict
@@ -22,8 +21,10 @@ import onnxruntime
 from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 from polygraphy.comparator import Comparator
+from polygraphy.logger import G_LOGGER
 from rich.table import Table
 
+from trt_nvfp4.calibration.samples import input_specs
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.plan import Plan
 
@@ -109,11 +110,10 @@ def compare(
             row.add(np.asarray(expected[output]), np.asarray(values))
         return OrderedDict((output, True) for output in actual)
 
-    logging.getLogger("polygraphy").setLevel(logging.ERROR)
-    results = Comparator.run(runners, data_loader=list(samples))
-    Comparator.compare_accuracy(
-        results, compare_func=judge, comparisons=[(0, index) for index in range(1, len(runners))]
-    )
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        results = Comparator.run(runners, data_loader=list(samples))
+        comparisons = [(0, index) for index in range(1, len(runners))]
+        Comparator.compare_accuracy(results, compare_func=judge, comparisons=comparisons)
     return {runner: list(rows.values()) for runner, rows in found.items()}
 
 
@@ -158,7 +158,7 @@ def engine_runner(path: Path) -> BaseRunner | None:
 def table(runner: str, agreements: list[Agreement]) -> Table:
     """Agreements for the terminal."""
     shown = Table(title=f"{runner} against original", title_justify="left")
-    for heading in ("tensor", "kind", "cosine (worst)", "SQNR [dB]", "max abs", "argmax"):
+    for heading in ("tensor", "kind", "cosine (worst)", "SQNR dB", "max abs", "argmax"):
         shown.add_column(heading, overflow="fold", justify="left" if heading in ("tensor", "kind") else "right")
     for row in agreements:
         numbers = f"{row.cosine:.6f}", f"{row.sqnr_db:.2f}", f"{row.max_abs:.4g}", f"{row.argmax:.2%}"
@@ -173,32 +173,33 @@ def random_samples(
 
     Shapes are the derived typical ones, overridden by `shapes`.
     """
-    graph = onnx.load(model, load_external_data=False).graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    inputs = {value.name: value.type.tensor_type for value in graph.input if value.name not in constants}
-    dims = {
-        name: [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.shape.dim]
-        for name, value in inputs.items()
-    }
-    profiles = derive_profiles(dims, typical=shapes)
-    vocabulary = {
-        node.input[1]: constants[node.input[0]].dims[0]
-        for node in graph.node
-        if node.op_type == "Gather" and node.input[0] in constants
-    }
+    specs = input_specs(model)
+    profiles = derive_profiles({name: spec.shape for name, spec in specs.items()}, typical=shapes)
+    vocabulary = _vocabulary(model)
     return [
         {
             name: _random_input(
                 name,
-                onnx.helper.tensor_dtype_to_np_dtype(value.elem_type),
-                profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims[name]),
+                spec.dtype,
+                profiles[name].typical if name in profiles else tuple(int(dim) for dim in spec.shape),
                 vocabulary.get(name, 2),
                 rng,
             )
-            for name, value in inputs.items()
+            for name, spec in specs.items()
         }
         for _ in range(count)
     ]
+
+
+def _vocabulary(model: Path) -> dict[str, int]:
+    """Inputs that look a table up -> its rows."""
+    graph = onnx.load(model, load_external_data=False).graph
+    tables = {tensor.name: int(tensor.dims[0]) for tensor in graph.initializer if tensor.dims}
+    return {
+        node.input[1]: tables[node.input[0]]
+        for node in graph.node
+        if node.op_type == "Gather" and node.input[0] in tables
+    }
 
 
 def _random_input(

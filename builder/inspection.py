@@ -105,10 +105,10 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
     """What `inspect` found, for the terminal."""
     subgraphs = found.get("subgraphs")
     if found["kind"] in ("report", "engine") and subgraphs is not None:
-        yield report.subgraph_table(subgraphs)
+        yield from report.subgraph_tables(subgraphs)
         yield report.summary_table(found)
     elif subgraphs is not None:
-        yield report.subgraph_table(subgraphs)
+        yield from report.subgraph_tables(subgraphs)
     rest = Table(show_header=False, box=None)
     for key, value in found.items():
         if key == "bytes":

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from rich.filesize import decimal
 
-from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.calibration.samples import input_specs, load_samples
+from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
@@ -24,7 +25,7 @@ from trt_nvfp4.plugins.toolchain import ToolchainError
 from . import bundle, engine, export
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .report import Report, versions
-from .shapes import Profile, Shape, derive_profiles, model_inputs
+from .shapes import Profile, Shape, derive_profiles
 from .targets import Target, require_here
 
 STOPS = ("plan", "calibrate", "rewrite")
@@ -88,7 +89,8 @@ def run(request: Request, progress: Progress) -> Report:
         path = _onnx_file(request, report, progress)
         model = load(path)
         longest = export.longest_sequence(request.model)
-        profiles = derive_profiles(model_inputs(path), request.least, request.typical, request.most, longest)
+        shapes = {name: spec.shape for name, spec in input_specs(path).items()}
+        profiles = derive_profiles(shapes, request.least, request.typical, request.most, longest)
         report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
@@ -120,7 +122,7 @@ def run(request: Request, progress: Progress) -> Report:
 
 
 def check_required(request: Request, plan: Plan) -> None:
-    """Raise BuilderError (verification) when the plan falls short of `--require` in a subgraph that the user selected."""
+    """Raise BuilderError (verification) when the plan falls short of `--require` in a subgraph that was selected."""
     require = request.require
     if require is None:
         return
@@ -195,24 +197,18 @@ def _plan(request: Request, model: SourceModel) -> Plan:
         raise BuilderError(USAGE, str(error)) from error
 
 
-def _calibrate(
-    request: Request, path: Path, plan: Plan, report: Report, progress: Progress
-) -> Statistics | None:
+def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progress: Progress) -> Statistics | None:
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
         report.warnings.append(
             "no calibration data, so activations are not quantized; add --calib-data FILE|DIR with input samples"
         )
         return None
-    from trt_nvfp4.calibration.samples import load_samples
-    from trt_nvfp4.calibration.statistics import collect
-
-    tensors = calibration_tensors(plan)
     progress.stage("calibrating")
     if request.calib_data.name.endswith(".statistics.json"):
         return Statistics.load(request.calib_data)
-    samples = load_samples(request.calib_data, model_inputs(path))
-    statistics = collect(path, tensors, samples, progress=progress.step)
+    samples = load_samples(request.calib_data, input_specs(path))
+    statistics = collect(path, calibration_tensors(plan), samples, progress=progress.step)
     statistics.save(request.file(".statistics.json"))
     report.files["statistics"] = str(request.file(".statistics.json"))
     return statistics

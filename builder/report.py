@@ -7,6 +7,7 @@ import json
 import platform
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -112,32 +113,36 @@ def versions() -> dict[str, str]:
     return found
 
 
-def subgraph_table(subgraphs: list[dict[str, Any]]) -> Table:
-    """One row per subgraph that is replaced or refused: what it is, what was decided and why, what TensorRT built.
+def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
+    """One row per subgraph that is replaced or refused, and what was decided why.
 
     Linears that nobody asked to replace are only counted.
     """
     from rich.table import Table
 
     left_alone = [entry for entry in subgraphs if entry["kind"] == "linear" and entry["decision"] == "keep"]
-    caption = f"{len(left_alone)} linears are kept as they are" if left_alone else None
-    table = Table(title="Subgraphs", title_justify="left", caption=caption, caption_justify="left", expand=True)
+    shown = [entry for entry in subgraphs if entry not in left_alone]
+    table = Table(title="Subgraphs", title_justify="left")
     for heading in ("name", "kind", "shape", "decision", "built"):
         table.add_column(heading, overflow="fold")
-    table.add_column("reason", ratio=1)
-    for subgraph in [entry for entry in subgraphs if entry not in left_alone]:
-        layers = subgraph["shapes"].get("layers", 1)
-        widths = [str(value) for key, value in subgraph["shapes"].items() if key.endswith("_features")]
+    for entry in shown:
+        layers = entry["shapes"].get("layers", 1)
+        widths = [str(value) for key, value in entry["shapes"].items() if key.endswith("_features")]
         shape = "-".join(widths) + (f" x{layers}" if layers > 1 else "")
-        row = [subgraph["name"], subgraph["kind"], shape, subgraph["decision"], subgraph["realized"] or "-"]
-        table.add_row(*row, subgraph["reason"])
-    return table
+        table.add_row(entry["name"], entry["kind"], shape, entry["decision"], entry["realized"] or "-")
+    reasons = Table(show_header=False, box=None)
+    for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
+        reasons.add_row(f"{count} {decision}", reason)
+    if left_alone:
+        reasons.add_row(f"{len(left_alone)} keep", "linears outside of MLPs; --kinds linear replaces them too")
+    return [table, reasons]
 
 
 def summary_table(report: Mapping[str, Any]) -> Table:
     """Sizes, times and files."""
     from rich.filesize import decimal
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None)
     table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
@@ -155,5 +160,5 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     for what, file in report["files"].items():
         table.add_row(what, file)
     for warning in report["warnings"]:
-        table.add_row("[yellow]warning", warning)
+        table.add_row(Text("warning", style="yellow"), warning)
     return table

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import onnx
 
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 
@@ -27,19 +24,6 @@ class Profile:
     least: Shape
     typical: Shape
     most: Shape
-
-
-def model_inputs(model: Path) -> dict[str, list[int | str]]:
-    """Inputs of an ONNX file with their dimensions: numbers, or the names of dynamic ones ("" unnamed)."""
-    graph = onnx.load(model, load_external_data=False).graph
-    constants = {tensor.name for tensor in graph.initializer}
-    return {
-        value.name: [
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim
-        ]
-        for value in graph.input
-        if value.name not in constants
-    }
 
 
 def parse_shapes(text: str, flag: str) -> dict[str, Shape]:

@@ -109,7 +109,8 @@ def main() -> None:
             actual = embeddings(Path(result["files"]["rewritten model"]), inputs)
         cosine = (expected * actual).sum(axis=1)
 
-    output.print(report.subgraph_table(result["subgraphs"]))
+    for subgraphs in report.subgraph_tables(result["subgraphs"]):
+        output.print(subgraphs)
     weights = result["weights_bytes"]
     table = Table(title="all-MiniLM-L6-v2 for RTX Blackwell", title_justify="left", show_header=False)
     nvfp4 = sum(subgraph["realized"] == "nvfp4 plugin" for subgraph in result["subgraphs"])

@@ -124,7 +124,8 @@ def build_engine(
             print_json(result.json())
             return
         shown: dict[str, Any] = json.loads(result.json())
-        output.print(report.subgraph_table(shown["subgraphs"]))
+        for table in report.subgraph_tables(shown["subgraphs"]):
+            output.print(table)
         output.print(report.summary_table(shown))
 
 

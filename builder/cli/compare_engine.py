@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ def compare_engine(
         from trt_nvfp4.builder import compare
         from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
         from trt_nvfp4.builder.shapes import parse_shapes
+        from trt_nvfp4.calibration.samples import input_specs, load_samples
         from trt_nvfp4.graph_passes.plan import Plan
 
         base = result.name.removesuffix(".engine").removesuffix(".onnx").removesuffix(".rewritten")
@@ -52,12 +54,13 @@ def compare_engine(
                 raise BuilderError(
                     USAGE, f"{path}: no such file; compare-engine needs the original and the rewritten ONNX"
                 )
+        inputs: Iterable[compare.Sample]
         if data is None:
             inputs = compare.random_samples(
                 original, samples, np.random.default_rng(seed), parse_shapes(shapes, "--shapes")
             )
         else:
-            inputs = compare.load(data, original)
+            inputs = load_samples(data, input_specs(original))
         with ProgressBar() as progress:
             progress.stage("running original and rewritten model")
             found = compare.compare(

@@ -11,6 +11,7 @@ from types import TracebackType
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage; 3 the model or its data is at fault; 4 target, back end or compiler unavailable; "
@@ -19,8 +20,9 @@ EXIT_CODES = (
 DEBUG = typer.Option("--debug", help="Show the traceback of a failure.")
 JSON = typer.Option("--json", help="Print the result as JSON on stdout (progress stays on stderr).")
 
-output = Console()
-status = Console(stderr=True)
+# No markup: names of nodes and files may hold brackets.
+output = Console(markup=False)
+status = Console(stderr=True, markup=False)
 
 
 class ProgressBar:
@@ -29,11 +31,11 @@ class ProgressBar:
     def __init__(self) -> None:
         self._bar = Progress(
             SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", style="dim", markup=False),
             console=status,
         )
         self._task: TaskID | None = None
@@ -84,14 +86,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
             )
         if as_json:
             print(json.dumps({"error": text, "exit_code": code}))
-        status.print(f"[bold red]error:[/] {_escaped(text)}", soft_wrap=True, highlight=False)
+        status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
         raise typer.Exit(code) from None
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def print_json(text: str) -> None:
