@@ -1,0 +1,46 @@
+"""What README says of targets, options, exit codes and files is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.cli import build_engine
+from trt_nvfp4.builder.targets import TARGETS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def _section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_targets_and_their_architectures() -> None:
+    rows = {}
+    for line in _section("Targets").splitlines():
+        if line.startswith("| `") and "`--target`" not in line:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            for name, arch in zip(re.findall(r"`([^`]+)`", cells[0]), (cells[2].split(", ") * 2), strict=False):
+                rows[name] = (arch, "W4A4" in cells[4])
+    assert rows == {name: (target.arch, target.fp4_instructions) for name, target in TARGETS.items()}
+
+
+def test_options_of_build_engine() -> None:
+    command = typer.main.get_command(build_engine.app)
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", _section("The command line"))) - {"--help"} <= known
+
+
+def test_exit_codes() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", _section("The command line"), re.MULTILINE)}
+    named = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    assert listed == named | {0}
+
+
+def test_links_lead_to_files() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert link.startswith("http") or (ROOT / link).exists(), link
