@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.linear_pattern import attribute, is_op
-from trt_nvfp4.graph_passes.shape_flow import keeps_last_axis
+from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.graph_passes.normalize import normalize
+from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 
 OPS_DOMAIN = "trt_nvfp4"
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
@@ -85,6 +86,8 @@ def load(path: str | Path) -> SourceModel:
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, path.parent)
     passes.RemoveInitializersFromInputsPass()(model)
+    simplify_shapes(model.graph)
+    passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)
 

@@ -1,0 +1,27 @@
+"""Planning and rewriting as most tests need it."""
+
+from __future__ import annotations
+
+from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import KINDS, Capabilities, Plan, make_plan
+from trt_nvfp4.graph_passes.rewrite import RewriteResult, rewrite
+from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.subgraph import Subgraph
+
+EVERYTHING = Capabilities("everything", nvfp4_w4a4=True, nvfp4_w4a16=True, fp8=True, bf16=True)
+
+
+def found_mlps(model: SourceModel) -> list[Subgraph]:
+    """The MLPs of a model, refused ones included."""
+    return [subgraph for subgraph in find_subgraphs(model) if subgraph.kind != "linear"]
+
+
+def plan_all(model: SourceModel, precision: str = "nvfp4", kinds: tuple[str, ...] = KINDS, **options: object) -> Plan:
+    """A plan for a target that can do everything."""
+    return make_plan(model, find_subgraphs(model), EVERYTHING, precision, kinds, **options)  # type: ignore[arg-type]
+
+
+def rewritten(model: SourceModel, plan: Plan | None = None, statistics: Statistics | None = None) -> RewriteResult:
+    """The model rewritten by `plan` (all in NVFP4 with 16-bit activations), beside its source."""
+    return rewrite(model, plan or plan_all(model), statistics, model.path.with_name("rewritten.onnx"))
