@@ -63,25 +63,23 @@ class MmaSync:
     ) -> Registers:
         """D fragment [registers, 32] of A, B, C fragments; a scale id is (byte-id, thread-id)."""
         bits = self.container_bits
-        left = _gather(a, _a_index(self.m, self.k, bits), bits)
+        left = gather_a(a, self.k, bits)
         right = _gather(b, _b_index(self.k, self.n, bits), bits)
-        if self.a_type in INTEGER_BITS:
-            return self._integer(left, right, c)
-        a_values = self._decode(left, self.a_type).astype(np.float64)
-        b_values = self._decode(right, self.b_type).astype(np.float64)
+        a_values = self._decode(left, self.a_type)
+        b_values = self._decode(right, self.b_type)
         if self.scale_vectors:
             assert scale_a is not None
             assert scale_b is not None
             a_values *= self._scales(scale_a, scale_a_id, self.m)
             b_values *= self._scales(scale_b, scale_b_id, self.n).T
         with np.errstate(invalid="ignore", over="ignore"):
-            total = a_values @ b_values + _unpack_accumulator(c, self.c_type, self.m, self.n)
-            return _pack_accumulator(total, self.d_type)
+            total = a_values @ b_values + unpack_accumulator(c, self.c_type, self.n)
+            return pack_accumulator(total, self.d_type, self.satfinite)
 
-    def _decode(self, codes: NDArray[np.uint32], type_name: str) -> NDArray[np.float32]:
+    def _decode(self, codes: NDArray[np.uint32], type_name: str) -> NDArray[np.float64]:
         if self.kind in ("f8f6f4", "mxf8f6f4") and type_name == "e2m1":
             codes = codes >> np.uint32(2)  # FP4 sits in the middle of its byte
-        return formats.float_format(type_name).decode(codes)
+        return operand_values(codes, type_name)
 
     def _scales(self, registers: NDArray[np.uint32], selector: tuple[int, int], rows: int) -> NDArray[np.float64]:
         """[rows, K] scale of each element: A reads a pair of lanes per quad (rows g, g + 8), B one lane per quad."""
@@ -96,17 +94,6 @@ class MmaSync:
         codes = registers[lane][:, None] >> shifts.astype(np.uint32) & np.uint32(0xFF)
         scales = formats.float_format(str(self.scale_type)).decode(codes).astype(np.float64)
         return np.repeat(scales, self.k // self.scale_vectors, axis=1)
-
-    def _integer(self, left: NDArray[np.uint32], right: NDArray[np.uint32], c: Registers) -> Registers:
-        def value(codes: NDArray[np.uint32], type_name: str) -> NDArray[np.int64]:
-            wide = codes.astype(np.int64)
-            bits = INTEGER_BITS[type_name]
-            return np.where(wide >> (bits - 1), wide - (1 << bits), wide) if type_name[0] == "s" else wide
-
-        total = value(left, self.a_type) @ value(right, self.b_type) + c.view(np.int32)[_C_REGISTER, _C_LANE]
-        if self.satfinite:
-            total = np.clip(total, -(2**31), 2**31 - 1)
-        return _scatter_accumulator((total & 0xFFFFFFFF).astype(np.uint32))
 
 
 def decode(modifiers: tuple[str, ...]) -> MmaSync:
@@ -145,6 +132,11 @@ def decode(modifiers: tuple[str, ...]) -> MmaSync:
     return MmaSync(*shape, types[0], types[1], types[2], types[3], kind, scale_vectors, scale_type, satfinite)
 
 
+def gather_a(registers: Registers, k: int, bits: int) -> NDArray[np.uint32]:
+    """[16, k] element codes of an A fragment whose elements take `bits` of a register."""
+    return _gather(registers, _a_index(16, k, bits), bits)
+
+
 @lru_cache
 def _a_index(m: int, k: int, bits: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
     """(register, lane, shift) of element [row, column]: 8 rows by 4 lanes, the upper rows in the odd registers."""
@@ -179,28 +171,50 @@ def _gather(
     return codes if bits == 32 else codes & np.uint32((1 << bits) - 1)
 
 
-# 32-bit accumulators: lane holds columns 2 * member, + 1 of rows group (registers 0, 1) and group + 8 (2, 3).
-_ROW, _COLUMN = np.mgrid[:16, :8]
-_C_REGISTER, _C_LANE = 2 * (_ROW // 8) + _COLUMN % 2, 4 * (_ROW % 8) + _COLUMN // 2
+@lru_cache
+def _accumulator_index(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(32-bit register, lane, column) of element [row, column] of a 16 x n accumulator, 4 registers per 8 columns."""
+    row, column = np.mgrid[:16, :n]
+    return 4 * (column // 8) + 2 * (row // 8) + column % 2, 4 * (row % 8) + column % 8 // 2, column
 
 
-def _unpack_accumulator(c: Registers, type_name: str, m: int, n: int) -> NDArray[np.float64]:
+def unpack_accumulator(c: Registers, type_name: str, n: int) -> NDArray[np.float64]:
+    """[16, n] values of a fragment; 16-bit accumulators hold two neighbouring columns in a register."""
+    register, lane, column = _accumulator_index(n)
     if type_name == "f32":
-        return c.view(np.float32)[_C_REGISTER, _C_LANE].astype(np.float64)
+        return c.view(np.float32)[register, lane].astype(np.float64)
+    if type_name == "s32":
+        return c.view(np.int32)[register, lane].astype(np.float64)
     if type_name == "f16":
-        codes = c[_ROW // 8, _C_LANE] >> (16 * (_COLUMN % 2)).astype(np.uint32)
+        codes = c[register // 2, lane] >> (16 * (column % 2)).astype(np.uint32)
         return formats.F16.decode(codes & np.uint32(0xFFFF)).astype(np.float64)
-    raise UnknownInstructionError(f"mma.sync with .{type_name} accumulators is not modelled")
+    raise UnknownInstructionError(f"mma with .{type_name} accumulators is not modelled")
 
 
-def _scatter_accumulator(values: NDArray[np.uint32]) -> Registers:
-    d = np.empty((4, 32), np.uint32)
-    d[_C_REGISTER, _C_LANE] = values
-    return d
-
-
-def _pack_accumulator(total: NDArray[np.float64], type_name: str) -> Registers:
+def pack_accumulator(total: NDArray[np.float64], type_name: str, satfinite: bool = False) -> Registers:
+    """The fragment of [16, n] results, rounded once; integers wrap or saturate."""
+    n = total.shape[1]
+    register, lane, _ = _accumulator_index(n)
     if type_name == "f32":
-        return _scatter_accumulator(total.astype(np.float32).view(np.uint32))
-    wide = _scatter_accumulator(formats.F16.encode(total))
-    return wide[0::2] | wide[1::2] << np.uint32(16)
+        codes = total.astype(np.float32).view(np.uint32)
+    elif type_name == "s32":
+        codes = (integers(total, satfinite) & 0xFFFFFFFF).astype(np.uint32)
+    else:
+        codes = formats.F16.encode(total)
+    wide = np.empty((n // 2, 32), np.uint32)
+    wide[register, lane] = codes
+    return wide if type_name != "f16" else wide[0::2] | wide[1::2] << np.uint32(16)
+
+
+def integers(total: NDArray[np.float64], satfinite: bool) -> NDArray[np.int64]:
+    """Exact integer sums (below 2**53), clamped to 32 bits if asked."""
+    return np.clip(total, -(2.0**31), 2.0**31 - 1).astype(np.int64) if satfinite else total.astype(np.int64)
+
+
+def operand_values(codes: NDArray[np.uint32], type_name: str) -> NDArray[np.float64]:
+    """Element codes to values; 8-bit and 4-bit integers included."""
+    if type_name not in INTEGER_BITS:
+        return formats.float_format(type_name).decode(codes).astype(np.float64)
+    bits = INTEGER_BITS[type_name]
+    values = codes.astype(np.float64)
+    return np.where(codes >> np.uint32(bits - 1), values - (1 << bits), values) if type_name[0] == "s" else values

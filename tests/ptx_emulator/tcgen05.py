@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ptx_emulator import formats, ldmatrix
 from ptx_emulator.errors import EmulatorError, UnknownInstructionError
 from ptx_emulator.matrix_descriptor import Bytes, MatrixDescriptor, Read, read_chunks
+from ptx_emulator.mma import integers, operand_values
 from ptx_emulator.tensor_memory import TensorMemory
 
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
@@ -33,6 +34,7 @@ _OPERAND_TYPES = {
 _ACCUMULATORS = {"f16": {0: "f16", 1: "f32"}, "tf32": {1: "f32"}, "i8": {2: "s32"}, "f8f6f4": {0: "f16", 1: "f32"}}
 # Bits that an operand element occupies in memory: FP4 and FP6 share the 16-byte groups of FP8 outside the mxf4 kinds.
 _CONTAINER_BITS = {"f16": 16, "tf32": 32, "i8": 8, "f8f6f4": 8, "mxf8f6f4": 8, "mxf4": 4, "mxf4nvf4": 4}
+_EXPANSIONS = {"e2m1": "b4x16_p64", "e2m3": "b6x16_p32", "e3m2": "b6x16_p32"}
 _SCALE_MODIFIERS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4}
 
 
@@ -234,27 +236,24 @@ def _from_shared(
     if mn_major:
         per_chunk = 128 // descriptor.container_bits
         chunks = read_chunks(matrix.mn_major(descriptor.k, -(-rows // per_chunk)), read)
-        values = _values(chunks, type_name, descriptor.container_bits).T[:rows]
+        values = element_values(chunks, type_name, descriptor.container_bits).T[:rows]
     else:
-        values = _values(read_chunks(matrix.k_major(rows, 2), read), type_name, descriptor.container_bits)
+        values = element_values(read_chunks(matrix.k_major(rows, 2), read), type_name, descriptor.container_bits)
     return -values if negate else values
 
 
-def _values(chunks: Bytes, type_name: str, bits: int) -> NDArray[np.float64]:
+def element_values(chunks: Bytes, type_name: str, bits: int) -> NDArray[np.float64]:
     """Elements of 16-byte chunks [rows, chunks, 16] as float64 [rows, elements]."""
     rows = chunks.shape[0]
-    if type_name in ("u8", "s8"):
-        return chunks.reshape(rows, -1).view(np.int8 if type_name == "s8" else np.uint8).astype(np.float64)
-    fmt = formats.float_format(type_name)
-    if bits == 8 and fmt.bits < 8:  # 16 narrow elements, then padding
-        expansion = {4: "b4x16_p64", 6: "b6x16_p32"}[fmt.bits]
+    if bits == 8 and type_name in _EXPANSIONS:  # 16 narrow elements, then padding
+        expansion = _EXPANSIONS[type_name]
         codes = ldmatrix.expand(np.ascontiguousarray(chunks).reshape(-1, 16), expansion).reshape(rows, -1)
     elif bits == 4:
         flat = np.ascontiguousarray(chunks).reshape(rows, -1)
         codes = np.stack([flat & 15, flat >> 4], axis=2).reshape(rows, -1)
     else:
         codes = np.ascontiguousarray(chunks).reshape(rows, -1).view({8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
-    return fmt.decode(codes).astype(np.float64)
+    return operand_values(codes, type_name)
 
 
 def _a_from_tensor_memory(
@@ -268,7 +267,9 @@ def _a_from_tensor_memory(
         raise EmulatorError("tcgen05.mma: A in tensor memory is K-major")
     column = address & 0xFFFF
     cells = memory.read(part.lanes[:, None], column + np.arange(8), "tcgen05.mma reading A")
-    values = _values(cells.view(np.uint8).reshape(len(cells), 2, 16), descriptor.a_type, descriptor.container_bits)
+    values = element_values(
+        cells.view(np.uint8).reshape(len(cells), 2, 16), descriptor.a_type, descriptor.container_bits
+    )
     return -values if descriptor.a_negate else values
 
 
@@ -318,9 +319,7 @@ def _accumulator_cells(total: NDArray[np.float64], descriptor: InstructionDescri
     if descriptor.d_type == "f32":
         return total.astype(np.float32).view(np.uint32)
     if descriptor.d_type == "s32":
-        if descriptor.saturate:
-            total = np.clip(total, -(2.0**31), 2.0**31 - 1)
-        return (total.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+        return (integers(total, descriptor.saturate) & 0xFFFFFFFF).astype(np.uint32)
     return formats.F16.encode(total)  # one 16-bit result per column
 
 
