@@ -1,0 +1,131 @@
+"""What exporters make of transformers models: every MLP found, none falsely, and rewritten to the quantized model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from onnx_models.graphs import run
+from onnx_models.passes import found_mlps, plan_all, rewritten
+from onnx_models.zoo import ZOO, build, export
+from transformers.pytorch_utils import Conv1D
+
+from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.weights import as_torch
+
+# T5's bias of relative positions does not export through dynamo with dynamic sizes.
+CASES = [(name, exporter) for name in ZOO for exporter in ("dynamo", "torchscript") if (name[:2], exporter) != ("t5", "dynamo")]
+# Linears that the exported output does not need: poolers of BERT and ViT, the head of SigLIP.
+UNUSED_LINEARS = {"bert": 1, "vit": 1, "siglip": 3}
+# Of each kind of MLP one, by both exporters; the rest is slow.
+CORE = {("llama", "torchscript"), ("bert", "dynamo"), ("bert", "torchscript"), ("gpt2", "torchscript"), ("modernbert", "torchscript")}
+CORE |= {("vit", "dynamo"), ("vit", "torchscript"), ("t5", "torchscript"), ("nemotron", "torchscript"), ("phi3", "torchscript")}
+
+Exported = Callable[[str, str, torch.dtype], tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Exported:
+    """The torch model, its input and its export, each exported once."""
+    cache: dict[tuple[str, str, torch.dtype], tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]] = {}
+
+    def get(name: str, exporter: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]:
+        key = (name, exporter, dtype)
+        if key not in cache:
+            path = tmp_path_factory.mktemp(name) / "model.onnx"
+            model, draw = build(name, dtype)
+            export(model, draw(0), path, exporter)
+            cache[key] = model, draw, path
+        return cache[key]
+
+    return get
+
+
+def params(cases: list[tuple[str, str]]) -> list[object]:
+    return [
+        pytest.param(*case, id="-".join(case), marks=[] if case in CORE else [pytest.mark.slow]) for case in cases
+    ]
+
+
+def quantize_like(model: torch.nn.Module, source: SourceModel) -> torch.nn.Module:
+    """`model` with the parameters behind the MLPs of `source` (matched by their values) quantized and dequantized."""
+    model = copy.deepcopy(model)
+    # nn.Linear stores [out, in], GPT-2's Conv1D [in, out]; quantization runs along in.
+    rows = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    columns = [m.weight.T for m in model.modules() if isinstance(m, Conv1D)]
+    for subgraph in found_mlps(source):
+        for block in subgraph.blocks:
+            for linears in (block.mlp.linears[:-1], block.mlp.linears[-1:]):
+                _quantize_group([*rows, *columns], [as_torch(source.tensor(linear.weight.stored.name or "")) for linear in linears])
+    return model
+
+
+def _quantize_group(matrices: list[torch.Tensor], stored: list[torch.Tensor]) -> None:
+    """Quantizes, in place and with one tensor scale, the matrices [out, in] that equal `stored` in either orientation."""
+    found = []
+    for tensor in stored:
+        same = [m for m in matrices if any(m.shape == t.shape and torch.equal(m, t) for t in (tensor, tensor.T))]
+        assert len(same) == 1
+        found.append(same[0])
+    scale = nvfp4.quantize(torch.cat([m.detach().reshape(1, -1) for m in found], 1))[2]
+    with torch.no_grad():
+        for matrix in dict.fromkeys(found):
+            matrix.copy_(nvfp4.dequantize(*nvfp4.quantize(matrix.contiguous(), scale), torch.float32))
+
+
+@pytest.mark.parametrize(("name", "exporter"), params(CASES))
+def test_found_and_rewritten(name: str, exporter: str, exported: Exported, seed: int) -> None:
+    entry = ZOO[name]
+    model, draw, path = exported(name, exporter, torch.float32)
+    source = load(path)
+    mlps = found_mlps(source)
+    assert [(m.kind, m.activation, m.refusal) for m in mlps] == [(entry.kind, entry.activation, None)] * entry.mlps
+    assert len({m.name for m in mlps}) == entry.mlps
+    result = rewritten(source, plan_all(source, kinds=("gated_mlp", "mlp")))
+    assert result.weights_bytes_after < result.weights_bytes_before
+
+    reference = quantize_like(model, source)
+    x = draw(seed)
+    if not entry.vision:
+        x = x[:1, :5]  # another batch and another length than exported
+    with torch.no_grad():
+        expected = reference(x).numpy()
+    (found,) = run(result.path, x.numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "exporter"),
+    params([case for case in CASES if case[0] in ("llama", "gemma2", "qwen3", "modernbert", "bert", "vit")]),
+)
+def test_found_in_16_bits(name: str, exporter: str, dtype: torch.dtype, exported: Exported) -> None:
+    entry = ZOO[name]
+    try:
+        _, _, path = exported(name, exporter, dtype)
+    except RuntimeError as error:
+        pytest.skip(f"{exporter} does not export it in {dtype}: {error}")
+    source = load(path)
+    mlps = found_mlps(source)
+    assert [(m.kind, m.activation, m.refusal) for m in mlps] == [(entry.kind, entry.activation, None)] * entry.mlps
+    # TorchScript promotes parts of BERT and ModernBERT to float32; what counts is what the graph multiplies in.
+    types = {source.tensor(linear.weight.stored.name or "").dtype.name for m in mlps for linear in m.linears}
+    assert {m.dtype for m in mlps} == types
+    assert exporter == "torchscript" or types == {str(dtype).removeprefix("torch.")}
+
+
+@pytest.mark.parametrize(("name", "exporter"), params(CASES))
+def test_every_linear_of_the_rest(name: str, exporter: str, exported: Exported) -> None:
+    """Linears and MLPs together own every matrix that the model multiplies by, and no matrix twice."""
+    model, _, path = exported(name, exporter, torch.float32)
+    found = find_subgraphs(load(path))
+    stored = [linear.weight.stored.name for subgraph in found for linear in subgraph.linears]
+    modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D"]
+    fused = sum(subgraph.kind == "gated_mlp" and len({linear.weight.stored for linear in subgraph.linears}) == 2 for subgraph in found)
+    assert len(stored) - fused == len(set(stored)) == len(modules) - UNUSED_LINEARS.get(name, 0)
