@@ -292,7 +292,7 @@ def _logger(trt: Any) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self.errors.append(message)
-            elif severity == trt.ILogger.WARNING:
+            elif severity == trt.ILogger.WARNING and "has Int64 binding" not in message:
                 self.warnings.append(message)
             elif message.startswith("Layers:"):
                 self.layers = message

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,19 @@ def write_folder(
     library: Path | None,
     with_sources: bool = False,
     timing_cache: Path | None = None,
-    checksums: bool = False,
+    keep: bool = False,
 ) -> Path:
     """Fill the existing, empty `folder`; returns the manifest's path.
 
-    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. Large files are
-    hard links where the file system allows it. `checksums` costs a read of every file.
+    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
+    to `keep` holds copies and their checksums, one for a build here hard links to large files where it can.
     """
-    _write_model(model, folder / "model.onnx")
+    place = shutil.copy if keep else _link
+    _write_model(model, folder / "model.onnx", place)
     if library is not None:
-        _link(library, folder / library.name)
+        place(library, folder / library.name)
     if with_sources:
-        ignore = shutil.ignore_patterns("__pycache__", "ops", "host", "build")
+        ignore = shutil.ignore_patterns("__pycache__", "ops", "host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
     shutil.copy(backend.__file__, folder / SCRIPT)
     if timing_cache is not None and timing_cache.exists():
@@ -98,14 +99,14 @@ def write_folder(
         "timing_cache": "timing.cache" if timing_cache is not None else None,
         "profiles": {name: [p.least, p.typical, p.most] for name, p in profiles.items()},
         "planned": planned,
-        "checksums": {str(file.relative_to(folder)): backend.sha256(file) for file in files} if checksums else {},
+        "checksums": {str(file.relative_to(folder)): backend.sha256(file) for file in files} if keep else {},
     }
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")
     return path
 
 
-def _write_model(source: Path, destination: Path) -> None:
+def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], object]) -> None:
     proto = onnx.load(source, load_external_data=False)
     del proto.functions[:]
     locations: dict[str, str] = {}
@@ -114,7 +115,7 @@ def _write_model(source: Path, destination: Path) -> None:
             if entry.key == "location":
                 entry.value = locations.setdefault(entry.value, f"{destination.name}.{len(locations)}.data")
     for location, name in locations.items():
-        _link(source.parent / location, destination.parent / name)
+        place(source.parent / location, destination.parent / name)
     onnx.save(proto, destination)
 
 

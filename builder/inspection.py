@@ -82,7 +82,10 @@ def _bundle(path: Path) -> dict[str, Any]:
         if not (path / name).exists() or backend.sha256(path / name) != digest
     ]
     files = {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
-    shown = {key: data[key] for key in ("target", "arch", "modules", "profiles", "planned", "plugin_library")}
+    shown = {key: data[key] for key in ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")}
+    shown["planned"] = {
+        entry["name"]: f"{entry['decision']} in {', '.join(entry['engine_nodes'])}" for entry in data["planned"]
+    }
     return {"kind": "bundle", **shown, "files": files, "changed_files": changed}
 
 

@@ -239,7 +239,7 @@ def _build(
             library,
             with_sources,
             timing_cache=request.timing_cache,
-            checksums=request.bundle is not None,
+            keep=request.bundle is not None,
         )
         if request.bundle is not None:
             folder.rename(request.bundle)

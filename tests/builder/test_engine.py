@@ -93,7 +93,7 @@ def test_missing_profile_is_reported(tmp_path: Path, fp8_and_bf16: Path) -> None
 
 
 def test_changed_file_of_a_bundle_is_found(tmp_path: Path, fp8_and_bf16: Path) -> None:
-    folder = folder_of(tmp_path, fp8_and_bf16, [], checksums=True)
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
     with (folder / "model.onnx").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(BuilderError, match=r"model\.onnx: missing or changed") as failure:

@@ -18,7 +18,7 @@ LOG = "\n".join(
         "Constants: [], Outputs: [ { Name: k, Dimensions: [-1,64], Datatype: Half }], TacticName: , StreamId: 0, "
         "Metadata: [ONNX Layer: mlp]",
         "Name: mm8_myl0_2, LayerType: gemm, Inputs: [ { Name: a, Datatype: FP8 }], "
-    "Constants: [ { Name: W, Datatype: FP8 }, "
+        "Constants: [ { Name: W, Datatype: FP8 }, "
         "{ Name: s, Datatype: Float }], Outputs: [ { Name: k, Datatype: Half }], TacticName: __myelin, StreamId: 0, "
         "Metadata: [ONNX Layer: mm8]\x1f[ONNX Layer: dq]\x1f[ONNX Layer: /model/layers.0/wdq]",
         "",

@@ -1,0 +1,114 @@
+"""Bundles: what a device gets, built in an environment with nothing but TensorRT-RTX."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from trt_nvfp4.builder import backend, bundle, pipeline
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.inspection import inspect
+from trt_nvfp4.builder.targets import find_target
+
+pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+
+
+class Silent:
+    def stage(self, text: str) -> None:
+        pass
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        pass
+
+
+def make_bundle(model: Path, destination: Path, target: str = "rtx-blackwell") -> dict[str, object]:
+    pipeline.run(pipeline.Request(model=model, target=find_target(target), bundle=destination), Silent())
+    manifest: dict[str, object] = json.loads((destination / bundle.MANIFEST).read_text())
+    return manifest
+
+
+def test_script_is_the_back_end_itself(tmp_path: Path, gated_mlps: Path) -> None:
+    make_bundle(gated_mlps, tmp_path / "bundle")
+    assert (tmp_path / "bundle" / bundle.SCRIPT).read_bytes() == Path(backend.__file__).read_bytes()
+
+
+def test_bundle_shares_no_file_with_what_it_was_made_from(tmp_path: Path, gated_mlps: Path) -> None:
+    make_bundle(gated_mlps, tmp_path / "bundle")
+    assert all(file.stat().st_nlink == 1 for file in (tmp_path / "bundle").iterdir())
+
+
+@pytest.mark.slow
+def test_bundle_builds_where_there_is_only_tensorrt_rtx(tmp_path: Path, gated_mlps: Path) -> None:
+    make_bundle(gated_mlps, tmp_path / "made" / "bundle")
+    moved = tmp_path / "device" / "bundle"
+    moved.parent.mkdir()
+    (tmp_path / "made" / "bundle").rename(moved)
+    for file in [*gated_mlps.parent.glob("model.onnx*"), *(tmp_path / "made").iterdir()]:
+        file.unlink()
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    package = f"tensorrt-rtx=={importlib.metadata.version('tensorrt-rtx')}"
+    installed = subprocess.run([python, "-m", "pip", "install", "--quiet", package], capture_output=True, text=True)
+    if installed.returncode:
+        pytest.skip(f"cannot install {package}: {installed.stderr[-300:]}")
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")}
+    done = subprocess.run([python, bundle.SCRIPT], cwd=moved, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((moved / "model.report.json").read_text())
+    assert [entry["realized"] for entry in report["subgraphs"]] == ["nvfp4 plugin"] * 2
+    assert report["plugin_layers"] == 2
+    assert (moved / "model.engine").stat().st_size == report["engine_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_bundle_with_sources_compiles_them_on_the_device(tmp_path: Path, gated_mlps: Path) -> None:
+    """As an aarch64 target gets it from a machine that cannot cross-compile; the device here is this machine."""
+    request = pipeline.Request(
+        model=gated_mlps, target=find_target("rtx-blackwell"), output=tmp_path / "o.engine", stop_after="rewrite"
+    )
+    pipeline.run(request, Silent())
+    planned = [{"name": "a", "decision": "nvfp4", "engine_nodes": ["gated_mlp_0"]}]
+    profiles = {"x": bundle.Profile((1, 64), (1, 64), (4, 64))}
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    model = tmp_path / "o.rewritten.onnx"
+    bundle.write_folder(folder, request.target, model, planned, profiles, None, with_sources=True, keep=True)
+    # The library's own cache makes this quick where the same sources have been compiled before.
+    done = subprocess.run([sys.executable, bundle.SCRIPT], cwd=folder, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "model.report.json").read_text())["plugin_layers"] == 2
+
+
+@pytest.mark.slow
+def test_targets_differ_in_target_alone(tmp_path: Path, gated_mlps: Path) -> None:
+    manifests = {name: make_bundle(gated_mlps, tmp_path / name, name) for name in ("rtx-blackwell", "b200", "thor")}
+    of_the_target = {"target", "arch", "compute_capability", "modules", "plugin_library", "plugin_sources", "checksums"}
+    common = [{key: value for key, value in m.items() if key not in of_the_target} for m in manifests.values()]
+    assert common[0] == common[1] == common[2]
+    for name in manifests:
+        found = inspect(tmp_path / name)
+        assert found["target"] == name
+        assert not found["changed_files"]
+    assert manifests["thor"]["plugin_library"] or manifests["thor"]["plugin_sources"]
+
+
+def test_existing_folder_is_not_touched(tmp_path: Path, gated_mlps: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    with pytest.raises(BuilderError, match="exists already") as failure:
+        make_bundle(gated_mlps, tmp_path / "bundle")
+    assert failure.value.exit_code == USAGE
+    assert not list((tmp_path / "bundle").iterdir())
+
+
+def test_inspection_finds_a_changed_file(tmp_path: Path, gated_mlps: Path) -> None:
+    make_bundle(gated_mlps, tmp_path / "bundle")
+    (tmp_path / "bundle" / "model.onnx").write_bytes(b"")
+    assert inspect(tmp_path / "bundle")["changed_files"] == ["model.onnx"]
