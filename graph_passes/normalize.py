@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import onnx
+import onnx.inliner
+import onnx.shape_inference
 import onnx.version_converter
 
 # The first opset with FP8 types, which the rewritten model may hold.

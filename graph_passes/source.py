@@ -10,6 +10,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.graph_passes.normalize import normalize
@@ -45,15 +46,18 @@ class SourceModel:
         return self.ir.opset_imports[""]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of initializer `name` (read-only memory map where external; bfloat16 and FP8 as ml_dtypes).
+        """The values of a constant by name (read-only memory map where external; bfloat16 and FP8 as ml_dtypes).
 
         Raises:
-            ModelError: there is no such initializer.
+            ModelError: there is no such constant.
         """
         value = self.graph.initializers.get(name)
-        if value is None or value.const_value is None:
-            raise ModelError(f"{self.path}: there is no initializer named '{name}'")
-        return read_tensor(value.const_value)
+        if value is None:
+            value = next((out for node in self.graph for out in node.outputs if out.name == name), None)
+        tensor = None if value is None else get_const_tensor(value)
+        if tensor is None:
+            raise ModelError(f"{self.path}: there is no constant named '{name}'")
+        return read_tensor(tensor)
 
 
 def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:

@@ -1,0 +1,159 @@
+"""Decisions and their reasons; the plan file; what a hand-edited plan may and may not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+from onnx_models.graphs import Graph, mlp_model, spec
+from onnx_models.passes import EVERYTHING, plan_all
+
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import DECISIONS, KINDS, Capabilities, Plan, PlanError, make_plan
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors
+from trt_nvfp4.graph_passes.source import SourceModel
+
+Load = Callable[[onnx.ModelProto], SourceModel]
+
+
+@pytest.fixture
+def source(loaded: Load) -> SourceModel:
+    """x -> gated MLP -> linear -> y."""
+    graph = Graph(spec())
+    graph.linear(graph.mlp("x", "m"), "head", 16, 8, "y")
+    return loaded(graph.model(["y"]))
+
+
+def decided(source: SourceModel, capabilities: Capabilities, precision: str = "auto", **options: object) -> str:
+    """The MLP's decision, after checking that it comes with a reason and an op exactly if it is NVFP4."""
+    plan = make_plan(source, find_subgraphs(source), capabilities, precision, **options)  # type: ignore[arg-type]
+    (entry,) = [entry for entry in plan.subgraphs if entry.kind == "gated_mlp"]
+    assert entry.reason
+    assert entry.op == ("NVFP4GatedMLP" if entry.decision.startswith("nvfp4") else "")
+    return entry.decision
+
+
+def test_decisions(source: SourceModel) -> None:
+    h200 = Capabilities("h200", nvfp4_w4a16=True, fp8=True)
+    ada = Capabilities("ada", fp8=True)
+    old = Capabilities("old", bf16=False)
+    assert decided(source, EVERYTHING) == "nvfp4_w4a16"
+    assert decided(source, EVERYTHING, calibrated=True) == "nvfp4_w4a4"
+    assert decided(source, h200, calibrated=True) == "nvfp4_w4a16"
+    assert decided(source, ada, "nvfp4") == "fp8"
+    assert decided(source, EVERYTHING, "fp8") == "fp8"
+    assert decided(source, EVERYTHING, "bf16") == "bf16"
+    assert decided(source, Capabilities("plain"), "fp8") == "bf16"
+    assert decided(source, old) == "keep"
+
+
+def test_reasons_say_what_spoke_against(source: SourceModel) -> None:
+    plan = make_plan(source, find_subgraphs(source), Capabilities("ada", fp8=True), calibrated=True)
+    mlp, linear = plan.subgraphs
+    assert "ada does not compute nvfp4_w4a4" in mlp.reason
+    assert "ada does not compute nvfp4_w4a16" in mlp.reason
+    assert linear.decision == "keep"
+    assert "kind linear is not among those to replace" in linear.reason
+
+
+def test_include_and_exclude(source: SourceModel) -> None:
+    names = {entry.kind: entry.name for entry in plan_all(source).subgraphs}
+    chosen = {e.kind: e for e in plan_all(source, include=names["linear"]).subgraphs}
+    assert (chosen["linear"].decision, chosen["gated_mlp"].decision) == ("nvfp4_w4a16", "keep")
+    assert "--include" in chosen["gated_mlp"].reason
+    chosen = {e.kind: e for e in plan_all(source, exclude=names["linear"]).subgraphs}
+    assert (chosen["linear"].decision, chosen["gated_mlp"].decision) == ("keep", "nvfp4_w4a16")
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "int8"}, {"kinds": ("conv",)}, {"include": "("}, {"exclude": "["}], ids=lambda o: next(iter(o))
+)
+def test_wrong_options(options: dict[str, object], source: SourceModel) -> None:
+    with pytest.raises(ValueError, match="int8|conv|regular expression"):
+        plan_all(source, **options)  # type: ignore[arg-type]
+
+
+def test_calibration_tensors(source: SourceModel) -> None:
+    assert calibration_tensors(plan_all(source, calibrated=True)) == ["x", "h", "m"]
+    assert calibration_tensors(plan_all(source)) == []
+
+
+def test_round_trip(source: SourceModel, tmp_path: Path) -> None:
+    plan = plan_all(source)
+    plan.save(tmp_path / "plan.yaml")
+    read = Plan.load(tmp_path / "plan.yaml")
+    assert [{**vars(e), "line": 0} for e in read.subgraphs] == [vars(e) for e in plan.subgraphs]
+    assert (read.model, read.target, read.precision) == (plan.model, plan.target, plan.precision)
+    assert [entry.name for entry, _ in read.check(source)] == [entry.name for entry in plan.subgraphs]
+    assert all(decision in (tmp_path / "plan.yaml").read_text() for decision in DECISIONS)
+    assert [p.name for p in tmp_path.glob("*plan*")] == ["plan.yaml"]  # no temporary left
+
+
+Edit = Callable[[dict[str, object], list[dict[str, object]]], object]
+EDITS: dict[str, tuple[Edit, str]] = {
+    "decision": (lambda plan, e: e[0].update(decision="int3"), r"unknown decision 'int3'"),
+    "kind": (lambda plan, e: e[0].update(kind="mlp"), r"is a gated_mlp, the plan says mlp"),
+    "name": (lambda plan, e: e[0].update(name=f"{e[0]['name']}x"), r"no such subgraph; did you mean"),
+    "node": (lambda plan, e: e[0].update(nodes=["gone", *e[0]["nodes"]]), r"has no node 'gone'"),  # type: ignore[misc]
+    "fewer nodes": (lambda plan, e: e[0].update(nodes=e[0]["nodes"][1:]), r"not those of the plan"),  # type: ignore[index]
+    "twice": (lambda plan, e: e.append(e[0]), r"planned twice"),
+    "missing key": (lambda plan, e: e[0].pop("nodes"), r"lacks nodes"),
+    "unknown key": (lambda plan, e: e[0].update(speed="high"), r"unknown key 'speed'"),
+    "no list": (lambda plan, e: plan.update(subgraphs="none"), r"'subgraphs' must be a list"),
+    "nodes no list": (lambda plan, e: e[0].update(nodes="n0"), r"'nodes' must be a list"),
+    "shape no number": (lambda plan, e: e[0].update(shapes={"layers": "many"}), r"'shapes.layers' must be a number"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), EDITS.values(), ids=EDITS.keys())
+def test_wrong_edits(edit: Edit, message: str, source: SourceModel, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    plan_all(source).save(path)
+    content = yaml.safe_load(path.read_text())
+    edit(content, content["subgraphs"])
+    path.write_text("# edited\n" + yaml.safe_dump(content, sort_keys=False))
+    with pytest.raises(PlanError, match=rf"plan\.yaml, line \d+.*{message}"):
+        Plan.load(path).check(source)
+
+
+def test_error_names_the_line(source: SourceModel, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    plan_all(source).save(path)
+    lines = path.read_text().splitlines()
+    second = [i for i, line in enumerate(lines) if line.startswith("- name")][1]
+    decision = next(i for i in range(second, len(lines)) if "decision" in lines[i])
+    lines[decision] = "  decision: fp5"
+    path.write_text("\n".join(lines))
+    with pytest.raises(PlanError, match=rf"line {second + 1}: subgraph 'linear_0': unknown decision 'fp5'"):
+        Plan.load(path).check(source)
+
+
+def test_a_refused_subgraph_cannot_be_forced(loaded: Load) -> None:
+    model, _ = mlp_model(spec(k=24))
+    source = loaded(model)
+    plan = plan_all(source)
+    plan.subgraphs[0].decision = "nvfp4_w4a16"
+    with pytest.raises(PlanError, match="cannot be nvfp4_w4a16: NVFP4 needs K to be a multiple of 16"):
+        plan.check(source)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2", "- a\n- b\n", "\x00", "just text"])
+def test_not_a_plan(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(content)
+    with pytest.raises(PlanError, match=r"plan\.yaml"):
+        Plan.load(path)
+
+
+def test_missing_plan(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        Plan.load(tmp_path / "absent.yaml")
+
+
+def test_entries_may_be_deleted(source: SourceModel) -> None:
+    plan = plan_all(source, kinds=KINDS)
+    del plan.subgraphs[0]
+    assert [entry.kind for entry, _ in plan.check(source)] == ["linear"]

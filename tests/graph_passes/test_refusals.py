@@ -1,0 +1,164 @@
+"""What cannot be replaced is refused with a reason that names the culprit; what is no MLP is not taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx_models.graphs import Graph, Spec, mlp_model, spec
+from onnx_models.passes import EVERYTHING, found_mlps, plan_all
+
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.source import SourceModel
+
+Load = Callable[[onnx.ModelProto], SourceModel]
+
+
+def refusal(model: onnx.ModelProto, load: Load) -> str:
+    """The reason of the only MLP; it must reach the plan, which then keeps the subgraph."""
+    source = load(model)
+    (mlp,) = found_mlps(source)
+    assert mlp.refusal is not None
+    (entry,) = [entry for entry in plan_all(source).subgraphs if entry.kind != "linear"]
+    assert entry.decision == "keep"
+    assert mlp.refusal in entry.reason
+    return mlp.refusal
+
+
+def test_intermediate_is_an_output(loaded: Load) -> None:
+    model, _ = mlp_model(spec())
+    model.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [None] * 3))
+    assert "'h' is also an output of the graph" in refusal(model, loaded)
+
+
+def test_intermediate_is_read_elsewhere(loaded: Load) -> None:
+    model, _ = mlp_model(spec(gated=False))
+    model.graph.node.append(helper.make_node("Neg", ["a"], ["z"], name="reader"))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [None] * 3))
+    reason = refusal(model, loaded)
+    assert "'a'" in reason
+    assert "'reader' (Neg)" in reason
+
+
+@pytest.mark.parametrize("weight", ["gate", "up", "down"])
+def test_shared_weight(weight: str, loaded: Load) -> None:
+    model, _ = mlp_model(spec())
+    model.graph.node.append(helper.make_node("ReduceMax", [weight], ["z"], name="reader", keepdims=0))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, []))
+    reason = refusal(model, loaded)
+    assert f"'{weight}'" in reason
+    assert "reader" in reason
+
+
+def test_tied_layers(loaded: Load) -> None:
+    """Two MLPs over the same weights are both refused."""
+    graph = Graph(spec(gated=False, k=32, out=32))
+    graph.mlp("x", "m")
+    nodes = [copy for node in graph.nodes for copy in [onnx.NodeProto.FromString(node.SerializeToString())]]
+    rename = {"x": "m", "a": "a2", "s": "s2", "h": "h2", "h_s": "h_s2", "m": "y"}
+    for node in nodes:
+        node.name += "_again"
+        node.input[:] = [rename.get(name, name) for name in node.input]
+        node.output[:] = [rename.get(name, f"{name}_again") for name in node.output]
+    graph.nodes += nodes
+    mlps = found_mlps(loaded(graph.model(["y"])))
+    assert len(mlps) == 2
+    assert all(m.refusal is not None and "a weight is shared" in m.refusal for m in mlps)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "operator"),
+    [("h = HardSwish(a)", "HardSwish"), ("h = Tanh(a)", "Tanh"), ("h = Elu(a)", "Elu"), ("h = LeakyRelu(a)", "LeakyRelu")],
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_activation_not_served(spelling: str, operator: str, gated: bool, loaded: Load) -> None:
+    model, _ = mlp_model(spec(spelling=spelling, gated=gated, activation=operator))
+    assert f"activation ({operator}" in refusal(model, loaded)
+
+
+def test_constants_that_are_almost_right(loaded: Load) -> None:
+    """x * sigmoid(1.5 x) is neither SiLU nor quick GELU."""
+    spelling = "c = Constant<value = float {{1.5}}>()  b = Mul(a, c)  s = Sigmoid(b)  h = Mul(a, s)"
+    model, _ = mlp_model(spec(spelling=spelling, gated=False))
+    assert "activation" in refusal(model, loaded)
+
+
+@pytest.mark.parametrize("changes", [{"k": 24}, {"intermediate": 40}])
+def test_k_is_no_multiple_of_16(changes: dict[str, int], loaded: Load) -> None:
+    """NVFP4 cannot serve, FP8 can; without FP8 the subgraph falls to BF16. Each reason names weight and node."""
+    model, _ = mlp_model(spec(**changes))
+    source = loaded(model)
+    (k,) = changes.values()
+    (entry,) = plan_all(source).subgraphs
+    assert entry.decision == "fp8"
+    assert f"has K = {k}" in entry.reason
+    assert "'gate'" in entry.reason or "'down'" in entry.reason
+    without = make_plan(source, find_subgraphs(source), replace(EVERYTHING, fp8=False))
+    assert [entry.decision for entry in without.subgraphs] == ["bf16"]
+    nothing = make_plan(source, find_subgraphs(source), Capabilities("nothing", bf16=False))
+    assert [entry.decision for entry in nothing.subgraphs] == ["keep"]
+
+
+NO_MLP = {
+    "linear twice": "a = MatMul(x, w1)  y = MatMul(a, w2)",
+    "scaled": "a = MatMul(x, w1)  c = Constant<value = float {2.0}>()  b = Mul(a, c)  y = MatMul(b, w2)",
+    "sum of two": "a = MatMul(x, w1)  b = MatMul(x, w3)  c = Add(a, b)  y = MatMul(c, w2)",
+    "gate of another tensor": "v = Relu(x)  a = MatMul(x, w1)  b = MatMul(v, w3)  s = Sigmoid(a)  t = Mul(a, s)"
+    "  c = Mul(t, b)  y = MatMul(c, w2)",
+    "norm between": "a = MatMul(x, w1)  n = LayerNormalization(a, one)  y = MatMul(n, w2)",
+    "softmax between": "a = MatMul(x, w1)  n = Softmax(a)  y = MatMul(n, w2)",
+    "vector scale between": "a = MatMul(x, w1)  r = Relu(a)  n = Mul(r, one)  y = MatMul(n, w2)",
+    "weights computed": "a = MatMul(x, w1)  r = Relu(a)  e = Exp(w2)  y = MatMul(r, e)",
+    "transposed between": "a = MatMul(x, w1)  r = Relu(a)  t = Transpose<perm = [1, 0]>(r)  y = MatMul(t, w2)",
+}
+
+
+@pytest.mark.parametrize("body", NO_MLP.values(), ids=NO_MLP.keys())
+def test_no_mlp(body: str, loaded: Load) -> None:
+    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[16, 16] y) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    for name, shape in (("w1", (16, 16)), ("w2", (16, 16)), ("w3", (16, 16)), ("one", (16,))):
+        if name in body:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random(shape, np.float32), name))
+    onnx.checker.check_model(model)
+    assert found_mlps(loaded(model)) == []
+
+
+def test_bilinear_and_clamped_gates(loaded: Load) -> None:
+    """Gates without an activation, and gpt-oss's clamped SwiGLU with its constants."""
+    bilinear, _ = mlp_model(Spec(activation="identity", spelling="h = Identity(a)"))
+    assert [m.activation for m in found_mlps(loaded(bilinear))] == ["identity"]
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 16] x) => (float[2, 16] y)
+    <float limit = {5.0}, float low = {-5.0}, float alpha = {1.5}, float one = {1.0}> {
+        a = MatMul(x, w1)  b = MatMul(x, w3)  g = Min(a, limit)  u = Clip(b, low, limit)  v = Mul(g, alpha)
+        s = Sigmoid(v)  t = Mul(g, s)  p = Add(u, one)  c = Mul(p, t)  y = MatMul(c, w2)
+    }"""
+    model = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    for name in ("w1", "w2", "w3"):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random((16, 16), np.float32), name))
+    (mlp,) = found_mlps(loaded(model))
+    block = mlp.blocks[0].mlp
+    assert (mlp.activation, block.alpha, block.limit) == ("swiglu_clamped", 1.5, 5.0)
+    assert block.gate is not None
+    assert block.gate.weight.stored.name == "w1"
+
+
+def test_overlapping_mlps_share_no_linear(loaded: Load) -> None:
+    """Of Linear-ReLU-Linear-ReLU-Linear one pair is an MLP; no linear is in two subgraphs."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2, 16] x) => (float[2, 16] y) {
+        a = MatMul(x, w1)  b = Relu(a)  c = MatMul(b, w2)  d = Relu(c)  y = MatMul(d, w3) }"""
+    model = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    for name in ("w1", "w2", "w3"):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random((16, 16), np.float32), name))
+    subgraphs = find_subgraphs(loaded(model))
+    assert sorted(subgraph.kind for subgraph in subgraphs) == ["linear", "mlp"]
+    stored = [linear.weight.stored.name for subgraph in subgraphs for linear in subgraph.linears]
+    assert sorted(stored) == ["w1", "w2", "w3"]  # type: ignore[type-var]
