@@ -19,7 +19,7 @@ def widen(model: ModelProto) -> ModelProto:
     Run the session with the ConstantFolding optimizer disabled, or ONNX Runtime holds all of them widened. Inputs
     and outputs become float32; roundings to bfloat16 in between disappear. A model without bfloat16 is not touched.
     """
-    for graph in list(_graphs(model.graph)):  # before nodes move
+    for graph in _graphs(model.graph):
         _widen_graph(graph)
     for function in model.functions:
         for node in function.node:
@@ -49,8 +49,8 @@ def _widen_graph(graph: GraphProto) -> None:
             onnx.helper.make_node("Cast", [narrow], [tensor.name], f"{tensor.name}/widen", to=TensorProto.FLOAT)
         )
         tensor.name = narrow
-    nodes = [*casts, *graph.node]
     if casts:
+        nodes = [*casts, *graph.node]
         del graph.node[:]
         graph.node.extend(nodes)
 
@@ -73,10 +73,10 @@ def _widen_type(type_: TypeProto) -> None:
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph and all graphs nested in it."""
-    yield graph
+    """All graphs nested in the graph, then the graph itself: its nodes may be replaced when it is its turn."""
     for node in graph.node:
         yield from _subgraphs(node)
+    yield graph
 
 
 def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:

@@ -1,0 +1,142 @@
+"""Samples from every kind of file, and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save
+from polygraphy.json import save_json
+
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
+
+SPECS = {
+    "ids": InputSpec(("batch", 8), np.dtype(np.int64)),
+    "x/features": InputSpec(("batch", "", 3), np.dtype(np.float32)),
+}
+
+
+def sample(seed: int, rows: int = 2) -> Sample:
+    generator = np.random.default_rng(seed)
+    return {
+        "ids": generator.integers(0, 100, (rows, 8)),
+        "x/features": generator.standard_normal((rows, 5, 3)).astype(np.float32),
+    }
+
+
+def assert_same(found: list[Sample], expected: list[Sample]) -> None:
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_one_npz_file(tmp_path: Path, seed: int) -> None:
+    np.savez(tmp_path / "s.npz", **sample(seed))
+    samples = load_samples(tmp_path / "s.npz", SPECS)
+    assert_same(list(samples), [sample(seed)])
+    assert_same(list(samples), [sample(seed)])  # a second pass reads again
+
+
+def test_a_folder_of_npz_files_in_the_order_of_their_names(tmp_path: Path, seed: int) -> None:
+    for i in (2, 0, 1):
+        np.savez(tmp_path / f"{i}.npz", **sample(seed + i, rows=i + 1))
+    assert_same(list(load_samples(tmp_path, SPECS)), [sample(seed + i, rows=i + 1) for i in range(3)])
+
+
+def test_a_folder_of_npy_files(tmp_path: Path, seed: int) -> None:
+    whole = sample(seed, rows=3)
+    np.save(tmp_path / "ids.npy", whole["ids"])
+    np.save(tmp_path / "x_features.npy", whole["x/features"])
+    expected = [{name: array[i : i + 1] for name, array in whole.items()} for i in range(3)]
+    assert_same(list(load_samples(tmp_path, SPECS)), expected)
+
+
+def test_a_polygraphy_file(tmp_path: Path, seed: int) -> None:
+    samples = [sample(seed), sample(seed + 1)]
+    save_json(samples, str(tmp_path / "inputs.json"))
+    assert_same(list(load_samples(tmp_path / "inputs.json", SPECS)), samples)
+
+
+def test_files_are_read_when_their_turn_comes(tmp_path: Path, seed: int) -> None:
+    np.savez(tmp_path / "0.npz", **sample(seed))
+    (tmp_path / "1.npz").write_bytes(b"broken")
+    samples = iter(load_samples(tmp_path, SPECS))
+    assert_same([next(samples)], [sample(seed)])
+    with pytest.raises(CalibrationError, match=r"1.npz: not a readable .npz file"):
+        next(samples)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": np.zeros(1)}, r"the model's inputs are \['ids', 'x/features'\], found arrays named .*'extra'"),
+        ({"ids": None}, r"found arrays named \['x/features'\]"),
+        ({"ids": np.zeros((2, 8), np.int32)}, "ids must be int64, found int32"),
+        ({"x/features": np.zeros((2, 5, 3))}, "x/features must be float32, found float64"),
+        ({"ids": np.zeros((2, 9), np.int64)}, r"ids must have shape \[batch, 8\], found \[2, 9\]"),
+        ({"x/features": np.zeros((2, 3), np.float32)}, r"must have shape \[batch, \?, 3\], found \[2, 3\]"),
+        ({"x/features": np.full((1, 2, 3), np.nan, np.float32)}, r"x/features\[0, 0, 0\] is nan"),
+        ({"x/features": np.array([[[0, 1, np.inf]]], np.float32)}, r"x/features\[0, 0, 2\] is inf"),
+    ],
+)
+def test_samples_that_do_not_fit(change: dict[str, np.ndarray], message: str, tmp_path: Path, seed: int) -> None:
+    arrays = {name: array for name, array in {**sample(seed), **change}.items() if array is not None}
+    file = tmp_path / "s.npz"
+    np.savez(file, **arrays)
+    with pytest.raises(CalibrationError, match=message) as caught:
+        list(load_samples(file, SPECS))
+    assert str(file) in str(caught.value)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="no such file or folder"):
+        load_samples(tmp_path / "absent", SPECS)
+    with pytest.raises(CalibrationError, match=r"no .npz file, and no ids.npy for the input ids"):
+        list(load_samples(tmp_path, SPECS))
+    save_json([], str(tmp_path / "empty.json"))
+    with pytest.raises(CalibrationError, match="holds no sample"):
+        list(load_samples(tmp_path / "empty.json", SPECS))
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    for name, content, message in (
+        ("a.json", b"{", "not a Polygraphy input file"),
+        ("b.json", b'{"a": 1}', "expected a list of samples"),
+        ("c.txt", b"1 2 3", "expected an .npz file, a folder"),
+        ("d.npz", b"PK\x03\x04 cut", "not a readable .npz file"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CalibrationError, match=message):
+            list(load_samples(tmp_path / name, SPECS))
+
+
+def test_npy_files_of_different_lengths(tmp_path: Path, seed: int) -> None:
+    np.save(tmp_path / "ids.npy", sample(seed, rows=3)["ids"])
+    np.save(tmp_path / "x_features.npy", sample(seed, rows=2)["x/features"])
+    with pytest.raises(CalibrationError, match="different numbers of samples"):
+        list(load_samples(tmp_path, SPECS))
+
+
+def test_input_specs_of_a_model(tmp_path: Path) -> None:
+    """Initializers among the inputs are none; bfloat16 inputs take float32."""
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ["n", 4]),
+        helper.make_tensor_value_info("mask", TensorProto.BOOL, [None]),
+        helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        values,
+        [helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n", 4])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])],
+    )
+    save(helper.make_model(graph), tmp_path / "m.onnx")
+    assert input_specs(tmp_path / "m.onnx") == {
+        "x": InputSpec(("n", 4), np.dtype(np.float32)),
+        "mask": InputSpec(("",), np.dtype(np.bool_)),
+    }

@@ -1,0 +1,162 @@
+"""Activation statistics against the model computed in Torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.statistics import Statistics, collect
+
+K, HIDDEN = 24, 40
+ONNX_TYPE = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float16: TensorProto.FLOAT16,
+    torch.bfloat16: TensorProto.BFLOAT16,
+}
+
+
+class Mlp:
+    """down(silu(up(x))) + x as a model file, and in Torch."""
+
+    def __init__(self, folder: Path, seed: int, dtype: torch.dtype, external: bool) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.up = torch.randn(K, HIDDEN, generator=generator).to(dtype)
+        self.down = torch.randn(HIDDEN, K, generator=generator).to(dtype)
+        self.dtype = dtype
+        self.path = folder / "model.onnx"
+        nodes = [
+            helper.make_node("MatMul", ["x", "up"], ["a"]),
+            helper.make_node("Sigmoid", ["a"], ["s"]),
+            helper.make_node("Mul", ["a", "s"], ["hidden"]),
+            helper.make_node("MatMul", ["hidden", "down"], ["m"]),
+            helper.make_node("Add", ["m", "x"], ["y"]),
+        ]
+        weights = []
+        for name, tensor in (("up", self.up), ("down", self.down)):
+            raw = tensor.view(torch.uint8).numpy().tobytes()
+            weights.append(helper.make_tensor(name, ONNX_TYPE[dtype], tensor.shape, raw, raw=True))
+        x, y = (helper.make_tensor_value_info(n, ONNX_TYPE[dtype], ["n", K]) for n in "xy")
+        graph = helper.make_graph(nodes, "mlp", [x], [y], weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        onnx.save(model, self.path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+
+    def tensors(self, x: np.ndarray) -> dict[str, torch.Tensor]:
+        wide = torch.from_numpy(x).float()
+        a = wide @ self.up.float()
+        hidden = torch.nn.functional.silu(a)
+        return {"x": wide, "a": a, "hidden": hidden, "y": hidden @ self.down.float() + wide}
+
+
+def samples(seed: int, count: int, dtype: type = np.float32) -> list[dict[str, np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    return [{"x": (generator.standard_normal((i + 1, K)) * (i + 1)).astype(dtype)} for i in range(count)]
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("dtype", list(ONNX_TYPE), ids=str)
+def test_amax_over_all_samples(dtype: torch.dtype, external: bool, tmp_path: Path, seed: int) -> None:
+    mlp = Mlp(tmp_path, seed, dtype, external)
+    assert (tmp_path / "weights.bin").exists() == external
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    data = samples(seed, 3, np.float16 if dtype == torch.float16 else np.float32)
+    names = ["hidden", "x", "a", "y", "hidden"]
+    found = collect(mlp.path, names, data)
+    assert found.samples == 3
+    assert list(found.amax) == ["hidden", "x", "a", "y"]
+    for name, amax in found.amax.items():
+        expected = max(mlp.tensors(sample["x"])[name].abs().max().item() for sample in data)
+        assert amax == pytest.approx(expected, rel=2e-3 if dtype == torch.float16 else 1e-5), name
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_samples_are_streamed_and_progress_told(tmp_path: Path, seed: int) -> None:
+    mlp = Mlp(tmp_path, seed, torch.float32, external=False)
+    events: list[object] = []
+
+    def stream() -> Iterator[dict[str, np.ndarray]]:
+        for i, sample in enumerate(samples(seed, 3)):
+            events.append(f"read {i}")
+            yield sample
+
+    collect(mlp.path, ["hidden"], stream(), progress=lambda done, total: events.append((done, total)))
+    assert events == ["read 0", (1, 0), "read 1", (2, 0), "read 2", (3, 0)]
+    events.clear()
+    collect(mlp.path, ["hidden"], samples(seed, 2), progress=lambda done, total: events.append((done, total)))
+    assert events == [(1, 2), (2, 2)]
+
+
+def test_tensors_that_hold_nan_or_inf_are_named(tmp_path: Path, seed: int) -> None:
+    mlp = Mlp(tmp_path, seed, torch.float32, external=False)
+    for bad in (np.nan, np.inf, 3e38):
+        sample = samples(seed, 1)[0]
+        sample["x"][0, 3] = bad
+        with pytest.raises(CalibrationError, match=r"sample 1 makes tensor (a|hidden) NaN or Inf"):
+            collect(mlp.path, ["a", "hidden"], [*samples(seed, 1), sample])
+
+
+def test_errors_name_the_fault(tmp_path: Path, seed: int) -> None:
+    mlp = Mlp(tmp_path, seed, torch.float32, external=True)
+    with pytest.raises(CalibrationError, match="no tensor named nowhere"):
+        collect(mlp.path, ["hidden", "nowhere"], samples(seed, 1))
+    with pytest.raises(CalibrationError, match="no calibration sample"):
+        collect(mlp.path, ["hidden"], [])
+    with pytest.raises(CalibrationError, match="sample 0 does not run"):
+        collect(mlp.path, ["hidden"], [{"x": np.zeros((2, K + 1), np.float32)}])
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(CalibrationError, match="ONNX Runtime cannot load it"):
+        collect(mlp.path, ["hidden"], samples(seed, 1))
+
+
+def test_statistics_survive_the_file(tmp_path: Path) -> None:
+    statistics = Statistics({"a": 1.5, "b/c": 3.0000001e-30}, 7)
+    statistics.save(tmp_path / "s.json")
+    assert Statistics.load(tmp_path / "s.json") == statistics
+    assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Statistics({"a": 1.0}, 1)
+    old.save(tmp_path / "s.json")
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", no_space)
+    with pytest.raises(OSError, match="No space"):
+        Statistics({"a": 2.0}, 1).save(tmp_path / "s.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
+    assert Statistics.load(tmp_path / "s.json") == old
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', None])
+def test_files_that_hold_no_statistics(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "s.json").write_text(text)
+    with pytest.raises(CalibrationError, match=r"s.json: not a file of activation statistics"):
+        Statistics.load(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_statistics_that_are_no_magnitudes(value: float, tmp_path: Path) -> None:
+    Statistics({"a": value}, 1).save(tmp_path / "s.json")
+    with pytest.raises(CalibrationError, match="negative or not finite"):
+        Statistics.load(tmp_path / "s.json")
+
+
+def test_weights_are_not_read_into_the_model(tmp_path: Path, seed: int) -> None:
+    """The file that ONNX Runtime gets refers to the external weights: the same bytes serve without a copy."""
+    mlp = Mlp(tmp_path, seed, torch.bfloat16, external=True)
+    weights = tmp_path / "weights.bin"
+    first = collect(mlp.path, ["hidden"], samples(seed, 1)).amax["hidden"]
+    doubled = numpy_helper.to_array(onnx.load(mlp.path).graph.initializer[0]).astype(np.float32) * 2
+    raw = torch.from_numpy(doubled).bfloat16().view(torch.uint8).numpy().tobytes()
+    weights.write_bytes(raw + weights.read_bytes()[len(raw) :])
+    second = collect(mlp.path, ["hidden"], samples(seed, 1)).amax["hidden"]
+    assert second > 1.5 * first
