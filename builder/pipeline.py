@@ -18,7 +18,7 @@ from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
@@ -174,18 +174,10 @@ def _plan(request: Request, model: SourceModel) -> Plan:
                 "--target",
             )
         return plan
-    subgraphs = find_subgraphs(model)
-    wanted = [subgraph for subgraph in subgraphs if subgraph.kind in request.kinds]
-    if not wanted:
-        kinds = sorted({subgraph.kind for subgraph in subgraphs})
-        hint = f"; it has subgraphs of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(request.kinds)}{hint}"
-        )
     try:
-        return make_plan(
+        plan = make_plan(
             model,
-            subgraphs,
+            find_subgraphs(model),
             request.target.capabilities,
             precision=request.precision,
             kinds=request.kinds,
@@ -193,8 +185,17 @@ def _plan(request: Request, model: SourceModel) -> Plan:
             exclude=request.exclude,
             calibrated=request.calib_data is not None,
         )
+    except ModelError:
+        raise
     except ValueError as error:
         raise BuilderError(USAGE, str(error)) from error
+    kinds = sorted({entry.kind for entry in plan.subgraphs})
+    if not set(kinds) & set(request.kinds):
+        hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(request.kinds)}{hint}"
+        )
+    return plan
 
 
 def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progress: Progress) -> Statistics | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +18,7 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def save_gated_mlps(
+def _save_gated_mlps(
     path: Path,
     rng: np.random.Generator,
     layers: int = 2,
@@ -60,8 +62,14 @@ def save_gated_mlps(
 
 
 @pytest.fixture
-def gated_mlps(tmp_path: Path, rng: np.random.Generator) -> Path:
-    return save_gated_mlps(tmp_path / "model.onnx", rng)
+def save_gated_mlps(rng: np.random.Generator) -> Callable[..., Path]:
+    """Writes such a model: (path, layers=, hidden=, intermediate=, elem_type=, external=) -> path."""
+    return partial(_save_gated_mlps, rng=rng)
+
+
+@pytest.fixture
+def gated_mlps(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> Path:
+    return save_gated_mlps(tmp_path / "model.onnx")
 
 
 @pytest.fixture

@@ -1,0 +1,270 @@
+"""What users get wrong: one message, the right exit code, no file left half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+import yaml
+from click.testing import Result
+from onnx import parser
+from typer.testing import CliRunner
+
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.cli.build_engine import app
+
+BUILD = "from trt_nvfp4.builder.cli.build_engine import main; main()"
+
+pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+
+
+def build(model: Path, *options: str, target: str = "rtx-blackwell") -> Result:
+    """Run build-engine into `out/` beside the model."""
+    output = model.parent / "out" / "o.engine"
+    return CliRunner().invoke(app, [str(model), "-o", str(output), "--target", target, *options])
+
+
+def assert_failed(result: Result, code: int, *texts: str) -> None:
+    assert result.exit_code == code, result.output
+    message = " ".join(result.stderr.split())
+    assert "Traceback" not in message
+    assert message.count("error:") == 1
+    for text in texts:
+        assert text in message
+    assert not result.stdout
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Files of the output folder that are hidden, temporary, or an engine."""
+    found = [path.name for path in folder.rglob("*")] if folder.exists() else []
+    return [name for name in found if name.startswith(".") or name.endswith((".engine", ".tmp"))]
+
+
+def truncated(model: Path) -> None:
+    model.write_bytes(model.read_bytes()[:-100])
+
+
+def not_onnx(model: Path) -> None:
+    model.write_text("import torch\n" * 50)
+
+
+def without_data(model: Path) -> None:
+    model.with_name(model.name + ".data").unlink()
+
+
+def short_data(model: Path) -> None:
+    data = model.with_name(model.name + ".data")
+    os.truncate(data, data.stat().st_size - 1)
+
+
+def with_unknown_op(model: Path) -> None:
+    proto = onnx.load(model, load_external_data=False)
+    proto.graph.node[0].op_type = "MatMull"
+    onnx.save(proto, model)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (truncated, "model.onnx"),
+        (not_onnx, "not an ONNX file"),
+        (without_data, "model.onnx.data"),
+        (short_data, "model.onnx.data"),
+        (with_unknown_op, "MatMull"),
+        (lambda model: model.unlink(), "no such file"),
+    ],
+    ids=["truncated", "not ONNX", "no external data", "short external data", "unknown op", "no file"],
+)
+def test_model_at_fault(gated_mlps: Path, damage: Callable[[Path], None], text: str) -> None:
+    damage(gated_mlps)
+    assert_failed(build(gated_mlps), errors.MODEL_AT_FAULT, text)
+    assert not leftovers(gated_mlps.parent)
+
+
+def test_no_mlp_says_what_there_is(tmp_path: Path, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((64, 64)).astype(np.float16)
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float16[batch, 64] x) => (float16[batch, 64] y) { y = MatMul(x, w) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "linear.onnx")
+    result = build(tmp_path / "linear.onnx")
+    assert_failed(result, errors.MODEL_AT_FAULT, "found no subgraph of kind gated_mlp or mlp", "--kinds linear")
+
+
+def test_dynamic_dimension_without_a_profile(tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float16[batch, 3, height, 64] image) => (float16[batch, 3, height, 64] y) { y = Relu(image) }""")
+    onnx.save(model, tmp_path / "image.onnx")
+    assert_failed(build(tmp_path / "image.onnx"), errors.MODEL_AT_FAULT, "dimension 2 (height)", "--max-shapes image:")
+
+
+def test_width_that_is_no_multiple_of_16(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
+    model = save_gated_mlps(tmp_path / "odd.onnx", hidden=40, intermediate=72)
+    result = build(model, "--require", "nvfp4")
+    assert_failed(result, errors.VERIFICATION_FAILED, "--require nvfp4 cannot be met", "multiple of 16")
+    assert not leftovers(tmp_path)
+
+
+def test_plan_that_names_a_node_that_is_gone(gated_mlps: Path) -> None:
+    assert build(gated_mlps, "--stop-after", "plan").exit_code == 0
+    path = gated_mlps.parent / "out" / "o.plan.yaml"
+    plan = yaml.safe_load(path.read_text())
+    plan["subgraphs"][0]["nodes"][0] = "renamed_node"
+    path.write_text(yaml.safe_dump(plan))
+    assert_failed(build(gated_mlps, "--plan", str(path)), errors.MODEL_AT_FAULT, "renamed_node")
+
+
+def test_plan_for_another_target(gated_mlps: Path) -> None:
+    assert build(gated_mlps, "--stop-after", "plan", target="b200").exit_code == 0
+    result = build(gated_mlps, "--plan", str(gated_mlps.parent / "out" / "o.plan.yaml"))
+    assert_failed(result, errors.USAGE, "a plan for b200, not for rtx-blackwell")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"y": np.ones((4, 64), np.float16)}, "['x']"),
+        ({"x": np.ones((4, 32), np.float16)}, "[4, 32]"),
+        ({"x": np.ones((4, 64), np.float32)}, "float16"),
+        ({"x": np.full((4, 64), np.nan, np.float16)}, "nan"),
+    ],
+    ids=["name", "shape", "type", "NaN"],
+)
+def test_calibration_data_at_fault(gated_mlps: Path, arrays: dict[str, np.ndarray], text: str) -> None:
+    data = gated_mlps.parent / "samples.npz"
+    np.savez(data, **arrays)
+    assert_failed(build(gated_mlps, "--calib-data", str(data)), errors.MODEL_AT_FAULT, "samples.npz", text)
+    assert not leftovers(gated_mlps.parent)
+
+
+def test_unknown_target_lists_the_known(gated_mlps: Path) -> None:
+    assert_failed(build(gated_mlps, target="gb300"), errors.USAGE, "'gb300'", "rtx-blackwell", "thor")
+
+
+@pytest.mark.parametrize("target", ["b200", "thor", "h100"])
+def test_target_that_needs_another_machine(gated_mlps: Path, target: str) -> None:
+    assert_failed(build(gated_mlps, target=target), errors.UNAVAILABLE, target, "--bundle DIR")
+    assert not (gated_mlps.parent / "out" / "o.plan.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--min-shapes", "x=1"], "--min-shapes"),
+        (["--max-shapes", "z:1x64"], "no input 'z'"),
+        (["--kinds", "moe"], "moe"),
+        (["--include", "["], "--include ["),
+        (["--precision", "int4"], "int4"),
+        (["--stop-after", "lunch"], "lunch"),
+    ],
+)
+def test_usage(gated_mlps: Path, options: list[str], text: str) -> None:
+    result = build(gated_mlps, *options)
+    assert result.exit_code == errors.USAGE, result.output
+    assert text in result.stderr
+
+
+def test_nowhere_to_write(gated_mlps: Path) -> None:
+    result = CliRunner().invoke(app, [str(gated_mlps), "--target", "rtx-blackwell"])
+    assert_failed(result, errors.USAGE, "-o OUT.engine")
+
+
+def test_read_only_output_directory(gated_mlps: Path, tmp_path: Path) -> None:
+    # Root may write to any folder but those of the kernel.
+    folder = Path("/sys") if os.geteuid() == 0 else tmp_path / "read-only"
+    if folder != Path("/sys"):
+        folder.mkdir(mode=0o555)
+    options = [str(gated_mlps), "-o", str(folder / "o.engine"), "--target", "rtx-blackwell"]
+    assert_failed(CliRunner().invoke(app, options), errors.BUILD_FAILED, str(folder), "-o")
+
+
+def test_disk_full_says_so(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: object, destination: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination))
+
+    monkeypatch.setattr("trt_nvfp4.builder.pipeline.os.replace", full)
+    assert_failed(build(gated_mlps), errors.BUILD_FAILED, "No space left on device", "free some space")
+    monkeypatch.undo()
+    assert not leftovers(gated_mlps.parent)
+
+
+def test_no_room_for_the_engine(gated_mlps: Path) -> None:
+    """The build script's own write fails: no file may grow beyond a megabyte, and the engine is larger."""
+    output = gated_mlps.parent / "out" / "o.engine"
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(gated_mlps), "-o", str(output), "--target", "rtx-blackwell"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == errors.BUILD_FAILED, done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not leftovers(output.parent)
+
+
+def test_no_compiler(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "empty-cache"))
+    monkeypatch.setenv("TRT_NVFP4_NVCC", str(tmp_path / "no-nvcc"))
+    assert_failed(build(gated_mlps), errors.UNAVAILABLE, "no-nvcc")
+    assert not leftovers(gated_mlps.parent / "out")
+
+
+def test_too_little_memory(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr("trt_nvfp4.builder.engine.psutil.virtual_memory", lambda: free)
+    assert_failed(build(gated_mlps), errors.BUILD_FAILED, "of memory", "1.0 kB are free")
+    assert not leftovers(gated_mlps.parent / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["rewrite", "build"])
+def test_interrupt_leaves_nothing(tmp_path: Path, save_gated_mlps: Callable[..., Path], stage: str) -> None:
+    model = save_gated_mlps(tmp_path / "m.onnx", hidden=1024, intermediate=4096)
+    output = tmp_path / "out" / "o.engine"
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(model), "-o", str(output), "--target", "rtx-blackwell"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The plan is written just before the rewrite; the build works in a hidden folder.
+    begun = "o.plan.yaml" if stage == "rewrite" else ".build-*/bundle/manifest.json"
+    deadline = time.monotonic() + 120
+    while not list(output.parent.glob(begun)):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == errors.INTERRUPTED, message
+    assert "interrupted" in message
+    assert "Traceback" not in message
+    assert not leftovers(output.parent)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(output.parent) in " ".join(p.info["cmdline"] or [])]
+
+
+def test_debug_shows_the_traceback(gated_mlps: Path) -> None:
+    gated_mlps.unlink()
+    result = build(gated_mlps, "--debug")
+    assert result.exit_code == 1
+    assert result.exception is not None
+    assert "no such file" in str(result.exception)
+
+
+def test_json_reports_the_failure(gated_mlps: Path) -> None:
+    gated_mlps.unlink()
+    result = build(gated_mlps, "--json")
+    assert result.exit_code == errors.MODEL_AT_FAULT
+    assert yaml.safe_load(result.stdout)["exit_code"] == errors.MODEL_AT_FAULT

@@ -1,0 +1,125 @@
+"""Hugging Face directories, small and with random weights, to ONNX and on to a verified engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from trt_nvfp4.builder import errors, export, pipeline
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.targets import find_target
+
+transformers = pytest.importorskip("transformers")
+
+DECODER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+ENCODER = {key: DECODER[key] for key in DECODER if key not in ("num_key_value_heads", "head_dim")}
+IMAGE = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", DECODER),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", DECODER),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", DECODER),
+    "modernbert": ("ModernBertConfig", "ModernBertModel", {**ENCODER, "pad_token_id": 0}),
+    "bert": ("BertConfig", "BertModel", ENCODER),
+    "vit": ("ViTConfig", "ViTForImageClassification", {**IMAGE, "num_attention_heads": 4}),
+}
+
+
+class Silent:
+    def stage(self, text: str) -> None:
+        pass
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        pass
+
+
+def saved_model(name: str, folder: Path, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    config_class, model_class, options = CONFIGS[name]
+    torch.manual_seed(seed)
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**options)).to(dtype).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_exported_model_computes_the_same(tmp_path: Path, seed: int, name: str) -> None:
+    model = saved_model(name, tmp_path / name, seed)
+    session = onnxruntime.InferenceSession(export.export(tmp_path / name, tmp_path / "m.onnx"))
+    if name == "vit":
+        # Another batch size than the exporter saw.
+        inputs = {"pixel_values": torch.rand(3, 3, 32, 32)}
+    else:
+        ids = torch.randint(0, 100, (3, 11))
+        mask = torch.ones_like(ids)
+        mask[0, 7:] = 0
+        inputs = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        expected = model(**inputs)[0].numpy()
+    (output,) = session.get_outputs()
+    assert output.name == ("logits" if name == "vit" else "last_hidden_state")
+    (actual,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_large_weights_go_beside_the_model(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_model("bert", tmp_path / "bert", seed)
+    monkeypatch.setattr(export, "EXTERNAL_DATA_BYTES", 1000)
+    path = export.export(tmp_path / "bert", tmp_path / "out" / "m.onnx")
+    assert sorted(file.name for file in path.parent.iterdir()) == ["m.onnx", "m.onnx.data"]
+    assert onnxruntime.InferenceSession(path).get_inputs()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_directory_to_engine(tmp_path: Path, seed: int, name: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+    saved_model(name, tmp_path / name, seed, dtype)
+    request = pipeline.Request(
+        tmp_path / name, find_target("rtx-blackwell"), output=tmp_path / "out" / "o.engine", require="nvfp4"
+    )
+    report = json.loads(pipeline.run(request, Silent()).json())
+    mlps = [entry for entry in report["subgraphs"] if entry["kind"] != "linear"]
+    assert sum(entry["shapes"].get("layers", 1) for entry in mlps) == 2
+    assert {entry["realized"] for entry in mlps} == {"nvfp4 plugin"}
+    assert report["plugin_layers"] == len(mlps)
+    assert (tmp_path / "out" / "o.engine").stat().st_size == report["engine_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (None, "not a Hugging Face model directory"),
+        ("{", "not JSON"),
+        ("{}", "no model_type"),
+        ('{"model_type": "bert"}', "cannot load this model"),
+        ('{"model_type": "no-such-model"}', "cannot load this model"),
+    ],
+)
+def test_directory_at_fault(tmp_path: Path, config: str | None, text: str) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(BuilderError, match=text) as failure:
+        export.export(tmp_path, tmp_path / "m.onnx")
+    assert failure.value.exit_code == errors.MODEL_AT_FAULT
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_sequence_limit_is_read_from_the_configuration(tmp_path: Path) -> None:
+    assert export.longest_sequence(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 77}')
+    assert export.longest_sequence(tmp_path) == 77

@@ -1,0 +1,160 @@
+"""From ONNX or a Hugging Face directory to a verified engine, by TensorRT-RTX for SM120 on the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from onnx import TensorProto
+
+from trt_nvfp4.builder import errors, pipeline
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.inspection import inspect
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.graph_passes.plan import Plan
+
+pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+
+STAGES = ["read", "plan", "calibrate", "rewrite", "compile", "build"]
+
+
+class Recorded:
+    """A Progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.steps: list[tuple[int, int]] = []
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        self.steps.append((done, total))
+
+
+def run(model: Path, **options: Any) -> dict[str, Any]:
+    options = {"target": find_target("rtx-blackwell"), "output": model.parent / "out" / "o.engine", **options}
+    report: dict[str, Any] = json.loads(pipeline.run(pipeline.Request(model=model, **options), Recorded()).json())
+    return report
+
+
+@pytest.fixture
+def samples(tmp_path: Path, rng: np.random.Generator) -> Path:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for index in range(3):
+        np.savez(folder / f"{index}.npz", x=rng.standard_normal((5, 64)).astype(np.float16))
+    return folder
+
+
+def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:
+    progress = Recorded()
+    output = gated_mlps.parent / "out" / "o.engine"
+    target = find_target("rtx-blackwell")
+    pipeline.run(pipeline.Request(gated_mlps, target, output, calib_data=samples, require="nvfp4"), progress)
+    report = json.loads((gated_mlps.parent / "out" / "o.report.json").read_text())
+    assert report["target"] == "rtx-blackwell"
+    assert report["backend"] == "tensorrt_rtx"
+    assert output.stat().st_size == report["engine_bytes"]
+    assert len(report["subgraphs"]) == report["plugin_layers"] == 2
+    for subgraph in report["subgraphs"]:
+        assert subgraph["kind"] == "gated_mlp"
+        assert subgraph["decision"] == "nvfp4_w4a4"
+        assert subgraph["realized"] == "nvfp4 plugin"
+        assert subgraph["activations"] == "NVFP4, calibrated scales"
+        assert subgraph["reason"]
+        assert subgraph["nodes"]
+        assert subgraph["shapes"]["intermediate_features"] == 128
+    # 2 bytes per weight become half a byte and a sixteenth of one.
+    assert report["weights_bytes"]["before"] > 3 * report["weights_bytes"]["after"] > 0
+    assert list(report["timings_s"]) == STAGES
+    assert report["peak_rss_bytes"] > 100 << 20
+    assert {"tensorrt_rtx", "onnx", "python"} <= report["versions"].keys()
+    assert [done for done, _ in progress.steps[:3]] == [1, 2, 3], "one step per sample"
+    assert progress.stages[-1] == "checking the engine"
+    assert inspect(output)["subgraphs"] == report["subgraphs"]
+
+
+def test_without_samples_weights_alone_are_quantized(gated_mlps: Path) -> None:
+    report = run(gated_mlps)
+    assert {entry["decision"] for entry in report["subgraphs"]} == {"nvfp4_w4a16"}
+    assert {entry["realized"] for entry in report["subgraphs"]} == {"nvfp4 plugin"}
+    assert any("--calib-data" in warning for warning in report["warnings"])
+
+
+def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, samples: Path) -> None:
+    out = gated_mlps.parent / "out"
+    run(gated_mlps, calib_data=samples, stop_after="plan")
+    assert sorted(file.name for file in out.iterdir()) == ["o.plan.yaml", "o.report.json"]
+
+    plan = yaml.safe_load((out / "o.plan.yaml").read_text())
+    plan["subgraphs"][1]["decision"] = "fp16"
+    (out / "edited.yaml").write_text(yaml.safe_dump(plan))
+    run(gated_mlps, calib_data=samples, plan=out / "edited.yaml", stop_after="calibrate")
+    assert not (out / "o.rewritten.onnx").exists()
+
+    run(gated_mlps, calib_data=out / "o.statistics.json", plan=out / "edited.yaml", stop_after="rewrite")
+    assert (out / "o.rewritten.onnx").exists()
+    assert not (out / "o.engine").exists()
+
+    report = run(gated_mlps, calib_data=out / "o.statistics.json", plan=out / "edited.yaml")
+    assert [entry["realized"] for entry in report["subgraphs"]] == ["nvfp4 plugin", "fp16"]
+    assert report["plugin_layers"] == 1
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_fp8_is_found_in_the_engine(gated_mlps: Path, samples: Path, calibrated: bool) -> None:
+    report = run(gated_mlps, precision="fp8", require="fp8", calib_data=samples if calibrated else None)
+    assert [(entry["decision"], entry["realized"]) for entry in report["subgraphs"]] == [("fp8", "fp8")] * 2
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("precision", ["nvfp4", "bf16"])
+def test_model_types(tmp_path: Path, save_gated_mlps: Callable[..., Path], elem_type: int, precision: str) -> None:
+    model = save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type)
+    report = run(model, precision=precision)
+    assert len(report["subgraphs"]) == 2
+    assert all(entry["realized"] not in (None, "missing") for entry in report["subgraphs"])
+
+
+def test_require_refuses_what_the_plan_lowers(gated_mlps: Path) -> None:
+    with pytest.raises(BuilderError, match="--require nvfp4 cannot be met") as failure:
+        run(gated_mlps, precision="fp8", require="nvfp4")
+    assert failure.value.exit_code == errors.VERIFICATION_FAILED
+
+
+def test_require_is_about_what_was_selected(gated_mlps: Path) -> None:
+    names = [entry.name for entry in plan_of(gated_mlps).subgraphs]
+    report = run(gated_mlps, exclude=f"^{names[1]}$", require="nvfp4")
+    assert [entry["realized"] for entry in report["subgraphs"]] == ["nvfp4 plugin", "as in the model"]
+    with pytest.raises(BuilderError, match="no subgraph at all"):
+        run(gated_mlps, include="matches nothing", require="nvfp4")
+
+
+def plan_of(model: Path) -> Plan:
+    run(model, stop_after="plan")
+    return Plan.load(model.parent / "out" / "o.plan.yaml")
+
+
+def test_engine_of_an_earlier_run_stays_when_a_build_fails(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(gated_mlps)
+    before = (gated_mlps.parent / "out" / "o.engine").read_bytes()
+
+    def nothing_carries(*arguments: Any) -> list[dict[str, Any]]:
+        return [{"name": "gated_mlp_0", "decision": "nvfp4", "engine_nodes": ["not there"]}]
+
+    monkeypatch.setattr(pipeline.bundle, "planned_entries", nothing_carries)
+    with pytest.raises(BuilderError, match="the engine is not what was planned") as failure:
+        run(gated_mlps)
+    assert failure.value.exit_code == errors.VERIFICATION_FAILED
+    assert (gated_mlps.parent / "out" / "o.engine").read_bytes() == before
+
+
+def test_shapes_reach_the_engine(gated_mlps: Path) -> None:
+    report = run(gated_mlps, least={"x": (2, 64)}, typical={"x": (16, 64)}, most={"x": (4096, 64)})
+    assert report["profiles"] == {"x": [[2, 64], [16, 64], [4096, 64]]}
