@@ -29,6 +29,7 @@ _FLAGS = (
     "-Xptxas=-v,--warn-on-spills",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-deprecated-declarations",
 )
+_SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.machine()}-linux-gnu")
 _LINK_FLAGS = ("-shared", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'},--no-undefined")
 
 
@@ -48,8 +49,9 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
     if re.fullmatch(r"sm_\d{2,3}[af]?", arch) is None:
         raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
     toolchain = find_nvcc(machine)
-    flags = [*_FLAGS, *_headers_flags(), f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
-    name = f"libtrt_nvfp4-{arch}-{toolchain.machine}-{_key(toolchain.version, flags, _HASHED)}.so"
+    headers = _tensorrt_headers()
+    flags = [*_FLAGS, *_headers_flags(headers), f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
+    name = f"libtrt_nvfp4-{arch}-{toolchain.machine}-{_key(toolchain.version, flags, _HASHED, headers)}.so"
     return _cached(
         name, lambda library: _build(toolchain, flags, library, progress or (lambda done, total, what: None))
     )
@@ -132,28 +134,31 @@ def _run(command: list[str | Path]) -> str:
     return result.stdout
 
 
-def _headers_flags() -> list[str]:
-    """Flags for TensorRT's own headers where the user has them; none for the project's declaration of them."""
+def _tensorrt_headers() -> Path | None:
+    """The folder of TensorRT's own headers where the user has them; None: the project's declaration of them serves."""
     if named := os.environ.get("TENSORRT_INCLUDE_DIR"):
         if not (Path(named) / "NvInferRuntime.h").is_file():
             raise ToolchainError(f"TENSORRT_INCLUDE_DIR={named} holds no NvInferRuntime.h")
-        return ["-DTRT_NVFP4_TENSORRT_HEADERS", f"-isystem={named}"]
-    for folder in ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu"):
-        if (Path(folder) / "NvInferRuntime.h").is_file():
-            return ["-DTRT_NVFP4_TENSORRT_HEADERS", f"-isystem={folder}"]
-    return []
+        return Path(named)
+    for folder in _SYSTEM_HEADERS:
+        if (folder / "NvInferRuntime.h").is_file():
+            return folder
+    return None
 
 
-def _key(compiler: str, flags: list[str], patterns: tuple[str, ...]) -> str:
+def _headers_flags(headers: Path | None) -> list[str]:
+    if headers is None:
+        return []
+    # The compiler searches the system's folders anyway, and in an order that naming them would upset.
+    named = [] if headers in _SYSTEM_HEADERS else [f"-isystem={headers}"]
+    return ["-DTRT_NVFP4_TENSORRT_HEADERS", *named]
+
+
+def _key(compiler: str, flags: list[str], patterns: tuple[str, ...], headers: Path | None = None) -> str:
     """Hash of everything that a build depends on; paths are relative, so a moved checkout finds its library again."""
     digest = hashlib.sha256("\0".join([compiler, *flags]).encode())
-    for header in _headers_files(flags):
+    for header in sorted(headers.glob("NvInfer*.h")) if headers else ():
         digest.update(header.read_bytes())
     for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _headers_files(flags: list[str]) -> list[Path]:
-    folders = [Path(flag.removeprefix("-isystem=")) for flag in flags if flag.startswith("-isystem=")]
-    return sorted(header for folder in folders for header in folder.glob("NvInfer*.h"))

@@ -104,9 +104,7 @@ TrtNvfp4Status validate(TrtNvfp4MlpArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4 MLP: the intermediate size", args->intermediate));
     TRT_NVFP4_RETURN_IF_ERROR(require(args->hidden_out > 0, "NVFP4 MLP: the output size must be positive"));
     TRT_NVFP4_RETURN_IF_ERROR(require((args->layers == 1 && !args->residual) || args->hidden_in == args->hidden_out,
-                                      "NVFP4 MLP: several layers or a residual need as many outputs as inputs, found " +
-                                          std::to_string(args->hidden_in) + " inputs and " +
-                                          std::to_string(args->hidden_out) + " outputs"));
+                                      "NVFP4 MLP: several layers or a residual need as many outputs as inputs"));
     return require_activation("NVFP4 MLP", args->activation, args->gated != 0);
 }
 

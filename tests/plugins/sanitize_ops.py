@@ -1,0 +1,55 @@
+"""Run as a program under compute-sanitizer: every op once at small odd shapes, in memory that nothing wrote before.
+
+Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that each tensor is an allocation of exactly its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+import op_inputs
+import torch
+
+from trt_nvfp4.plugins.host import PluginHost
+
+GENERIC, AUTOMATIC = 1, 0
+
+
+def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[str, int | float]]]:
+    """(op, inputs, attributes)"""
+    rng = np.random.default_rng()
+    for w4a4 in (0, 1):
+        quantized = {"quantize_activations": w4a4}
+        for m, n, k in ((1, 5, 16), (66, 77, 144)):
+            yield "NVFP4Linear", op_inputs.linear(rng, m, n, k, dtype).inputs, {"activation": 3, **quantized}
+        yield "NVFP4GatedMLP", op_inputs.gated_mlp(rng, 3, 48, 80, 33, dtype).inputs, {"activation": 7, **quantized}
+        for gated in (0, 1):
+            case = op_inputs.persistent_mlp(rng, 2, 5, 64, 48, 64, dtype, gated=gated)
+            yield "NVFP4PersistentMLP", case.inputs, {"activation": 5, "gated": gated, **quantized}
+    for norm in (0, 1):
+        yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
+
+
+def main(library: str) -> None:
+    host = PluginHost(library)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for op, tensors, attributes in calls(dtype):
+            inputs = [x.cuda() for x in tensors]
+            for tactic in (GENERIC, AUTOMATIC):
+                with host.session(op, inputs, attributes, tactic=tactic) as session:
+                    types_and_shapes = zip(session.output_dtypes, session.output_shapes(inputs), strict=True)
+                    outputs = [torch.empty(shape, dtype=kind, device="cuda") for kind, shape in types_and_shapes]
+                    workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+                    session.enqueue(inputs, outputs, workspace)
+                    torch.cuda.synchronize()
+                    # Reads every output: initcheck sees what was left unwritten.
+                    for y in outputs:
+                        y.cpu()
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("library")
+    main(arguments.parse_args().library)
