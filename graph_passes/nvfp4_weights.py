@@ -1,4 +1,4 @@
-"""NVFP4 initializers of a matrix: packed values, tiled block scales, tensor scale; one pass over the weights while writing."""
+"""NVFP4 initializers of a matrix: packed values, tiled block scales, tensor scale."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK, tensor_scale, tile_scale
 
 
 def nvfp4_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Initializers for packed values, tiled block scales and tensor scale; quantized while they are written, in this order.
+    """Initializers for packed values, tiled block scales and tensor scale; quantized while they are written.
 
     `stacked` gives each a leading dimension, one entry per matrix; otherwise there is one matrix.
+
+    Raises:
+        ModelError: a weight holds NaN or Inf.
     """
     rows, k = matrices[0].shape
     lead = (len(matrices),) if stacked else ()
+    tensor_scales = [tensor_scale(matrix.amax) for matrix in matrices]
     block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
 
     def packed() -> Iterator[torch.Tensor]:
         block_scales.clear()
-        for matrix in matrices:
+        for matrix, scale in zip(matrices, tensor_scales, strict=True):
             scales = []
             for chunk in matrix.chunks():
-                values, chunk_scales, _ = nvfp4.quantize(chunk, tensor_scale(matrix.amax))
+                values, chunk_scales, _ = nvfp4.quantize(chunk, scale)
                 scales.append(chunk_scales.view(torch.uint8))
                 yield values
             block_scales.append(tile_scales(torch.cat(scales).view(torch.float8_e4m3fn)))
@@ -38,15 +42,12 @@ def nvfp4_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -
         yield from block_scales
         block_scales.clear()
 
-    def scales() -> Iterator[torch.Tensor]:
-        for matrix in matrices:
-            yield tensor_scale(matrix.amax).reshape(1)
-
     tensors = (
         StreamedTensor(prefix, ir.DataType.INT8, (*lead, rows, k // 2), packed),
         StreamedTensor(f"{prefix}.block_scales", ir.DataType.INT8, (*lead, *tiled_shape(rows, k // BLOCK)), tiled),
-        StreamedTensor(f"{prefix}.tensor_scale", ir.DataType.FLOAT, lead, scales),
+        ir.Tensor(torch.stack(tensor_scales).reshape(lead).numpy(), name=f"{prefix}.tensor_scale"),
     )
-    values = (ir.Value(name=t.name, shape=t.shape, type=ir.TensorType(t.dtype), const_value=t) for t in tensors)
-    weight, block, tensor = values
-    return weight, block, tensor
+    weight, scales, scale = (
+        ir.Value(name=t.name, shape=t.shape, type=ir.TensorType(t.dtype), const_value=t) for t in tensors
+    )
+    return weight, scales, scale

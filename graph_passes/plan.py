@@ -83,7 +83,7 @@ class Plan:
         return cls(**values, subgraphs=[PlannedSubgraph(**entry) for entry in entries], path=Path(path))
 
     def check(self, model: SourceModel) -> list[tuple[PlannedSubgraph, Subgraph]]:
-        """Checks the plan against the model; returns each entry with the subgraph that it is about.
+        """Checks the plan against the model; returns each entry with the subgraph that it is about, in graph order.
 
         Raises:
             PlanError: an entry with an unknown decision, for a subgraph or node that is not there, of the wrong kind,
@@ -114,7 +114,7 @@ class Plan:
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")
             checked[entry.name] = entry, subgraph
-        return list(checked.values())
+        return [checked[name] for name in found if name in checked]
 
 
 # What a plan file holds: all but where it was read from.

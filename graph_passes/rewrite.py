@@ -60,7 +60,8 @@ def rewrite(
     realized: dict[str, list[str]] = {}
     quantized_inputs: dict[ir.Value, ir.Value] = {}
     ops: set[str] = set()
-    for entry, subgraph in plan.check(target):
+    # From the last to the first, so that no subgraph is replaced before those that read its output.
+    for entry, subgraph in reversed(plan.check(target)):
         if entry.decision.startswith("nvfp4"):
             realized[entry.name] = lower_nvfp4(target.graph, subgraph, entry.decision == "nvfp4_w4a4", amax)
             ops.add(subgraph.op)

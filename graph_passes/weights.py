@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import BinaryIO
 
 import numpy as np
@@ -65,7 +64,7 @@ class Matrix:
             )
             yield chunk.reshape(-1, k)
 
-    @cached_property
+    @property
     def amax(self) -> torch.Tensor:
         """Largest magnitude, a float32 scalar.
 

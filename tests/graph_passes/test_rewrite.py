@@ -1,0 +1,228 @@
+"""What a rewrite writes: values against independent references, all or nothing, nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, mlp_model, quantized_twin, run, spec
+from onnx_models.passes import found_mlps, plan_all, rewritten
+
+from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes import weights
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
+from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
+from trt_nvfp4.plugins.ops import OPS
+
+Load = Callable[[onnx.ModelProto], SourceModel]
+BF16 = "bfloat16"
+
+
+def draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture
+def model_and_graph(seed: int) -> tuple[onnx.ModelProto, Graph]:
+    """x -> gated MLP with biases -> head -> y."""
+    graph = Graph(spec(biases=True, k=64, intermediate=80, out=48, seed=seed))
+    graph.linear(graph.mlp("x", "m"), "head", 48, 24, "y")
+    return graph.model(["y"]), graph
+
+
+def test_linears(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, seed: int) -> None:
+    """MLP and linear both replaced; dynamic dimensions and graph outputs kept; nothing dead stays."""
+    model, graph = model_and_graph
+    source = loaded(model)
+    before = source.path.read_bytes()
+    result = rewritten(source)
+    assert source.path.read_bytes() == before
+    assert [node.op_type for node in source.graph if node.op_type == "MatMul"]  # the source model is as it was
+    written = onnx.load(result.path)
+    assert [node.op_type for node in written.graph.node] == ["NVFP4GatedMLP", "NVFP4Linear"]
+    assert [d.dim_param for d in written.graph.input[0].type.tensor_type.shape.dim] == ["d0", "d1", ""]
+    read = {name for node in written.graph.node for name in node.input}
+    assert {tensor.name for tensor in written.graph.initializer} <= read
+    assert {f.name for f in written.functions} == {"NVFP4GatedMLP", "NVFP4Linear"}
+    for node in written.graph.node:
+        assert {a.name for a in node.attribute} == set(OPS[node.op_type].attributes)
+    x = draw(seed, 2, 3, 64)
+    (expected,), (found,) = run(quantized_twin(graph, model), x), run(result.path, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    assert result.weights_bytes_before == sum(array.nbytes for array in graph.weights.values())
+    assert result.weights_bytes_after == sum(numpy_helper.to_array(t).nbytes for t in written.graph.initializer)
+
+
+def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, seed: int) -> None:
+    """With statistics the tensor scales are amax / 2688, without they are 0; the op's reference agrees with ONNX Runtime."""
+    source = loaded(model_and_graph[0])
+    plan = plan_all(source, calibrated=True, kinds=("gated_mlp",))
+    amax = {name: 3.5 + i for i, name in enumerate(calibration_tensors(plan))}
+    for statistics, scales in ((Statistics(amax, 1), [3.5 / 2688, 4.5 / 2688]), (None, [0.0, 0.0])):
+        result = rewritten(source, plan, statistics)
+        written = onnx.load(result.path)
+        tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
+        (node,) = [node for node in written.graph.node if node.domain]
+        np.testing.assert_allclose([tensors[name] for name in node.input[-2:]], scales, rtol=1e-6)
+        x = draw(seed, 2, 3, 64)
+        written.graph.output.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None))
+        operands = [torch.from_numpy(np.array(tensors[name])) for name in node.input[1:]]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        expected = OPS["NVFP4GatedMLP"].reference(torch.from_numpy(x), *operands, **attributes)
+        found = run(written, x)[1]
+        # A value on the edge between two FP4 values may fall to either side.
+        close = np.isclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
+        assert close.mean() > 0.9
+        assert np.abs(found - expected.numpy()).max() < 0.1 * np.abs(found).max()
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("linear", ["matmul", "transpose", "gemm_transposed"])
+def test_fp8(linear: str, calibrated: bool, loaded: Load, seed: int) -> None:
+    """Weights per output channel, inputs per tensor; the same values as FP8 casts of the weights made here."""
+    model, graph = mlp_model(spec(linear=linear, biases=True, seed=seed))
+    source = loaded(model)
+    plan = plan_all(source, precision="fp8", calibrated=calibrated)
+    statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1) if calibrated else None
+    result = rewritten(source, plan, statistics)
+    written = onnx.load(result.path)
+    onnx.checker.check_model(result.path)
+    kinds = [node.op_type for node in written.graph.node]
+    assert kinds.count("DequantizeLinear") == (5 if calibrated else 3)
+    assert kinds.count("QuantizeLinear") == (2 if calibrated else 0)
+    (names,) = result.realized.values()
+    assert set(names) <= {node.name for node in written.graph.node if node.op_type in ("MatMul", "Gemm")}
+    twin = onnx.ModelProto()
+    twin.CopyFrom(model)
+    tensors = {tensor.name: tensor for tensor in twin.graph.initializer}
+    for name, in_out in (part for group in graph.groups for part in group):
+        values = graph.weights[name]
+        scale = (np.abs(values).max(0 if in_out else 1, keepdims=True) / np.float32(448)).astype(np.float32)
+        rounded = np.clip(values / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+        tensors[name].CopyFrom(numpy_helper.from_array(rounded, name))
+    x = draw(seed, *((5,) if linear.startswith("gemm") else (2, 3)), 32)
+    (expected,), (found,) = run(twin, x), run(result.path, x)
+    tolerance = 0.08 if calibrated else 1e-5
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=tolerance * np.abs(expected).max())
+
+
+def test_fp16_casts(loaded: Load, seed: int) -> None:
+    """A float32 model's MLP in float16: Casts around it, weights and constants converted, the graph's types kept."""
+    spelling = ACTIVATION_SPELLINGS["gelu_tanh"][0]
+    model, _ = mlp_model(spec(activation="gelu_tanh", spelling=spelling, biases=True, seed=seed))
+    source = loaded(model)
+    plan = plan_all(source, precision="bf16")
+    assert [entry.decision for entry in plan.subgraphs] == ["bf16"]
+    plan.subgraphs[0].decision = "fp16"
+    result = rewritten(source, plan)
+    onnx.checker.check_model(str(result.path), full_check=True)
+    written = onnx.load(result.path)
+    assert {t.data_type for t in written.graph.initializer} == {TensorProto.FLOAT16}
+    assert written.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    x = draw(seed, 2, 3, 32)
+    (expected,), (found,) = run(model, x), run(result.path, x)
+    assert not np.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, atol=1e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", ["float16", BF16])
+def test_16_bit_weights(dtype: str, loaded: Load, seed: int) -> None:
+    """The packed weights of a 16-bit model are those of its values; biases keep its type."""
+    model, graph = mlp_model(spec(dtype=dtype, biases=True, seed=seed))
+    result = rewritten(loaded(model))
+    tensors = {t.name.split("/")[-1]: t for t in onnx.load(result.path).graph.initializer}
+    assert tensors["gate_up_bias"].data_type == {"float16": TensorProto.FLOAT16, BF16: TensorProto.BFLOAT16}[dtype]
+    biases = np.stack([graph.weights["gate_bias"], graph.weights["up_bias"]], 1).reshape(-1)
+    np.testing.assert_array_equal(numpy_helper.to_array(tensors["gate_up_bias"]), biases)
+    down = torch.from_numpy(graph.weights["down"].astype(np.float32)).T.contiguous()
+    from trt_nvfp4.calibration import nvfp4
+    from trt_nvfp4.plugins.ops.number_formats import tile_scales
+
+    packed, scales, tensor_scale = nvfp4.quantize(down)
+    np.testing.assert_array_equal(numpy_helper.to_array(tensors["down_weight"]), packed.view(torch.int8))
+    np.testing.assert_array_equal(numpy_helper.to_array(tensors["down_weight.block_scales"]), tile_scales(scales).view(torch.int8))
+    assert numpy_helper.to_array(tensors["down_weight.tensor_scale"]) == tensor_scale
+
+
+def test_chunks_do_not_matter(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized a few rows at a time, the files are the same byte for byte."""
+    source = loaded(model_and_graph[0])
+    whole = rewritten(source).path
+    first = whole.read_bytes(), whole.with_name(f"{whole.name}.data").read_bytes()
+    monkeypatch.setattr(weights, "_CHUNK_VALUES", 200)
+    small = rewritten(source).path
+    assert (small.read_bytes(), small.with_name(f"{small.name}.data").read_bytes()) == first
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers(value: float, loaded: Load) -> None:
+    model, graph = mlp_model(spec())
+    array = graph.weights["down"].copy()
+    array[3, 5] = value
+    model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(array, "down"))
+    source = loaded(model)
+    for precision in ("nvfp4", "fp8"):
+        with pytest.raises(ModelError, match="'down' holds NaN or Inf"):
+            rewritten(source, plan_all(source, precision))
+        assert [path.name for path in source.path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_disk_full(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails half way leaves what was there before, and nothing else."""
+    source = loaded(model_and_graph[0])
+    good = rewritten(source).path
+    files = {path.name: path.read_bytes() for path in good.parent.iterdir()}
+
+    def fail(self: weights.StreamedTensor, file: BinaryIO) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(weights.StreamedTensor, "tofile", fail)
+    monkeypatch.setattr(weights.StreamedTensor, "tobytes", fail, raising=False)
+    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 0)
+    with pytest.raises(OSError, match="No space left"):
+        rewritten(source)
+    assert {path.name: path.read_bytes() for path in good.parent.iterdir()} == files
+
+
+def test_progress(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 64)
+    source = loaded(model_and_graph[0])
+    calls: list[tuple[int, int, str]] = []
+    rewrite(source, plan_all(source), None, tmp_path / "out.onnx", lambda *call: calls.append(call))
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert done[-1] == calls[-1][1] == (tmp_path / "out.onnx.data").stat().st_size
+
+
+def test_reshapes_around_gemm(loaded: Load, seed: int) -> None:
+    """A MatMul of three dimensions followed by a Gemm of two: the rewritten model keeps the flattened output."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[b, s, 16] x) => (float[n, 16] y)
+    <int64[2] rows = {-1, 32}> { a = MatMul(x, up)  r = Relu(a)  f = Reshape(r, rows)  y = Gemm(f, down) }"""
+    model = onnx.parser.parse_model(text)
+    generator = np.random.default_rng(seed)
+    for name, shape in (("up", (16, 32)), ("down", (32, 16))):
+        model.graph.initializer.append(numpy_helper.from_array(generator.random(shape, np.float32), name))
+    graph = Graph(spec(), groups=[[("up", True)], [("down", True)]])
+    graph.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name != "rows"}
+    source = loaded(model)
+    assert [m.refusal for m in found_mlps(source)] == [None]
+    x = draw(seed, 2, 3, 16)
+    (expected,), (found,) = run(quantized_twin(graph, model), x), run(rewritten(source).path, x)
+    assert found.shape == (6, 16)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_written_model_is_refused_as_source(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load) -> None:
+    result = rewritten(loaded(model_and_graph[0]))
+    assert "trt_nvfp4.plan" in {entry.key for entry in onnx.load(result.path).metadata_props}
+    with pytest.raises(ModelError, match="rewritten already"):
+        load(result.path)
