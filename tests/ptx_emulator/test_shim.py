@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from ptx_emulator.errors import EmulatorError, MemoryFault
 from ptx_emulator.shim import TARGETS, Gpu, Program, find_toolkit
 from ptx_emulator.shim.fatbin import ptx_of
+from ptx_emulator.shim.toolkit import keep_source
 from ptx_emulator.tensor_map import ElementType, Swizzle
 
 SOURCE = r"""
@@ -187,3 +192,41 @@ def test_a_fat_binary_without_the_architecture(program: Program) -> None:
         ptx_of(image, (9, 0))
     with pytest.raises(EmulatorError, match="no fat binary"):
         ptx_of(ctypes.addressof(ctypes.create_string_buffer(64)), (12, 0))
+
+
+def test_host_buffers_can_be_exposed(program: Program) -> None:
+    """A caller that allocates for itself, as a framework on the CPU does."""
+    a, b = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    addresses = [ctypes.c_void_p(x.ctypes.data) for x in (a, b)]
+    with program.gpu.exposed((a.ctypes.data, a.nbytes), (b.ctypes.data, b.nbytes)):
+        assert program.call("run_scale", *addresses, 8, 1.0) == 0
+    np.testing.assert_array_equal(b, a * np.tile([1, 2, 3, 4], 2) + 8)
+    with pytest.raises(MemoryFault):
+        program.call("run_scale", *addresses, 8, 1.0)
+
+
+MAIN = r"""
+#include <cstdio>
+#include <cstdlib>
+__global__ void write(int* p, int value) { p[threadIdx.x] = value; }
+int main(int argc, char** argv) {
+    int *p, host[32];
+    cudaMalloc(&p, sizeof(host));
+    write<<<1, std::atoi(argv[2])>>>(p, std::atoi(argv[1]));
+    if (cudaMemcpy(host, p, sizeof(host), cudaMemcpyDeviceToHost)) return 9;
+    printf("wrote %d\n", host[31]);
+    return host[31] == 42 ? 0 : 3;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [(["42", "32"], 0, "wrote 42"), (["7", "32"], 3, "wrote 7"), (["42", "64"], 1, "the allocation below is cudaMalloc(128)")],
+)
+def test_a_programs_main(arguments: list[str], status: int, said: str) -> None:
+    command = [sys.executable, "-m", "ptx_emulator.shim", "thor", str(keep_source(MAIN)), "--", *arguments]
+    path = str(Path(__file__).resolve().parent.parent)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout + done.stderr

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,19 @@ class Gpu:
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+    @contextmanager
+    def exposed(self, *buffers: tuple[int, int]) -> Iterator[None]:
+        """Make host buffers (address, bytes) device memory inside the block: a caller that allocates for itself."""
+        regions = []
+        try:
+            for address, size in buffers:
+                data = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+                regions.append(self.device.memory.adopt(data, size, "exposed host buffer"))
+            yield
+        finally:
+            for region in regions:
+                self.device.memory.free(region.base)
 
     def _guarded(self, name: str) -> Any:
         """The callback's method; an exception is kept for `raise_pending`, the host code sees a CUDA error."""

@@ -1,0 +1,47 @@
+"""Run a CUDA program's `main`, its kernels in the emulator: python -m ptx_emulator.shim b200 program.cu -- --m=256"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from pathlib import Path
+
+from ptx_emulator.errors import EmulatorError
+from ptx_emulator.shim import TARGETS, Gpu, Program
+from ptx_emulator.shim.toolkit import cutlass_includes
+
+
+def main() -> int:
+    """Returns the program's exit status, 1 if the emulator stopped a kernel. Launches are listed on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m ptx_emulator.shim", description=__doc__)
+    parser.add_argument("target", choices=TARGETS, help="the GPU the program sees")
+    parser.add_argument("source", type=Path, nargs="+", help="CUDA and C++ files of one program")
+    parser.add_argument("--flag", action="append", default=[], help="for nvcc, for example --flag=-DNAME=1; repeatable")
+    parser.add_argument("--seed", type=int, default=0, help="draws the order in which asynchronous operations finish")
+    parser.add_argument("--cutlass", action="store_true", help="add the nvidia-cutlass package's include directories")
+    own, program_arguments = sys.argv[1:], []
+    if "--" in own:
+        split = own.index("--")
+        own, program_arguments = own[:split], own[split + 1 :]
+    arguments = parser.parse_args(own)
+
+    gpu = Gpu(arguments.target, seed=arguments.seed)
+    includes = cutlass_includes() if arguments.cutlass else []
+    program = Program.compile(arguments.source, gpu, flags=arguments.flag, includes=includes)
+    argv = [str(arguments.source[0]).encode(), *(a.encode() for a in program_arguments)]
+    try:
+        return program.call("main", len(argv), (ctypes.c_char_p * (len(argv) + 1))(*argv, None))
+    except EmulatorError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        for launch in gpu.launches:
+            print(
+                f"{launch.kernel[:60]} grid {launch.grid} block {launch.block} cluster {launch.cluster}",
+                file=sys.stderr,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
