@@ -18,7 +18,7 @@ from .number_formats import BLOCK, tiled_shape
 DOMAIN = "trt_nvfp4"
 VERSION = 1
 BODY_OPSET = 21  # what the bodies are written for
-OLDEST_MODEL_OPSET = 17
+OLDEST_MODEL_OPSET = 17  # of those that the bodies are tested under
 
 Attribute = int | float
 Dim = int | str | None  # a number, a symbol, or unknown
@@ -129,14 +129,12 @@ class OpDefinition:
     def check(self, input_shapes: Sequence[Shape], input_types: Sequence[str | None], **attributes: Attribute) -> None:
         """Raise OpError unless shapes, types (ONNX's, such as "tensor(int8)") and attributes fit the op."""
         self.output_shapes(input_shapes, **attributes)
-        activations = input_types[0]
         for formal, found in zip(self.inputs, input_types, strict=True):
-            expected = activations if formal.type == "T" else formal.type
-            if found != expected or (formal.type == "T" and found not in ACTIVATION_TYPES):
-                allowed = " or ".join(ACTIVATION_TYPES) if expected not in ACTIVATION_TYPES else expected
-                raise OpError(
-                    f"{self.name}: {formal.name} must be {allowed if formal.type == 'T' else expected}, found {found}"
-                )
+            allowed: Sequence[str | None] = (formal.type,)
+            if formal.type == "T":
+                allowed = ACTIVATION_TYPES if formal is self.inputs[0] else (input_types[0],)
+            if found not in allowed:
+                raise OpError(f"{self.name}: {formal.name} must be {' or '.join(map(str, allowed))}, found {found}")
 
     def complete_attributes(self, **attributes: Attribute) -> dict[str, Any]:
         """All attributes, defaults filled in; raises OpError for an unknown one or a value out of range."""
