@@ -67,7 +67,9 @@ def make_mlp_stack(
         current = down if bare else graph.op("Add", [current, down])
     current.name, current.type, current.shape = "y", ir.TensorType(element), x.shape
     model = ir.Model(
-        ir.Graph([x], [current], nodes=graph.nodes, initializers=initializers, opset_imports={"": 20}, name="mlp_stack"),
+        ir.Graph(
+            [x], [current], nodes=graph.nodes, initializers=initializers, opset_imports={"": 20}, name="mlp_stack"
+        ),
         ir_version=10,
     )
     ir.save(model, path, external_data=f"{path.name}.data")

@@ -91,7 +91,11 @@ def _nearest(region: Region, distance: Callable[[Activation], float]) -> str | N
     foreign = {Activation.GELU: "Tanh", Activation.GELU_TANH: "Erf"}
     distances = {a: distance(a) for a in _SERVED if foreign.get(a) not in op_types}
     nearest = min(distances, key=distances.__getitem__)
-    return nearest.name.lower() if distances[nearest] < (_TOLERANCE_HALF if region.half_constants else _TOLERANCE) else None
+    return (
+        nearest.name.lower()
+        if distances[nearest] < (_TOLERANCE_HALF if region.half_constants else _TOLERANCE)
+        else None
+    )
 
 
 def _refused(region: Region, gate: int, up: int | None) -> Recognized:

@@ -64,7 +64,10 @@ def _blocks_of(mlp: Mlp) -> list[Block]:
     """The block readings of an MLP, the widest first."""
     features = mlp.up.weight.shape[1]
     norm = match_rms_norm(mlp.x, features)
-    if norm is not None and escaping_use([v for n in norm.nodes for v in n.outputs], {*norm.nodes, *mlp.nodes}) is not None:
+    if (
+        norm is not None
+        and escaping_use([v for n in norm.nodes for v in n.outputs], {*norm.nodes, *mlp.nodes}) is not None
+    ):
         norm = None
     readings = []
     for candidate in (norm, None) if norm is not None else (None,):

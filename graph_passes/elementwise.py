@@ -49,13 +49,17 @@ _FUNCTIONS: dict[str, _Function] = {
 # Functions with attributes: node -> function.
 _WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {
     "Celu": lambda n: lambda x: F.celu(x, _number(n, "alpha", 1.0)),
-    "Clip": lambda n: lambda x, low=None, high=None: torch.clip(
-        x,
-        low if low is not None else torch.tensor(_number(n, "min", -np.inf)),
-        high if high is not None else torch.tensor(_number(n, "max", np.inf)),
+    "Clip": lambda n: (
+        lambda x, low=None, high=None: torch.clip(
+            x,
+            low if low is not None else torch.tensor(_number(n, "min", -np.inf)),
+            high if high is not None else torch.tensor(_number(n, "max", np.inf)),
+        )
     ),
     "Elu": lambda n: lambda x: F.elu(x, _number(n, "alpha", 1.0)),
-    "Gelu": lambda n: lambda x: F.gelu(x, approximate="tanh" if attribute(n, "approximate", "none") == "tanh" else "none"),
+    "Gelu": lambda n: (
+        lambda x: F.gelu(x, approximate="tanh" if attribute(n, "approximate", "none") == "tanh" else "none")
+    ),
     "HardSigmoid": lambda n: lambda x: torch.clip(_number(n, "alpha", 0.2) * x + _number(n, "beta", 0.5), 0, 1),
     "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, _number(n, "alpha", 0.01)),
     "Selu": lambda n: F.selu,

@@ -60,7 +60,9 @@ def _multiplies(mlp: Mlp) -> list[ir.Node]:
     return [linear.multiply for linear in mlp.linears]
 
 
-def _mlp_subgraph(chain: Sequence[Block], refusal: str | None, taken: set[str], position: dict[ir.Node, int]) -> Subgraph:
+def _mlp_subgraph(
+    chain: Sequence[Block], refusal: str | None, taken: set[str], position: dict[ir.Node, int]
+) -> Subgraph:
     mlp = chain[0].mlp
     kind = "mlp" if mlp.gate is None else "gated_mlp"
     nodes = sorted(dict.fromkeys(node for block in chain for node in block.nodes), key=position.__getitem__)

@@ -17,7 +17,9 @@ from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 
-def lower_nvfp4(graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool, amax: Mapping[str, float]) -> list[str]:
+def lower_nvfp4(
+    graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool, amax: Mapping[str, float]
+) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
     `amax` holds the largest magnitudes of activations by tensor name; without one, 4-bit activations are scaled at run time.
@@ -115,10 +117,13 @@ def _bias(subgraph: Subgraph, name: str, parts: Sequence[Sequence[Linear]], stac
     return _initializer(subgraph, name, torch.stack(rows) if stacked else rows[0], parts[0][0].weight.dtype)
 
 
-def _scales(subgraph: Subgraph, name: str, linears: Sequence[Linear], amax: Mapping[str, float], stacked: bool) -> ir.Value:
+def _scales(
+    subgraph: Subgraph, name: str, linears: Sequence[Linear], amax: Mapping[str, float], stacked: bool
+) -> ir.Value:
     """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
     scales = [
-        tensor_scale(torch.tensor(amax[linear.x.name])) if linear.x.name in amax else torch.tensor(0.0) for linear in linears
+        tensor_scale(torch.tensor(amax[linear.x.name])) if linear.x.name in amax else torch.tensor(0.0)
+        for linear in linears
     ]
     return _initializer(
         subgraph, f"{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT

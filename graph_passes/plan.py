@@ -183,8 +183,6 @@ def make_plan(
     return Plan(model.path.name, capabilities.target, precision, entries)
 
 
-
-
 def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:
     try:
         return None if pattern is None else re.compile(pattern)

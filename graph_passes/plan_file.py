@@ -36,7 +36,9 @@ def write(path: Path, plan: dict[str, Any], decisions: tuple[str, ...]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read(path: Path, plan_keys: tuple[str, ...], entry_keys: tuple[str, ...]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read(
+    path: Path, plan_keys: tuple[str, ...], entry_keys: tuple[str, ...]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Reads a plan's own values and its entries, each with its `line`, which have exactly the given keys.
 
     Raises:
@@ -56,7 +58,9 @@ def read(path: Path, plan_keys: tuple[str, ...], entry_keys: tuple[str, ...]) ->
     entries = []
     for index, node in enumerate(entries_node.value):
         entry = _mapping(path, node, f"subgraph {index}", entry_keys)
-        entries.append({key: _field(path, key, value) for key, value in entry.items()} | {"line": node.start_mark.line + 1})
+        entries.append(
+            {key: _field(path, key, value) for key, value in entry.items()} | {"line": node.start_mark.line + 1}
+        )
     return plan, entries
 
 

@@ -19,7 +19,12 @@ _BROADCASTING = frozenset(
     "Abs Add Cast Clip Div Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LayerNormalization LeakyRelu Max Min Mish Mul Neg "
     "Pow RMSNormalization Reciprocal Relu Selu Sigmoid Softmax Softplus Sqrt Sub Swish Tanh Where".split()
 )
-_ARITHMETIC = {"Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b, "Div": lambda a, b: int(a / b)}
+_ARITHMETIC = {
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+    "Div": lambda a, b: int(a / b),
+}
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 # Longer integer tensors are no shapes.
 _MAX_INTEGERS = 16
@@ -161,7 +166,12 @@ class _Flow:
             )
         if is_op(node, "Split", "Slice"):
             axes = [attribute(node, "axis", 0)] if node.op_type == "Split" else None
-            if axes is None and len(node.inputs) > 3 and (found := self.integers(node.inputs[3])) is not None and found.known:
+            if (
+                axes is None
+                and len(node.inputs) > 3
+                and (found := self.integers(node.inputs[3])) is not None
+                and found.known
+            ):
                 axes = list(found.elements)
             if axes is None:
                 return None

@@ -66,9 +66,9 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
         shape = tensor.shape.numpy()
         if 0 in shape:
             return np.empty(shape, tensor.dtype.numpy())
-        return np.memmap(tensor.path, tensor.dtype.numpy(), "r", offset=tensor.offset or 0, shape=shape or (1,)).reshape(
-            shape
-        )
+        return np.memmap(
+            tensor.path, tensor.dtype.numpy(), "r", offset=tensor.offset or 0, shape=shape or (1,)
+        ).reshape(shape)
     return tensor.numpy()
 
 

@@ -82,7 +82,9 @@ def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
     """The biases [features] of the parts of a matrix, interleaved like its rows; zeros where there is none."""
     vectors = []
     for bias in biases:
-        vector = torch.zeros(features) if bias is None else as_torch(constant(bias.stored)).float().reshape(-1) * bias.scale
+        vector = (
+            torch.zeros(features) if bias is None else as_torch(constant(bias.stored)).float().reshape(-1) * bias.scale
+        )
         if bias is not None and vector.numel() > 1:
             vector = vector[bias.rows]
         vectors.append(vector.expand(features))
@@ -92,7 +94,9 @@ def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
 class StreamedTensor(ir.LazyTensor):
     """An initializer whose bytes are computed when it is written, piece by piece."""
 
-    def __init__(self, name: str, dtype: ir.DataType, shape: Sequence[int], pieces: Callable[[], Iterator[torch.Tensor]]):
+    def __init__(
+        self, name: str, dtype: ir.DataType, shape: Sequence[int], pieces: Callable[[], Iterator[torch.Tensor]]
+    ):
         self._pieces = pieces
         self.on_write: Callable[[int], None] | None = None  # called with the bytes of each piece written
         super().__init__(self._collect, dtype=dtype, shape=ir.Shape(shape), name=name)

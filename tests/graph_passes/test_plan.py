@@ -69,7 +69,9 @@ def test_include_and_exclude(source: SourceModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"precision": "int8"}, {"kinds": ("conv",)}, {"include": "("}, {"exclude": "["}], ids=lambda o: next(iter(o))
+    "options",
+    [{"precision": "int8"}, {"kinds": ("conv",)}, {"include": "("}, {"exclude": "["}],
+    ids=lambda o: next(iter(o)),
 )
 def test_wrong_options(options: dict[str, object], source: SourceModel) -> None:
     with pytest.raises(ValueError, match="int8|conv|regular expression"):

@@ -73,7 +73,12 @@ def test_tied_layers(loaded: Load) -> None:
 
 @pytest.mark.parametrize(
     ("spelling", "operator"),
-    [("h = HardSwish(a)", "HardSwish"), ("h = Tanh(a)", "Tanh"), ("h = Elu(a)", "Elu"), ("h = LeakyRelu(a)", "LeakyRelu")],
+    [
+        ("h = HardSwish(a)", "HardSwish"),
+        ("h = Tanh(a)", "Tanh"),
+        ("h = Elu(a)", "Elu"),
+        ("h = LeakyRelu(a)", "LeakyRelu"),
+    ],
 )
 @pytest.mark.parametrize("gated", [False, True])
 def test_activation_not_served(spelling: str, operator: str, gated: bool, loaded: Load) -> None:

@@ -148,11 +148,15 @@ def test_16_bit_weights(dtype: str, loaded: Load, seed: int) -> None:
 
     packed, scales, tensor_scale = nvfp4.quantize(down)
     np.testing.assert_array_equal(numpy_helper.to_array(tensors["down_weight"]), packed.view(torch.int8))
-    np.testing.assert_array_equal(numpy_helper.to_array(tensors["down_weight.block_scales"]), tile_scales(scales).view(torch.int8))
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(tensors["down_weight.block_scales"]), tile_scales(scales).view(torch.int8)
+    )
     assert numpy_helper.to_array(tensors["down_weight.tensor_scale"]) == tensor_scale
 
 
-def test_chunks_do_not_matter(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_matter(
+    model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Quantized a few rows at a time, the files are the same byte for byte."""
     source = loaded(model_and_graph[0])
     whole = rewritten(source).path
@@ -175,7 +179,9 @@ def test_weights_that_are_no_numbers(value: float, loaded: Load) -> None:
         assert [path.name for path in source.path.parent.iterdir()] == ["model.onnx"]
 
 
-def test_disk_full(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full(
+    model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A write that fails half way leaves what was there before, and nothing else."""
     source = loaded(model_and_graph[0])
     good = rewritten(source).path
@@ -193,7 +199,9 @@ def test_disk_full(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load,
     assert {path.name: path.read_bytes() for path in good.parent.iterdir()} == files
 
 
-def test_progress(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress(
+    model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 64)
     source = loaded(model_and_graph[0])
     calls: list[tuple[int, int, str]] = []

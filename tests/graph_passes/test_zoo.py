@@ -20,12 +20,29 @@ from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.graph_passes.weights import as_torch
 
 # T5's bias of relative positions does not export through dynamo with dynamic sizes.
-CASES = [(name, exporter) for name in ZOO for exporter in ("dynamo", "torchscript") if (name[:2], exporter) != ("t5", "dynamo")]
+CASES = [
+    (name, exporter)
+    for name in ZOO
+    for exporter in ("dynamo", "torchscript")
+    if (name[:2], exporter) != ("t5", "dynamo")
+]
 # Linears that the exported output does not need: poolers of BERT and ViT, the head of SigLIP.
 UNUSED_LINEARS = {"bert": 1, "vit": 1, "siglip": 3}
 # Of each kind of MLP one, by both exporters; the rest is slow.
-CORE = {("llama", "torchscript"), ("bert", "dynamo"), ("bert", "torchscript"), ("gpt2", "torchscript"), ("modernbert", "torchscript")}
-CORE |= {("vit", "dynamo"), ("vit", "torchscript"), ("t5", "torchscript"), ("nemotron", "torchscript"), ("phi3", "torchscript")}
+CORE = {
+    ("llama", "torchscript"),
+    ("bert", "dynamo"),
+    ("bert", "torchscript"),
+    ("gpt2", "torchscript"),
+    ("modernbert", "torchscript"),
+}
+CORE |= {
+    ("vit", "dynamo"),
+    ("vit", "torchscript"),
+    ("t5", "torchscript"),
+    ("nemotron", "torchscript"),
+    ("phi3", "torchscript"),
+}
 
 Exported = Callable[[str, str, torch.dtype], tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]]
 
@@ -35,7 +52,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     """The torch model, its input and its export, each exported once."""
     cache: dict[tuple[str, str, torch.dtype], tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]] = {}
 
-    def get(name: str, exporter: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]:
+    def get(
+        name: str, exporter: str, dtype: torch.dtype
+    ) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]:
         key = (name, exporter, dtype)
         if key not in cache:
             path = tmp_path_factory.mktemp(name) / "model.onnx"
@@ -48,9 +67,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 
 def params(cases: list[tuple[str, str]]) -> list[object]:
-    return [
-        pytest.param(*case, id="-".join(case), marks=[] if case in CORE else [pytest.mark.slow]) for case in cases
-    ]
+    return [pytest.param(*case, id="-".join(case), marks=[] if case in CORE else [pytest.mark.slow]) for case in cases]
 
 
 def quantize_like(model: torch.nn.Module, source: SourceModel) -> torch.nn.Module:
@@ -62,7 +79,9 @@ def quantize_like(model: torch.nn.Module, source: SourceModel) -> torch.nn.Modul
     for subgraph in found_mlps(source):
         for block in subgraph.blocks:
             for linears in (block.mlp.linears[:-1], block.mlp.linears[-1:]):
-                _quantize_group([*rows, *columns], [as_torch(source.tensor(linear.weight.stored.name or "")) for linear in linears])
+                _quantize_group(
+                    [*rows, *columns], [as_torch(source.tensor(linear.weight.stored.name or "")) for linear in linears]
+                )
     return model
 
 
@@ -127,5 +146,8 @@ def test_every_linear_of_the_rest(name: str, exporter: str, exported: Exported) 
     found = find_subgraphs(load(path))
     stored = [linear.weight.stored.name for subgraph in found for linear in subgraph.linears]
     modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear) or type(m).__name__ == "Conv1D"]
-    fused = sum(subgraph.kind == "gated_mlp" and len({linear.weight.stored for linear in subgraph.linears}) == 2 for subgraph in found)
+    fused = sum(
+        subgraph.kind == "gated_mlp" and len({linear.weight.stored for linear in subgraph.linears}) == 2
+        for subgraph in found
+    )
     assert len(stored) - fused == len(set(stored)) == len(modules) - UNUSED_LINEARS.get(name, 0)

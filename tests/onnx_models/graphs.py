@@ -131,7 +131,9 @@ class Graph:
             node.output[:] = [names.setdefault(name, f"{h}_{name}") for name in node.output]
             node.name = f"n{len(self.nodes)}"
             if node.op_type == "Constant":  # the parser knows no float16 literals
-                node.attribute[0].t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(node.attribute[0].t).astype(dtype)))
+                node.attribute[0].t.CopyFrom(
+                    numpy_helper.from_array(numpy_helper.to_array(node.attribute[0].t).astype(dtype))
+                )
             self.nodes.append(node)
         return h
 
@@ -147,7 +149,9 @@ class Graph:
                 up = self.linear(x, f"{prefix}up", spec.k, spec.intermediate, f"{prefix}u")
                 self.groups[first:] = [[*self.groups[first], *self.groups[first + 1]]]
             else:
-                gate, up = self._parts(self.linear(x, f"{prefix}gate_up", spec.k, 2 * spec.intermediate, f"{prefix}gu"), prefix)
+                gate, up = self._parts(
+                    self.linear(x, f"{prefix}gate_up", spec.k, 2 * spec.intermediate, f"{prefix}gu"), prefix
+                )
             operands = [self.activation(gate, f"{prefix}act"), up]
             h = self.op("Mul", operands[::-1] if spec.swapped else operands, f"{prefix}h")
         if spec.dropout:
@@ -160,7 +164,9 @@ class Graph:
         if spec.fused in ("split", "split_sizes"):
             sizes = [self.integers([size, size])] if spec.fused == "split_sizes" else []
             count = {"num_outputs": 2} if not sizes and spec.opset >= 18 else {}
-            self.nodes.append(helper.make_node("Split", [gu, *sizes], [gate, up], name=f"n{len(self.nodes)}", axis=-1, **count))
+            self.nodes.append(
+                helper.make_node("Split", [gu, *sizes], [gate, up], name=f"n{len(self.nodes)}", axis=-1, **count)
+            )
         else:
             step = 2 if spec.fused == "interleaved" else 1
             starts = (0, 1) if step == 2 else (0, size)

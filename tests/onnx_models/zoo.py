@@ -51,7 +51,15 @@ ZOO: dict[str, Entry] = {
     "t5": Entry(
         "T5EncoderModel",
         "T5Config",
-        {**_TEXT, "d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4, "num_layers": LAYERS, "feed_forward_proj": "gated-gelu"},
+        {
+            **_TEXT,
+            "d_model": 64,
+            "d_ff": 96,
+            "d_kv": 16,
+            "num_heads": 4,
+            "num_layers": LAYERS,
+            "feed_forward_proj": "gated-gelu",
+        },
         "gated_mlp",
         "gelu_tanh",
     ),
@@ -67,7 +75,14 @@ ZOO: dict[str, Entry] = {
     "opt": Entry(
         "OPTModel",
         "OPTConfig",
-        {**_TEXT, "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "word_embed_proj_dim": 64},
+        {
+            **_TEXT,
+            "hidden_size": 64,
+            "ffn_dim": 96,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 64,
+        },
         "mlp",
         "relu",
     ),
@@ -113,7 +128,9 @@ class _Wrapper(torch.nn.Module):
         return self.model(input_ids=x, attention_mask=mask, **({"use_cache": False} if self.cached else {}))[0]
 
 
-def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+def build(
+    name: str, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
     """The model, and a function that draws an input for a seed."""
     import transformers
 
@@ -141,14 +158,31 @@ def export(model: torch.nn.Module, example: torch.Tensor, path: Path, exporter: 
         logging.disable(logging.WARNING)
         try:
             if exporter == "dynamo":
-                axes = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")},) if dynamic else ({0: torch.export.Dim("batch")},)
+                axes = (
+                    ({0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")},)
+                    if dynamic
+                    else ({0: torch.export.Dim("batch")},)
+                )
                 torch.onnx.export(
-                    model, (example,), path, input_names=["x"], output_names=["y"], dynamic_shapes=axes, dynamo=True,
-                    verbose=False, **({} if opset is None else {"opset_version": opset}),
+                    model,
+                    (example,),
+                    path,
+                    input_names=["x"],
+                    output_names=["y"],
+                    dynamic_shapes=axes,
+                    dynamo=True,
+                    verbose=False,
+                    **({} if opset is None else {"opset_version": opset}),
                 )
             else:
                 torch.onnx.export(
-                    model, (example,), path, input_names=["x"], output_names=["y"], dynamo=False, opset_version=opset or 17,
+                    model,
+                    (example,),
+                    path,
+                    input_names=["x"],
+                    output_names=["y"],
+                    dynamo=False,
+                    opset_version=opset or 17,
                     dynamic_axes={"x": {0: "batch", 1: "sequence"} if dynamic else {0: "batch"}},
                 )
         finally:

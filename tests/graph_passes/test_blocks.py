@@ -1,0 +1,162 @@
+"""Consecutive MLP blocks become one persistent op, whatever the spelling of their RMSNorm and residual."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx_models.graphs import Graph, quantized_twin, run, spec
+from onnx_models.passes import found_mlps, plan_all, rewritten
+
+from trt_nvfp4.graph_passes.source import SourceModel, load
+
+Load = Callable[[onnx.ModelProto], SourceModel]
+K = 32
+
+# Statements that compute `n` from `x` with weight `w` [K]; all agree with x / sqrt(mean(x^2) + 1e-5) * w.
+NORMS = {
+    "div": "p = Mul(x, x)  m = ReduceMean<keepdims = 1>(p, axes)  e = Add(m, eps)  r = Sqrt(e)  d = Div(x, r)  n = Mul(d, w)",
+    "rsqrt": "p = Pow(x, two)  m = ReduceMean(p, axes)  e = Add(eps, m)  r = Sqrt(e)  i = Reciprocal(r)  d = Mul(x, i)  n = Mul(w, d)",
+    "one over": "p = Pow(x, two)  m = ReduceMean(p, axes)  e = Add(m, eps)  r = Sqrt(e)  i = Div(one, r)  d = Mul(i, x)  n = Mul(d, w)",
+    "power": "p = Mul(x, x)  m = ReduceMean(p, axes)  e = Add(m, eps)  i = Pow(e, half)  d = Mul(x, i)  n = Mul(d, w)",
+    "casts": "f = Cast<to = 1>(x)  p = Pow(f, two)  m = ReduceMean(p, axes)  e = Add(m, eps)  r = Sqrt(e)  i = Reciprocal(r)"
+    "  d = Mul(f, i)  c = Cast<to = 1>(d)  n = Mul(w, c)",
+    "gemma": "p = Pow(x, two)  m = ReduceMean(p, axes)  e = Add(m, eps)  r = Sqrt(e)  i = Reciprocal(r)  d = Mul(x, i)"
+    "  w1 = Add(wm, one)  n = Mul(d, w1)",
+    "operator": "n = RMSNormalization<axis = -1, epsilon = 1e-5>(x, w)",
+}
+
+
+def stack(
+    layers: int, norm: str | None, residual: bool, seed: int, gated: bool = True, taps: int | None = None
+) -> tuple[onnx.ModelProto, Graph]:
+    """`layers` blocks from x to y; `taps` is a block whose output is a graph output too."""
+    graph = Graph(spec(k=K, intermediate=48, out=K, seed=seed, gated=gated, opset=23))
+    numbers = {"axes": np.array([-1]), "eps": 1e-5, "two": 2.0, "one": 1.0, "half": -0.5}
+    for name, number in numbers.items():
+        graph.weights[name] = number if name == "axes" else np.float32(number).reshape(())
+    current, outputs = "x", ["y"]
+    for layer in range(layers):
+        inner = current
+        if norm is not None:
+            inner = f"l{layer}_n"
+            graph.weights[f"l{layer}_w"] = np.random.default_rng((seed, layer)).uniform(0.5, 2, K).astype(np.float32)
+            graph.weights[f"l{layer}_wm"] = graph.weights[f"l{layer}_w"] - 1
+            shape = f"float[b, s, {K}]"
+            text = f'<ir_version: 11, opset_import: ["": 23]> g ({shape} x, float[{K}] w, float[{K}] wm) => ({shape} n)'
+            names = {"x": current, "n": inner, "w": f"l{layer}_w", "wm": f"l{layer}_wm"} | {
+                name: name for name in numbers
+            }
+            for node in onnx.parser.parse_model(f"{text} {{ {NORMS[norm]} }}").graph.node:
+                node.input[:] = [names.setdefault(name, f"l{layer}_{name}") for name in node.input]
+                node.output[:] = [names.setdefault(name, f"l{layer}_{name}") for name in node.output]
+                node.name = f"n{len(graph.nodes)}"
+                graph.nodes.append(node)
+        end = "y" if layer == layers - 1 else f"l{layer}_y"
+        graph.mlp(inner, f"l{layer}_mlp" if residual else end, prefix=f"l{layer}_")
+        if residual:
+            graph.op("Add", [current, f"l{layer}_mlp"] if layer % 2 else [f"l{layer}_mlp", current], end)
+        if layer == taps:
+            outputs.append(end)
+        current = end
+    model = graph.model(outputs)
+    model.ir_version = 11
+    read = {name for node in model.graph.node for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in read]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return model, graph
+
+
+def agree(source: SourceModel, twin: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """The rewritten model computes what its quantized twin does; returns the former."""
+    path = rewritten(source).path
+    x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
+    for found, expected in zip(run(path, x), run(twin, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5 * np.abs(expected).max())
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
+@pytest.mark.parametrize("norm", [None, *NORMS])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_blocks_merge(norm: str | None, residual: bool, gated: bool, loaded: Load, seed: int) -> None:
+    model, graph = stack(3, norm, residual, seed, gated)
+    source = loaded(model)
+    (found,) = found_mlps(source)
+    assert found.shapes["layers"] == 3
+    written = agree(source, quantized_twin(graph, model), seed)
+    (node,) = written.graph.node
+    assert node.op_type == "NVFP4PersistentMLP"
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert (attributes["norm"], attributes["residual"], attributes["gated"]) == (norm is not None, residual, gated)
+    weights = {t.name.split("/")[-1]: numpy_helper.to_array(t) for t in written.graph.initializer}["norm_weight"]
+    expected = np.stack([graph.weights[f"l{i}_w"] for i in range(3)]) if norm else np.ones((3, K), np.float32)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def test_a_single_block_leaves_norm_and_residual(loaded: Load, seed: int) -> None:
+    model, graph = stack(1, "div", True, seed)
+    written = agree(loaded(model), quantized_twin(graph, model), seed)
+    ops = [node.op_type for node in written.graph.node]
+    assert "NVFP4GatedMLP" in ops
+    assert ops[-1] == "Add"
+
+
+def test_a_tapped_block_ends_the_chain(loaded: Load, seed: int) -> None:
+    """The output of block 1 is a graph output: blocks 0 and 1 merge, and so do 2 and 3."""
+    model, graph = stack(4, "rsqrt", True, seed, taps=1)
+    source = loaded(model)
+    assert [m.shapes["layers"] for m in found_mlps(source)] == [2, 2]
+    agree(source, quantized_twin(graph, model), seed)
+
+
+def test_different_activations_do_not_merge(loaded: Load, seed: int) -> None:
+    first, graph = stack(2, None, False, seed, gated=False)
+    node = next(node for node in first.graph.node if node.op_type == "Sigmoid" and "l1_" in node.output[0])
+    node.op_type = "Relu"  # relu(x) * x is squared ReLU
+    source = loaded(first)
+    assert [(m.activation, m.shapes["layers"]) for m in found_mlps(source)] == [("silu", 1), ("relu2", 1)]
+    agree(source, quantized_twin(graph, first), seed)
+
+
+def test_merged_blocks_in_fp8_and_16_bits(loaded: Load, seed: int) -> None:
+    """The other decisions reach every layer of a merged stack, and leave norms and residuals in float32."""
+    model, _ = stack(2, "div", True, seed)
+    source = loaded(model)
+    x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
+    (expected,) = run(model, x)
+    for decision, tolerance in (("fp8", 0.15), ("fp16", 0.01)):
+        plan = plan_all(source)
+        plan.subgraphs[0].decision = decision
+        result = rewritten(source, plan)
+        assert len(result.realized[plan.subgraphs[0].name]) == 6
+        (found,) = run(result.path, x)
+        assert not np.array_equal(found, expected)
+        np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_reference_stack(bare: bool, tmp_path: Path) -> None:
+    """The example that makes the reference stack, small: one persistent op, BF16 in external data throughout."""
+    script = Path(__file__).parents[2] / "examples" / "make_mlp_stack.py"
+    module_spec = importlib.util.spec_from_file_location("make_mlp_stack", script)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    path = tmp_path / "stack.onnx"
+    module.make_mlp_stack(path, layers=4, hidden=64, intermediate=256, bare=bare)
+    onnx.checker.check_model(path)
+    source = load(path)
+    (found,) = found_mlps(source)
+    assert (found.activation, found.dtype, found.shapes["layers"]) == ("gelu_tanh", "bfloat16", 4)
+    result = rewritten(source)
+    onnx.checker.check_model(result.path)
+    # 4.5 bits a weight instead of 16, and some for biases and padding of small matrices.
+    assert 3 < result.weights_bytes_before / result.weights_bytes_after < 3.56
