@@ -335,7 +335,8 @@ def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed:
 @pytest.mark.parametrize("quantize_activations", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("op", ["NVFP4Linear", "NVFP4GatedMLP", "NVFP4PersistentMLP", "NVFP4Quantize"])
-def test_tensorrt_rtx_parses_the_bodies(op: str, dtype: torch.dtype, quantize_activations: int, seed: int) -> None:
+def test_tensorrt_rtx_takes_the_bodies(op: str, dtype: torch.dtype, quantize_activations: int, seed: int) -> None:
+    """It parses every body, inlined, and builds all but the loop over layers (see function_body)."""
     trt = pytest.importorskip("tensorrt_rtx", reason="needs tensorrt-rtx")
     inputs = Inputs(seed, dtype)
     tensors = {
@@ -353,3 +354,14 @@ def test_tensorrt_rtx_parses_the_bodies(op: str, dtype: torch.dtype, quantize_ac
     assert parsed, [parser.get_error(i).desc() for i in range(parser.num_errors)]
     assert network.num_outputs == len(OPS[op].outputs)
     assert network.get_output(0).shape[-1] == OPS[op].output_shapes([tuple(t.shape) for t in tensors])[0][-1]
+    if op == "NVFP4PersistentMLP":
+        return
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM120, 0)
+    profile = builder.create_optimization_profile()
+    for i in range(network.num_inputs):
+        shape = (3, *tuple(network.get_input(i).shape)[1:])
+        profile.set_shape(network.get_input(i).name, shape, shape, shape)
+    config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None
