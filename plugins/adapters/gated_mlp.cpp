@@ -54,7 +54,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
 }
 
 void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
-    outputs[0] = with_last(inputs[kX], inputs[kDownWeight].d[0]);
+    outputs[0] = with_last(inputs[kX], dimension(inputs[kDownWeight], 0, "NVFP4GatedMLP: down_weight"));
 }
 
 TrtNvfp4Status workspace(Call const& call, size_t* bytes) {

@@ -28,7 +28,7 @@ TrtNvfp4LinearArgs arguments(Call const& call) {
 }
 
 void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
-    outputs[0] = with_last(inputs[kX], inputs[kWeight].d[0]);
+    outputs[0] = with_last(inputs[kX], dimension(inputs[kWeight], 0, "NVFP4Linear: weight"));
 }
 
 TrtNvfp4Status workspace(Call const& call, size_t* bytes) {

@@ -105,6 +105,13 @@ struct Op {
     TrtNvfp4Status (*run)(Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 };
 
+// Dimension d of an input, by the input's name. A rank is not checked before the shape rule runs.
+inline nvinfer1::IDimensionExpr const* dimension(nvinfer1::DimsExprs const& dims, int32_t d, char const* name) {
+    if (d < dims.nbDims) return dims.d[d];
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(dims.nbDims) + " dimensions, expected " +
+                                std::to_string(d + 1) + " or more");
+}
+
 // x's dimensions with another last one.
 inline nvinfer1::DimsExprs with_last(nvinfer1::DimsExprs dims, nvinfer1::IDimensionExpr const* last) {
     dims.d[dims.nbDims - 1] = last;

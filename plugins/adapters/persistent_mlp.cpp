@@ -59,7 +59,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
 }
 
 void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
-    outputs[0] = with_last(inputs[kX], inputs[kDownWeight].d[1]);
+    outputs[0] = with_last(inputs[kX], dimension(inputs[kDownWeight], 1, "NVFP4PersistentMLP: down_weight"));
 }
 
 TrtNvfp4Status workspace(Call const& call, size_t* bytes) {

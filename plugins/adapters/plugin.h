@@ -39,6 +39,8 @@ class Plugin final : public nvinfer1::IPluginV3,
     char const* getTimingCacheID() noexcept override { return description_.c_str(); }
     char const* getMetadataString() noexcept override { return description_.c_str(); }
 
+    // No tactics are advertised: the best kernel depends on the number of rows, which changes within a profile, so AUTO
+    // (TensorRT's tactic 0) decides at each enqueue. The plugin host sets others.
     int32_t setTactic(int32_t tactic) noexcept override;
     int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const* out,
                           int32_t nbOutputs) noexcept override;

@@ -91,6 +91,9 @@ def test_refusals_name_what_is_wrong(host: PluginHost) -> None:
     assert "bias must have shape [40], it has [41]" in refused(
         host, "NVFP4Linear", [*linear[:4], empty(41, like=linear[4]), linear[5]], {}
     )
+    persistent = cases(3)["NVFP4PersistentMLP"]
+    persistent[6] = empty(48, like=persistent[6])
+    assert "down_weight has 1 dimensions, expected 2 or more" in refused(host, "NVFP4PersistentMLP", persistent, {})
     assert "has 6 inputs and 1 outputs, found 5 and 1" in refused(host, "NVFP4Linear", linear[:5], {})
     assert "no creator for NVFP4Nothing" in refused(host, "NVFP4Nothing", linear, {})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -135,6 +137,27 @@ def test_no_such_architecture() -> None:
 def test_architecture_unknown_to_nvcc(small_tree: Path) -> None:
     with pytest.raises(ToolchainError, match="sm_60"):
         build_library("sm_60")
+
+
+def installed_compilers() -> list[Path]:
+    on_path = shutil.which("nvcc")
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    packaged = [folder / "cu13" / "bin" / "nvcc" for folder in folders]
+    return [*([Path(on_path)] if on_path else []), *(nvcc for nvcc in packaged if nvcc.is_file())]
+
+
+@pytest.mark.parametrize("nvcc", installed_compilers(), ids=str)
+def test_each_installed_compiler_links_device_code(
+    small_tree: Path, nvcc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA toolkit and the PyPI packages keep headers and runtime in different places."""
+    kernel = "#include <cuda_bf16.h>\n__global__ void two(__nv_bfloat16* x) { *x = 2; }\n"
+    launch = "void launch(__nv_bfloat16* x) { two<<<1, 1>>>(x); }\n"
+    (small_tree / "kernels" / "api" / "two.cu").write_text(kernel + launch)
+    monkeypatch.setenv("TRT_NVFP4_NVCC", str(nvcc))
+    library = build_library("sm_120a")
+    assert "two" in resource_report(library)
 
 
 def fake_nvcc(folder: Path, version: str) -> Path:
