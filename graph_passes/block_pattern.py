@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.isolation import escaping_use
-from trt_nvfp4.graph_passes.linear_pattern import is_op
+from trt_nvfp4.graph_passes.nodes import is_op
 from trt_nvfp4.graph_passes.norm_pattern import match_rms_norm
 from trt_nvfp4.graph_passes.subgraph import Block, Mlp
 

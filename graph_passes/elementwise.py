@@ -1,8 +1,8 @@
 """The elementwise region between linears, and what scalar function it computes.
 
-An activation is recognised by its values, not by its spelling: the region is evaluated on sample points and compared with
-the functions that the ops serve. Every decomposition of GELU, SiLU and so on that an exporter may choose is thus covered by
-one rule; onnxscript's pattern rewriter would need one pattern per spelling, association and operand order.
+An activation is recognised by its values, not by its spelling: the region is evaluated on sample points and compared
+with the functions that the ops serve. Every decomposition of GELU, SiLU and so on that an exporter may choose is thus
+covered by one rule; onnxscript's pattern rewriter would need one pattern per spelling, association and operand order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 import torch
-import torch.nn.functional as F
 from onnx_ir.convenience import get_const_tensor
+from torch.nn import functional as F  # noqa: N812 (its customary name)
 
-from trt_nvfp4.graph_passes.linear_pattern import attribute, is_op
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
+from trt_nvfp4.graph_passes.nodes import float_attribute, is_op, operand, string_attribute
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -48,30 +48,26 @@ _FUNCTIONS: dict[str, _Function] = {
 }
 # Functions with attributes: node -> function.
 _WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {
-    "Celu": lambda n: lambda x: F.celu(x, _number(n, "alpha", 1.0)),
+    "Celu": lambda n: lambda x: F.celu(x, float_attribute(n, "alpha", 1.0)),
     "Clip": lambda n: (
         lambda x, low=None, high=None: torch.clip(
             x,
-            low if low is not None else torch.tensor(_number(n, "min", -np.inf)),
-            high if high is not None else torch.tensor(_number(n, "max", np.inf)),
+            low if low is not None else torch.tensor(float_attribute(n, "min", -np.inf)),
+            high if high is not None else torch.tensor(float_attribute(n, "max", np.inf)),
         )
     ),
-    "Elu": lambda n: lambda x: F.elu(x, _number(n, "alpha", 1.0)),
-    "Gelu": lambda n: (
-        lambda x: F.gelu(x, approximate="tanh" if attribute(n, "approximate", "none") == "tanh" else "none")
+    "Elu": lambda n: lambda x: F.elu(x, float_attribute(n, "alpha", 1.0)),
+    "Gelu": lambda n: lambda x: F.gelu(x, approximate=string_attribute(n, "approximate", "none")),
+    "HardSigmoid": lambda n: (
+        lambda x: torch.clip(float_attribute(n, "alpha", 0.2) * x + float_attribute(n, "beta", 0.5), 0, 1)
     ),
-    "HardSigmoid": lambda n: lambda x: torch.clip(_number(n, "alpha", 0.2) * x + _number(n, "beta", 0.5), 0, 1),
-    "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, _number(n, "alpha", 0.01)),
+    "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, float_attribute(n, "alpha", 0.01)),
     "Selu": lambda n: F.selu,
-    "Swish": lambda n: lambda x: x * torch.sigmoid(_number(n, "alpha", 1.0) * x),
-    "ThresholdedRelu": lambda n: lambda x: F.threshold(x, _number(n, "alpha", 1.0), 0.0),
+    "Swish": lambda n: lambda x: x * torch.sigmoid(float_attribute(n, "alpha", 1.0) * x),
+    "ThresholdedRelu": lambda n: lambda x: F.threshold(x, float_attribute(n, "alpha", 1.0), 0.0),
 }
 _PASS_THROUGH = ("Cast", "Dropout", "Identity")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
-
-
-def _number(node: ir.Node, name: str, default: float) -> float:
-    return float(attribute(node, name, default))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
             return True
         tensor = get_const_tensor(value)
         if tensor is not None:
-            if tensor.size != 1 or not tensor.dtype.is_floating_point() and not tensor.dtype.is_integer():
+            if tensor.size != 1 or not (tensor.dtype.is_floating_point() or tensor.dtype.is_integer()):
                 return False
             constant_types.add(tensor.dtype)
             constants[value] = float(np.asarray(tensor.numpy()).reshape(()))
@@ -143,14 +139,14 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         if node in nodes:
             return True
         if is_op(node, *_RESHAPES):
-            inputs = node.inputs[:1] if keeps_last_axis(node, features) else ()
+            inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):
-            inputs = node.inputs[:1]
+            inputs = [operand(node, 0)]
         elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
-            inputs = node.inputs
+            inputs = [value for value in node.inputs if value is not None]
         else:
             return False
-        if not inputs or not all(visit(value) for value in inputs if value is not None):
+        if not inputs or not all(visit(value) for value in inputs):
             return False
         nodes[node] = None  # after its inputs: nodes stay in order of computation
         return True

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
-from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.activation import recognize
 from trt_nvfp4.graph_passes.elementwise import region_before
-from trt_nvfp4.graph_passes.linear_pattern import attribute, is_op
+from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp
 
 
@@ -65,14 +63,15 @@ def _part_of_linear(value: ir.Value, linears: Mapping[ir.Value, Linear]) -> Line
     node = value.producer()
     if not is_op(node, "Split", "Slice", "Gather"):
         return None
-    whole = linears.get(node.inputs[0])
+    whole = linears.get(operand(node, 0))
     if whole is None:
         return None
     features = whole.weight.shape[0]
-    axis, rows = {"Split": _split, "Slice": _slice, "Gather": _gather}[node.op_type](node, value, features)
-    rank = 2 if whole.multiply.op_type == "Gemm" else None if whole.y.shape is None else len(whole.y.shape)
-    if rows is None or axis not in (-1, None if rank is None else rank - 1):
+    part = {"Split": _split, "Slice": _slice, "Gather": _gather}[node.op_type](node, value, features)
+    dimensions = 2 if whole.multiply.op_type == "Gemm" else rank(whole.y)
+    if part is None or part[0] not in (-1, None if dimensions is None else dimensions - 1):
         return None
+    rows = part[1]
     count = len(range(*rows.indices(features)))
     return replace(
         whole,
@@ -83,38 +82,35 @@ def _part_of_linear(value: ir.Value, linears: Mapping[ir.Value, Linear]) -> Line
     )
 
 
-def _integers(value: ir.Value | None) -> list[int] | None:
-    tensor = None if value is None else get_const_tensor(value)
-    return None if tensor is None else [int(number) for number in np.asarray(tensor.numpy()).reshape(-1)]
-
-
-def _split(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice | None]:
-    axis = int(attribute(node, "axis", 0))  # type: ignore[call-overload]
-    sizes = _integers(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    if sizes is None:
-        each = -(-features // len(node.outputs))
-        sizes = [each] * len(node.outputs)
-    index = value.index()
+def _split(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] | None:
+    """Axis and rows of one output."""
+    index, count = value.index(), len(node.outputs)
+    assert index is not None
+    if optional_operand(node, 1) is None:
+        sizes = [-(-features // count)] * count
+    else:
+        sizes = constant_integers(operand(node, 1)) or []
+    if len(sizes) != count:
+        return None
     start = sum(sizes[:index])
-    return axis, slice(start, min(start + sizes[index], features))
+    return int_attribute(node, "axis", 0), slice(start, min(start + sizes[index], features))
 
 
-def _slice(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice | None]:
-    inputs = [_integers(operand) for operand in node.inputs[1:]]
-    if len(inputs) < 3 or any(operand is None or len(operand) != 1 for operand in inputs):
-        return 0, None
-    (start,), (stop,), (axis,) = inputs[:3]  # type: ignore[misc]
-    step = inputs[3][0] if len(inputs) > 3 else 1  # type: ignore[index]
-    if step < 1:
-        return axis, None
-    return axis, slice(*slice(start, stop, step).indices(features))
+def _slice(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] | None:
+    starts, stops, axes, steps = (constant_integers(optional_operand(node, index)) for index in range(1, 5))
+    if len(node.inputs) < 5:
+        steps = [1]
+    if any(numbers is None or len(numbers) != 1 for numbers in (starts, stops, axes, steps)):
+        return None
+    assert starts and stops and axes and steps
+    if steps[0] < 1:
+        return None
+    return axes[0], slice(*slice(starts[0], stops[0], steps[0]).indices(features))
 
 
-def _gather(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice | None]:
-    axis = int(attribute(node, "axis", 0))  # type: ignore[call-overload]
-    indices = _integers(node.inputs[1])
-    if indices is None or len(indices) < 2:
-        return axis, None
+def _gather(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] | None:
+    indices = constant_integers(operand(node, 1))
+    if indices is None or len(indices) < 2 or indices[0] < 0 or indices[1] <= indices[0]:
+        return None
     rows = slice(indices[0], indices[-1] + 1, indices[1] - indices[0])
-    same = rows.step > 0 and indices[0] >= 0 and list(range(*rows.indices(features))) == indices
-    return axis, rows if same else None
+    return (int_attribute(node, "axis", 0), rows) if list(range(*rows.indices(features))) == indices else None

@@ -6,52 +6,60 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.linear_pattern import attribute, constant_source, is_op
+from trt_nvfp4.graph_passes.linear_pattern import constant_source
+from trt_nvfp4.graph_passes.nodes import (
+    constant_integers,
+    float_attribute,
+    int_attribute,
+    ints_attribute,
+    is_op,
+    operand,
+    optional_operand,
+    rank,
+)
 from trt_nvfp4.graph_passes.subgraph import RMSNorm
 
 
 def match_rms_norm(y: ir.Value, features: int) -> RMSNorm | None:
     """The RMSNorm over the last axis (of size `features`) that produces `y`."""
     node = y.producer()
-    if is_op(node, "RMSNormalization") or (
-        node is not None and node.op_type == "SimplifiedLayerNormalization" and node.domain in ("", "com.microsoft")
-    ):
+    if is_op(node, "RMSNormalization"):
         return _match_operator(node, y)
     nodes: list[ir.Node] = []
     value = _strip_casts(y, nodes)
     node = value.producer()
-    weight: ir.Value | None = None
-    offset = 0.0
-    scaled = None
+    weight, offset = None, 0.0
     if is_op(node, "Mul"):
         for index in (0, 1):
-            found = _match_scale(node.inputs[index], features)
-            if found is not None:
-                weight, offset, scale_nodes = found
+            scale = _match_scale(operand(node, index), features)
+            if scale is not None:
+                weight, offset, scale_nodes = scale
                 nodes += [node, *scale_nodes]
-                scaled = _strip_casts(node.inputs[1 - index], nodes)
+                value = _strip_casts(operand(node, 1 - index), nodes)
                 break
-    normalized = _match_normalize(scaled if scaled is not None else value, nodes, features)
+    normalized = _match_normalize(value, nodes)
     if normalized is None:
         return None
     x, epsilon = normalized
     return RMSNorm(x, y, weight, offset, epsilon, tuple(dict.fromkeys(nodes)))
 
 
+def _is_last(axes: list[int] | None, x: ir.Value) -> bool:
+    dimensions = rank(x)
+    return axes == [-1] or (dimensions is not None and axes == [dimensions - 1])
+
+
 def _match_operator(node: ir.Node, y: ir.Value) -> RMSNorm | None:
-    rank = None if node.inputs[0].shape is None else len(node.inputs[0].shape)
-    if attribute(node, "axis", -1) not in (-1, None if rank is None else rank - 1):
+    x, source = operand(node, 0), constant_source(operand(node, 1))
+    if source is None or not _is_last([int_attribute(node, "axis", -1)], x):
         return None
-    weight, _, _ = constant_source(node.inputs[1])
-    if weight is None:
-        return None
-    return RMSNorm(node.inputs[0], y, weight, 0.0, float(attribute(node, "epsilon", 1e-5)), (node,))  # type: ignore[arg-type]
+    return RMSNorm(x, y, source[0], 0.0, float_attribute(node, "epsilon", 1e-5), (node,))
 
 
 def _strip_casts(value: ir.Value, nodes: list[ir.Node]) -> ir.Value:
     while is_op(node := value.producer(), "Cast", "Identity"):
         nodes.append(node)
-        value = node.inputs[0]
+        value = operand(node, 0)
     return value
 
 
@@ -61,12 +69,12 @@ def _match_scale(value: ir.Value, features: int) -> tuple[ir.Value, float, list[
     value = _strip_casts(value, nodes)
     offset = 0.0
     node = value.producer()
-    if is_op(node, "Add") and get_const_tensor(value) is None:
+    if is_op(node, "Add"):
         for index in (0, 1):
-            number = _number(node.inputs[index])
+            number = _number(operand(node, index))
             if number is not None:
-                offset, value = number, _strip_casts(node.inputs[1 - index], nodes)
                 nodes.append(node)
+                offset, value = number, _strip_casts(operand(node, 1 - index), nodes)
                 break
     tensor = get_const_tensor(value)
     if tensor is None or tensor.size != features or tensor.shape.numpy()[-1] != features:
@@ -75,18 +83,18 @@ def _match_scale(value: ir.Value, features: int) -> tuple[ir.Value, float, list[
 
 
 def _number(value: ir.Value | None) -> float | None:
-    source = None if value is None else constant_source(value)[0]
-    tensor = None if source is None else get_const_tensor(source)
+    source = None if value is None else constant_source(value)
+    tensor = None if source is None else get_const_tensor(source[0])
     return float(np.asarray(tensor.numpy()).reshape(())) if tensor is not None and tensor.size == 1 else None
 
 
-def _match_normalize(value: ir.Value, nodes: list[ir.Node], features: int) -> tuple[ir.Value, float] | None:
+def _match_normalize(value: ir.Value, nodes: list[ir.Node]) -> tuple[ir.Value, float] | None:
     """x / sqrt(mean(x^2) + epsilon), as a Div, or as a Mul by a Reciprocal, a Div(1, .) or a Pow(., -0.5)."""
     node = value.producer()
     if is_op(node, "Div"):
-        orders = [(node.inputs[0], _match_root(node.inputs[1], nodes))]
+        orders = [(operand(node, 0), _match_root(operand(node, 1), nodes))]
     elif is_op(node, "Mul"):
-        orders = [(node.inputs[i], _match_inverse_root(node.inputs[1 - i], nodes)) for i in (0, 1)]
+        orders = [(operand(node, i), _match_inverse_root(operand(node, 1 - i), nodes)) for i in (0, 1)]
     else:
         return None
     for x, radicand in orders:
@@ -99,13 +107,13 @@ def _match_normalize(value: ir.Value, nodes: list[ir.Node], features: int) -> tu
 
 def _match_inverse_root(value: ir.Value, nodes: list[ir.Node]) -> ir.Value | None:
     node = value.producer()
-    if is_op(node, "Reciprocal"):
-        root = node.inputs[0]
-    elif is_op(node, "Div") and _number(node.inputs[0]) == 1.0:
-        root = node.inputs[1]
-    elif is_op(node, "Pow") and _number(node.inputs[1]) == -0.5:
+    if is_op(node, "Pow") and _number(operand(node, 1)) == -0.5:
         nodes.append(node)
-        return node.inputs[0]
+        return operand(node, 0)
+    if is_op(node, "Reciprocal"):
+        root = operand(node, 0)
+    elif is_op(node, "Div") and _number(operand(node, 0)) == 1.0:
+        root = operand(node, 1)
     else:
         return None
     nodes.append(node)
@@ -114,9 +122,9 @@ def _match_inverse_root(value: ir.Value, nodes: list[ir.Node]) -> ir.Value | Non
 
 def _match_root(value: ir.Value, nodes: list[ir.Node]) -> ir.Value | None:
     node = value.producer()
-    if is_op(node, "Sqrt") or (is_op(node, "Pow") and _number(node.inputs[1]) == 0.5):
+    if is_op(node, "Sqrt") or (is_op(node, "Pow") and _number(operand(node, 1)) == 0.5):
         nodes.append(node)
-        return node.inputs[0]
+        return operand(node, 0)
     return None
 
 
@@ -126,19 +134,14 @@ def _match_mean_square(value: ir.Value, x: ir.Value, nodes: list[ir.Node]) -> fl
     if not is_op(add, "Add"):
         return None
     for index in (0, 1):
-        epsilon, mean = _number(add.inputs[index]), add.inputs[1 - index].producer()
-        if epsilon is None or not is_op(mean, "ReduceMean") or not attribute(mean, "keepdims", 1):
+        epsilon, mean = _number(operand(add, index)), operand(add, 1 - index).producer()
+        if epsilon is None or not is_op(mean, "ReduceMean") or not int_attribute(mean, "keepdims", 1):
             continue
-        axes = attribute(mean, "axes", None)
-        if axes is None and len(mean.inputs) > 1 and mean.inputs[1] is not None:
-            tensor = get_const_tensor(mean.inputs[1])
-            axes = None if tensor is None else tensor.numpy().reshape(-1).tolist()
-        rank = None if x.shape is None else len(x.shape)
-        square = mean.inputs[0].producer()
-        squares = (is_op(square, "Pow") and square.inputs[0] is x and _number(square.inputs[1]) == 2.0) or (
-            is_op(square, "Mul") and square.inputs[0] is x and square.inputs[1] is x
-        )
-        if squares and axes is not None and list(axes) in ([-1], [None if rank is None else rank - 1]):  # type: ignore[call-overload]
+        axes = ints_attribute(mean, "axes") or constant_integers(optional_operand(mean, 1))
+        square = operand(mean, 0).producer()
+        if not is_op(square, "Pow", "Mul") or operand(square, 0) is not x or not _is_last(axes, x):
+            continue
+        if (_number(operand(square, 1)) == 2.0) if square.op_type == "Pow" else (operand(square, 1) is x):
             nodes += [add, mean, square]
             return epsilon
     return None

@@ -38,7 +38,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _opset(proto: onnx.ModelProto) -> int:
-    return max(opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx"))
+    return max(int(opset.version) for opset in proto.opset_import if opset.domain in ("", "ai.onnx"))
 
 
 @contextmanager

@@ -1,25 +1,41 @@
 """Follows dimensions through a graph, and takes shape arithmetic off the tensors that the passes want to replace.
 
-TorchScript computes the sizes of Slices and Reshapes at run time, from the Shape of the very tensors inside an MLP. Where such
-a size is known it becomes a constant; where it equals a dimension of an earlier tensor it is read from there.
+TorchScript computes the sizes of Slices and Reshapes at run time, from the Shape of the very tensors inside an MLP. Where
+such a size is known it becomes a constant; where it equals a dimension of an earlier tensor it is read from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.linear_pattern import attribute, is_op
+from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, optional_operand
 
 # Each output dimension of these is that of their broadcast inputs.
-_BROADCASTING = frozenset(
-    "Abs Add Cast Clip Div Dropout Elu Erf Exp Gelu HardSigmoid HardSwish Identity LayerNormalization LeakyRelu Max Min Mish Mul Neg "
-    "Pow RMSNormalization Reciprocal Relu Selu Sigmoid Softmax Softplus Sqrt Sub Swish Tanh Where".split()
+_BROADCASTING = (
+    *(
+        "Abs",
+        "Add",
+        "Cast",
+        "Clip",
+        "Div",
+        "Dropout",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+    ),
+    *("LayerNormalization", "LeakyRelu", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "RMSNormalization", "Reciprocal"),
+    *("Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where"),
 )
-_ARITHMETIC = {
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
@@ -80,9 +96,9 @@ def _replace_by_constant(graph: ir.Graph, output: ir.Value, integers: Integers) 
 
 def _read_earlier(graph: ir.Graph, node: ir.Node, integers: Integers) -> None:
     """Gather(Shape(late), i) -> Gather(Shape(early), axis)."""
-    shape = node.inputs[0].producer() if node.inputs[0] is not None else None
+    shape = operand(node, 0).producer()
     (dim,) = integers.elements
-    if not is_op(shape, "Shape") or not isinstance(dim, Dim) or shape.inputs[0] is dim.value:
+    if not is_op(shape, "Shape") or not isinstance(dim, Dim) or operand(shape, 0) is dim.value:
         return
     early = ir.node("Shape", [dim.value], name=f"{node.name}.shape")
     index = ir.Tensor(np.array(dim.axis if integers.scalar else [dim.axis]), name=f"{node.name}.axis")
@@ -105,10 +121,8 @@ class _Flow:
         """The dimensions of `value`, or None where its rank is unknown."""
         if value in self._dims:
             return self._dims[value]
-        shape = value.shape
-        if shape is None:
-            tensor = get_const_tensor(value)
-            shape = None if tensor is None else tensor.shape
+        tensor = get_const_tensor(value)
+        shape = value.shape if tensor is None else tensor.shape
         if shape is None:
             return None
         return tuple(dim if isinstance(dim, int) else Dim(value, axis) for axis, dim in enumerate(shape))
@@ -130,7 +144,7 @@ class _Flow:
         if node.domain not in ("", "ai.onnx"):
             return
         integers = self._compute(node)
-        if integers is not None and len(integers.elements) <= _MAX_INTEGERS:
+        if integers is not None and 0 < len(integers.elements) <= _MAX_INTEGERS:
             self._integers[node.outputs[0]] = integers
         for output in node.outputs:
             derived = self._derive(node, output)
@@ -142,66 +156,74 @@ class _Flow:
                 )
 
     def _derive(self, node: ir.Node, output: ir.Value) -> tuple[Element, ...] | None:
-        first = None if not node.inputs or node.inputs[0] is None else self.dims(node.inputs[0])
-        if node.op_type in _BROADCASTING:
+        if is_op(node, *_BROADCASTING):
             return self._broadcast(node, output)
+        if not is_op(node, "MatMul", "Gemm", "Reshape", "Split", "Slice"):
+            return None
+        first = self.dims(operand(node, 0))
         if first is None:
             return None
-        if is_op(node, "MatMul"):
-            second = self.dims(node.inputs[1])
-            return (*first[:-1], second[1]) if second is not None and len(second) == 2 else None
-        if is_op(node, "Gemm"):
-            second = self.dims(node.inputs[1])
-            transposed = bool(attribute(node, "transB", 0))
-            rows = first[1 if attribute(node, "transA", 0) else 0]
-            return None if second is None else (rows, second[0 if transposed else 1])
+        if is_op(node, "Split"):
+            return self._cut(output, first, [int_attribute(node, "axis", 0)])
+        if is_op(node, "Slice"):
+            axes = constant_integers(optional_operand(node, 3))
+            return None if axes is None else self._cut(output, first, axes)
         if is_op(node, "Reshape"):
-            target = self.integers(node.inputs[1])
-            if target is None:
-                return None
-            copies = not attribute(node, "allowzero", 0)
-            return tuple(
-                Dim(output, i) if e == -1 or (e == 0 and (not copies or i >= len(first))) else first[i] if e == 0 else e
-                for i, e in enumerate(target.elements)
-            )
-        if is_op(node, "Split", "Slice"):
-            axes = [attribute(node, "axis", 0)] if node.op_type == "Split" else None
-            if (
-                axes is None
-                and len(node.inputs) > 3
-                and (found := self.integers(node.inputs[3])) is not None
-                and found.known
-            ):
-                axes = list(found.elements)
-            if axes is None:
-                return None
-            cut = {int(axis) % len(first) for axis in axes}  # type: ignore[call-overload]
-            return tuple(Dim(output, i) if i in cut else dim for i, dim in enumerate(first))
-        return None
+            target = self.integers(operand(node, 1))
+            return None if target is None else self._reshape(node, output, first, target)
+        second = self.dims(operand(node, 1))
+        if second is None or len(second) != 2:
+            return None
+        if is_op(node, "MatMul"):
+            return (*first[:-1], second[1])
+        return first[int_attribute(node, "transA", 0)], second[1 - int_attribute(node, "transB", 0)]
+
+    @staticmethod
+    def _cut(output: ir.Value, dims: tuple[Element, ...], axes: list[int]) -> tuple[Element, ...]:
+        cut = {axis % len(dims) for axis in axes}
+        return tuple(Dim(output, axis) if axis in cut else dim for axis, dim in enumerate(dims))
+
+    @staticmethod
+    def _reshape(
+        node: ir.Node, output: ir.Value, dims: tuple[Element, ...], target: Integers
+    ) -> tuple[Element, ...] | None:
+        copies = not int_attribute(node, "allowzero", 0)  # 0 stands for the input's dimension
+        result: list[Element] = []
+        for axis, element in enumerate(target.elements):
+            if element == 0 and copies and axis < len(dims):
+                result.append(dims[axis])
+            else:
+                result.append(Dim(output, axis) if element in (0, -1) else element)
+        return tuple(result)
 
     def _broadcast(self, node: ir.Node, output: ir.Value) -> tuple[Element, ...] | None:
-        shapes = [self.dims(value) for value in node.inputs if value is not None]
+        values = [value for value in node.inputs if value is not None]
         if is_op(node, "Dropout", "LayerNormalization", "RMSNormalization"):
-            shapes = shapes[:1]
-        if not shapes or any(shape is None for shape in shapes):
-            return None
-        rank = max(len(shape) for shape in shapes)  # type: ignore[arg-type]
+            values = values[:1]
+        shapes = []
+        for value in values:
+            dims = self.dims(value)
+            if dims is None:
+                return None
+            shapes.append(dims)
+        rank = max(map(len, shapes))
         result: list[Element] = []
-        for axis in range(rank):
-            sizes = {s[axis - rank] for s in shapes if s is not None and rank - axis <= len(s)} - {1}
-            result.append(sizes.pop() if len(sizes) == 1 else Dim(output, axis) if sizes else 1)
+        for axis in range(-rank, 0):
+            sizes = {dims[axis] for dims in shapes if -axis <= len(dims)} - {1}
+            result.append(sizes.pop() if len(sizes) == 1 else Dim(output, axis + rank) if sizes else 1)
         return tuple(result)
 
     def _compute(self, node: ir.Node) -> Integers | None:
         if is_op(node, "Shape"):
-            dims = self.dims(node.inputs[0])
-            part = slice(attribute(node, "start", 0), attribute(node, "end", None))
+            dims = self.dims(operand(node, 0))
+            end = node.attributes.get("end")
+            part = slice(int_attribute(node, "start", 0), None if end is None else end.as_int())
             return None if dims is None else Integers(dims[part])
-        inputs = [self.integers(value) for value in node.inputs]
-        if not inputs or any(operand is None for operand in inputs):
+        operands = [self.integers(value) for value in node.inputs if value is not None]
+        inputs = [integers for integers in operands if integers is not None]
+        if not inputs or len(inputs) != len(operands):
             return None
-        first = inputs[0]
-        assert first is not None
+        first, rest = inputs[0], inputs[1:]
         if is_op(node, "Identity", "Cast"):
             return first if node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32) else None
         if is_op(node, "Unsqueeze"):
@@ -209,30 +231,32 @@ class _Flow:
         if is_op(node, "Squeeze"):
             return Integers(first.elements, scalar=True) if len(first.elements) == 1 else None
         if is_op(node, "Concat"):
-            return Integers(tuple(element for operand in inputs for element in operand.elements))  # type: ignore[union-attr]
-        if is_op(node, "Gather", "Slice") and all(operand.known for operand in inputs[1:]):  # type: ignore[union-attr]
-            return self._select(node, first, [operand.elements for operand in inputs[1:]], inputs[1].scalar)  # type: ignore
-        if node.op_type in _ARITHMETIC and len(inputs) == 2 and all(len(o.elements) == 1 for o in inputs):  # type: ignore
-            a, b = first.elements[0], inputs[1].elements[0]  # type: ignore[union-attr]
-            scalar = first.scalar and inputs[1].scalar  # type: ignore[union-attr]
-            if isinstance(a, int) and isinstance(b, int) and not (node.op_type == "Div" and b == 0):
-                return Integers((_ARITHMETIC[node.op_type](a, b),), scalar)
-            if b == _NEUTRAL[node.op_type]:
-                return Integers((a,), scalar)
+            return Integers(tuple(element for integers in inputs for element in integers.elements))
+        if is_op(node, "Gather", "Slice") and not first.scalar:
+            return self._select(node, first, rest)
+        if is_op(node, *_ARITHMETIC) and len(first.elements) == len(rest[0].elements) == 1:
+            return self._arithmetic(node.op_type, first, rest[0])
         return None
 
     @staticmethod
-    def _select(node: ir.Node, data: Integers, operands: list[tuple[Element, ...]], scalar: bool) -> Integers | None:
-        numbers = [[int(element) for element in operand] for operand in operands]  # type: ignore[call-overload]
-        size = len(data.elements)
-        if data.scalar:
+    def _select(node: ir.Node, data: Integers, rest: list[Integers]) -> Integers | None:
+        numbers = [[element for element in integers.elements if isinstance(element, int)] for integers in rest]
+        if any(len(found) != len(integers.elements) for found, integers in zip(numbers, rest, strict=True)):
             return None
         if is_op(node, "Gather"):
+            size = len(data.elements)
             if any(not -size <= index < size for index in numbers[0]):
                 return None
-            return Integers(tuple(data.elements[index] for index in numbers[0]), scalar)
-        if any(len(operand) != 1 for operand in numbers):
+            return Integers(tuple(data.elements[index] for index in numbers[0]), rest[0].scalar)
+        if any(len(found) != 1 for found in numbers):
             return None
-        starts, stops = numbers[:2]
         step = numbers[3][0] if len(numbers) > 3 else 1
-        return Integers(data.elements[starts[0] : stops[0] : step])
+        return Integers(data.elements[numbers[0][0] : numbers[1][0] : step])
+
+    @staticmethod
+    def _arithmetic(op_type: str, left: Integers, right: Integers) -> Integers | None:
+        (a,), (b,) = left.elements, right.elements
+        scalar = left.scalar and right.scalar
+        if isinstance(a, int) and isinstance(b, int):
+            return None if op_type == "Div" and b == 0 else Integers((_ARITHMETIC[op_type](a, b),), scalar)
+        return Integers((a,), scalar) if b == _NEUTRAL[op_type] else None

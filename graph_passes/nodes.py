@@ -1,0 +1,64 @@
+"""Typed access to ONNX nodes."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
+    """`node` is one of these standard operators."""
+    return node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS
+
+
+def operand(node: ir.Node, index: int) -> ir.Value:
+    """A mandatory input."""
+    value = node.inputs[index]
+    assert value is not None, f"node '{node.name}' ({node.op_type}) lacks input {index}"
+    return value
+
+
+def optional_operand(node: ir.Node, index: int) -> ir.Value | None:
+    """An input that may be absent."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute, or its default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_int()
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    """A float attribute, or its default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_float()
+
+
+def string_attribute(node: ir.Node, name: str, default: str) -> str:
+    """A string attribute, or its default."""
+    found = node.attributes.get(name)
+    return default if found is None else found.as_string()
+
+
+def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
+    """An attribute that lists integers, or None."""
+    found = node.attributes.get(name)
+    return None if found is None else list(found.as_ints())
+
+
+def constant_integers(value: ir.Value | None) -> list[int] | None:
+    """The elements of a constant integer tensor, flattened, or None."""
+    tensor = None if value is None else get_const_tensor(value)
+    return None if tensor is None else [int(number) for number in np.asarray(tensor.numpy()).reshape(-1)]
+
+
+def rank(value: ir.Value) -> int | None:
+    """Number of dimensions, where known."""
+    return None if value.shape is None else len(value.shape)
