@@ -1,0 +1,21 @@
+"""The library is compiled where the package is installed, so every source that a build reads travels in the wheel."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trt_nvfp4.plugins.library import ROOT
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def test_sources_travel_in_the_wheel() -> None:
+    declared = re.search(r'^"trt_nvfp4\.plugins" = \[(.*?)\]', PYPROJECT.read_text(), re.MULTILINE | re.DOTALL)
+    assert declared is not None
+    patterns = re.findall(r'"([^"]+)"', declared[1])
+    travelling = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    folders = ("adapters", "host", "interface", "kernels")
+    needed = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
+    assert len(needed) > 20
+    assert {str(path.relative_to(ROOT)) for path in needed - travelling} == set()
