@@ -12,9 +12,10 @@ values with int32 indices: ONNX Runtime holds a few copies of one layer in float
 
 from __future__ import annotations
 
-from .number_formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, FLOAT32_MAX, SMALLEST_TENSOR_SCALE
+from .number_formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, SMALLEST_TENSOR_SCALE
 
 FLOAT, INT8, INT32, BOOL = 1, 3, 6, 9  # onnx.TensorProto.DataType
+FLOAT32_MAX = 2.0**128 - 2.0**104
 E4M3_STEPS = tuple(2.0**e for e in range(-9, 6))  # between neighbours, for the binades from 2^-6 (and below) to 2^8
 
 

@@ -18,7 +18,6 @@ E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 TILE_ROWS, TILE_BLOCKS = 128, 4  # one tile of block scales: 512 bytes
 SMALLEST_TENSOR_SCALE = 2.0**-126  # the smallest normal float32: its reciprocal is finite
-FLOAT32_MAX = torch.finfo(torch.float32).max
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 E4M3_VALUES = tuple(torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())  # of codes 0..126
@@ -29,9 +28,9 @@ _E2M1_MIDPOINTS = ((0.25, 0), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6
 
 def e2m1_encode(x: Tensor) -> Tensor:
     """Round float values of any shape to E2M1 codes (uint8, 0..15). Beyond 6 saturates; the sign of zero is kept; NaN
-    becomes magnitude 0, as in the kernels."""
+    becomes 0."""
     magnitude = x.float().abs()
-    codes = x.signbit().to(torch.uint8).mul_(8)
+    codes = x.signbit().logical_and_(~x.isnan()).to(torch.uint8).mul_(8)
     for below, (midpoint, even) in enumerate(_E2M1_MIDPOINTS):
         codes += magnitude > midpoint if even == below else magnitude >= midpoint
     return codes
@@ -101,14 +100,14 @@ def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     (float8_e4m3fn [..., K/16], row-major).
 
     Each step is one IEEE float32 operation, in the order of torchao's two-level path. A block whose scale rounds to
-    zero has codes 0. The multiplier stays finite, so that a zero never meets an infinity.
+    zero has codes 0. Where all values are subnormal the multiplier may be infinite: zeros, then NaN, still become 0.
     """
     if x.shape[-1] % BLOCK:
         raise ValueError(f"NVFP4 blocks are {BLOCK} long: the last axis of shape {tuple(x.shape)} is not a multiple")
     blocks = x.float().reshape(*x.shape[:-1], -1, BLOCK)
     block_scales = e4m3_round(blocks.abs().amax(-1) / E2M1_MAX / scale)
     divisors = block_scales.float()
-    multipliers = torch.where(divisors > 0, scale.reciprocal() / divisors, 0).clamp_max(FLOAT32_MAX)
+    multipliers = scale.reciprocal() / divisors
     codes = e2m1_encode(blocks * multipliers.unsqueeze(-1)).masked_fill_(divisors.unsqueeze(-1) == 0, 0)
     return codes.flatten(-2), block_scales
 

@@ -95,8 +95,8 @@ def test_samples_are_streamed_and_progress_told(tmp_path: Path, seed: int) -> No
 def test_tensors_that_hold_nan_or_inf_are_named(tmp_path: Path, seed: int) -> None:
     mlp = Mlp(tmp_path, seed, torch.float32, external=False)
     for bad in (np.nan, np.inf, 3e38):
-        sample = samples(seed, 1)[0]
-        sample["x"][0, 3] = bad
+        sample = samples(seed, 3)[2]
+        sample["x"][1, 3] = bad  # one row of three: a maximum alone would not show it
         with pytest.raises(CalibrationError, match=r"sample 1 makes tensor (a|hidden) NaN or Inf"):
             collect(mlp.path, ["a", "hidden"], [*samples(seed, 1), sample])
 

@@ -55,7 +55,7 @@ def test_e2m1_encode_any_float(values: list[float]) -> None:
 
 
 def test_e2m1_encode_nan_is_a_zero() -> None:
-    assert formats.e2m1_encode(torch.tensor([math.nan, -math.nan])).bitwise_and(7).tolist() == [0, 0]
+    assert formats.e2m1_encode(torch.tensor([math.nan, -math.nan])).tolist() == [0, 0]
 
 
 def test_e2m1_decode_every_code() -> None:
@@ -211,7 +211,7 @@ def test_quantize_blocks_of_zero_tiny_and_huge_blocks_is_finite(magnitude: float
     assert values.isfinite().all()
     assert values[0].count_nonzero() == 0
     assert scales[0].float().count_nonzero() == 0
-    assert values[1, 3] == 0
+    assert codes[1, 3] == 0
     if magnitude >= 2.0**-110:
         assert (values - x).double().norm() < 0.15 * x.double().norm()
 
