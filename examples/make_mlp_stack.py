@@ -2,7 +2,7 @@
 
 The defaults give the reference stack: 18 layers, hidden 2048, intermediate 16384, GELU-tanh gate, 3.6 GB of BF16.
 
-    python examples/make_mlp_stack.py stack.onnx [--layers 18 --hidden 2048 --intermediate 16384 --dtype bfloat16 --bare]
+    python examples/make_mlp_stack.py stack.onnx [--layers 18] [--hidden 2048] [--intermediate 16384] [--bare]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_mlp_stack(
 ) -> None:
     """Writes the model to `path` and its weights to `<path>.data`.
 
-    Input x and output y are [batch, sequence, hidden] of `dtype`. Each layer is x + MLP(RMSNorm(x)), or MLP(x) if `bare`.
+    x and y are [batch, sequence, hidden] of `dtype`. Each layer is x + MLP(RMSNorm(x)), or MLP(x) if `bare`.
     """
     element = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[dtype]
     x = ir.val("x", dtype=element, shape=["batch", "sequence", hidden])

@@ -75,7 +75,7 @@ def _recognize_gated(region: Region) -> Recognized | None:
 
 
 def _match_clamped(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) -> tuple[float, float] | None:
-    """(alpha, limit) of h = (clamp(u) + 1) * min(g, limit) * sigmoid(alpha * min(g, limit)); both are constants of the region."""
+    """Constants (alpha, limit) of the region in h = (clamp(u) + 1) * min(g, limit) * sigmoid(alpha * min(g, limit))."""
     candidates = sorted({value for value in region.constants.values() if 0 < value < math.inf})
     for alpha, limit in product(candidates, repeat=2):
         clipped = torch.clip(g, max=limit)

@@ -1,4 +1,4 @@
-"""Whether a set of nodes can be taken out of the graph: nothing else may see what they compute or the weights they own."""
+"""Whether nodes can be taken out of the graph: nothing else may see what they compute or the weights they own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowers the linears of a subgraph to FP8: standard QuantizeLinear and DequantizeLinear that TensorRT fuses with the GEMM."""
+"""Lowers the linears of a subgraph to FP8: standard Q/DQ nodes, which TensorRT fuses with the GEMM."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def lower_fp8(
 ) -> list[str]:
     """Quantizes weights per output channel, and inputs per tensor where `amax` has them; returns the multiplying nodes.
 
-    Without statistics only the weights are FP8. `quantized_inputs` collects inputs that subgraphs share, already quantized.
+    Without statistics only the weights are FP8. `quantized_inputs` collects inputs that subgraphs may share.
     """
     names = []
     # A fused projection is one multiplication that two linears share.
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
         _quantize_weight(graph, linear)
-        if linear.x.name in amax:
+        if (largest := amax.get(linear.x.name or "")) is not None:
             if linear.x not in quantized_inputs:
-                quantized_inputs[linear.x] = _quantize_input(graph, linear, amax[linear.x.name])
+                quantized_inputs[linear.x] = _quantize_input(graph, linear, largest)
             node.replace_input_with(0, quantized_inputs[linear.x])
         names.append(node.name or "")
     return names
@@ -79,7 +79,7 @@ def _quantize_weight(graph: ir.Graph, linear: Linear) -> None:
     ]
     dequantize = ir.node("DequantizeLinear", inputs, {"axis": axis}, name=f"{prefix}.dequantize")
     dequantize.outputs[0].name = f"{prefix}.dequantized"
-    dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(scale_type), tensor.shape
+    dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(scale_type), weight.shape
     graph.insert_before(graph[0], dequantize)
     stored.replace_all_uses_with(dequantize.outputs[0])
 
@@ -107,6 +107,8 @@ def _quantize_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(
+        name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
     graph.register_initializer(value)
     return value

@@ -16,7 +16,7 @@ _CHUNK_VALUES = 1 << 23
 
 
 def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str) -> list[str]:
-    """Computes the MLPs (norms and residuals between merged blocks stay as they are) or the linear of `subgraph` in 16 bits.
+    """Computes the MLPs or the linear of `subgraph` in 16 bits; norms and residuals of merged blocks stay.
 
     Returns the names of the multiplying nodes.
     """

@@ -22,7 +22,7 @@ def lower_nvfp4(
 ) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
-    `amax` holds the largest magnitudes of activations by tensor name; without one, 4-bit activations are scaled at run time.
+    `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
     """
     inputs = _inputs(subgraph, amax if quantize_activations else {})
     for value in inputs.values():
@@ -122,7 +122,7 @@ def _scales(
 ) -> ir.Value:
     """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
     scales = [
-        tensor_scale(torch.tensor(amax[linear.x.name])) if linear.x.name in amax else torch.tensor(0.0)
+        tensor_scale(torch.tensor(amax[name])) if (name := linear.x.name or "") in amax else torch.tensor(0.0)
         for linear in linears
     ]
     return _initializer(

@@ -100,10 +100,7 @@ def _slice(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] |
     starts, stops, axes, steps = (constant_integers(optional_operand(node, index)) for index in range(1, 5))
     if len(node.inputs) < 5:
         steps = [1]
-    if any(numbers is None or len(numbers) != 1 for numbers in (starts, stops, axes, steps)):
-        return None
-    assert starts and stops and axes and steps
-    if steps[0] < 1:
+    if not (starts and stops and axes and steps) or len(axes) != 1 or steps[0] < 1:
         return None
     return axes[0], slice(*slice(starts[0], stops[0], steps[0]).indices(features))
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def subgraph_name(nodes: Sequence[ir.Node], kind: str, taken: set[str]) -> str:
-    """The module path that the multiplying `nodes` have in common (their own for a single one), or the kind; made unique."""
+    """The module path that the multiplying `nodes` have in common (or their kind, if none), made unique."""
     paths = [_module_path(node) for node in nodes]
     common: list[str] = []
     for parts in zip(*paths, strict=False):

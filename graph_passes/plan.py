@@ -38,8 +38,9 @@ class Capabilities:
 class PlannedSubgraph:
     """One entry of a plan.
 
-    `decision` is one of `DECISIONS`, `op` the operator that replaces the nodes ("" where none does), `linear_inputs` the tensors that its linears multiply, `line` the entry's
-    line in the plan file (0 where it has none). The rest is as in `Subgraph`.
+    `decision` is one of `DECISIONS`, `op` the operator that replaces the nodes ("" where none does), `linear_inputs`
+    the tensors that its linears multiply, `line` the entry's line in the plan file (0 where it has none). The rest is
+    as in `Subgraph`.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Plan:
         """Reads a plan.
 
         Raises:
-            PlanError: unreadable, not YAML, or an entry that is incomplete or of the wrong type (line and subgraph named).
+            PlanError: unreadable, not YAML, or an incomplete entry or one of the wrong type (the line is named).
         """
         values, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS)
         return cls(**values, subgraphs=[PlannedSubgraph(**entry) for entry in entries], path=Path(path))
@@ -135,7 +136,7 @@ def make_plan(
     """Decides on every subgraph.
 
     Args:
-        precision: "auto" and "nvfp4" take NVFP4 where it can serve, then FP8, then 16 bits; "fp8" and "bf16" start there.
+        precision: "auto" and "nvfp4" take NVFP4 where it serves, then FP8, then 16 bits; "fp8" and "bf16" start there.
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales.

@@ -25,7 +25,7 @@ _CALIBRATED = ("nvfp4_w4a4", "fp8")
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """What was written: weight bytes of the whole model before and after, and per subgraph the names of its new nodes."""
+    """What was written: weight bytes before and after, and per subgraph the names of the nodes that compute it."""
 
     path: Path
     weights_bytes_before: int
@@ -55,7 +55,7 @@ def rewrite(
         ModelError: a weight holds NaN or Inf.
         OSError: the destination cannot be written.
     """
-    target = SourceModel(model.path, model.ir.clone())
+    target = SourceModel(model.path, model.ir_model.clone())
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
     quantized_inputs: dict[ir.Value, ir.Value] = {}
@@ -71,13 +71,13 @@ def rewrite(
             realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
         else:
             realized[entry.name] = []
-    passes.RemoveUnusedNodesPass()(target.ir)
-    passes.NameFixPass()(target.ir)
+    passes.RemoveUnusedNodesPass()(target.ir_model)
+    passes.NameFixPass()(target.ir_model)
     for op in sorted(ops):
-        function = ir.from_proto(OPS[op].function(target.opset))
-        target.ir.functions[function.identifier()] = function
-        target.ir.opset_imports[OPS_DOMAIN] = 1
-    target.ir.metadata_props["trt_nvfp4.plan"] = json.dumps(
+        function = ir.serde.deserialize_function(OPS[op].function(target.opset))
+        target.ir_model.functions[function.identifier()] = function
+        target.ir_model.opset_imports[OPS_DOMAIN] = 1
+    target.ir_model.metadata_props["trt_nvfp4.plan"] = json.dumps(
         {
             "target": plan.target,
             "precision": plan.precision,
@@ -85,7 +85,7 @@ def rewrite(
         }
     )
     path = Path(out_path)
-    write(target.ir, path, progress)
+    write(target.ir_model, path, progress)
     return RewriteResult(path, weights_bytes(model.graph), weights_bytes(target.graph), realized)
 
 

@@ -1,7 +1,7 @@
 """Follows dimensions through a graph, and takes shape arithmetic off the tensors that the passes want to replace.
 
-TorchScript computes the sizes of Slices and Reshapes at run time, from the Shape of the very tensors inside an MLP. Where
-such a size is known it becomes a constant; where it equals a dimension of an earlier tensor it is read from there.
+TorchScript computes the sizes of Slices and Reshapes at run time, from the Shape of the very tensors inside an MLP.
+Where such a size is known it becomes a constant; where it equals a dimension of an earlier tensor it is read there.
 """
 
 from __future__ import annotations

@@ -29,21 +29,21 @@ class ModelError(ValueError):
 class SourceModel:
     """An ONNX model, normalized (see `normalize`) and with every node named.
 
-    `ir` holds the structure; initializers in external data stay on disk until `tensor` maps them.
+    `ir_model` holds the structure; initializers in external data stay on disk until `tensor` maps them.
     """
 
     path: Path
-    ir: ir.Model
+    ir_model: ir.Model
 
     @property
     def graph(self) -> ir.Graph:
         """The main graph."""
-        return self.ir.graph
+        return self.ir_model.graph
 
     @property
     def opset(self) -> int:
         """Version of the default operator set."""
-        return self.ir.opset_imports[""]
+        return self.ir_model.opset_imports[""]
 
     def tensor(self, name: str) -> np.ndarray:
         """The values of a constant by name (read-only memory map where external; bfloat16 and FP8 as ml_dtypes).
@@ -120,8 +120,8 @@ def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
             raise ModelError(f"{path}: external data of tensor '{tensor.name}' lies outside the model's folder: {file}")
         if not file.is_file():
             raise ModelError(
-                f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; it belongs beside the "
-                "model"
+                f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; "
+                "it belongs beside the model"
             )
         itemsize = ir.DataType(tensor.data_type).itemsize
         needed = int(np.ceil(np.prod(tensor.dims, dtype=np.float64) * itemsize))
@@ -132,8 +132,8 @@ def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
         end, size = (info.offset or 0) + needed, file.stat().st_size
         if end > size:
             raise ModelError(
-                f"{path}: external data file '{info.location}' is too short: tensor '{tensor.name}' ends at byte {end}, "
-                f"the file has {size}"
+                f"{path}: external data file '{info.location}' is too short: tensor '{tensor.name}' "
+                f"ends at byte {end}, the file has {size}"
             )
 
 

@@ -12,7 +12,7 @@ class Weight:
     """A constant matrix W [out_features, in_features], as it lies in the model.
 
     `stored` is the initializer, `stored_transposed` says that it is stored [in, out], `dtype` is the type it is
-    multiplied in (after Casts), `scale` is Gemm's alpha, `rows` (start, stop, step) selects a part of a fused projection.
+    multiplied in (after Casts), `scale` is Gemm's alpha, `rows` selects a part of a fused projection.
     """
 
     stored: ir.Value
@@ -34,7 +34,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + b. `nodes` compute y from x, `multiply` is the MatMul or Gemm; those that prepare W are `weight_nodes`."""
+    """y = x W^T + b. `nodes` compute y from x, `multiply` is the MatMul or Gemm of them; `weight_nodes` prepare W."""
 
     x: ir.Value
     y: ir.Value
@@ -49,7 +49,8 @@ class Linear:
 class Mlp:
     """y = down(act(gate(x)) * up(x)) or, without `gate`, down(act(up(x))).
 
-    `nodes` are all nodes between x and y; `flattens` says that y is [rows, out_features] whatever x's leading dimensions. For `swiglu_clamped`, `alpha` and `limit` hold its constants.
+    `nodes` are all nodes between x and y; `flattens` says that y is [rows, out_features] whatever x's leading
+    dimensions. For `swiglu_clamped`, `alpha` and `limit` hold its constants.
     """
 
     x: ir.Value

@@ -42,7 +42,7 @@ def constant(value: ir.Value) -> np.ndarray:
 
 
 class Matrix:
-    """W [rows, in_features] in float32, made of the given weights with their rows interleaved (gate 0, up 0, gate 1, ...)."""
+    """W [rows, in_features] in float32, of the given weights, their rows interleaved (gate 0, up 0, gate 1, ...)."""
 
     def __init__(self, parts: Sequence[Weight]) -> None:
         self.parts = parts

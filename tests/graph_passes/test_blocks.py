@@ -19,14 +19,15 @@ Load = Callable[[onnx.ModelProto], SourceModel]
 K = 32
 
 # Statements that compute `n` from `x` with weight `w` [K]; all agree with x / sqrt(mean(x^2) + 1e-5) * w.
+_MEAN = "m = ReduceMean<keepdims = 1>(p, axes)  e = Add(m, eps)"
 NORMS = {
-    "div": "p = Mul(x, x)  m = ReduceMean<keepdims = 1>(p, axes)  e = Add(m, eps)  r = Sqrt(e)  d = Div(x, r)  n = Mul(d, w)",
-    "rsqrt": "p = Pow(x, two)  m = ReduceMean(p, axes)  e = Add(eps, m)  r = Sqrt(e)  i = Reciprocal(r)  d = Mul(x, i)  n = Mul(w, d)",
-    "one over": "p = Pow(x, two)  m = ReduceMean(p, axes)  e = Add(m, eps)  r = Sqrt(e)  i = Div(one, r)  d = Mul(i, x)  n = Mul(d, w)",
-    "power": "p = Mul(x, x)  m = ReduceMean(p, axes)  e = Add(m, eps)  i = Pow(e, half)  d = Mul(x, i)  n = Mul(d, w)",
-    "casts": "f = Cast<to = 1>(x)  p = Pow(f, two)  m = ReduceMean(p, axes)  e = Add(m, eps)  r = Sqrt(e)  i = Reciprocal(r)"
+    "div": f"p = Mul(x, x)  {_MEAN}  r = Sqrt(e)  d = Div(x, r)  n = Mul(d, w)",
+    "rsqrt": f"p = Pow(x, two)  {_MEAN}  r = Sqrt(e)  i = Reciprocal(r)  d = Mul(x, i)  n = Mul(w, d)",
+    "one over": f"p = Pow(x, two)  {_MEAN}  r = Sqrt(e)  i = Div(one, r)  d = Mul(i, x)  n = Mul(d, w)",
+    "power": f"p = Mul(x, x)  {_MEAN}  i = Pow(e, half)  d = Mul(x, i)  n = Mul(d, w)",
+    "casts": f"f = Cast<to = 1>(x)  p = Pow(f, two)  {_MEAN}  r = Sqrt(e)  i = Reciprocal(r)"
     "  d = Mul(f, i)  c = Cast<to = 1>(d)  n = Mul(w, c)",
-    "gemma": "p = Pow(x, two)  m = ReduceMean(p, axes)  e = Add(m, eps)  r = Sqrt(e)  i = Reciprocal(r)  d = Mul(x, i)"
+    "gemma": f"p = Pow(x, two)  {_MEAN}  r = Sqrt(e)  i = Reciprocal(r)  d = Mul(x, i)"
     "  w1 = Add(wm, one)  n = Mul(d, w1)",
     "operator": "n = RMSNormalization<axis = -1, epsilon = 1e-5>(x, w)",
 }

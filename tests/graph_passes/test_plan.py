@@ -74,7 +74,7 @@ def test_include_and_exclude(source: SourceModel) -> None:
     ids=lambda o: next(iter(o)),
 )
 def test_wrong_options(options: dict[str, object], source: SourceModel) -> None:
-    with pytest.raises(ValueError, match="int8|conv|regular expression"):
+    with pytest.raises(ValueError, match=r"int8|conv|regular expression"):
         plan_all(source, **options)  # type: ignore[arg-type]
 
 

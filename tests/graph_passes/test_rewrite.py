@@ -62,7 +62,7 @@ def test_linears(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, s
 
 
 def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, seed: int) -> None:
-    """With statistics the tensor scales are amax / 2688, without they are 0; the op's reference agrees with ONNX Runtime."""
+    """Tensor scales are amax / 2688, or 0 without statistics; the op's reference agrees with ONNX Runtime."""
     source = loaded(model_and_graph[0])
     plan = plan_all(source, calibrated=True, kinds=("gated_mlp",))
     amax = {name: 3.5 + i for i, name in enumerate(calibration_tensors(plan))}

@@ -86,7 +86,7 @@ def quantize_like(model: torch.nn.Module, source: SourceModel) -> torch.nn.Modul
 
 
 def _quantize_group(matrices: list[torch.Tensor], stored: list[torch.Tensor]) -> None:
-    """Quantizes, in place and with one tensor scale, the matrices [out, in] that equal `stored` in either orientation."""
+    """Quantizes in place, with one tensor scale, the matrices [out, in] that equal `stored` in either orientation."""
     found = []
     for tensor in stored:
         same = [m for m in matrices if any(m.shape == t.shape and torch.equal(m, t) for t in (tensor, tensor.T))]

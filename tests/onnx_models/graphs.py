@@ -30,9 +30,11 @@ ACTIVATION_SPELLINGS: dict[str, list[str]] = {
     ],
     "gelu": [
         "c = Constant<value = float {{1.4142135}}>()  half = Constant<value = float {{0.5}}>()"
-        "  one = Constant<value = float {{1.0}}>()  d = Div(a, c)  e = Erf(d)  p = Add(e, one)  m = Mul(a, p)  h = Mul(m, half)",
+        "  one = Constant<value = float {{1.0}}>()  d = Div(a, c)  e = Erf(d)  p = Add(e, one)  m = Mul(a, p)"
+        "  h = Mul(m, half)",
         "c = Constant<value = float {{0.70710677}}>()  half = Constant<value = float {{0.5}}>()"
-        "  one = Constant<value = float {{1.0}}>()  d = Mul(c, a)  e = Erf(d)  p = Add(one, e)  x5 = Mul(half, a)  h = Mul(p, x5)",
+        "  one = Constant<value = float {{1.0}}>()  d = Mul(c, a)  e = Erf(d)  p = Add(one, e)  x5 = Mul(half, a)"
+        "  h = Mul(p, x5)",
         "c = Constant<value = float {{0.70710677}}>()  half = Constant<value = float {{0.5}}>()"
         "  d = Mul(c, a)  e = Erf(d)  q = Mul(e, half)  p = Add(q, half)  h = Mul(a, p)",
     ],
@@ -43,8 +45,8 @@ ACTIVATION_SPELLINGS: dict[str, list[str]] = {
         "  th = Tanh(v)  w = Add(th, one)  x5 = Mul(a, half)  h = Mul(x5, w)",
         "k = Constant<value = float {{0.044715}}>()  s = Constant<value = float {{0.7978846}}>()"
         "  one = Constant<value = float {{1.0}}>()  half = Constant<value = float {{0.5}}>()  c2 = Mul(a, a)"
-        "  t = Mul(c2, k)  u = Add(one, t)  sa = Mul(s, a)  v = Mul(sa, u)  th = Tanh(v)  w = Add(one, th)  m = Mul(a, w)"
-        "  h = Mul(half, m)",
+        "  t = Mul(c2, k)  u = Add(one, t)  sa = Mul(s, a)  v = Mul(sa, u)  th = Tanh(v)  w = Add(one, th)"
+        "  m = Mul(a, w)  h = Mul(half, m)",
     ],
     "gelu_quick": [
         "c = Constant<value = float {{1.702}}>()  b = Mul(a, c)  s = Sigmoid(b)  h = Mul(a, s)",
@@ -88,7 +90,7 @@ class Spec:
 
 @dataclass
 class Graph:
-    """A model under construction. `groups` are the weights that share a tensor scale: (initializer, is stored [in, out])."""
+    """A model under construction. `groups`: weights that share a tensor scale, (initializer, is stored [in, out])."""
 
     spec: Spec
     nodes: list[onnx.NodeProto] = field(default_factory=list)
