@@ -564,6 +564,11 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                         l2_promotion, fill);
 }
 
+CUresult cuGetErrorString(CUresult error, const char** text) {
+    *text = error == CUDA_SUCCESS ? "no error" : "error of the emulator's CUDA driver";
+    return CUDA_SUCCESS;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
     bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
