@@ -46,7 +46,7 @@ class SourceModel:
         return self.ir_model.opset_imports[""]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a constant by name (read-only memory map where external; bfloat16 and FP8 as ml_dtypes).
+        """The values of a constant by name (a private memory map where external; bfloat16 and FP8 as ml_dtypes).
 
         Raises:
             ModelError: there is no such constant.
@@ -67,7 +67,7 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
         if 0 in shape:
             return np.empty(shape, tensor.dtype.numpy())
         return np.memmap(
-            tensor.path, tensor.dtype.numpy(), "r", offset=tensor.offset or 0, shape=shape or (1,)
+            tensor.path, tensor.dtype.numpy(), "c", offset=tensor.offset or 0, shape=shape or (1,)
         ).reshape(shape)
     return tensor.numpy()
 

@@ -18,11 +18,11 @@ _CHUNK_VALUES = 1 << 23
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:
-    """A copy of `array` in Torch; bfloat16 goes by its bits, which Torch does not take from numpy."""
-    array = np.ascontiguousarray(array)
+    """`array` in Torch, without a copy where it is writable; bfloat16 goes by its bits, which Torch does not take."""
+    array = np.require(array, requirements=["C", "W"])
     if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def torch_dtype(dtype: ir.DataType) -> torch.dtype:
@@ -52,17 +52,13 @@ class Matrix:
         """Rows in order, some at a time."""
         rows, k = self.parts[0].shape
         step = max(1, _CHUNK_VALUES // (k * len(self.parts)))
-        stored = [constant(part.stored).T if part.stored_transposed else constant(part.stored) for part in self.parts]
-        views = [array[part.rows] for array, part in zip(stored, self.parts, strict=True)]
+        views = [self._view(part) for part in self.parts]
         for start in range(0, rows, step):
-            chunk = torch.stack(
-                [
-                    as_torch(view[start : start + step]).to(torch_dtype(part.dtype)).float() * part.scale
-                    for view, part in zip(views, self.parts, strict=True)
-                ],
-                dim=1,
-            )
-            yield chunk.reshape(-1, k)
+            chunk = [
+                view[start : start + step].to(torch_dtype(part.dtype)).float() * part.scale
+                for view, part in zip(views, self.parts, strict=True)
+            ]
+            yield torch.stack(chunk, dim=1).reshape(-1, k)
 
     @property
     def amax(self) -> torch.Tensor:
@@ -71,11 +67,21 @@ class Matrix:
         Raises:
             ModelError: a value is NaN or infinite.
         """
-        amax = torch.stack([chunk.abs().max() for chunk in self.chunks()]).max()
-        if not torch.isfinite(amax):
-            names = " or ".join(f"'{part.stored.name}'" for part in self.parts)
-            raise ModelError(f"weight {names} holds NaN or Inf and cannot be quantized; repair the checkpoint")
-        return amax
+        extremes = []
+        for part in self.parts:
+            extreme = torch.stack(torch.aminmax(self._view(part))).abs().max()
+            extremes.append(extreme.to(torch_dtype(part.dtype)).float() * abs(part.scale))
+            if not torch.isfinite(extremes[-1]):
+                raise ModelError(
+                    f"weight '{part.stored.name}' holds NaN or Inf and cannot be quantized; repair the checkpoint"
+                )
+        return torch.stack(extremes).max()
+
+    @staticmethod
+    def _view(part: Weight) -> torch.Tensor:
+        """The weight as stored, [rows, in_features], on its memory map."""
+        stored = as_torch(constant(part.stored))
+        return (stored.T if part.stored_transposed else stored)[part.rows]
 
 
 def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
