@@ -1,5 +1,5 @@
-"""The whole plugin library, from enqueue down to its PTX, on GPUs that are not here: tests of test_kernels.py on the PTX
-emulator, at sizes that it can bear.
+"""The whole plugin library, from enqueue down to its PTX, on GPUs that are not here: tests of test_kernels.py on the
+PTX emulator, at sizes that it can bear.
 
 The library is compiled from the sources that build_library takes, against the emulator's CUDA runtime; the plugin host
 drives it unchanged, with tensors on the CPU that are exposed as device memory while enqueue runs.
@@ -32,7 +32,7 @@ def _library(target: str) -> tuple[Gpu, Program]:
         root = library.ROOT
         sources = sorted(path for pattern in library._SOURCES for path in root.glob(pattern))
         headers = sorted(path for pattern in library._HASHED for path in root.glob(pattern))
-        flags = ["-Xcompiler=-fvisibility=hidden", *(f for f in library._LINK_FLAGS if f != "-shared")]
+        flags = ["-Xcompiler=-fvisibility=hidden", f"-Xlinker=--version-script={root / 'adapters' / 'exports.map'}"]
         gpu = Gpu(target)
         _emulated[target] = gpu, Program.compile(sources, gpu, flags=flags, depends=headers)
     return _emulated[target]

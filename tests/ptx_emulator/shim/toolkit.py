@@ -97,6 +97,8 @@ def build_program(
 ) -> Path:
     """A host library of .cu and .cpp sources with uncompressed PTX for `arch` inside and no SASS.
 
+    The CUDA runtime stays undefined in it: whichever is loaded first serves it.
+
     The cache key covers the sources, `depends` (headers that may change), the flags and nvcc's version.
     Raises EmulatorError with the compiler's output.
     """
@@ -106,7 +108,6 @@ def build_program(
     command += [f"-gencode=arch={compute},code={compute}", "-Xcompiler=-fPIC", "--expt-relaxed-constexpr", *flags]
     command += [f"-I{path}" for path in includes]
     command += [str(path) for path in sources]
-    command.append(f"-Xlinker={build_runtime()}")
     contents = [path.read_bytes() for path in [*sources, *depends]]
     return _cached([toolkit.version.encode(), *contents], command, f"program-{arch}.so")
 
