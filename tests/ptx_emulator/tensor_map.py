@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import ml_dtypes
@@ -217,24 +217,6 @@ class TensorMap:
             bool(fill),
         )
 
-    def replaced(self, field: str, value: int, ordinal: int = 0) -> TensorMap:
-        """`tensormap.replace`: a map with one field changed; `field` is the instruction's qualifier."""
-        names = {
-            "global_dim": "dims",
-            "box_dim": "box",
-            "global_stride": "strides",
-            "element_stride": "element_strides",
-        }
-        if field == "global_address":
-            return replace(self, address=value)
-        if field == "swizzle_mode":
-            return replace(self, swizzle=Swizzle(value))
-        if field not in names:
-            raise UnknownInstructionError(f"tensormap.replace.{field} is not modelled")
-        values = list(getattr(self, names[field]))
-        values[ordinal] = value
-        return replace(self, **{names[field]: tuple(values)})
-
     def _rows(self, coordinates: Sequence[int], gather: Sequence[int] | None) -> tuple[Addresses, NDArray[np.bool_]]:
         """Global address of each box row's start (possibly outside the tensor) and whether the row is inside it."""
         rank = len(self.dims)
@@ -275,6 +257,35 @@ class TensorMap:
             raise UnknownInstructionError(f"swizzled rows of {self.row_bytes} bytes, not {span}, are not modelled")
         chunks = address + np.arange(rows * self.row_bytes // CHUNK, dtype=np.uint64) * np.uint64(CHUNK)
         return swizzled(chunks.astype(np.uint64), self.swizzle)
+
+
+# Position in the packed words, by the instruction's field qualifier; arrays take an ordinal.
+_FIELDS = {
+    "rank": 1,
+    "elemtype": 2,
+    "interleave_layout": 3,
+    "swizzle_mode": 4,
+    "fill_mode": 6,
+    "global_address": 7,
+    "global_dim": 8,
+    "global_stride": 13,
+    "box_dim": 17,
+    "element_stride": 22,
+}
+
+
+def replace(data: bytes | Bytes, field: str, value: int, ordinal: int = 0) -> bytes:
+    """`tensormap.replace` on a map's 128 bytes. What a sequence of replacements leaves is checked when it is used.
+
+    `rank` is given minus one, as the instruction takes it; strides are in bytes.
+    """
+    words = list(_PACKED.unpack(bytes(data)[: _PACKED.size]))
+    if words[0] != _MAGIC:
+        raise EmulatorError("tensormap.replace: the operand does not point to an encoded tensor map")
+    if field not in _FIELDS:
+        raise UnknownInstructionError(f"tensormap.replace.{field} is not modelled")
+    words[_FIELDS[field] + ordinal] = value + (field == "rank")
+    return _PACKED.pack(*words).ljust(128, b"\0")
 
 
 def load(

@@ -169,11 +169,17 @@ def test_gather_reads_four_rows() -> None:
     np.testing.assert_array_equal(data.reshape(4, 32), [rows[7], rows[2], np.zeros(32), rows[0]])
 
 
-def test_replaced_fields() -> None:
+def test_replaced_fields_are_checked_on_use() -> None:
     tm = TensorMap(ElementType.UINT8, BASE, (32, 10), (32,), (32, 1), (1, 1))
-    assert tm.replaced("global_address", BASE + 64).address == BASE + 64
-    assert tm.replaced("global_dim", 7, 1).dims == (32, 7)
-    assert tm.replaced("global_stride", 64, 0).strides == (64,)
+    data = tm.to_bytes()
+    for field, value, ordinal in (("global_address", BASE + 64, 0), ("global_dim", 7, 1), ("global_stride", 40, 0)):
+        data = tensor_map.replace(data, field, value, ordinal)
+    with pytest.raises(EmulatorError, match="strides"):
+        TensorMap.from_bytes(data)
+    data = tensor_map.replace(tensor_map.replace(data, "global_stride", 48), "rank", 1)
+    assert TensorMap.from_bytes(data) == TensorMap(ElementType.UINT8, BASE + 64, (32, 7), (48,), (32, 1), (1, 1))
+    with pytest.raises(UnknownInstructionError, match="colour"):
+        tensor_map.replace(data, "colour", 1)
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,14 @@ def main() -> int:
         own, program_arguments = own[:split], own[split + 1 :]
     arguments = parser.parse_args(own)
 
-    gpu = Gpu(arguments.target, seed=arguments.seed)
+    gpu = Gpu(arguments.target, seed=arguments.seed, on_error=lambda error: print(error, file=sys.stderr, flush=True))
     includes = cutlass_includes() if arguments.cutlass else []
     program = Program.compile(arguments.source, gpu, flags=arguments.flag, includes=includes)
     argv = [str(arguments.source[0]).encode(), *(a.encode() for a in program_arguments)]
     try:
         return program.call("main", len(argv), (ctypes.c_char_p * (len(argv) + 1))(*argv, None))
-    except EmulatorError as error:
-        print(error, file=sys.stderr)
-        return 1
+    except EmulatorError:
+        return 1  # already reported
     finally:
         for launch in gpu.launches:
             print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,16 +84,25 @@ class LaunchRecord:
 class Gpu:
     """The device that programs of this process see; `use` makes it the current one.
 
-    target: a name of TARGETS, or a Target. execute: False records launches without running them.
+    target: a name of TARGETS, or a Target. execute: False records launches without running them. on_error: told at
+    once of what `raise_pending` will raise, for programs that exit when a CUDA call fails.
     """
 
-    def __init__(self, target: str | Target, *, seed: int = 0, execute: bool = True) -> None:
+    def __init__(
+        self,
+        target: str | Target,
+        *,
+        seed: int = 0,
+        execute: bool = True,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
         self.target = TARGETS[target] if isinstance(target, str) else target
         self.device = Device(self.target.sm_count, self.target.shared_per_block, seed)
         self.execute = execute
         self.launches: list[LaunchRecord] = []
         self.tensor_maps: list[TensorMap] = []
         self.error: Exception | None = None
+        self.on_error = on_error
         self._modules: dict[int, LoadedModule] = {}
         self._attributes = self.target.attributes()
         self._table = _Callbacks(*(signature(self._guarded(name)) for name, signature in _SIGNATURES.items()))
@@ -131,6 +140,8 @@ class Gpu:
                 return int(method(*arguments))
             except Exception as error:
                 self.error = self.error or error
+                if self.on_error is not None:
+                    self.on_error(error)
                 return failure
 
         return call
