@@ -118,6 +118,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
     constants: dict[ir.Value, float] = {}
+    entered: set[ir.Node] = set()
     constant_types: set[ir.DataType] = set()
 
     def visit(value: ir.Value) -> bool:
@@ -134,10 +135,11 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
             constants[value] = float(np.asarray(tensor.numpy()).reshape(()))
             return True
         node = value.producer()
-        if node is None or len(nodes) > _MAX_NODES:
-            return False
         if node in nodes:
             return True
+        if node is None or len(entered) >= _MAX_NODES:
+            return False
+        entered.add(node)
         if is_op(node, *_RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):

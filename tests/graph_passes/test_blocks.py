@@ -142,6 +142,13 @@ def test_merged_blocks_in_fp8_and_16_bits(loaded: Load, seed: int) -> None:
         np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
 
 
+def test_deep_graph(loaded: Load, seed: int) -> None:
+    """Thousands of nodes, all connected through residuals, exhaust no stack."""
+    model, _ = stack(300, "div", True, seed)
+    (found,) = found_mlps(loaded(model))
+    assert found.shapes["layers"] == 300
+
+
 @pytest.mark.parametrize("bare", [False, True])
 def test_reference_stack(bare: bool, tmp_path: Path) -> None:
     """The example that makes the reference stack, small: one persistent op, BF16 in external data throughout."""
