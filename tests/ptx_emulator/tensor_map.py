@@ -272,6 +272,11 @@ _FIELDS = {
     "box_dim": 17,
     "element_stride": 22,
 }
+# The instruction's own numbering of element types, PTX ISA "tensormap.replace".
+_REPLACED_TYPES = (
+    *(_E.UINT8, _E.UINT16, _E.UINT32, _E.INT32, _E.UINT64, _E.INT64, _E.FLOAT16, _E.FLOAT32, _E.FLOAT32_FTZ),
+    *(_E.FLOAT64, _E.BFLOAT16, _E.TFLOAT32, _E.TFLOAT32_FTZ, _E.U4_ALIGN8, _E.U4_ALIGN16, _E.U6_ALIGN16),
+)
 
 
 def replace(data: bytes | Bytes, field: str, value: int, ordinal: int = 0) -> bytes:
@@ -284,6 +289,8 @@ def replace(data: bytes | Bytes, field: str, value: int, ordinal: int = 0) -> by
         raise EmulatorError("tensormap.replace: the operand does not point to an encoded tensor map")
     if field not in _FIELDS:
         raise UnknownInstructionError(f"tensormap.replace.{field} is not modelled")
+    if field == "elemtype":
+        value = _REPLACED_TYPES[value]
     words[_FIELDS[field] + ordinal] = value + (field == "rank")
     return _PACKED.pack(*words).ljust(128, b"\0")
 
