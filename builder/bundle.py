@@ -30,6 +30,17 @@ SOURCES = "plugin_sources"
 OPS_DOMAIN = "trt_nvfp4"
 
 
+def is_rewritten(model: Path) -> bool:
+    """Whether `model` is an ONNX file that holds plugin nodes already."""
+    if model.suffix != ".onnx" or not model.is_file():
+        return False
+    try:
+        proto = onnx.load(model, load_external_data=False)
+    except Exception:  # protobuf's own error types; whoever reads the model reports them
+        return False
+    return any(node.domain == OPS_DOMAIN for node in proto.graph.node)
+
+
 def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
     """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
 
@@ -40,7 +51,9 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
     producers = {output: node for node in proto.graph.node for output in node.output}
 
     def carrier(name: str) -> str | None:
-        node = nodes[name]
+        node = nodes.get(name)
+        if node is None:
+            return None
         if node.domain == OPS_DOMAIN:
             return name
         if node.op_type not in ("MatMul", "Gemm"):

@@ -54,6 +54,8 @@ def _model(path: Path) -> dict[str, Any]:
         proto = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own error types
         raise BuilderError(USAGE, f"{path}: not an ONNX file ({error})") from error
+    if not proto.graph.node:
+        raise BuilderError(USAGE, f"{path}: not an ONNX file (it has no nodes)")
     plugins = [node for node in proto.graph.node if node.domain == bundle.OPS_DOMAIN]
     return {
         "kind": "model",

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from trt_nvfp4.calibration.samples import input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, make_plan
-from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
@@ -84,14 +84,13 @@ def run(request: Request, progress: Progress) -> Report:
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)
 
+    if bundle.is_rewritten(request.model):
+        return _go_on(request, report, progress)
     with report.timed("read"):
         progress.stage("reading the model")
         path = _onnx_file(request, report, progress)
         model = load(path)
-        longest = export.longest_sequence(request.model)
-        shapes = {name: spec.shape for name, spec in input_specs(path).items()}
-        profiles = derive_profiles(shapes, request.least, request.typical, request.most, longest)
-        report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
+        profiles = _profiles(request, path, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         plan = _plan(request, model)
@@ -117,8 +116,43 @@ def run(request: Request, progress: Progress) -> Report:
     if request.stop_after == "rewrite":
         return _finish(request, report)
 
-    _build(request, plan, rewritten, profiles, report, progress)
+    _build(request, plan, rewritten.path, rewritten.realized, profiles, report, progress)
     return _finish(request, report)
+
+
+def _go_on(request: Request, report: Report, progress: Progress) -> Report:
+    """Build from what `--stop-after rewrite` left: the rewritten model, and the plan to check the engine against."""
+    if request.plan is None:
+        raise BuilderError(
+            USAGE, f"{request.model} has been rewritten already; add --plan with the plan that it follows"
+        )
+    plan = Plan.load(request.plan)
+    _check_plan_target(request, plan)
+    report.take_plan(plan, request.calib_data is not None)
+    check_required(request, plan)
+    profiles = _profiles(request, request.model, report)
+    # A plugin node bears its subgraph's name; other decisions keep their nodes.
+    realized = {
+        entry.name: [entry.name] if entry.decision.startswith("nvfp4") else entry.nodes for entry in plan.subgraphs
+    }
+    _build(request, plan, request.model, realized, profiles, report, progress)
+    return _finish(request, report)
+
+
+def _profiles(request: Request, path: Path, report: Report) -> dict[str, Profile]:
+    longest = export.longest_sequence(request.model)
+    shapes = {name: spec.shape for name, spec in input_specs(path).items()}
+    profiles = derive_profiles(shapes, request.least, request.typical, request.most, longest)
+    report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
+    return profiles
+
+
+def _check_plan_target(request: Request, plan: Plan) -> None:
+    if plan.target != request.target.name:
+        raise BuilderError(
+            USAGE,
+            f"{request.plan} is a plan for {plan.target}, not for {request.target.name}; plan again or change --target",
+        )
 
 
 def check_required(request: Request, plan: Plan) -> None:
@@ -167,12 +201,7 @@ def _plan(request: Request, model: SourceModel) -> Plan:
     if request.plan is not None:
         plan = Plan.load(request.plan)
         plan.check(model)
-        if plan.target != request.target.name:
-            raise BuilderError(
-                USAGE,
-                f"{request.plan} is a plan for {plan.target}, not for {request.target.name}; plan again or change "
-                "--target",
-            )
+        _check_plan_target(request, plan)
         return plan
     try:
         plan = make_plan(
@@ -218,12 +247,13 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
 def _build(
     request: Request,
     plan: Plan,
-    rewritten: RewriteResult,
+    model: Path,
+    realized: Mapping[str, Sequence[str]],
     profiles: Mapping[str, Profile],
     report: Report,
     progress: Progress,
 ) -> None:
-    planned = bundle.planned_entries(plan, rewritten.realized, rewritten.path)
+    planned = bundle.planned_entries(plan, realized, model)
     with report.timed("compile"):
         library, with_sources = _plugins(request, planned, report, progress)
     destination = request.bundle or request.output
@@ -234,7 +264,7 @@ def _build(
         bundle.write_folder(
             folder,
             request.target,
-            rewritten.path,
+            model,
             planned,
             profiles,
             library,
@@ -246,7 +276,7 @@ def _build(
             folder.rename(request.bundle)
             report.bundle = str(request.bundle)
             return
-        _check_memory(rewritten.path, report)
+        _check_memory(model, report)
         result = engine.run_script(folder, Path(name) / "out.engine", forward(progress))
         os.replace(Path(name) / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():

@@ -36,7 +36,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptio
 @app.command(epilog=EXIT_CODES)
 def build_engine(
     model: Annotated[
-        Path, typer.Argument(help="An ONNX file, or a local Hugging Face model directory (exported for you).")
+        Path,
+        typer.Argument(
+            help="ONNX file, Hugging Face model directory (exported for you), or OUT.rewritten.onnx with --plan."
+        ),
     ],
     target: Annotated[
         str,

@@ -106,6 +106,18 @@ def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, sample
     assert [entry["realized"] for entry in report["subgraphs"]] == ["nvfp4 plugin", "fp16"]
     assert report["plugin_layers"] == 1
 
+    (out / "o.engine").unlink()
+    resumed = run(out / "o.rewritten.onnx", plan=out / "edited.yaml", output=out / "o.engine")
+    assert [entry["realized"] for entry in resumed["subgraphs"]] == ["nvfp4 plugin", "fp16"]
+    assert (out / "o.engine").stat().st_size == resumed["engine_bytes"]
+
+
+def test_rewritten_model_needs_its_plan(gated_mlps: Path) -> None:
+    run(gated_mlps, stop_after="rewrite")
+    with pytest.raises(BuilderError, match="has been rewritten already; add --plan") as failure:
+        run(gated_mlps.parent / "out" / "o.rewritten.onnx")
+    assert failure.value.exit_code == errors.USAGE
+
 
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_fp8_is_found_in_the_engine(gated_mlps: Path, samples: Path, calibrated: bool) -> None:
