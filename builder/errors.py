@@ -6,7 +6,6 @@ import errno
 
 from . import backend
 
-DONE = 0
 USAGE = backend.USAGE
 MODEL_AT_FAULT = backend.MODEL_AT_FAULT
 UNAVAILABLE = backend.UNAVAILABLE

@@ -63,6 +63,12 @@ TARGETS = {
 }
 
 
+def arch_of(compute_capability: tuple[int, int]) -> str:
+    """nvcc's name of a GPU's architecture, with the features of that generation alone where there are any."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
 def find_target(name: str) -> Target:
     """The target of that name; BuilderError (usage) lists the known ones otherwise."""
     if name not in TARGETS:

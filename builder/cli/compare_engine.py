@@ -35,16 +35,22 @@ def compare_engine(
     """Run original and rewritten model on the same inputs and report how they agree.
 
     Per output and per replaced subgraph: cosine of the worst sample, SQNR, greatest difference, share of equal argmax.
-    ONNX Runtime computes the plugins by their ONNX function bodies; the engine runs too where its GPU and runtime are.
+    ONNX Runtime computes the plugins by their ONNX function bodies; the engine runs too where its GPU and runtime are,
+    and where there is only a GPU, each plugin runs on it against its function body.
     """
     with failures(debug, as_json):
         import numpy as np
 
         from trt_nvfp4.builder import compare
+        from trt_nvfp4.builder.backend import local_compute_capability
         from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
+        from trt_nvfp4.builder.plugin_comparison import compare_plugins
         from trt_nvfp4.builder.shapes import parse_shapes
+        from trt_nvfp4.builder.targets import arch_of
         from trt_nvfp4.calibration.samples import input_specs, load_samples
         from trt_nvfp4.graph_passes.plan import Plan
+        from trt_nvfp4.plugins.host import PluginHost
+        from trt_nvfp4.plugins.library import build_library
 
         base = result.name.removesuffix(".engine").removesuffix(".onnx").removesuffix(".rewritten")
         rewritten = result if result.suffix == ".onnx" else result.with_name(base + ".rewritten.onnx")
@@ -63,13 +69,13 @@ def compare_engine(
             inputs = load_samples(data, input_specs(original))
         with ProgressBar() as progress:
             progress.stage("running original and rewritten model")
-            found = compare.compare(
-                original,
-                rewritten,
-                inputs,
-                Plan.load(plan) if plan.is_file() else None,
-                compare.engine_runner(result),
-            )
+            inputs = list(inputs)
+            engine = compare.engine_runner(result)
+            found = compare.compare(original, rewritten, inputs, Plan.load(plan) if plan.is_file() else None, engine)
+            capability = local_compute_capability()
+            if engine is None and capability is not None:
+                progress.stage("running the plugins on this GPU")
+                found["plugins"] = compare_plugins(rewritten, inputs, PluginHost(build_library(arch_of(capability))))
         if as_json:
             rows = {runner: [agreement.as_dict() for agreement in agreements] for runner, agreements in found.items()}
             print_json(json.dumps(rows, indent=2))

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import compare, errors
+from trt_nvfp4.builder.backend import local_compute_capability
 from trt_nvfp4.builder.cli.compare_engine import app
-from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.plugin_comparison import compare_plugins
+from trt_nvfp4.builder.targets import arch_of, find_target
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.ops import OPS
 
 
 def rewritten(model: Path) -> Path:
@@ -72,6 +80,40 @@ def test_rewritten_model_is_near_the_original(
         assert 10 < row.sqnr_db < 30, row
         assert 0.95 < row.cosine < 1, row
         assert row.max_abs > 0
+
+
+class ReferenceHost:
+    """Stands for the plugin host on a machine without a GPU: computes by the ops' Torch references."""
+
+    @contextmanager
+    def session(self, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> Iterator[ReferenceHost]:
+        self.op, self.attributes = op, attributes
+        yield self
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [OPS[self.op].reference(*inputs, **self.attributes)]
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_plugins_get_what_their_bodies_get(
+    tmp_path: Path, save_gated_mlps: Callable[..., Path], rng: np.random.Generator, elem_type: int
+) -> None:
+    model = save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type)
+    samples = compare.random_samples(model, 2, rng, {"x": (9, 64)})
+    rows = compare_plugins(rewritten(model), samples, ReferenceHost(), device="cpu")
+    assert [row.name for row in rows] == ["gated_mlp_0", "gated_mlp_1"]
+    # Rounding to 16 bits differs: ONNX Runtime computes bfloat16 in float32.
+    assert all(row.sqnr_db > (40 if elem_type == TensorProto.BFLOAT16 else 60) for row in rows), rows
+
+
+@pytest.mark.gpu
+def test_plugins_on_the_gpu(gated_mlps: Path, rng: np.random.Generator) -> None:
+    capability = local_compute_capability()
+    assert capability is not None
+    host = PluginHost(build_library(arch_of(capability)))
+    samples = compare.random_samples(gated_mlps, 2, rng, {"x": (9, 64)})
+    rows = compare_plugins(rewritten(gated_mlps), samples, host)
+    assert all(row.sqnr_db > 50 for row in rows), rows
 
 
 def test_model_agrees_with_itself(gated_mlps: Path, rng: np.random.Generator) -> None:

@@ -1,0 +1,61 @@
+"""The plugins themselves on this machine's GPU against their ONNX function bodies, through the plugin host.
+
+For machines with a GPU and no TensorRT: the real library computes each plugin node of a rewritten model on the inputs
+that ONNX Runtime gave to its body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from trt_nvfp4.plugins.host import PluginHost
+
+from .bundle import OPS_DOMAIN
+from .compare import Agreement, session
+
+TYPES: dict[int, torch.dtype] = {
+    onnx.TensorProto.FLOAT: torch.float32,
+    onnx.TensorProto.FLOAT16: torch.float16,
+    onnx.TensorProto.BFLOAT16: torch.bfloat16,
+    onnx.TensorProto.INT8: torch.int8,
+}
+
+
+def compare_plugins(
+    model: Path, samples: Iterable[Mapping[str, np.ndarray]], host: PluginHost, device: str = "cuda"
+) -> list[Agreement]:
+    """One agreement per plugin node of `model`: body in ONNX Runtime (expected) and plugin on `device` (actual).
+
+    The first input of an op is its activation, all others are constants. Raises HostError when a plugin call fails.
+    """
+    proto = onnx.load(model, load_external_data=False)
+    nodes = [node for node in proto.graph.node if node.domain == OPS_DOMAIN]
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    bodies = session(model, dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
+    names = [output.name for output in bodies.get_outputs()]
+    rows = [Agreement(node.name, "plugin") for node in nodes]
+    for sample in samples:
+        values = {**sample, **dict(zip(names, bodies.run(None, dict(sample)), strict=True))}
+        for node, row in zip(nodes, rows, strict=True):
+            constants = [_tensor(tensors[name], model.parent).to(device) for name in node.input[1:]]
+            # Whatever is neither packed weight nor scale has the activations' type: a bias or a norm's weight.
+            types = [tensor.dtype for tensor in constants if tensor.dtype not in (torch.int8, torch.float32)]
+            x = torch.from_numpy(values[node.input[0]]).to(types[0] if types else torch.float32).to(device)
+            attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+            with host.session(node.op_type, [x, *constants], attributes) as plugin:
+                actual = plugin.run([x, *constants])[0]
+            row.add(values[node.output[0]], actual.float().cpu().numpy())
+    return rows
+
+
+def _tensor(proto: onnx.TensorProto, folder: Path) -> torch.Tensor:
+    array = onnx.numpy_helper.to_array(proto, str(folder))
+    dtype = TYPES[proto.data_type]
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(dtype)
+    return torch.from_numpy(array.copy())
