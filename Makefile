@@ -17,9 +17,10 @@ help:
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
+	@echo "Preparing .venv: a few minutes on the first run"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	$(BIN)/pip install -qq --upgrade pip
+	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[test,lint]'
 	@touch $@
 
 demo: install
