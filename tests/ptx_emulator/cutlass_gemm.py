@@ -1,7 +1,7 @@
 """CUTLASS's NVFP4 example GEMMs, taken from the nvidia-cutlass package and run through the runtime shim.
 
-The example's source is compiled as it is (tile and cluster shapes may be replaced), with one function added that runs its
-`Gemm` on caller-provided buffers.
+The example's kernel definition is compiled as it is (tile and cluster shapes may be replaced); its own host program, which
+would fill, verify and time, is cut off and replaced by one function that runs its `Gemm` on the caller's buffers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ EXAMPLES = {
 }
 
 _RUN = """
+#include "cutlass/util/device_memory.h"
+
 extern "C" int run_gemm(int m, int n, int k, void* a, void* sfa, void* b, void* sfb, void* c, void* d,
                         float alpha, float beta) {
     using Config = typename Gemm::GemmKernel::CollectiveMainloop::Sm1xxBlkScaledConfig;
@@ -58,17 +60,21 @@ def example_source(name: str, replacements: dict[str, str] | None = None) -> str
         if old not in text:
             raise EmulatorError(f"example {name} does not contain {old!r}")
         text = text.replace(old, new)
-    return text.replace("int main(", "int example_main(") + _RUN
+    head, found, _ = text.partition("//\n// Data members\n//")
+    if not found:
+        raise EmulatorError(f"example {name} does not have the layout of CUTLASS 4")
+    lines = [line for line in head.splitlines() if "/util/reference/" not in line and "/util/host_tensor" not in line]
+    return "\n".join(lines) + "\n#endif\n" + _RUN
 
 
 def compile_example(name: str, gpu: Gpu, replacements: dict[str, str] | None = None) -> Program:
     return Program.compile(example_source(name, replacements), gpu, includes=cutlass_includes())
 
 
-def tile_scales(scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[rows, blocks] scale codes in the 128x4 tiled order, padding zeroed."""
+def tile_scales(scales: NDArray[np.uint8], padding: int = 0) -> NDArray[np.uint8]:
+    """[rows, blocks] scale codes in the 128x4 tiled order; `padding` is the code beyond them."""
     rows, blocks = scales.shape
-    padded = np.zeros((-(-rows // 128) * 128, -(-blocks // 4) * 4), np.uint8)
+    padded = np.full((-(-rows // 128) * 128, -(-blocks // 4) * 4), padding, np.uint8)
     padded[:rows, :blocks] = scales
     tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4)
     return np.ascontiguousarray(tiles.transpose(0, 3, 2, 1, 4)).reshape(-1)
@@ -82,6 +88,7 @@ class Problem:
     n: int
     k: int
     seed: int
+    scale_padding: int = 0
 
     def operand(self, rows: int, stream: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float64]]:
         """(packed codes [rows, k/2], tiled scale codes, values [rows, k])."""
@@ -90,9 +97,11 @@ class Problem:
         scales = random.integers(0x20, 0x48, (rows, self.k // 16), np.uint8)
         values = formats.E2M1.decode(codes).astype(np.float64)
         values *= np.repeat(formats.UE4M3.decode(scales).astype(np.float64), 16, axis=1)
-        return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), tile_scales(scales), values
+        return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4), tile_scales(scales, self.scale_padding), values
 
-    def run(self, program: Program, alpha: float = 1.0, beta: float = 0.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def run(
+        self, program: Program, alpha: float = 1.0, beta: float = 0.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(result, float64 reference), both [m, n]; raises what stops the kernel."""
         a, sfa, left = self.operand(self.m, 0)
         b, sfb, right = self.operand(self.n, 1)

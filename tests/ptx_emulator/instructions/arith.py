@@ -84,6 +84,48 @@ def _saturating_add(a: Any, b: Any, sign: int) -> Any:
     return np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32)
 
 
+def directed(a: Any, b: Any, c: Any, rounding: str) -> Any:
+    """float32 a * b + c rounded toward zero (rz), up (rp) or down (rm)."""
+    product = a.astype(np.float64) * b
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    nearest = total.astype(np.float32)
+    difference = total - nearest
+    rest = np.where(difference != 0, difference, error)  # sign of exact - nearest
+    up, down = np.float32(np.inf), np.float32(-np.inf)
+    if rounding == "rp":
+        result = np.where(rest > 0, np.nextafter(nearest, up), nearest)
+    elif rounding == "rm":
+        result = np.where(rest < 0, np.nextafter(nearest, down), nearest)
+    else:
+        outward = (rest != 0) & ((rest > 0) != (nearest > 0))
+        result = np.where(outward, np.nextafter(nearest, np.float32(0)), nearest)
+    return np.where(np.isfinite(total), result, nearest).astype(np.float32)
+
+
+def _emit_directed(e: Emitter, item: Instruction) -> bool:
+    """add, sub, mul and fma with .rz, .rp or .rm; False for others."""
+    rounding = next((m for m in item.opcode if m in ("rz", "rp", "rm")), None)
+    if rounding is None:
+        return False
+    if item.type not in ("f32", "f32x2"):
+        raise e.fail()
+    _check(e, item, rounding, "ftz", "sat")
+    operands = _Operands(e, item, item.type)
+    lanes = 64 if item.type == "f32x2" else 32
+    one, zero = e.name(np.ones(lanes, np.float32)), e.name(np.full(lanes, -0.0, np.float32))
+    a, b = operands.source(1), operands.source(2)
+    texts = {
+        "add": (a, one, b),
+        "sub": (a, one, f"(-{b})"),
+        "mul": (a, b, zero),
+        "fma": (a, b, operands.source(3) if len(item.operands) > 3 else zero),
+    }[item.name if item.name != "mad" else "fma"]
+    operands.assign(f"{e.name(directed)}({', '.join(texts)}, {rounding!r})")
+    return True
+
+
 @instruction("add", "sub")
 def _add(e: Emitter, item: Instruction) -> None:
     sign = "+" if item.name == "add" else "-"
@@ -93,6 +135,8 @@ def _add(e: Emitter, item: Instruction) -> None:
         return
     if item.has("cc"):
         _carry(e, item, sign)
+        return
+    if _emit_directed(e, item):
         return
     _check(e, item, "rn", "ftz", "sat")
     operands = _Operands(e, item, item.type)
@@ -163,6 +207,8 @@ def _product(e: Emitter, item: Instruction, type_name: str) -> tuple[str, str]:
 @instruction("mul")
 def _mul(e: Emitter, item: Instruction) -> None:
     if item.type in _FLOAT_TYPES:
+        if _emit_directed(e, item):
+            return
         _check(e, item, "rn", "ftz", "sat")
         operands = _Operands(e, item, item.type)
         operands.assign(f"({operands.source(1)} * {operands.source(2)})")
@@ -226,6 +272,8 @@ def _fma_bf16(a: Any, b: Any, c: Any) -> Any:
 
 @instruction("fma")
 def _fma(e: Emitter, item: Instruction) -> None:
+    if _emit_directed(e, item):
+        return
     _check(e, item, "rn", "ftz", "sat", "relu")
     operands = _Operands(e, item, item.type)
     functions = {"f32": fma32, "f32x2": fma32, "f64": fma64, "f16": fma16, "f16x2": fma16}
