@@ -64,7 +64,7 @@ class MatrixDescriptor:
         return cls(field(0), field(16), field(32), swizzle)
 
     def k_major(self, rows: int, chunks: int) -> NDArray[np.uint64]:
-        """Addresses [rows, chunks] of an operand whose K dimension is contiguous; 8 rows are `stride` from the next 8."""
+        """Addresses [rows, chunks] of an operand whose K is contiguous; 8 rows are `stride` from the next 8."""
         row, chunk = np.mgrid[:rows, :chunks]
         if self.swizzle is Swizzle.NONE:
             offset = row % 8 * 16 + chunk * self.leading

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,10 +212,10 @@ def integers(total: NDArray[np.float64], satfinite: bool) -> NDArray[np.int64]:
     return np.clip(total, -(2.0**31), 2.0**31 - 1).astype(np.int64) if satfinite else total.astype(np.int64)
 
 
-def operand_values(codes: NDArray[np.uint32], type_name: str) -> NDArray[np.float64]:
+def operand_values(codes: NDArray[Any], type_name: str) -> NDArray[np.float64]:
     """Element codes to values; 8-bit and 4-bit integers included."""
     if type_name not in INTEGER_BITS:
         return formats.float_format(type_name).decode(codes).astype(np.float64)
     bits = INTEGER_BITS[type_name]
     values = codes.astype(np.float64)
-    return np.where(codes >> np.uint32(bits - 1), values - (1 << bits), values) if type_name[0] == "s" else values
+    return np.where(codes >> (bits - 1), values - (1 << bits), values) if type_name[0] == "s" else values

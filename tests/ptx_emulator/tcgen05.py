@@ -9,8 +9,9 @@ Not modelled, and refused: sparse and .ws variants, K = 96, narrow elements of A
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,7 +248,7 @@ def element_values(chunks: Bytes, type_name: str, bits: int) -> NDArray[np.float
     rows = chunks.shape[0]
     if bits == 8 and type_name in _EXPANSIONS:  # 16 narrow elements, then padding
         expansion = _EXPANSIONS[type_name]
-        codes = ldmatrix.expand(np.ascontiguousarray(chunks).reshape(-1, 16), expansion).reshape(rows, -1)
+        codes: NDArray[Any] = ldmatrix.expand(np.ascontiguousarray(chunks).reshape(-1, 16), expansion).reshape(rows, -1)
     elif bits == 4:
         flat = np.ascontiguousarray(chunks).reshape(rows, -1)
         codes = np.stack([flat & 15, flat >> 4], axis=2).reshape(rows, -1)
@@ -324,7 +325,8 @@ def _accumulator_cells(total: NDArray[np.float64], descriptor: InstructionDescri
 
 
 # Shape and multicast -> source rows, 16-byte chunks, and for each replica the lane of a row.
-_COPIES = {
+_Lanes = NDArray[np.int64]
+_COPIES: dict[str, tuple[int, int, Callable[[_Lanes], list[_Lanes]]]] = {
     "128x256b": (128, 2, lambda row: [row]),
     "128x128b": (128, 1, lambda row: [row]),
     "64x128b.warpx2::02_13": (64, 1, lambda row: [row, row + 64]),

@@ -321,7 +321,7 @@ def load(
         chunk = 2 * _BITS[kind]  # bytes of 16 packed elements
         padded = np.zeros((len(starts), row_bytes // chunk, CHUNK), np.uint8)
         padded[:, :, :chunk] = data.reshape(len(starts), -1, chunk)
-        data = padded
+        data = padded.reshape(len(starts), -1)
     return tensor_map._shared(shared_address, len(starts)), data.reshape(-1, CHUNK)
 
 

@@ -222,7 +222,11 @@ int main(int argc, char** argv) {
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
-    [(["42", "32"], 0, "wrote 42"), (["7", "32"], 3, "wrote 7"), (["42", "64"], 1, "the allocation below is cudaMalloc(128)")],
+    [
+        (["42", "32"], 0, "wrote 42"),
+        (["7", "32"], 3, "wrote 7"),
+        (["42", "64"], 1, "the allocation below is cudaMalloc(128)"),
+    ],
 )
 def test_a_programs_main(arguments: list[str], status: int, said: str) -> None:
     command = [sys.executable, "-m", "ptx_emulator.shim", "thor", str(keep_source(MAIN)), "--", *arguments]

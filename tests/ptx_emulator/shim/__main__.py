@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import TARGETS, Gpu, Program
-from ptx_emulator.shim.toolkit import cutlass_includes
+from ptx_emulator.shim.toolkit import cutlass_includes, example_includes
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     arguments = parser.parse_args(own)
 
     gpu = Gpu(arguments.target, seed=arguments.seed, on_error=lambda error: print(error, file=sys.stderr, flush=True))
-    includes = cutlass_includes() if arguments.cutlass else []
+    includes = [*cutlass_includes(), *example_includes()] if arguments.cutlass else []
     program = Program.compile(arguments.source, gpu, flags=arguments.flag, includes=includes)
     argv = [str(arguments.source[0]).encode(), *(a.encode() for a in program_arguments)]
     try:

@@ -191,8 +191,8 @@ class Gpu:
         parameters = bytearray(program.param_bytes)
         for index, (offset, size) in enumerate(zip(program.params.values(), program.param_sizes, strict=True)):
             parameters[offset : offset + size] = ctypes.string_at(launch.arguments[index], size)
-        grid, block, cluster = (tuple(getattr(launch, field)) for field in ("grid", "block", "cluster"))
-        cluster = cluster if cluster[0] else None
+        grid, block = tuple(launch.grid), tuple(launch.block)
+        cluster = tuple(launch.cluster) if launch.cluster[0] else None
         if launch.cooperative and int(np.prod(grid)) > self.target.sm_count:
             raise EmulatorError(f"cooperative launch of {grid} CTAs on {self.target.sm_count} SMs, one CTA each")
         counters = None

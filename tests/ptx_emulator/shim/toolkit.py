@@ -70,6 +70,11 @@ def cutlass_includes() -> list[Path]:
     return [source / "include", source / "tools" / "util" / "include", source / "examples" / "common"]
 
 
+def example_includes() -> list[Path]:
+    """What CUTLASS's examples include beyond CUTLASS: a stand-in for cuRAND where the toolkit has none."""
+    return [] if (find_toolkit().include / "curand_kernel.h").is_file() else [_HERE / "include"]
+
+
 def build_runtime() -> Path:
     """The shim's library, `libcudart.so.13`, built if the cache does not hold it."""
     sources = [_HERE / "cudart.cpp", _HERE / "cudart.map"]
