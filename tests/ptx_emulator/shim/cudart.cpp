@@ -85,6 +85,27 @@ cudaError_t fail(cudaError_t error) {
 
 cudaError_t check(int32_t status) { return fail(static_cast<cudaError_t>(status)); }
 
+struct Error {
+    cudaError_t code;
+    const char *name, *text;
+};
+
+const Error& describe(cudaError_t code) {
+    static const Error errors[] = {
+        {cudaSuccess, "cudaSuccess", "no error"},
+        {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+        {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+        {cudaErrorInvalidSymbol, "cudaErrorInvalidSymbol", "invalid device symbol"},
+        {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+        {cudaErrorNotSupported, "cudaErrorNotSupported", "not supported by the emulator's CUDA runtime"},
+        {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "the emulator stopped the kernel"},
+    };
+    static const Error other = {cudaErrorUnknown, "cudaErrorUnknown", "error of the emulator's CUDA runtime"};
+    for (const Error& error : errors)
+        if (error.code == code) return error;
+    return other;
+}
+
 // A kernel by its host stub, or by the handle that __cudaGetKernel gave for it.
 const Function* find(const void* kernel) {
     auto found = functions.find(kernel);
@@ -481,26 +502,8 @@ cudaError_t cudaGetLastError() {
 
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
-const char* cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? "cudaSuccess" : "cudaError"; }
-
-const char* cudaGetErrorString(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess:
-            return "no error";
-        case cudaErrorInvalidValue:
-            return "invalid argument";
-        case cudaErrorMemoryAllocation:
-            return "out of memory";
-        case cudaErrorInvalidDeviceFunction:
-            return "invalid device function";
-        case cudaErrorNotSupported:
-            return "not supported by the emulator's CUDA runtime";
-        case cudaErrorLaunchFailure:
-            return "the emulator stopped the kernel";
-        default:
-            return "error of the emulator's CUDA runtime";
-    }
-}
+const char* cudaGetErrorName(cudaError_t error) { return describe(error).name; }
+const char* cudaGetErrorString(cudaError_t error) { return describe(error).text; }
 
 // ---- streams and events: everything has already happened
 // -------------------------------------------------------------
