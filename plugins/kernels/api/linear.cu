@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "../generic_gemm.cuh"
 #include "../generic_quantize.cuh"
 #include "../heuristics/choose.h"
@@ -13,7 +15,7 @@ struct LinearWorkspace {
     LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
         Workspace workspace(base);
         if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k);
-        size = workspace.size();
+        size = std::max(workspace.size(), w4a16::workspace_bytes(args));
     }
 };
 
@@ -59,6 +61,9 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, s
         case TRT_NVFP4_TACTIC_GENERIC:
             return dispatch_dtype(
                 args->dtype, [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
+        case TRT_NVFP4_TACTIC_W4A16:
+            if (w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
+            [[fallthrough]];
         default:
             return unsupported_tactic("NVFP4Linear", tactic);
     }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "../generic_gemm.cuh"
 #include "../generic_quantize.cuh"
 #include "../generic_rmsnorm.cuh"
@@ -23,7 +25,7 @@ struct MlpWorkspace {
             quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in);
             quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);
         }
-        size = workspace.size();
+        size = std::max(workspace.size(), w4a16::workspace_bytes(args));
     }
 };
 
@@ -126,6 +128,9 @@ TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t 
         case TRT_NVFP4_TACTIC_GENERIC:
             return dispatch_dtype(args->dtype,
                                   [&](auto element) { return generic_mlp<decltype(element)>(*args, pieces, stream); });
+        case TRT_NVFP4_TACTIC_W4A16:
+            if (w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
+            [[fallthrough]];
         default:
             return unsupported_tactic("NVFP4 MLP", tactic);
     }

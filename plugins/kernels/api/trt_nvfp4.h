@@ -40,6 +40,7 @@ typedef enum {
 typedef enum {
     TRT_NVFP4_TACTIC_AUTO = 0,
     TRT_NVFP4_TACTIC_GENERIC = 1,
+    TRT_NVFP4_TACTIC_W4A16 = 2,  // decode: 1 to 64 tokens, 16-bit activations, K % 32 == 0
 } TrtNvfp4Tactic;
 
 typedef struct {

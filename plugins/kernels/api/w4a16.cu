@@ -1,0 +1,211 @@
+#include "../sm80_w4a16_mlp.cuh"
+#include "launch.h"
+#include "w4a16.h"
+
+namespace trt_nvfp4::w4a16 {
+namespace {
+
+TrtNvfp4Status read_device(Device& device) {
+    int ordinal = 0, cooperative = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
+    auto const read = [&](int& value, cudaDeviceAttr attribute) {
+        return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
+    };
+    TRT_NVFP4_RETURN_IF_ERROR(read(device.sm_count, cudaDevAttrMultiProcessorCount));
+    TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
+    TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
+    device.cooperative = cooperative != 0;
+    return TRT_NVFP4_SUCCESS;
+}
+
+bool serves_tokens(TrtNvfp4DataType dtype, int32_t quantize_activations, int64_t m) {
+    return dtype != TRT_NVFP4_FLOAT32 && !quantize_activations && m >= 1 && m <= kMaxTokens;
+}
+
+// Copies are 16 bytes: 32 codes of a row.
+bool serves_k(int64_t k) { return k % 32 == 0; }
+
+Projection make_projection(TrtNvfp4Weight const& weight, int64_t rows, int64_t k) {
+    Projection p{};
+    p.codes = static_cast<uint8_t const*>(weight.packed);
+    p.scales = static_cast<uint8_t const*>(weight.block_scales);
+    p.tensor_scale = weight.tensor_scale;
+    p.bias = weight.bias;
+    p.codes_per_layer = rows * k / 2;
+    p.scales_per_layer = scale_bytes(rows, k);
+    p.rows = static_cast<int>(rows);
+    p.k = static_cast<int>(k);
+    return p;
+}
+
+// Partial sums of a projection at the most splits that choose_split may take on any GPU.
+int64_t most_partials(int64_t rows, int64_t k, int64_t m) {
+    Projection const p = make_projection({}, rows, k);
+    int const splits = std::min({p.chunks(), kMaxSplits, kMaxSplitTiles / p.tiles()});
+    return splits > 1 ? int64_t{1} * p.tiles() * splits * m * kTileRows : 0;
+}
+
+// One layout for the query and the launch; everything in it is erased before a launch.
+template <typename T, int kProjections>
+size_t lay_out(MlpArgs<T, kProjections>& args, void* base) {
+    Workspace workspace(base);
+    Projection const* const p = args.program.projections;
+    for (int i = 0; i < kProjections; ++i) {
+        int64_t const parts = int64_t{1} * p[i].tiles() * p[i].split.splits * args.m * kTileRows;
+        args.partials[i] = p[i].split.splits > 1 ? workspace.take<Partial>(parts) : nullptr;
+    }
+    if (kProjections > 1) {
+        args.hidden_ring = workspace.take<T>(int64_t{kHiddenBuffers} * args.m * p[kProjections - 1].k);
+        if (args.layers > 1) args.x_ring = workspace.take<T>(int64_t{kXBuffers} * args.m * p[0].k);
+    }
+    return workspace.size();
+}
+
+template <int kColumns, typename T, int kProjections>
+TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cudaStream_t stream) {
+    Device device{};
+    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
+    auto const kernel = sm80_w4a16_mlp<T, kColumns, kProjections>;
+    cudaFuncAttributes attributes{};
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
+    Footprint const bytes{kWarps * kStageBytes, kPanelBytesPerChunk<kColumns>,
+                          static_cast<int>(attributes.sharedSizeBytes)};
+    int const capacity = panel_capacity(bytes, device);
+    if (capacity == 0) {
+        return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16: " + std::to_string(args.m) + " tokens need " +
+                                                       std::to_string(bytes.fixed + bytes.stage + bytes.chunk) +
+                                                       " bytes of shared memory, the GPU gives a block " +
+                                                       std::to_string(device.shared_bytes) +
+                                                       "; use fewer tokens or the generic tactic");
+    }
+    int needed = 0, k_groups = 1, tasks = 0;
+    bool split = false;
+    for (Projection& p : args.program.projections) {
+        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, device);
+        p.tasks = ceil_div(p.tiles(), kWarps / p.split.k_groups) * p.split.splits;
+        needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
+        k_groups = std::max(k_groups, p.split.k_groups);
+        tasks = std::max(tasks, p.tasks);
+        split |= p.split.splits > 1;
+    }
+    args.shared = divide_shared_memory(needed, k_groups, capacity, bytes, device);
+    args.one = 1;
+    size_t const used = lay_out(args, workspace);
+    if (used > 0) {
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(workspace, kAbsentByte, used, stream), "cudaMemsetAsync"));
+    }
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, args.shared.bytes),
+                   "cudaFuncSetAttribute"));
+
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(std::min(tasks, device.sm_count));
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
+    config.stream = stream;
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    int const phases = args.layers * kProjections;
+    bool const awaits_other_blocks = phases > 1 || split;
+    if (awaits_other_blocks && device.cooperative) {
+        config.attrs = &cooperative;
+        config.numAttrs = 1;
+    }
+    // Where the GPU cannot promise co-residency, a phase per launch: nothing is split then, so no block waits.
+    int const phases_per_launch = device.cooperative ? phases : 1;
+    for (int phase = 0; phase < phases; phase += phases_per_launch) {
+        args.program.first_phase = phase;
+        args.program.last_phase = phase + phases_per_launch;
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaLaunchKernelEx(&config, kernel, args), "sm80_w4a16_mlp"));
+    }
+    return TRT_NVFP4_SUCCESS;
+}
+
+template <typename T, int kProjections>
+TrtNvfp4Status launch_tokens(MlpArgs<T, kProjections> const& args, void* workspace, cudaStream_t stream) {
+    if (args.m <= 8) return launch_columns<1>(args, workspace, stream);
+    if (args.m <= 16) return launch_columns<2>(args, workspace, stream);
+    if (args.m <= 32) return launch_columns<4>(args, workspace, stream);
+    return launch_columns<8>(args, workspace, stream);
+}
+
+template <typename T>
+TrtNvfp4Status launch_as(TrtNvfp4LinearArgs const& linear, void* workspace, cudaStream_t stream) {
+    MlpArgs<T, 1> args{};
+    args.program.projections[0] = make_projection(linear.weight, linear.n, linear.k);
+    args.surroundings[0].activation = linear.activation;
+    args.layers = 1;
+    args.m = static_cast<int>(linear.m);
+    args.x = static_cast<T const*>(linear.x);
+    args.y = static_cast<T*>(linear.y);
+    return launch_tokens(args, workspace, stream);
+}
+
+template <typename T>
+TrtNvfp4Status launch_as(TrtNvfp4MlpArgs const& mlp, void* workspace, cudaStream_t stream) {
+    MlpArgs<T, 2> args{};
+    int64_t const up_rows = mlp.gated ? 2 * mlp.intermediate : mlp.intermediate;
+    args.program.projections[0] = make_projection(mlp.up, up_rows, mlp.hidden_in);
+    args.program.projections[1] = make_projection(mlp.down, mlp.hidden_out, mlp.intermediate);
+    args.surroundings[0] = {mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr, mlp.activation, mlp.gated != 0,
+                            false};
+    args.surroundings[1].residual = mlp.residual != 0;
+    args.layers = static_cast<int>(mlp.layers);
+    args.m = static_cast<int>(mlp.m);
+    args.epsilon = mlp.epsilon;
+    args.alpha = mlp.alpha;
+    args.limit = mlp.limit;
+    args.x = static_cast<T const*>(mlp.x);
+    args.y = static_cast<T*>(mlp.y);
+    return launch_tokens(args, workspace, stream);
+}
+
+template <typename Args>
+TrtNvfp4Status launch_dtype(Args const& args, void* workspace, cudaStream_t stream) {
+    return args.dtype == TRT_NVFP4_FLOAT16 ? launch_as<__half>(args, workspace, stream)
+                                           : launch_as<__nv_bfloat16>(args, workspace, stream);
+}
+
+}  // namespace
+
+bool serves(TrtNvfp4LinearArgs const& args) {
+    return serves_tokens(args.dtype, args.quantize_activations, args.m) && serves_k(args.k);
+}
+
+bool serves(TrtNvfp4MlpArgs const& args) {
+    return serves_tokens(args.dtype, args.quantize_activations, args.m) && serves_k(args.hidden_in) &&
+           serves_k(args.intermediate);
+}
+
+size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
+    TrtNvfp4LinearArgs most = args;
+    most.m = std::min<int64_t>(args.m, kMaxTokens);
+    if (!serves(most)) return 0;
+    Workspace workspace;
+    workspace.take<Partial>(most_partials(args.n, args.k, most.m));
+    return workspace.size();
+}
+
+size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
+    TrtNvfp4MlpArgs most = args;
+    most.m = std::min<int64_t>(args.m, kMaxTokens);
+    if (!serves(most)) return 0;
+    Workspace workspace;
+    int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
+    workspace.take<Partial>(most_partials(up_rows, args.hidden_in, most.m));
+    workspace.take<Partial>(most_partials(args.hidden_out, args.intermediate, most.m));
+    workspace.take<__half>(kHiddenBuffers * most.m * args.intermediate);
+    workspace.take<__half>(kXBuffers * most.m * args.hidden_in);
+    return workspace.size();
+}
+
+TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    return launch_dtype(args, workspace, stream);
+}
+
+TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    return launch_dtype(args, workspace, stream);
+}
+
+}  // namespace trt_nvfp4::w4a16

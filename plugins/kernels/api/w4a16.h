@@ -1,0 +1,19 @@
+// Launcher of the W4A16 decode kernel (sm80_w4a16_mlp.cuh) behind trtNvfp4Linear and trtNvfp4Mlp.
+#pragma once
+
+#include "trt_nvfp4.h"
+
+namespace trt_nvfp4::w4a16 {
+
+// Whether the kernel can serve the call: 16-bit activations that stay 16-bit, 1 to 64 tokens, every K a multiple of 32.
+bool serves(TrtNvfp4LinearArgs const& args);
+bool serves(TrtNvfp4MlpArgs const& args);
+
+// Enough for every m up to args.m, on any GPU; 0 if no such m is served.
+size_t workspace_bytes(TrtNvfp4LinearArgs const& args);
+size_t workspace_bytes(TrtNvfp4MlpArgs const& args);
+
+TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream);
+TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
+
+}  // namespace trt_nvfp4::w4a16

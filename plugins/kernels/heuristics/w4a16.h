@@ -1,0 +1,88 @@
+// Launch choices of the W4A16 decode kernel: how rows and K are spread over the SMs, and how shared memory is divided.
+// What is known of the GPU is read from the device; the costs are fitted to an H200 (benchmarks/NOTES.md).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace trt_nvfp4::w4a16 {
+
+constexpr int kMaxTokens = 64;
+constexpr int kWarps = 8;
+constexpr int kMaxStages = 5;
+constexpr int kMaxSplits = 16;
+// Tiles times splits of a split projection: bounds the workspace without knowing the GPU.
+constexpr int kMaxSplitTiles = 2048;
+
+struct Device {
+    int sm_count;
+    int shared_bytes;  // that a block may have
+    bool cooperative;  // can launch a grid that is co-resident as a whole
+};
+
+// Bytes of shared memory: of a stage of the ring, of a chunk of activations, and of what has a fixed size.
+struct Footprint {
+    int stage, chunk, fixed;
+};
+
+struct Shape {
+    int tiles, chunks;
+};
+
+struct Split {
+    int k_groups = 1;  // warps of a block that share a tile's K: 1, 2, 4, 8
+    int splits = 1;    // blocks that share a tile's K
+};
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Chunks of activations that fit beside two stages in at most a third of shared memory; 0 if not even one does with
+// one.
+inline int panel_capacity(Footprint const& bytes, Device const& device) {
+    int const beside_two = (device.shared_bytes - bytes.fixed - 2 * bytes.stage) / bytes.chunk;
+    int const third = std::max(1, device.shared_bytes / 3 / bytes.chunk);
+    if (beside_two >= 1) return std::min(beside_two, third);
+    return device.shared_bytes >= bytes.fixed + bytes.stage + bytes.chunk ? 1 : 0;
+}
+
+// The split of least estimated microseconds: a warp's walk over its chunks, staging activations, and, if K is split
+// over blocks, the round trip of the partial sums. `m` tokens.
+inline Split choose_split(Shape const& shape, int m, int capacity, Device const& device) {
+    Split best;
+    float best_cost = 1e30f;
+    for (int splits = 1; splits <= std::min(shape.chunks, kMaxSplits); ++splits) {
+        if (splits > 1 &&
+            (!device.cooperative || shape.tiles * splits > std::min(kMaxSplitTiles, device.sm_count * kWarps))) {
+            break;
+        }
+        for (int k_groups = 1; k_groups <= std::min(kWarps, capacity); k_groups *= 2) {
+            int const task_chunks = ceil_div(shape.chunks, splits);
+            int const rounds = ceil_div(ceil_div(shape.tiles, kWarps / k_groups) * splits, device.sm_count);
+            int const panels = ceil_div(task_chunks, capacity / k_groups * k_groups);
+            int const stagings = panels == 1 ? 1 : rounds * panels;
+            float const staged = static_cast<float>(std::min(task_chunks, capacity) * m) * 512.0f;
+            float const cost = static_cast<float>(rounds * (ceil_div(task_chunks, k_groups) + 1)) +
+                               static_cast<float>(stagings) * (1.5f + staged / 20e3f) +
+                               (splits > 1 ? 2.0f + 0.25f * static_cast<float>(splits) : 0.0f);
+            if (cost < best_cost) {
+                best_cost = cost;
+                best = {k_groups, splits};
+            }
+        }
+    }
+    return best;
+}
+
+// The panel holds what a task needs if it can; the ring takes the rest.
+struct SharedMemory {
+    int panel_chunks, stages, bytes;
+};
+
+inline SharedMemory divide_shared_memory(int needed_chunks, int k_groups, int capacity, Footprint const& bytes,
+                                         Device const& device) {
+    int const panel = std::min(capacity / k_groups, ceil_div(needed_chunks, k_groups)) * k_groups;
+    int const stages = std::min(kMaxStages, (device.shared_bytes - bytes.fixed - panel * bytes.chunk) / bytes.stage);
+    return {panel, stages, panel * bytes.chunk + stages * bytes.stage};
+}
+
+}  // namespace trt_nvfp4::w4a16

@@ -1,0 +1,130 @@
+// E2M1 weights to pairs of 16-bit floats, exactly, without a table: 10 (FP16) or 13 (BF16) integer operations for 8
+// weights.
+//
+// The three magnitude bits of a code, put where the target's lowest exponent bits and highest mantissa bit are, read as
+// code * 2^-(target's bias - 1), subnormal included; the sign goes to the top. Multiplying by the block scale then
+// gives weight * 2^-kScaleShift, exact because an E2M1 by E4M3 product has at most 6 significant bits.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace trt_nvfp4::w4a16 {
+
+// sm_100 converts two codes of one byte in one instruction. It has no such conversion to BF16.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM110_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+constexpr bool kNativeE2m1 = true;
+#else
+constexpr bool kNativeE2m1 = false;
+#endif
+
+// Bits of `a` where the mask is set, of `b` elsewhere. Written as the one LOP3 that it is: from an expression the
+// compiler makes two.
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+    uint32_t selected;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(selected) : "r"(mask), "r"(a), "r"(b));
+    return selected;
+}
+
+// word << kBits by the multiplier, whose pipe is idle where the shifter's also does the logic and is the bottleneck. A
+// constant factor would be turned back into a shift: `one` is a 1 that the compiler cannot know.
+template <int kBits>
+__device__ __forceinline__ uint32_t shift_left(uint32_t word, uint32_t one) {
+    return word * (one << kBits);
+}
+
+// Both halves of the result hold byte kByte of `word`.
+template <int kByte>
+__device__ __forceinline__ uint32_t splat_byte(uint32_t word) {
+    return __byte_perm(word, 0u, 0x4040 | kByte << 8 | kByte);
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b);
+template <>
+__device__ __forceinline__ uint32_t multiply<__half>(uint32_t a, uint32_t b) {
+    __half2 const product = __hmul2(*reinterpret_cast<__half2*>(&a), *reinterpret_cast<__half2*>(&b));
+    return *reinterpret_cast<uint32_t const*>(&product);
+}
+template <>
+__device__ __forceinline__ uint32_t multiply<__nv_bfloat16>(uint32_t a, uint32_t b) {
+    __nv_bfloat162 const product =
+        __hmul2(*reinterpret_cast<__nv_bfloat162*>(&a), *reinterpret_cast<__nv_bfloat162*>(&b));
+    return *reinterpret_cast<uint32_t const*>(&product);
+}
+
+template <typename T>
+struct Decoder;
+
+template <>
+struct Decoder<__half> {
+    static constexpr int kScaleShift = kNativeE2m1 ? 8 : 7;
+    static constexpr bool kNeighbours = kNativeE2m1;  // pairs are codes 2i, 2i + 1; otherwise i, i + 4
+
+    // Block scale number kByte of four, in both halves.
+    template <int kByte>
+    static __device__ __forceinline__ uint32_t scale(uint32_t four, uint32_t one) {
+        uint32_t const shifted = shift_left<7>(splat_byte<kByte>(four), one);  // scale * 2^-8
+        return kNativeE2m1 ? shifted : multiply<__half>(shifted, 0x78007800u);
+    }
+
+    // The four pairs of a word of eight codes, unscaled.
+    static __device__ __forceinline__ void codes(uint32_t word, uint32_t one, uint32_t (&pairs)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+        if constexpr (kNativeE2m1) {
+            asm("{\n"
+                ".reg .b8 byte<4>;\n"
+                "mov.b32 {byte0, byte1, byte2, byte3}, %4;\n"
+                "cvt.rn.f16x2.e2m1x2 %0, byte0;\n"
+                "cvt.rn.f16x2.e2m1x2 %1, byte1;\n"
+                "cvt.rn.f16x2.e2m1x2 %2, byte2;\n"
+                "cvt.rn.f16x2.e2m1x2 %3, byte3;\n"
+                "}"
+                : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                : "r"(word));
+            return;
+        }
+#endif
+        uint32_t const high = select_bits(0x80808080u, word, word >> 3);
+        // In every byte 000smmm0 + 01110000: the carry puts a set sign in place; the mask removes what an unset one
+        // leaves.
+        uint32_t const low = (word & 0x0f0f0f0fu) * (one << 1) + 0x70707070u;
+        pairs[0] = shift_left<8>(low, one) & 0x8e008e00u;
+        pairs[1] = shift_left<8>(high, one) & 0x8e008e00u;
+        pairs[2] = low & 0x8e008e00u;
+        pairs[3] = high & 0x8e008e00u;
+    }
+};
+
+template <>
+struct Decoder<__nv_bfloat16> {
+    static constexpr int kScaleShift = 7;
+    static constexpr bool kNeighbours = false;
+
+    template <int kByte>
+    static __device__ __forceinline__ uint32_t scale(uint32_t four, uint32_t one) {
+        uint32_t const shifted = shift_left<4>(splat_byte<kByte>(four), one);  // scale * 2^-120
+        return multiply<__nv_bfloat16>(multiply<__nv_bfloat16>(shifted, 0x7b007b00u), 0x7b807b80u);
+    }
+
+    static __device__ __forceinline__ void codes(uint32_t word, uint32_t one, uint32_t (&pairs)[4]) {
+        // The same carry, here in every half: 0000 00sm mm00 0000 + 0111 1110 0000 0000.
+        pairs[0] = ((word & 0x000f000fu) * (one << 6) + 0x7e007e00u) & 0x81c081c0u;
+        pairs[1] = ((word & 0x00f000f0u) * (one << 2) + 0x7e007e00u) & 0x81c081c0u;
+        pairs[2] = select_bits(0x80008000u, shift_left<4>(word, one), word >> 2) & 0x81c081c0u;
+        pairs[3] = select_bits(0x80008000u, word, word >> 6) & 0x81c081c0u;
+    }
+};
+
+// Eight neighbouring activations in the order in which codes() pairs eight neighbouring weights.
+template <typename T>
+__device__ __forceinline__ uint4 pair_activations(uint4 x) {
+    if constexpr (Decoder<T>::kNeighbours) return x;
+    return make_uint4(__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632), __byte_perm(x.y, x.w, 0x5410),
+                      __byte_perm(x.y, x.w, 0x7632));
+}
+
+}  // namespace trt_nvfp4::w4a16

@@ -1,0 +1,61 @@
+// How blocks of one launch hand each other activations: the data is its own flag, so a value costs one trip to L2 where
+// a barrier would cost three. Needs all blocks co-resident.
+//
+// Activations wait as kAbsent, a NaN that no conversion from float32 produces, until they are written; partial sums
+// carry the phase they belong to. One memset of the workspace to 0xff before a launch makes everything absent: a killed
+// launch leaves nothing behind that a later one could read.
+#pragma once
+
+#include <cstdint>
+
+namespace trt_nvfp4::w4a16 {
+
+constexpr int kAbsentByte = 0xff;
+
+// Written in one piece.
+struct __align__(8) Four {
+    uint32_t pairs[2];
+};
+
+__device__ __forceinline__ void store_four(void* destination, Four four) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(destination), "r"(four.pairs[0]),
+                 "r"(four.pairs[1])
+                 : "memory");
+}
+
+// True if one of the two fours is absent: a written one has no pair of all ones.
+__device__ __forceinline__ bool has_absent(uint4 eight) {
+    return (eight.x == 0xffffffffu) | (eight.y == 0xffffffffu) | (eight.z == 0xffffffffu) | (eight.w == 0xffffffffu);
+}
+
+// Past L1, never from a register.
+__device__ __forceinline__ uint4 load_eight(void const* source) {
+    uint4 eight;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+                 : "l"(source)
+                 : "memory");
+    return eight;
+}
+
+// A partial sum and the phase it belongs to, written and read in one piece.
+struct Partial {
+    float value;
+    int phase;
+};
+
+__device__ __forceinline__ void store_partial(Partial* destination, float value, int phase) {
+    uint64_t const both = static_cast<uint64_t>(phase) << 32 | __float_as_uint(value);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(destination), "l"(both) : "memory");
+}
+
+__device__ __forceinline__ Partial load_partial(Partial const* source) {
+    uint64_t both;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(source) : "memory");
+    return {__uint_as_float(static_cast<uint32_t>(both)), static_cast<int>(both >> 32)};
+}
+
+// Orders this thread's earlier writes before its later ones, for every reader on the GPU.
+__device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+}  // namespace trt_nvfp4::w4a16
