@@ -10,7 +10,7 @@ from .program import Program
 
 class Counters:
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self.program = program
         self.block_executions = [0] * len(program.blocks)
         self.bytes_read: Counter[str] = Counter()
         self.bytes_written: Counter[str] = Counter()
@@ -20,7 +20,7 @@ class Counters:
     def instructions(self) -> dict[str, int]:
         """Executed warp instructions by opcode name (fragments of a diverged warp count each)."""
         total: Counter[str] = Counter()
-        for block, count in zip(self._program.blocks, self.block_executions):
+        for block, count in zip(self.program.blocks, self.block_executions, strict=True):
             if count:
                 for item in block.instructions:
                     total[item.name] += count
