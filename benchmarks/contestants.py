@@ -1,0 +1,163 @@
+"""The same linears and MLP stacks computed by this project's plugins and by others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.ops import Activation
+from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpack
+
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Random NVFP4 weights [n, k], as the ops take them, and as 16-bit values for the others."""
+
+    packed: torch.Tensor  # int8 [n, k/2]
+    block_scales: torch.Tensor  # float8_e4m3fn, tiled
+    tensor_scale: torch.Tensor  # float32 []
+    dense: torch.Tensor  # [n, k]
+    scales: torch.Tensor  # float8_e4m3fn [n, k/16]
+
+    def exact(self) -> torch.Tensor:
+        """float64 [n, k]."""
+        codes = e2m1_decode(unpack(self.packed.view(torch.uint8))).double()
+        return codes * (self.scales.double() * self.tensor_scale.double()).repeat_interleave(16, dim=1)
+
+    @classmethod
+    def random(cls, n: int, k: int, dtype: torch.dtype) -> Weight:
+        packed = torch.randint(-128, 128, (n, k // 2), dtype=torch.int8, device="cuda")
+        scales = (0.5 + 1.5 * torch.rand(n, k // 16, device="cuda")).to(torch.float8_e4m3fn)
+        # Random codes have a root mean square of 2.8, the scales of 1.3: outputs near one.
+        tensor_scale = torch.tensor(1.0 / (3.7 * math.sqrt(k)), device="cuda")
+        codes = e2m1_decode(unpack(packed.view(torch.uint8))).to(dtype)
+        dense = codes * (scales.float() * tensor_scale).to(dtype).repeat_interleave(16, dim=1)
+        return cls(packed, tile_scales(scales), tensor_scale, dense, scales)
+
+
+def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Work, torch.Tensor]:
+    """NVFP4Linear through the plugin host; returns the call and the tensor it writes."""
+    bias = x.new_zeros(weight.packed.shape[0])
+    inputs = [x, weight.packed, weight.block_scales, weight.tensor_scale, bias, torch.zeros((), device="cuda")]
+    return _plugin(host, "NVFP4Linear", inputs, {})
+
+
+def plugin_stack(
+    host: PluginHost, x: torch.Tensor, ups: list[Weight], downs: list[Weight]
+) -> tuple[Work, torch.Tensor]:
+    """NVFP4PersistentMLP of gelu_tanh-gated layers, one launch."""
+    inputs = [x, x.new_ones(len(ups), x.shape[1])]
+    for weights in (ups, downs):
+        inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]
+        inputs += [
+            torch.stack([w.tensor_scale for w in weights]),
+            x.new_zeros(len(weights), weights[0].packed.shape[0]),
+        ]
+    inputs += [torch.zeros(len(ups), device="cuda"), torch.zeros(len(ups), device="cuda")]
+    return _plugin(host, "NVFP4PersistentMLP", inputs, {"activation": int(Activation.GELU_TANH), "gated": 1})
+
+
+def plugin_layers(
+    host: PluginHost, x: torch.Tensor, ups: list[Weight], downs: list[Weight]
+) -> tuple[Work, torch.Tensor]:
+    """The same kernel launched layer by layer."""
+    calls = []
+    for up, down in zip(ups, downs, strict=True):
+        call, x = plugin_stack(host, x, [up], [down])
+        calls.append(call)
+    return lambda: [call() for call in calls], x
+
+
+def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:
+    """16-bit weights under torch.compile. Rows 2i and 2i + 1 of an up weight are gate i and up i."""
+    weights = [(_gate_first(up.dense), down.dense) for up, down in zip(ups, downs, strict=True)]
+
+    @torch.compile(mode="max-autotune-no-cudagraphs", dynamic=False)
+    def stack(x: torch.Tensor) -> torch.Tensor:
+        for up, down in weights:
+            gate, linear = functional.linear(x, up).chunk(2, dim=-1)
+            x = functional.linear(functional.gelu(gate, approximate="tanh") * linear, down)
+        return x
+
+    return lambda: stack(x)
+
+
+def fp8_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:
+    """FP8 E4M3 weights and activations, ``torch._scaled_mm``, under torch.compile. It takes rows in sixteens."""
+    fp8, one = torch.float8_e4m3fn, torch.ones((), device="cuda")
+    weights = [(_gate_first(u.dense).to(fp8).t(), d.dense.to(fp8).t()) for u, d in zip(ups, downs, strict=True)]
+    padded = functional.pad(x, (0, 0, 0, -x.shape[0] % 16))
+
+    @torch.compile(dynamic=False)
+    def stack(x: torch.Tensor) -> torch.Tensor:
+        for up, down in weights:
+            both = torch._scaled_mm(x.to(fp8), up, one, one, out_dtype=torch.bfloat16)
+            gate, linear = both.chunk(2, dim=-1)
+            hidden = functional.gelu(gate, approximate="tanh") * linear
+            x = torch._scaled_mm(hidden.to(fp8), down, one, one, out_dtype=torch.bfloat16)
+        return x
+
+    return lambda: stack(padded)
+
+
+def humming_linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """humming-kernels with NVFP4 weights that it quantizes itself."""
+    from humming.layer import HummingLayer
+
+    config = {"dtype": "float4e2m1", "scale_dtype": "float8e4m3", "group_size": 16, "scale_2_type": "tensor"}
+    n, k = weight.shape
+    layer = HummingLayer(shape_n=n, shape_k=k, weight_config=config, torch_dtype=x.dtype).cuda()
+    layer.load_from_unquantized(weight)
+    layer.transform()
+    return layer  # type: ignore[no-any-return]
+
+
+def humming_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:
+    """Two humming linears per layer, the activation compiled."""
+    layers = [
+        (humming_linear(x, _gate_first(u.dense)), humming_linear(x, d.dense)) for u, d in zip(ups, downs, strict=True)
+    ]
+
+    @torch.compile(dynamic=False)
+    def activation(both: torch.Tensor) -> torch.Tensor:
+        gate, linear = both.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * linear
+
+    def stack() -> torch.Tensor:
+        y = x
+        for up, down in layers:
+            y = down(activation(up(y)))
+        return y
+
+    return stack
+
+
+def int4_linear(x: torch.Tensor, weight: torch.Tensor) -> Work:
+    """torch's int4 packed matmul, groups of 32; random codes, since only its speed is of interest. BF16 only."""
+    n, k = weight.shape
+    codes = torch.randint(0, 255, (n, k // 2), dtype=torch.uint8, device="cuda")
+    packed = torch._convert_weight_to_int4pack(codes, 8)
+    scales = torch.ones(k // 32, n, 2, dtype=torch.bfloat16, device="cuda")
+    return lambda: torch._weight_int4pack_mm(x, packed, 32, scales)
+
+
+def _gate_first(up: torch.Tensor) -> torch.Tensor:
+    return torch.cat([up[0::2], up[1::2]])
+
+
+def _plugin(
+    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, int | float]
+) -> tuple[Work, torch.Tensor]:
+    session = host.session(op, inputs, attributes)
+    (shape,) = session.output_shapes(inputs)
+    y = torch.empty(shape, dtype=inputs[0].dtype, device="cuda")
+    workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+    return lambda: session.enqueue(inputs, [y], workspace), y

@@ -1,0 +1,159 @@
+"""Few-token speed of the W4A16 plugins against BF16, FP8, humming-kernels and torch's int4, with results checked.
+
+    python benchmarks/decode.py [--only stack|linear] [--tokens 1 8 16] [--out benchmarks/results/decode.json]
+
+Needs a GPU; humming-kernels is left out, and reported as missing, where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from contestants import (
+    Weight,
+    Work,
+    dense_stack,
+    fp8_stack,
+    humming_linear,
+    humming_stack,
+    int4_linear,
+    plugin_layers,
+    plugin_linear,
+    plugin_stack,
+)
+from harness import as_json, environment, interleave, read_bandwidth, relative_error
+
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.library import build_library
+
+HERE = Path(__file__).resolve().parent
+BYTES_PER_WEIGHT = 0.5 + 1 / 16
+HAS_HUMMING = importlib.util.find_spec("humming") is not None
+#: Weights of a linear rotate through this many bytes: several times any L2.
+COLD_BYTES = 512 << 20
+
+
+def stack_reference(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> torch.Tensor:
+    """float64 arithmetic, rounded where the op rounds."""
+    for up, down in zip(ups, downs, strict=True):
+        both = x.double() @ up.exact().T
+        hidden = functional.gelu(both[:, 0::2], approximate="tanh") * both[:, 1::2]
+        x = (hidden.to(x.dtype).double() @ down.exact().T).to(x.dtype)
+    return x
+
+
+def bench_stack(
+    host: PluginHost, spec: dict[str, Any], tokens: list[int], rounds: int, bandwidth: float
+) -> list[dict[str, Any]]:
+    """The reference stack at each number of tokens."""
+    hidden, intermediate = spec["hidden"], spec["intermediate"]
+    ups = [Weight.random(2 * intermediate, hidden, torch.bfloat16) for _ in range(spec["layers"])]
+    downs = [Weight.random(hidden, intermediate, torch.bfloat16) for _ in range(spec["layers"])]
+    weight_bytes = spec["layers"] * 3 * hidden * intermediate * BYTES_PER_WEIGHT
+    results = []
+    for m in tokens:
+        x = torch.randn(m, hidden, device="cuda").bfloat16()
+        contestants: dict[str, Work] = {}
+        errors = {}
+        for name, dtype in (("nvfp4 persistent fp16", torch.float16), ("nvfp4 persistent bf16", torch.bfloat16)):
+            contestants[name], y = plugin_stack(host, x.to(dtype), ups, downs)
+            contestants[name]()
+            errors[name] = relative_error(y, stack_reference(x.to(dtype), ups, downs))
+        contestants["nvfp4 layer by layer bf16"], _ = plugin_layers(host, x, ups, downs)
+        contestants["bf16"] = dense_stack(x, ups, downs)
+        contestants["fp8"] = fp8_stack(x, ups, downs)
+        if HAS_HUMMING:
+            contestants["humming"] = humming_stack(x, ups, downs)
+        timings = interleave(contestants, dict.fromkeys(contestants, 1), rounds)
+        results.append(report({"stack": spec["layers"], "m": m}, timings, errors, weight_bytes, bandwidth))
+        del contestants
+        torch.cuda.empty_cache()
+    return results
+
+
+def bench_linear(host: PluginHost, m: int, n: int, k: int, rounds: int, bandwidth: float) -> dict[str, Any]:
+    """One linear over rotating weights."""
+    weight_bytes = n * k * BYTES_PER_WEIGHT
+    copies = max(2, round(COLD_BYTES / weight_bytes))
+    x = torch.randn(m, k, device="cuda").bfloat16()
+    contestants: dict[str, Work] = {}
+    errors = {}
+    weights = [Weight.random(n, k, torch.bfloat16) for _ in range(copies)]
+    for name, dtype in (("nvfp4 fp16", torch.float16), ("nvfp4 bf16", torch.bfloat16)):
+        pairs = [plugin_linear(host, x.to(dtype), weight) for weight in weights]
+        contestants[name] = in_turn([call for call, _ in pairs])
+        contestants[name]()
+        errors[name] = relative_error(pairs[0][1], x.to(dtype).double() @ weights[0].exact().T)
+    contestants["bf16"] = in_turn([lambda w=w: functional.linear(x, w.dense) for w in weights])  # type: ignore[misc]
+    contestants["int4"] = in_turn([int4_linear(x, w.dense) for w in weights])
+    if HAS_HUMMING:
+        layers = [humming_linear(x, w.dense) for w in weights]
+        contestants["humming"] = in_turn([lambda layer=layer: layer(x) for layer in layers])  # type: ignore[misc]
+    timings = interleave(contestants, dict.fromkeys(contestants, copies), rounds)
+    return report({"m": m, "n": n, "k": k}, timings, errors, weight_bytes, bandwidth)
+
+
+def in_turn(calls: list[Work]) -> Work:
+    return lambda: [call() for call in calls]
+
+
+def report(
+    case: dict[str, Any], timings: dict[str, Any], errors: dict[str, float], weight_bytes: float, bandwidth: float
+) -> dict[str, Any]:
+    """Prints a case and returns it. The fraction counts weights and scales once; a wrong result stops the run."""
+    print(" ".join(f"{key}={value}" for key, value in case.items()), flush=True)
+    fractions = {}
+    for name, timing in timings.items():
+        line = (
+            f"  {name:26s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"
+        )
+        if name.startswith("nvfp4"):
+            fractions[name] = weight_bytes / timing.median_us * 1e6 / bandwidth
+            line += f"  {fractions[name]:6.1%} of bandwidth"
+        if name in errors:
+            line += f"  relative error {errors[name]:.1e}"
+        print(line, flush=True)
+    for name, error in errors.items():
+        tolerance = 2e-3 if "fp16" in name else 1e-2
+        if not error < tolerance:
+            raise SystemExit(f"{name} is wrong: relative error {error:.2e}, at most {tolerance:.0e} is expected")
+    return {**case, "timings": as_json(timings), "relative_errors": errors, "bandwidth_fractions": fractions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["stack", "linear"], help="one half of the benchmark")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32, 64], help="of the stack")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "decode.json")
+    arguments = parser.parse_args()
+
+    workloads = json.loads((HERE / "workloads.json").read_text())
+    major, minor = torch.cuda.get_device_capability()
+    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    torch.manual_seed(0)
+    bandwidth = read_bandwidth()
+    print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s" + ("" if HAS_HUMMING else "; humming-kernels is not installed"))
+    result: dict[str, Any] = {"environment": environment(), "read_bandwidth": bandwidth}
+    if arguments.only != "linear":
+        result["stack"] = bench_stack(host, workloads["mlp_stack"], arguments.tokens, arguments.rounds, bandwidth)
+        torch.cuda.empty_cache()
+    if arguments.only != "stack":
+        shapes = [shape for shape in workloads["linear"]["shapes"] if shape[0] <= 64]
+        shapes += [(16, n, k) for m, n, k in shapes if m == 1 and (16, n, k) not in map(tuple, shapes)]
+        result["linear"] = [bench_linear(host, *shape, arguments.rounds, bandwidth) for shape in shapes]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = arguments.out.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(arguments.out)
+    print(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The W4A16 decode kernel against float64, over token counts, odd shapes, layers, streams and graphs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from trt_nvfp4.plugins.host import HostError, PluginHost
+from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpack
+
+pytestmark = pytest.mark.gpu
+
+W4A16 = 2
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+DTYPES = list(TOLERANCE)
+
+
+def random_weight(n: int, k: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Packed codes, tiled scales from the smallest to the largest E4M3 values, tensor scale; and their float64 values."""
+    packed = torch.randint(-128, 128, (n, k // 2), dtype=torch.int8, device="cuda")
+    scales = (0.5 + torch.rand(n, k // 16, device="cuda")).to(torch.float8_e4m3fn)
+    extremes = torch.tensor([0.0, 2.0**-9, 2.0**-6, 12.0], device="cuda").to(torch.float8_e4m3fn)
+    where = torch.randint(0, scales.numel(), (4,), device="cuda")
+    scales.view(torch.uint8).view(-1)[where] = extremes.view(torch.uint8)
+    tensor_scale = torch.tensor(1.0 / (2.8 * math.sqrt(k)), device="cuda")
+    values = e2m1_decode(unpack(packed.view(torch.uint8))).double()
+    exact = values * scales.double().repeat_interleave(16, dim=1) * tensor_scale.double()
+    return [packed, tile_scales(scales), tensor_scale], exact
+
+
+def run_twice(
+    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, int | float], tactic: int = W4A16
+) -> torch.Tensor:
+    """The second run, in other memory, must give the same bits."""
+    with host.session(op, inputs, attributes, tactic=tactic) as session:
+        (first,), (second,) = session.run(inputs), session.run(inputs)
+    assert torch.equal(first, second), "not deterministic"
+    return first
+
+
+def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((y.double() - reference.double()).norm() / reference.double().norm())
+
+
+def linear_inputs(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
+    weight, exact = random_weight(n, k)
+    x, bias = torch.randn(m, k, device="cuda").to(dtype), torch.randn(n, device="cuda").to(dtype)
+    return [x, *weight, bias, torch.zeros((), device="cuda")], x.double() @ exact.T + bias.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m", range(1, 65))
+def test_linear_at_every_token_count(host: PluginHost, m: int, dtype: torch.dtype) -> None:
+    inputs, reference = linear_inputs(m, 328, 736, dtype)
+    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY})
+    assert relative_error(y, reference) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 32), (5, 7, 96), (9, 129, 224), (2, 4096, 4096), (16, 1000, 8192), (33, 64, 16384)]
+)
+def test_linear_at_odd_shapes(host: PluginHost, m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    inputs, reference = linear_inputs(m, n, k, dtype)
+    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY})
+    assert relative_error(y, reference) < TOLERANCE[dtype]
+
+
+def stack_inputs(layers: int, m: int, k: int, i: int, h: int, dtype: torch.dtype, *, gated: int) -> list[torch.Tensor]:
+    rows = 2 * i if gated else i
+    parts: list[torch.Tensor] = []
+    for n, width in ((rows, k), (h, i)):
+        weights = [random_weight(n, width)[0] for _ in range(layers)]
+        parts += [torch.stack(tensors) for tensors in zip(*weights, strict=True)]
+        parts.append((0.1 * torch.randn(layers, n, device="cuda")).to(dtype))
+    x = torch.randn(m, k, device="cuda").to(dtype)
+    norm = (1.0 + 0.1 * torch.randn(layers, k, device="cuda")).to(dtype)
+    return [x, norm, *parts, torch.zeros(layers, device="cuda"), torch.zeros(layers, device="cuda")]
+
+
+STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
+    ((1, 1, 64, 96, 40), {"gated": 1, "activation": Activation.SILU}),
+    ((1, 7, 544, 320, 1000), {"gated": 0, "activation": Activation.RELU2}),
+    ((2, 64, 512, 1056, 512), {"gated": 1, "activation": Activation.SWIGLU_CLAMPED, "norm": 1, "residual": 1}),
+    ((3, 16, 2048, 4096, 2048), {"gated": 1, "activation": Activation.GELU_TANH}),
+    ((4, 33, 256, 512, 256), {"gated": 0, "activation": Activation.GELU, "residual": 1}),
+    ((32, 8, 512, 1024, 512), {"gated": 1, "activation": Activation.GELU_QUICK, "norm": 1, "residual": 1}),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "attributes"), STACKS, ids=str)
+def test_stack_matches_the_torch_reference(
+    host: PluginHost, shape: tuple[int, int, int, int, int], attributes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    inputs = stack_inputs(*shape, dtype, gated=attributes["gated"])
+    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes)
+    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
+    # Roundings between layers differ by a step here and there, and later layers amplify it.
+    assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(shape[0])
+
+
+def test_explicit_tactic_is_refused_where_it_cannot_serve(host: PluginHost) -> None:
+    inputs, _ = linear_inputs(1, 64, 64, torch.float16)
+    odd = [inputs[0][:, :48].contiguous(), inputs[1][:, :24].contiguous(), *inputs[2:]]
+    with host.session("NVFP4Linear", odd, {}, tactic=W4A16) as session, pytest.raises(HostError, match="tactic 2"):
+        session.run(odd)
+
+
+def test_two_streams_at_once_and_many_launches(host: PluginHost) -> None:
+    """Two persistent launches compete for the SMs, each with its own workspace, 10,000 times in a row."""
+    attributes = {"gated": 1, "activation": Activation.SILU}
+    inputs = [stack_inputs(2, 4, 512, 2048, 512, torch.float16, gated=1) for _ in range(2)]
+    expected = [run_twice(host, "NVFP4PersistentMLP", each, attributes) for each in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    outputs = [torch.empty_like(y) for y in expected]
+    with (
+        host.session("NVFP4PersistentMLP", inputs[0], attributes) as first,
+        host.session("NVFP4PersistentMLP", inputs[1], attributes) as second,
+    ):
+        workspaces = [torch.empty(s.workspace_size, dtype=torch.uint8, device="cuda") for s in (first, second)]
+        torch.cuda.synchronize()
+        for _ in range(5000):
+            for session, stream, x, y, workspace in zip(
+                (first, second), streams, inputs, outputs, workspaces, strict=True
+            ):
+                with torch.cuda.stream(stream):
+                    session.enqueue(x, [y], workspace)
+        torch.cuda.synchronize()
+    for y, reference in zip(outputs, expected, strict=True):
+        assert torch.equal(y, reference)
+
+
+def test_graph_replays_with_new_inputs(host: PluginHost) -> None:
+    attributes = {"gated": 1, "activation": Activation.SILU}
+    inputs = stack_inputs(3, 2, 512, 1024, 512, torch.bfloat16, gated=1)
+    with host.session("NVFP4PersistentMLP", inputs, attributes) as session:
+        y = torch.empty_like(inputs[0])
+        workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+        session.enqueue(inputs, [y], workspace)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            session.enqueue(inputs, [y], workspace)
+        for _ in range(3):
+            inputs[0].copy_(torch.randn_like(inputs[0]))
+            workspace.random_(0, 255)  # its content between launches is arbitrary
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(y, run_twice(host, "NVFP4PersistentMLP", inputs, attributes))
