@@ -27,12 +27,16 @@ class BuilderError(Exception):
 def exit_code(error: BaseException) -> int | None:
     """The exit code of a failure that the user can act on; None for a defect of this program."""
     from trt_nvfp4.calibration.errors import CalibrationError
+    from trt_nvfp4.graph_passes.plan import PlanError
     from trt_nvfp4.graph_passes.source import ModelError
     from trt_nvfp4.plugins.toolchain import ToolchainError
 
     if isinstance(error, (BuilderError, backend.EngineError)):
         return error.exit_code
-    if isinstance(error, (ModelError, CalibrationError)):
+    # The model is sound: what came with it is not.
+    if isinstance(error, (PlanError, CalibrationError)):
+        return USAGE
+    if isinstance(error, ModelError):
         return MODEL_AT_FAULT
     if isinstance(error, ToolchainError):
         return UNAVAILABLE

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import MODEL_AT_FAULT, USAGE, BuilderError
+from .errors import USAGE, BuilderError
 
 Shape = tuple[int, ...]
 # (least, typical, most) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
@@ -102,7 +102,7 @@ def _range_of(
     if default is None and not stated:
         example = "x".join("1" if not isinstance(d, int) else str(d) for d in dims)
         raise BuilderError(
-            MODEL_AT_FAULT,
+            USAGE,
             f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and nothing says its range; "
             f"add --min-shapes, --opt-shapes and --max-shapes {name}:{example} with the sizes you need",
         )

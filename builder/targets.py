@@ -25,7 +25,6 @@ class Target:
     arch: str
     compute_capability: tuple[int, int]
     host: str
-    multiprocessors: int
     modules: dict[str, str]
     fp4_instructions: bool = False
 
@@ -49,16 +48,14 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("thor", "Jetson Thor", "sm_110a", (11, 0), "aarch64", 20, TENSORRT, fp4_instructions=True),
-        Target("b200", "B200, GB200", "sm_100a", (10, 0), "x86_64", 148, TENSORRT, fp4_instructions=True),
-        Target("b300", "B300, GB300", "sm_103a", (10, 3), "x86_64", 148, TENSORRT, fp4_instructions=True),
-        Target(
-            "rtx-blackwell", "RTX PRO 6000, RTX 50", "sm_120a", (12, 0), "x86_64", 188, EITHER, fp4_instructions=True
-        ),
-        Target("spark", "DGX Spark (GB10)", "sm_121a", (12, 1), "aarch64", 48, EITHER, fp4_instructions=True),
-        Target("h200", "H200", "sm_90a", (9, 0), "x86_64", 132, TENSORRT),
-        Target("h100", "H100", "sm_90a", (9, 0), "x86_64", 132, TENSORRT),
-        Target("ada", "RTX 40, L4, L40S", "sm_89", (8, 9), "x86_64", 128, EITHER),
+        Target("thor", "Jetson Thor", "sm_110a", (11, 0), "aarch64", TENSORRT, fp4_instructions=True),
+        Target("b200", "B200, GB200", "sm_100a", (10, 0), "x86_64", TENSORRT, fp4_instructions=True),
+        Target("b300", "B300, GB300", "sm_103a", (10, 3), "x86_64", TENSORRT, fp4_instructions=True),
+        Target("rtx-blackwell", "RTX PRO 6000, RTX 50", "sm_120a", (12, 0), "x86_64", EITHER, fp4_instructions=True),
+        Target("spark", "DGX Spark (GB10)", "sm_121a", (12, 1), "aarch64", EITHER, fp4_instructions=True),
+        Target("h200", "H200", "sm_90a", (9, 0), "x86_64", TENSORRT),
+        Target("h100", "H100", "sm_90a", (9, 0), "x86_64", TENSORRT),
+        Target("ada", "RTX 40, L4, L40S", "sm_89", (8, 9), "x86_64", EITHER),
     )
 }
 

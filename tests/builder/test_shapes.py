@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.shapes import derive_profiles, parse_shapes
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), min_size=1).filter(lambda name: name.strip())
@@ -52,7 +52,7 @@ def test_one_override_widens_the_others() -> None:
 def test_meaningless_dimension_asks_for_a_range() -> None:
     with pytest.raises(BuilderError, match=r"image.*dimension 2 \(height\).*--max-shapes image:") as failure:
         derive_profiles({"image": ["batch", 3, "height", 224]})
-    assert failure.value.exit_code == MODEL_AT_FAULT
+    assert failure.value.exit_code == USAGE
 
 
 def test_override_gives_the_range_of_a_meaningless_dimension() -> None:
