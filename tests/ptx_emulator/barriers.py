@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,8 @@ class Wait:
     def describe(self) -> str:
         raise NotImplementedError
 
-    def expire(self) -> bool:
-        """Let a wait with a time limit end unsuccessfully; False if this wait has none."""
-        return False
+    def expire(self) -> None:
+        """Let a wait that has a time limit end unsuccessfully."""
 
 
 class Yielded(Wait):
@@ -101,8 +101,8 @@ class MBarrier:
 
     def describe(self) -> str:
         return (
-            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals pending, "
-            f"{self.transactions} transaction bytes outstanding"
+            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals "
+            f"pending, {self.transactions} transaction bytes outstanding"
         )
 
 
@@ -113,17 +113,14 @@ class MBarrierWait(Wait):
         self.expired = False
 
     def ready(self) -> bool:
-        return self.expired or all(
-            b.passed(value) if parity else b.phase > value for b, value, parity in self.waits
-        )
+        return self.expired or all(b.passed(value) if parity else b.phase > value for b, value, parity in self.waits)
 
     @property
     def counts_as_progress(self) -> bool:  # type: ignore[override]
         return not self.expired
 
-    def expire(self) -> bool:
+    def expire(self) -> None:
         self.expired = True
-        return True
 
     def describe(self) -> str:
         return "; ".join(
@@ -160,7 +157,9 @@ class BarrierWait(Wait):
     def describe(self) -> str:
         barrier = self.barrier
         expected = self.cta.live_threads if self.whole_cta else barrier.expected
-        return f"waits at {barrier.name}: {barrier.arrived} of {expected} threads arrived ({', '.join(barrier.waiting)})"
+        return (
+            f"waits at {barrier.name}: {barrier.arrived} of {expected} threads arrived ({', '.join(barrier.waiting)})"
+        )
 
 
 class ClusterWait(Wait):
@@ -212,12 +211,12 @@ class LaneWait(Wait):
 class ConditionWait(Wait):
     """Waits for a condition of the asynchronous machinery."""
 
-    def __init__(self, condition: object, text: str) -> None:
+    def __init__(self, condition: Callable[[], bool], text: str) -> None:
         self.condition = condition
         self.text = text
 
     def ready(self) -> bool:
-        return bool(self.condition())  # type: ignore[operator]
+        return self.condition()
 
     def describe(self) -> str:
         return self.text

@@ -1,9 +1,9 @@
 """Basic blocks to Python functions over numpy lanes.
 
-A register holds one array of 32 lanes: uint8/16/32/64 by its width, bool for predicates, uint64 [32, 2] for b128. Arrays
-are never changed in place, so registers may share them. Every block is compiled at first use, in one version for a whole
-warp and one for a part of it that merges results under a lane mask. Block functions return the next block's number, EXIT,
-STAY (blocked: run the block again), or (targets, ) of a divergent branch.
+A register holds one array of 32 lanes: uint8/16/32/64 by its width, bool for predicates, uint64 [32, 2] for b128.
+Arrays are never changed in place, so registers may share them. Every block is compiled at first use, in one version for
+a whole warp and one for a part of it, which merges results under a lane mask. A block function returns the next block's
+number, EXIT, STAY (blocked: run the block again), or where lanes diverge ([(block, lanes), ...], reconvergence block).
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ BlockFunction = Callable[[Warp, Fragment, list[Any], Any], Any]
 Handler = Callable[["Emitter", Instruction], None]
 _HANDLERS: dict[str, Handler] = {}
 
-STORAGE = {1: np.dtype(np.bool_), 8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
+STORAGE = {
+    1: np.dtype(np.bool_),
+    8: np.dtype(np.uint8),
+    16: np.dtype(np.uint16),
+    32: np.dtype(np.uint32),
+    64: np.dtype(np.uint64),
+}
 _FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "f16x2": np.float16, "f32x2": np.float32}
 
 
@@ -276,7 +282,7 @@ class Compiler:
         source = "def block(w, f, R, m):\n" + "\n".join(emitter.lines)
         self.origins[filename] = [None, *emitter.origins]
         scope: dict[str, Any] = {}
-        exec(compile(source, filename, "exec"), self.namespace, scope)  # noqa: S102
+        exec(compile(source, filename, "exec"), self.namespace, scope)
         function: BlockFunction = scope["block"]
         self.functions[full][number] = function
         return function

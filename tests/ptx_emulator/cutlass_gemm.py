@@ -1,7 +1,7 @@
 """CUTLASS's NVFP4 example GEMMs, taken from the nvidia-cutlass package and run through the runtime shim.
 
-The example's kernel definition is compiled as it is (tile and cluster shapes may be replaced); its own host program, which
-would fill, verify and time, is cut off and replaced by one function that runs its `Gemm` on the caller's buffers.
+The example's kernel definition is compiled as it is (tile and cluster shapes may be replaced); its host program, which
+fills, verifies and times, is cut off and replaced by one function that runs its `Gemm` on the caller's buffers.
 """
 
 from __future__ import annotations

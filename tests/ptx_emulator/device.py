@@ -42,7 +42,8 @@ class Device:
 
     def download(self, region: Region, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         count = int(np.prod(shape))
-        return region.data[: count * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
+        data: NDArray[Any] = region.data[: count * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
+        return data
 
     def launch(
         self,

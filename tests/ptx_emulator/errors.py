@@ -32,7 +32,7 @@ class UnknownInstructionError(EmulatorError):
     """An instruction or modifier that the emulator does not implement."""
 
 
-class MemoryFault(EmulatorError):
+class MemoryFault(EmulatorError):  # noqa: N818  the usual word
     """Out of bounds, misaligned, or uninitialised access."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Union
 
+from .errors import PtxSyntaxError
+
 # Width in bits of the register classes; `pred` is one bit per lane.
 TYPE_BITS = {
     **{f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)},
@@ -52,38 +54,38 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Vector:
-    items: tuple["Operand", ...]
+    items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
 class Address:
     """`[base + offset]`, or `[base, {coordinates}]` for tensor copies."""
 
-    base: "Operand"
+    base: Operand
     offset: int = 0
-    coordinates: "Operand | None" = None
+    coordinates: Operand | None = None
 
 
 @dataclass(frozen=True)
 class Pair:
     """`a|b`: a value and a predicate result."""
 
-    first: "Operand"
-    second: "Operand"
+    first: Operand
+    second: Operand
 
 
 @dataclass(frozen=True)
 class Negated:
     """`!p`."""
 
-    operand: "Operand"
+    operand: Operand
 
 
 @dataclass(frozen=True)
 class Group:
     """`(a, b)`: call arguments."""
 
-    items: tuple["Operand", ...]
+    items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,14 @@ class Sink:
     """`_`: a result nobody wants."""
 
 
-Operand = Union[Register, Special, Immediate, Symbol, Vector, Address, Pair, Negated, Group, Sink]
+Operand = Union["Register", Special, Immediate, Symbol, Vector, Address, Pair, Negated, Group, Sink]
+
+
+def literal(operand: Operand) -> int:
+    """The value of an operand that has to be a number; raises PtxSyntaxError."""
+    if not isinstance(operand, Immediate):
+        raise PtxSyntaxError(f"expected a number, found {operand}")
+    return operand.value
 
 
 @dataclass(frozen=True)
@@ -127,14 +136,14 @@ class Label:
 class Variable:
     """A module-level, shared, local or parameter variable.
 
-    `size` is None for `extern .shared x[]`. `initial` pairs byte offsets with bytes or with a Symbol to be placed there.
+    `size` is None for `extern .shared x[]`. `initial` pairs byte offsets with bytes, or a Symbol for its address.
     """
 
     name: str
     space: str
     align: int
     size: int | None
-    initial: list[tuple[int, "bytes | Symbol"]] = field(default_factory=list)
+    initial: list[tuple[int, bytes | Symbol]] = field(default_factory=list)
 
 
 @dataclass

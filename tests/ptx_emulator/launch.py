@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Dim3 = tuple[int, int, int]
 # Blocks that a fragment runs before the others get their turn, and turns without any effect before giving up.
-_SLICE = 4000
-_IDLE_ROUNDS = 500
+_SLICE = 2000
+_IDLE_ROUNDS = 2000
 _ASYNC_OPCODES = {"tcgen05", "wgmma"}
 
 
@@ -105,7 +105,8 @@ class Launch:
         data[: len(params)] = np.frombuffer(params, np.uint8)
         self.params = device.memory.adopt(data, max(len(params), 1), "kernel parameters", read_only=True)
         self.initial_registers = [
-            np.zeros((32, 2), np.uint64) if r.bits == 128 else np.zeros(32, STORAGE[r.bits]) for r in self.program.registers
+            np.zeros((32, 2), np.uint64) if r.bits == 128 else np.zeros(32, STORAGE[r.bits])
+            for r in self.program.registers
         ]
         opcodes = {i.opcode for b in self.program.blocks for i in b.instructions}
         self.tracks_proxy = any(o[0] in _ASYNC_OPCODES or o[:3] == ("cp", "async", "bulk") for o in opcodes)
@@ -115,8 +116,9 @@ class Launch:
         self.activity = 0
         self.steps = 0
         self.time = 0
+        self._idle_states: set[int] = set()
         self.clusters: list[Cluster] = []
-        counts = tuple(g // c for g, c in zip(grid, self.cluster_shape))
+        counts = tuple(g // c for g, c in zip(grid, self.cluster_shape, strict=True))
         self.waiting: deque[Dim3] = deque(
             (x * self.cluster_shape[0], y * self.cluster_shape[1], z * self.cluster_shape[2])
             for z in range(counts[2]) for y in range(counts[1]) for x in range(counts[0])
@@ -127,7 +129,7 @@ class Launch:
         limit = self.program.directives.get("maxntid") or self.program.directives.get("reqntid") or (1024,)
         if not 1 <= threads <= min(int(np.prod(limit)), 1024):
             raise EmulatorError(f"block {self.block} has {threads} threads, the kernel allows {limit}")
-        if any(g % c for g, c in zip(self.grid, self.cluster_shape)):
+        if any(g % c for g, c in zip(self.grid, self.cluster_shape, strict=True)):
             raise EmulatorError(f"grid {self.grid} is no multiple of cluster {self.cluster_shape}")
         if self.shared_bytes > self.device.max_shared:
             raise EmulatorError(f"{self.shared_bytes} bytes of shared memory exceed {self.device.max_shared}")
@@ -265,13 +267,21 @@ class Launch:
         fragment.block = block
 
     def _expire(self, live: list[Cluster], idle: int) -> None:
-        """Nothing moves: let waits with a time limit end; report a deadlock when that has not helped."""
+        """Nothing moves: let waits with a time limit end. Coming back to an earlier state is a deadlock."""
         waits = [(f, f.wait) for c in live for t in c.ctas for w in t.warps for f in w.fragments]
-        spinning = any(wait is None or not wait.counts_as_progress for _, wait in waits)
-        report = self._report(waits)
-        expired = [wait.expire() for _, wait in waits if wait is not None]
-        if idle >= _IDLE_ROUNDS or (not spinning and idle > 6) or not (any(expired) or spinning):
-            raise DeadlockError(f"deadlock in {self.program.name[:80]}:\n{report}")
+        if idle == 1:
+            self._idle_states.clear()
+        state = hash(tuple(self._state(fragment) for fragment, _ in waits))
+        if state in self._idle_states or idle >= _IDLE_ROUNDS:
+            raise DeadlockError(f"deadlock in {self.program.name[:80]}:\n{self._report(waits)}")
+        self._idle_states.add(state)
+        for _, wait in waits:
+            if wait is not None:
+                wait.expire()
+
+    def _state(self, fragment: Fragment) -> tuple[int, ...]:
+        registers = fragment.warp.registers
+        return (fragment.block, fragment.lanes, hash(b"".join(r.tobytes() for r in registers)))
 
     def _report(self, waits: list[tuple[Fragment, Wait | None]]) -> str:
         lines = []

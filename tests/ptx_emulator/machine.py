@@ -28,7 +28,8 @@ def lane_bits(mask: Mask) -> int:
 
 
 def lane_mask(bits: int) -> Mask:
-    return (_BITS & np.uint32(bits)) != 0
+    mask: Mask = (_BITS & np.uint32(bits)) != 0
+    return mask
 
 
 class Join:
@@ -44,7 +45,7 @@ class Join:
 class Fragment:
     """The lanes of a warp that execute together."""
 
-    __slots__ = ("warp", "lanes", "mask", "block", "join", "wait", "state")
+    __slots__ = ("block", "join", "lanes", "mask", "state", "wait", "warp")
 
     def __init__(self, warp: Warp, lanes: int, block: int, join: Join) -> None:
         self.warp = warp
@@ -131,9 +132,8 @@ class Warp:
     def exit(self, fragment: Fragment) -> None:
         self.exited |= fragment.lanes
         self.cta.live_threads -= fragment.lanes.bit_count()
-        if self.copies or any(self.copy_groups):
-            if self.exited == self.live:
-                raise EmulatorError(f"{self.name} exits with pending cp.async copies")
+        if (self.copies or any(self.copy_groups)) and self.exited == self.live:
+            raise EmulatorError(f"{self.name} exits with pending cp.async copies")
         fragment.lanes = 0
         self.arrive_join(fragment)
         for key, arrived in list(self.arrived_lanes.items()):
@@ -163,7 +163,9 @@ class Cta:
         self.thread_count = threads
         self.shared = SharedMemory(rank, launch.shared_bytes, f"shared memory of {self.name}", launch.tracks_proxy)
         self.shared_base = (rank << RANK_SHIFT) + RESERVED_SHARED
-        self.barriers = [NamedBarrier(f"barrier {i} of {self.name}", np.zeros(self.clock_size, np.int64)) for i in range(16)]
+        self.barriers = [
+            NamedBarrier(f"barrier {i} of {self.name}", np.zeros(self.clock_size, np.int64)) for i in range(16)
+        ]
         self.mbarriers: dict[int, MBarrier] = {}
         self.tensor_memory: Any = None
         self.constants: dict[Any, Any] = {}

@@ -17,21 +17,21 @@ Lanes = NDArray[Any]
 # Windows of the generic address space; device allocations lie at their host addresses, far below.
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 1 << 57
-# A shared address is (CTA rank in the cluster) << 24 | offset, as on hardware: CUTLASS clears bit 24 to reach the even CTA.
+# A shared address is CTA rank << 24 | offset, as on hardware: CUTLASS clears bit 24 to reach the even CTA of a pair.
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 # The system's reserved bytes at the start of shared memory, so that address 0 is never valid.
 RESERVED_SHARED = 1024
 _GUARD = 512
 _NEVER = 0xFFFFFFFF
-_UNSIGNED = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_UNSIGNED: dict[int, Any] = {width: np.dtype(f"u{width}") for width in (1, 2, 4, 8)}
 _bitor = np.bitwise_or.reduce
 _bitand = np.bitwise_and.reduce
 
 
 def _rows(data: Bytes, width: int, count: int) -> NDArray[Any]:
     whole = len(data) // (width * count) * (width * count)
-    view = data[:whole].view(_UNSIGNED[width])
+    view: NDArray[Any] = data[:whole].view(_UNSIGNED[width])
     return view if count == 1 else view.reshape(-1, count)
 
 
@@ -57,7 +57,7 @@ class Region:
         """Offsets of checked addresses; raises MemoryFault naming the first bad one."""
         offsets = addresses - addresses.dtype.type(self.base)
         if max(offsets.tolist()) + bytes_per_lane > self.size or int(_bitor(offsets)) & (bytes_per_lane - 1):
-            for address, offset in zip(addresses.tolist(), offsets.tolist()):
+            for address, offset in zip(addresses.tolist(), offsets.tolist(), strict=True):
                 if offset + bytes_per_lane > self.size:
                     raise MemoryFault(
                         f"{action} of {bytes_per_lane} bytes at {address:#x} is outside {self.name} "
@@ -65,11 +65,12 @@ class Region:
                     )
                 if address % bytes_per_lane:
                     raise MemoryFault(f"misaligned {action} of {bytes_per_lane} bytes at {address:#x} in {self.name}")
-        return offsets
+        return np.asarray(offsets)
 
     def load(self, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
         offsets = self.offsets(addresses, width * count, "read")
-        return self.view(width, count)[offsets // offsets.dtype.type(width * count)]
+        loaded: NDArray[Any] = self.view(width, count)[offsets // offsets.dtype.type(width * count)]
+        return loaded
 
     def store(self, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
         if self.read_only:
@@ -143,7 +144,7 @@ class GlobalMemory:
         parts = self.split(addresses)
         if parts[0][1] is None:
             return parts[0][0].load(addresses, width, count)
-        shape = (len(addresses),) if count == 1 else (len(addresses), count)
+        shape: tuple[int, ...] = (len(addresses),) if count == 1 else (len(addresses), count)
         out = np.empty(shape, _UNSIGNED[width])
         for region, lanes in parts:
             out[lanes] = region.load(addresses[lanes], width, count)
@@ -194,7 +195,8 @@ class SharedMemory(Region):
             flat = known.reshape(len(addresses), -1).view(np.uint8).all(axis=1)
             lane = int(np.argmin(flat))
             raise MemoryFault(f"read of uninitialised shared memory at {int(addresses[lane]):#x} in {self.name}")
-        return self.view(width, count)[index]
+        loaded: NDArray[Any] = self.view(width, count)[index]
+        return loaded
 
     def store_by(self, warp: int, epoch: int, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
         """A generic-proxy write by a warp at its vector-clock epoch."""
@@ -211,7 +213,7 @@ class SharedMemory(Region):
             self.dirty[words] = _NEVER
             self.pending_writes.append((warp, epoch, words))
 
-    def fence(self, clock: list[int], now: int) -> None:
+    def fence(self, clock: NDArray[np.int64], now: int) -> None:
         """`fence.proxy.async` by a thread that has seen each warp up to `clock[warp]`."""
         rest = []
         for record in self.pending_writes:
@@ -242,15 +244,16 @@ class SharedMemory(Region):
         if not known.all():
             bad = int(offsets[known == 0].flat[0])
             raise MemoryFault(f"{action} reads uninitialised shared memory at {bad + self.base:#x} in {self.name}")
-        return self.data[offsets]
+        gathered: Bytes = self.data[offsets]
+        return gathered
 
     def check_async(self, words: NDArray[Any], issued: int, action: str) -> None:
         late = self.dirty[words] > issued
         if late.any():
             word = int(words[late].flat[0])
             raise ProxyFenceError(
-                f"{action} reads shared memory at {word * 4 + self.base:#x} in {self.name}, written through the generic "
-                "proxy without a later fence.proxy.async before the operation was issued"
+                f"{action} reads shared memory at {word * 4 + self.base:#x} in {self.name}, written through the "
+                "generic proxy without a later fence.proxy.async before the operation was issued"
             )
 
     def write_async(self, address: int, data: Bytes, action: str) -> None:
@@ -274,7 +277,7 @@ class LocalMemory:
         addresses = addresses.astype(np.uint64)
         if int(addresses.max()) + size > self.size:
             raise MemoryFault(f"local address {int(addresses.max()):#x} is outside the thread's {self.size} bytes")
-        return addresses + lanes * np.uint64(self.data.shape[1])
+        return np.asarray(addresses + lanes * np.uint64(self.data.shape[1]))
 
     def load(self, addresses: Lanes, lanes: Lanes, width: int, count: int) -> NDArray[Any]:
         return self._flat.load(self._addresses(addresses, lanes, width * count), width, count)

@@ -445,7 +445,9 @@ def _number(text: str) -> Immediate:
 
 def _convert_float(value: Immediate, bits: int) -> int:
     """The bits of a float literal in another width."""
-    number = struct.unpack("<f" if value.float_bits == 32 else "<d", value.value.to_bytes(value.float_bits // 8, "little"))
+    number = struct.unpack(
+        "<f" if value.float_bits == 32 else "<d", value.value.to_bytes(value.float_bits // 8, "little")
+    )
     codes = {16: ("<e", "<H"), 32: ("<f", "<I"), 64: ("<d", "<Q")}[bits]
     return int(struct.unpack(codes[1], struct.pack(codes[0], number[0]))[0])
 

@@ -183,7 +183,6 @@ class _Inliner:
         return callee if callee is not None and callee.defined else None
 
     def _inline(self, call: Instruction, callee: Function, stack: tuple[str, ...]) -> None:
-        groups: list[tuple[Operand, ...]] = []
         arguments: tuple[Operand, ...] = ()
         results: tuple[Operand, ...] = ()
         seen_name = False
@@ -191,13 +190,15 @@ class _Inliner:
             if isinstance(operand, Symbol):
                 seen_name = True
             elif isinstance(operand, Group):
-                groups.append(operand.items)
                 if seen_name:
                     arguments = operand.items
                 else:
                     results = operand.items
         aliases = {}
-        for formal, actual in zip([*callee.results, *callee.params], [*results, *arguments]):
+        formals, actuals = [*callee.results, *callee.params], [*results, *arguments]
+        if len(formals) != len(actuals):
+            raise PtxSyntaxError(f"line {call.line}: {callee.name} takes other arguments: {call.text}")
+        for formal, actual in zip(formals, actuals, strict=True):
             if not isinstance(actual, Symbol):
                 raise UnknownInstructionError(f"line {call.line}: call argument is no parameter variable: {call.text}")
             aliases[formal.name] = actual.name

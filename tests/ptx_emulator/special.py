@@ -79,5 +79,3 @@ def special_register(warp: Warp, active: Any, name: str) -> Any:
     if cache is not None:
         cache[name] = found
     return found
-
-

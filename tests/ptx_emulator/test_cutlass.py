@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from ptx_emulator.counters import Counters
 from ptx_emulator.cutlass_gemm import Problem, compile_example
 from ptx_emulator.errors import DeadlockError, EmulatorError, MemoryFault, ProxyFenceError
@@ -76,7 +77,8 @@ def run_mutated(kernel: str, mutate: Callable[[str], str], problem: Problem) -> 
         assert changed != text, "the mutation found nothing to change"
         return load(changed)
 
-    gpu.device.load = load_mutated  # type: ignore[method-assign]
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(gpu.device, "load", load_mutated)
     return problem.run(compile_example(example, gpu, replacements))
 
 
@@ -134,8 +136,11 @@ def flip_parity(line: int) -> Callable[[str], str]:
 
 
 def waits_with_consequences(launch: Counters) -> list[Instruction]:
-    """The executed looping waits after which a thread may still do something: not those of CUTLASS's producer tail, which
-    only keep a CTA from exiting before its peers. Single peeks have no time limit operand and may fail harmlessly."""
+    """The executed looping waits after which a thread may still do something.
+
+    CUTLASS's producer tail, which only keeps a CTA from exiting before its peers, is not among them, nor are single
+    peeks (no time limit operand), which may fail harmlessly.
+    """
     blocks = launch.program.blocks
     effects = {"cp", "tcgen05", "st", "ld", "bar", "clusterlaunchcontrol"}
     found = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from ptx_emulator import formats
 from ptx_emulator.shim import Gpu, Program
 

@@ -259,7 +259,7 @@ _libm.fma.argtypes = [ctypes.c_double] * 3
 
 
 def fma64(a: Any, b: Any, c: Any) -> Any:
-    return np.array([_libm.fma(x, y, z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist())])
+    return np.array([_libm.fma(x, y, z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)])
 
 
 def fma16(a: Any, b: Any, c: Any) -> Any:
@@ -346,10 +346,7 @@ def _min_max(e: Emitter, item: Instruction) -> None:
     if item.type in _FLOAT_TYPES:
         _check(e, item, "ftz", "NaN")
         operands = _Operands(e, item, item.type)
-        if item.has("NaN"):
-            function = np.minimum if small else np.maximum
-        else:
-            function = np.fmin if small else np.fmax
+        function = (np.minimum if small else np.maximum) if item.has("NaN") else np.fmin if small else np.fmax
         text = operands.source(1)
         for index in range(2, len(item.operands)):
             text = f"{e.name(function)}({text}, {operands.source(index)})"

@@ -11,7 +11,7 @@ from .. import tensor_map
 from ..barriers import ConditionWait
 from ..codegen import STAY, Emitter, instruction, view_dtype
 from ..errors import EmulatorError, MemoryFault
-from ..ir import TYPE_BITS, Address, Instruction, Operand, Vector
+from ..ir import TYPE_BITS, Address, Instruction, Operand, Vector, literal
 from ..machine import AsyncOperation, Cta, Fragment, Warp
 from ..memory import OFFSET_MASK, RANK_SHIFT
 from .memory import emit_cp_async
@@ -74,8 +74,8 @@ class SharedPort:
 def destinations(cta: Cta, address: int, barrier: int, mask: int | None, pair: bool) -> list[tuple[Cta, Any]]:
     """(CTA, mbarrier) that a copy to shared memory serves.
 
-    Multicast reaches the same offsets in every CTA of the mask; with .cta_group::2 the barrier is the one in the CTA of the
-    destination's pair that has the parity of the barrier operand's CTA.
+    Multicast reaches the same offsets in every CTA of the mask; with .cta_group::2 the barrier is the one in that CTA
+    of the destination's pair that has the parity of the barrier operand's CTA.
     """
     if mask is None:
         return [(cta.peer(address), cta.mbarrier(barrier))]
@@ -258,7 +258,9 @@ def _emit_tensor(e: Emitter, item: Instruction) -> None:
     if item.has("bulk_group"):
         reduction = "None"
         if item.opcode[1] == "reduce":
-            reduction = repr(next(m for m in item.opcode if m in ("add", "min", "max", "inc", "dec", "and", "or", "xor")))
+            reduction = repr(
+                next(m for m in item.opcode if m in ("add", "min", "max", "inc", "dec", "and", "or", "xor"))
+            )
         target, source = _base(e, operands[0]), e.address(operands[1])
         arguments = f"w, {e.mask}, {target}, {_coordinates(e, operands[0])}, {source}, {reduction}"
         e.line(f"{e.name(tensor_store)}({arguments}, {item.text[:80]!r})")
@@ -280,7 +282,7 @@ def _emit_bulk(e: Emitter, item: Instruction) -> None:
     if kinds[0] == "commit_group":
         e.line(f"{e.name(bulk_commit)}(w, {e.mask})")
     elif kinds[0] == "wait_group":
-        pending = int(getattr(operands[0], "value"))
+        pending = literal(operands[0])
         e.line(f"if {e.name(bulk_wait)}(w, f, {e.mask}, {pending}): return {STAY}")
     elif kinds[0] == "tensor":
         _emit_tensor(e, item)
@@ -349,7 +351,10 @@ def reduce_async(
 
         def run(address: int = address, data: Any = data, arrival: Any = arrival) -> None:
             port, where = SharedPort(cta.peer(address), "red.async", 0), np.array([address & OFFSET_MASK])
-            port.write(where, tensor_map.reduce(operation, dtype, port.cta.shared.data[where[:, None] + np.arange(data.size)], data))
+            port.write(
+                where,
+                tensor_map.reduce(operation, dtype, port.cta.shared.data[where[:, None] + np.arange(data.size)], data),
+            )
             arrival.transact(-data.size)
 
         cta.launch.submit(run, f"{text} by {warp.name}", cta)

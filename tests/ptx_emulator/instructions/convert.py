@@ -88,7 +88,7 @@ def _cvt(e: Emitter, item: Instruction) -> None:
         raise e.fail()
     rounding = next((m for m in modifiers if m in _FLOAT_ROUNDING), "rn")
     integral = next((_INTEGER_ROUNDING[m] for m in modifiers if m in _INTEGER_ROUNDING), None)
-    narrow = result not in _PLAIN_FLOATS and result[0] not in "us" or result.startswith("ue")
+    narrow = (result not in _PLAIN_FLOATS and result[0] not in "us") or result.startswith("ue")
     if narrow and source in ("f32", "f16", "bf16"):
         elements = [e.value(o, source) for o in item.operands[1:]]
         if source == "bf16":

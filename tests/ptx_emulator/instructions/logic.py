@@ -68,7 +68,7 @@ def _lop3(e: Emitter, item: Instruction) -> None:
     if len(item.operands) != 5 or isinstance(destination, Pair) or not isinstance(item.operands[4], Immediate):
         raise e.fail("lop3 with a predicate result")
     names = [e.temporary() for _ in range(3)]
-    for name, operand in zip(names, item.operands[1:4]):
+    for name, operand in zip(names, item.operands[1:4], strict=True):
         e.line(f"{name} = {e.value(operand, 'b32')}")
     a, b, c = names
     table = item.operands[4].value
@@ -193,7 +193,9 @@ def _count_bits(e: Emitter, item: Instruction) -> None:
 
 @instruction("bfind")
 def _bfind(e: Emitter, item: Instruction) -> None:
-    e.assign(item.operands[0], f"{e.name(_highest)}({e.value(item.operands[1], item.type)}, {item.has('shiftamt')})", "u32")
+    e.assign(
+        item.operands[0], f"{e.name(_highest)}({e.value(item.operands[1], item.type)}, {item.has('shiftamt')})", "u32"
+    )
 
 
 @instruction("brev")
@@ -376,4 +378,3 @@ def _mov(e: Emitter, item: Instruction) -> None:
         raise e.fail()
     else:
         e.assign(destination, e.value(source, f"b{bits}"), f"b{bits}")
-

@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 
 from ..codegen import Emitter, instruction, view_dtype
-from ..errors import EmulatorError, MemoryFault
+from ..errors import MemoryFault
 from ..formats import float_format
-from ..ir import TYPE_BITS, Address, Instruction, Operand, Register, Sink, Symbol, Vector
+from ..ir import TYPE_BITS, Address, Instruction, Operand, Register, Sink, Symbol, Vector, literal
 from ..machine import Warp
 from ..memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, SharedMemory
 
 _LANES = np.arange(32, dtype=np.uint64)
-_SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const", "param::entry", "param::func")
+_SPACES = (
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "param",
+    "const",
+    "param::entry",
+    "param::func",
+)
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 _BF16 = float_format("bf16")
 
@@ -212,9 +222,17 @@ def _bf16_add(a: Any, b: Any) -> Any:
 
 
 def atomic(
-    warp: Warp, space: str, addresses: Any, active: Any, operation: Any, dtype: Any, width: int, count: int, *values: Any
+    warp: Warp,
+    space: str,
+    addresses: Any,
+    active: Any,
+    operation: Any,
+    dtype: Any,
+    width: int,
+    count: int,
+    *values: Any,
 ) -> Any:
-    """Lane after lane: read, combine, write. Values and results are unsigned [32] or [32, count]; `dtype` is arithmetic."""
+    """Lane after lane: read, combine as `dtype`, write. Values and results are unsigned, [32] or [32, count]."""
     out = np.zeros((32, count) if count > 1 else 32, f"u{width}")
     lanes = range(32) if active is None else np.flatnonzero(active).tolist()
     for lane in lanes:
@@ -331,7 +349,9 @@ def _mapa(e: Emitter, item: Instruction) -> None:
     generic = not item.has("shared::cluster")
     source = item.operands[1]
     address = e.address(source) if isinstance(source, Address) else e.value(source, item.type)
-    e.assign(item.operands[0], f"{e.name(_map_address)}({address}, {e.value(item.operands[2], 'u32')}, {generic})", item.type)
+    e.assign(
+        item.operands[0], f"{e.name(_map_address)}({address}, {e.value(item.operands[2], 'u32')}, {generic})", item.type
+    )
 
 
 def _get_rank(addresses: Any) -> Any:
@@ -397,12 +417,12 @@ def emit_cp_async(e: Emitter, item: Instruction) -> None:
     if kind == "commit_group":
         e.line(f"{e.name(commit_group)}(w)")
     elif kind == "wait_group":
-        e.line(f"{e.name(wait_group)}(w, {_number(item.operands[0])})")
+        e.line(f"{e.name(wait_group)}(w, {literal(item.operands[0])})")
     elif kind == "wait_all":
         e.line(f"{e.name(wait_all)}(w)")
     elif kind in ("ca", "cg"):
         target, source = (e.address(o) for o in item.operands[:2])
-        size = _number(item.operands[2])
+        size = literal(item.operands[2])
         rest = [o for o in item.operands[3:] if not item.has("L2::cache_hint") or o is not item.operands[-1]]
         source_size = "None"
         if rest:
@@ -412,10 +432,3 @@ def emit_cp_async(e: Emitter, item: Instruction) -> None:
         e.line(f"{e.name(copy_async)}(w, {target}, {source}, {active_name(e)}, {size}, {source_size})")
     else:
         raise e.fail()
-
-
-def _number(operand: Operand) -> int:
-    value = getattr(operand, "value", None)
-    if value is None:
-        raise EmulatorError(f"expected a number, found {operand}")
-    return int(value)

@@ -29,7 +29,7 @@ def lane_values(active: Any, *arrays: Any) -> list[tuple[int, ...]]:
     """(lane, values...) of the active lanes."""
     lanes = np.flatnonzero(active).tolist()
     columns = [a[active].tolist() for a in arrays]
-    return list(zip(lanes, *columns))
+    return list(zip(lanes, *columns, strict=True))
 
 
 # -- named barriers -------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def _barrier(warp: Warp, number: int, count: int | None) -> tuple[NamedBarrier, 
 
 
 def bar_sync(warp: Warp, fragment: Fragment, active: Any, number: Any, count: Any, vote: Any) -> bool:
-    """True while the fragment has to wait. The first call arrives; the scheduler calls again when the barrier opened."""
+    """True while the fragment has to wait. The first call arrives; the next one comes when the barrier has opened."""
     if fragment.wait is not None:
         waited = fragment.wait
         assert isinstance(waited, BarrierWait)
@@ -215,7 +215,7 @@ def mbarrier_wait(
         return None
     if len(waits) == 1:
         return np.zeros(32, bool)
-    passed = dict(zip(unique, done))
+    passed = dict(zip(unique, done, strict=True))
     out = np.zeros(32, bool)
     for lane, address, value in lane_values(active, addresses, values):
         out[lane] = passed[address, value]
@@ -297,4 +297,3 @@ def sleep(fragment: Fragment) -> bool:
 @instruction("nanosleep")
 def _nanosleep(e: Emitter, item: Instruction) -> None:
     e.line(f"if {e.name(sleep)}(f): return {STAY}")
-

@@ -10,7 +10,7 @@ from .. import ldmatrix, mma, tcgen05
 from ..barriers import ConditionWait
 from ..codegen import STAY, Emitter, instruction
 from ..errors import EmulatorError
-from ..ir import Address, Instruction, Operand, Vector
+from ..ir import Address, Instruction, Operand, Vector, literal
 from ..machine import Cta, Fragment, Warp
 from ..memory import OFFSET_MASK, RANK_SHIFT
 from ..tensor_memory import TensorMemory
@@ -28,7 +28,16 @@ def _whole_warp(warp: Warp, active: Any, text: str) -> None:
 
 
 def _mma(
-    warp: Warp, active: Any, variant: mma.MmaSync, a: Any, b: Any, c: Any, scale_a: Any, id_a: Any, scale_b: Any, id_b: Any
+    warp: Warp,
+    active: Any,
+    variant: mma.MmaSync,
+    a: Any,
+    b: Any,
+    c: Any,
+    scale_a: Any,
+    id_a: Any,
+    scale_b: Any,
+    id_b: Any,
 ) -> Any:
     _whole_warp(warp, active, "mma.sync")
     counters = warp.cta.launch.counters
@@ -154,8 +163,11 @@ def relinquish(warp: Warp) -> None:
 
 
 def load(warp: Warp, active: Any, address: Any, shape: str, count: int, pack: bool, split: int) -> Any:
-    """tcgen05.ld: registers [n, 32] at once. The ISA asks for tcgen05.wait::ld before their use, but CUTLASS's epilogues
-    leave it to the register dependency, so a missing wait is not reported."""
+    """tcgen05.ld: registers [n, 32] at once.
+
+    The ISA asks for tcgen05.wait::ld before their use, but CUTLASS's epilogues rely on the register dependency, so a
+    missing wait is not reported.
+    """
     _whole_warp(warp, active, "tcgen05.ld")
     values = _memory(warp.cta).load(_first(active, address), warp.index, shape, count, pack, split)
     warp.cta.launch.counters.bytes_read["tensor"] += values.nbytes
@@ -306,7 +318,7 @@ def _emit_ld(e: Emitter, item: Instruction) -> None:
     if item.has("red"):
         raise e.fail()
     shape, count = _transfer(item)
-    split = int(getattr(item.operands[2], "value", 0)) if len(item.operands) > 2 else 0
+    split = literal(item.operands[2]) if len(item.operands) > 2 else 0
     arguments = f"{e.address(item.operands[1])}, {shape!r}, {count}, {item.has('pack::16b')}, {split}"
     e.merge_call(load, f"w, {e.mask}, {arguments}", list(_items(item.operands[0])), "b32")
 
@@ -314,7 +326,7 @@ def _emit_ld(e: Emitter, item: Instruction) -> None:
 def _emit_st(e: Emitter, item: Instruction) -> None:
     shape, count = _transfer(item)
     registers = e.bound([e.value(i, "b32") for i in _items(item.operands[-1])])
-    split = int(getattr(item.operands[1], "value", 0)) if len(item.operands) > 2 else 0
+    split = literal(item.operands[1]) if len(item.operands) > 2 else 0
     arguments = f"{e.address(item.operands[0])}, {shape!r}, {count}, {item.has('unpack::16b')}, {split}, {registers}"
     e.line(f"{e.name(store)}(w, {e.mask}, {arguments})")
 
@@ -344,9 +356,10 @@ def _emit_mma(e: Emitter, item: Instruction) -> None:
         rest = rest[2:]
     disabled = "()"
     if rest and isinstance(rest[0], Vector):
-        disabled = e.bound([e.value(i, "u32") for i in rest.pop(0).items])  # type: ignore[union-attr]
+        disabled = e.bound([e.value(i, "u32") for i in rest[0].items])
+        rest = rest[1:]
     accumulate = e.value(rest[0], "pred")
-    scale_d = int(getattr(rest[1], "value")) if len(rest) > 1 else 0
+    scale_d = literal(rest[1]) if len(rest) > 1 else 0
     e.line(
         f"{e.name(multiply)}(w, {e.mask}, {_ctas(item)}, {kind!r}, {e.address(d)}, {a_text}, {in_tensor_memory}, "
         f"{e.value(b, 'u64')}, {e.value(idesc, 'u32')}, {accumulate}, {scale_vectors}, {scales[0]}, {scales[1]}, "

@@ -134,7 +134,7 @@ def _vote(e: Emitter, item: Instruction) -> None:
 
 def _elect(active: Any, members: Any) -> tuple[Any, Any]:
     leader = int(np.argmax(active))
-    return np.full(32, leader, np.uint32), _LANE == leader
+    return np.full(32, leader, np.uint32), leader == _LANE
 
 
 @instruction("elect")
@@ -180,7 +180,8 @@ def _match(e: Emitter, item: Instruction) -> None:
 
 
 _REDUCE: dict[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
 
 
@@ -204,6 +205,3 @@ def _redux(e: Emitter, item: Instruction) -> None:
         e.assign(item.operands[0], f"{e.name(_reduce_float)}({value}, {e.mask}, {flags})", "f32")
         return
     e.assign(item.operands[0], f"{e.name(_reduce)}({value}, {e.mask}, {e.name(_REDUCE[mode])})", item.type)
-
-
-

@@ -1,7 +1,7 @@
 """wgmma of SM90.
 
-Accumulators change at once, because nvcc may copy their registers before the group is waited for; that a read of the operands
-as late as wgmma.wait_group would have given the same is checked there.
+Accumulators change at once, because nvcc may copy their registers before the group is waited for; wgmma.wait_group
+checks that reading the operands as late as that would have given the same.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ import numpy as np
 from .. import wgmma
 from ..codegen import Emitter, instruction
 from ..errors import EmulatorError
-from ..ir import Instruction, Register, Vector
+from ..ir import Instruction, Register, Vector, literal
 from ..machine import Warp
 from .async_copy import SharedPort
 
 
 def multiply(
-    warp: Warp, active: Any, variant: wgmma.Wgmma, registers: tuple[int, ...], a: Any, b: Any, accumulate: Any, flags: Any
+    warp: Warp,
+    active: Any,
+    variant: wgmma.Wgmma,
+    registers: tuple[int, ...],
+    a: Any,
+    b: Any,
+    accumulate: Any,
+    flags: Any,
 ) -> None:
     """One warp's quarter of a wgmma; reads its operands as late as wgmma.wait_group."""
     lane = int(np.argmax(active))
@@ -67,18 +74,18 @@ def _wgmma(e: Emitter, item: Instruction) -> None:
     if kind == "commit_group":
         e.line(f"{e.name(commit)}(w)")
     elif kind == "wait_group":
-        e.line(f"{e.name(wait)}(w, {int(getattr(item.operands[0], 'value'))})")
+        e.line(f"{e.name(wait)}(w, {literal(item.operands[0])})")
     elif kind == "mma_async":
         variant = wgmma.decode(item.opcode)
         d, a, b, scale_d, *rest = item.operands
         assert isinstance(d, Vector)
         registers = tuple(r.index for r in d.items if isinstance(r, Register))
         left = e.bound([e.value(i, "b32") for i in a.items]) if isinstance(a, Vector) else e.value(a, "u64")
-        values = [int(getattr(o, "value")) for o in rest]
+        values = [literal(o) for o in rest]
         scales, majors = (values[:2] or [1, 1]), values[2:]
         if isinstance(a, Vector):
             majors = [0, *majors]
-        flags = (*scales, *(bool(m) for m in (majors + [0, 0])[:2]))
+        flags = (*scales, *(bool(m) for m in ([*majors, 0, 0])[:2]))
         e.line(
             f"{e.name(multiply)}(w, {e.mask}, {e.name(variant)}, {e.name(registers)}, {left}, {e.value(b, 'u64')}, "
             f"{e.value(scale_d, 'pred')}, {flags!r})"

@@ -1,0 +1,276 @@
+"""Hand-written PTX that is wrong in one way each: the checker says which."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ptx_emulator.device import Device, pack_params
+from ptx_emulator.errors import (
+    DeadlockError,
+    EmulatorError,
+    MemoryFault,
+    ProxyFenceError,
+    UnknownInstructionError,
+)
+
+_MODULE = """
+.version 9.0
+.target sm_100a
+.address_size 64
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry kernel(.param .u64 pointer, .param .u32 value) {{
+    .reg .pred %p<8>;
+    .reg .b32 %r<32>;
+    .reg .b64 %rd<16>;
+    ld.param.u64 %rd1, [pointer];
+    ld.param.u32 %r1, [value];
+    mov.u32 %r2, %tid.x;
+    mov.u32 %r3, dynamic;
+    setp.eq.u32 %p1, %r2, 0;
+    shl.b32 %r4, %r2, 2;
+    add.u32 %r5, %r3, %r4;
+    cvt.u64.u32 %rd2, %r4;
+    add.u64 %rd3, %rd1, %rd2;
+    {body}
+    ret;
+}}
+"""
+
+
+def run(body: str, *, value: int = 0, words: int = 256, threads: int = 32, cluster: int = 1) -> NDArray[np.uint32]:
+    """The words at `pointer` after the body.
+
+    %rd1 is the pointer, %rd3 the thread's word there; %r3 is shared memory, %r5 the thread's word there.
+    """
+    device = Device()
+    memory = device.upload(np.arange(words, dtype=np.uint32), "test buffer")
+    module = device.load(_MODULE.format(body=body))
+    shape = (cluster, 1, 1)
+    device.launch(
+        module, "kernel", shape, (threads, 1, 1), pack_params(memory, value), 8192, shape if cluster > 1 else None
+    )
+    return device.download(memory, np.uint32, (words,))
+
+
+BARRIER = """
+    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+    bar.sync 0;
+"""
+WAIT = """
+again:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
+    @!%p2 bra again;
+"""
+# 256 bytes from the buffer to shared memory at +1024, counted on the barrier at +0.
+BULK_LOAD = """
+    add.u32 %r6, %r3, 1024;
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
+    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%rd1], 256, [%r3];
+"""
+WRITE_AND_STORE = """
+    st.shared.u32 [%r5+1024], %r2;
+    {fence}
+    bar.sync 0;
+    add.u32 %r6, %r3, 1024;
+    @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r6], 256;
+    @%p1 cp.async.bulk.commit_group;
+    @%p1 cp.async.bulk.wait_group 0;
+"""
+
+
+def test_bulk_load_waited_for() -> None:
+    result = run(
+        BARRIER + BULK_LOAD + WAIT + "ld.shared.u32 %r7, [%r5+1024]; add.u32 %r7, %r7, 5; st.global.u32 [%rd3], %r7;"
+    )
+    np.testing.assert_array_equal(result[:32], np.arange(32) + 5)
+
+
+def test_bulk_load_not_waited_for() -> None:
+    with pytest.raises(MemoryFault, match="uninitialised shared memory"):
+        run(BARRIER + BULK_LOAD + "ld.shared.u32 %r7, [%r5+1024]; st.global.u32 [%rd3], %r7;")
+
+
+def test_exit_with_a_pending_copy() -> None:
+    with pytest.raises(EmulatorError, match="exits with a pending operation"):
+        run(BARRIER + BULK_LOAD)
+
+
+def test_proxy_fence() -> None:
+    result = run(WRITE_AND_STORE.format(fence="fence.proxy.async.shared::cta;"), threads=64)
+    np.testing.assert_array_equal(result[:64], np.arange(64))
+
+
+@pytest.mark.parametrize(
+    "fence",
+    ["", "@%p1 fence.proxy.async.shared::cta;", "fence.proxy.async.global;"],
+    ids=["none", "before the other warp's writes are seen", "other space"],
+)
+def test_missing_proxy_fence(fence: str) -> None:
+    with pytest.raises(ProxyFenceError, match=r"fence\.proxy\.async"):
+        run(WRITE_AND_STORE.format(fence=fence), threads=64)
+
+
+def test_fence_by_the_reader_after_a_barrier() -> None:
+    """Any proxy fence on the causality path will do: here the issuing thread's own."""
+    body = WRITE_AND_STORE.format(fence="").replace("bar.sync 0;", "bar.sync 0; @%p1 fence.proxy.async.shared::cta;")
+    np.testing.assert_array_equal(run(body, threads=64)[:64], np.arange(64))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("ld.shared.u32 %r7, [%r5]; st.global.u32 [%rd3], %r7;", "uninitialised shared memory"),
+        ("st.global.u32 [%rd3+1024], %r2;", "outside test buffer|lies in no allocation"),
+        ("st.global.u32 [%rd3+2], %r2;", "misaligned write of 4 bytes"),
+        ("ld.shared.u32 %r7, [%r5+8190]; st.global.u32 [%rd3], %r7;", "outside shared memory|misaligned"),
+        ("st.shared.u32 [%r5+8192], %r2;", "outside shared memory"),
+        ("mov.u64 %rd4, 64; ld.global.u32 %r7, [%rd4]; st.global.u32 [%rd3], %r7;", "lies in no allocation"),
+        ("cvta.param.u64 %rd4, pointer; st.global.u32 [%rd4], %r2;", "read-only kernel parameters"),
+    ],
+)
+def test_memory_faults_name_the_place(body: str, message: str) -> None:
+    with pytest.raises(MemoryFault, match=message) as caught:
+        run(body)
+    assert "line " in str(caught.value)
+    assert "CTA (0, 0, 0) warp 0" in str(caught.value)
+
+
+def test_arrival_overflow() -> None:
+    with pytest.raises(EmulatorError, match="arrival count overflow"):
+        run(BARRIER.replace("], 1", "], 3") + "mbarrier.arrive.shared::cta.b64 _, [%r3], 5;")
+
+
+def test_uninitialised_mbarrier() -> None:
+    with pytest.raises(EmulatorError, match="no mbarrier was initialised"):
+        run("mbarrier.arrive.shared::cta.b64 _, [%r3];")
+
+
+def test_deadlock_report_says_who_waits_for_what() -> None:
+    with pytest.raises(DeadlockError) as caught:
+        run(BARRIER.replace("], 1", "], 2") + "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];" + WAIT)
+    assert "phase 0 (parity 0), 1 of 2 arrivals pending" in str(caught.value)
+    with pytest.raises(DeadlockError, match=r"barrier 3 .*: 32 of 96 threads arrived"):
+        run("bar.sync 3, 96;")
+
+
+def test_deadlock_of_a_spinning_thread() -> None:
+    with pytest.raises(DeadlockError, match="spins"):
+        run("spin: ld.global.u32 %r7, [%rd1]; setp.eq.u32 %p2, %r7, 0; @%p2 bra spin;")
+
+
+def test_spinning_thread_is_released_by_another() -> None:
+    body = """
+    setp.ge.u32 %p2, %r2, 32;
+    @%p2 bra producer;
+spin:
+    ld.acquire.gpu.global.u32 %r7, [%rd1+128];
+    setp.eq.u32 %p3, %r7, 32;
+    @%p3 bra spin;
+    st.global.u32 [%rd3], %r7;
+    bra done;
+producer:
+    setp.eq.u32 %p4, %r2, 40;
+    mov.u32 %r8, 77;
+    @%p4 st.release.gpu.global.u32 [%rd1+128], %r8;
+done:
+"""
+    np.testing.assert_array_equal(run(body, threads=64)[:32], np.full(32, 77))
+
+
+def test_barrier_within_diverged_warp() -> None:
+    """Halves of a warp reach bar.warp.sync on different paths."""
+    body = """
+    setp.lt.u32 %p2, %r2, 13;
+    @%p2 bra small;
+    st.shared.u32 [%r5], %r2;
+    bar.warp.sync -1;
+    bra after;
+small:
+    st.shared.u32 [%r5], %r2;
+    bar.warp.sync -1;
+after:
+    xor.b32 %r6, %r4, 124;
+    add.u32 %r6, %r3, %r6;
+    ld.shared.u32 %r7, [%r6];
+    st.global.u32 [%rd3], %r7;
+"""
+    np.testing.assert_array_equal(run(body)[:32], np.arange(32)[::-1])
+
+
+ALLOCATE = """
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;
+    ld.shared.u32 %r6, [%r3];
+"""
+
+
+def test_tensor_memory_round_trip_and_leak() -> None:
+    body = (
+        ALLOCATE
+        + "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r4};\ntcgen05.wait::st.sync.aligned;\n"
+        + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r7}, [%r6];\ntcgen05.wait::ld.sync.aligned;\n"
+        + "st.global.u32 [%rd3], %r7;\n"
+    )
+    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 32;"
+    np.testing.assert_array_equal(run(body + free)[:32], 4 * np.arange(32))
+    with pytest.raises(EmulatorError, match="exits with tensor memory allocated"):
+        run(body)
+    with pytest.raises(MemoryFault, match="never written"):
+        run(body.replace("tcgen05.wait::st.sync.aligned;", "") + free)
+    with pytest.raises(MemoryFault, match=r"not allocated|outside"):
+        run(body.replace("[%r6], {%r4}", "[%r6+64], {%r4}") + free)
+
+
+@pytest.mark.parametrize(
+    "text", ["frobnicate.u32 %r7, %r2;", "add.rz.f64 %rd4, %rd4, %rd4;", "cvt.rs.f16x2.f32 %r7, %r2, %r2, %r2;"]
+)
+def test_unknown_instructions_stop_with_text_and_line(text: str) -> None:
+    with pytest.raises(UnknownInstructionError) as caught:
+        run(text)
+    assert text in str(caught.value)
+    assert "line 19:" in str(caught.value)
+
+
+def test_multicast_reaches_every_cta() -> None:
+    body = (
+        """
+    mov.u32 %r8, %cluster_ctarank;
+    setp.eq.and.u32 %p3, %r8, 0, %p1;
+    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
+    add.u32 %r6, %r3, 1024;
+    .reg .b16 %mask;
+    mov.u16 %mask, 3;
+    @%p3 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r6], [%rd1], 256, [%r3], %mask;
+"""
+        + WAIT
+        + """
+    ld.shared.u32 %r7, [%r5+1024];
+    shl.b32 %r9, %r8, 7;
+    cvt.u64.u32 %rd4, %r9;
+    add.u64 %rd5, %rd3, %rd4;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    add.u32 %r7, %r7, 100;
+    st.global.u32 [%rd5], %r7;
+"""
+    )
+    np.testing.assert_array_equal(run(body, cluster=2)[:64], np.tile(np.arange(32), 2) + 100)
+
+
+def test_counters_are_json() -> None:
+    device = Device()
+    memory = device.upload(np.zeros(32, np.uint32))
+    module = device.load(_MODULE.format(body="st.shared.u32 [%r5], %r2; bar.sync 0; st.global.u32 [%rd3], %r2;"))
+    counters = json.loads(
+        device.launch(module, "kernel", (2, 1, 1), (32, 1, 1), pack_params(memory, 0), 8192).to_json()
+    )
+    assert counters["instructions"]["st"] == 4
+    assert counters["bytes_written"] == {"shared": 256, "global": 256}
+    assert counters["barrier_waits"] == {"bar": 2}
