@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "callbacks.h"
+
 namespace {
 
 struct Module {
@@ -32,40 +34,13 @@ struct Variable {
 
 }  // namespace
 
-extern "C" {
-
-// Mirrored by ctypes structures in runtime.py.
-struct ShimLaunch {
-    const void* image;
-    const char* name;
-    uint32_t grid[3], block[3], cluster[3];  // cluster[0] == 0: no cluster attribute
-    uint64_t shared_bytes;
-    void** arguments;
-    int32_t cooperative;
-};
-
-struct ShimFunctionInfo {
-    int32_t max_threads, shared_bytes, local_bytes, param_bytes;
-};
-
-struct ShimCallbacks {
-    uint64_t (*allocate)(uint64_t size);
-    int32_t (*release)(uint64_t address);
-    int32_t (*contains)(uint64_t address, uint64_t size);
-    int32_t (*launch)(const ShimLaunch* launch);
-    int32_t (*function_info)(const void* image, const char* name, ShimFunctionInfo* info);
-    uint64_t (*symbol)(const void* image, const char* name);
-    int32_t (*attribute)(int32_t attribute, int32_t* value);
-    int32_t (*encode_tiled)(void* map, int32_t type, uint32_t rank, uint64_t address, const uint64_t* dims,
-                            const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
-                            int32_t interleave, int32_t swizzle, int32_t l2_promotion, int32_t fill);
-};
-
-}  // extern "C"
+ShimCallbacks shim::callbacks{};
 
 namespace {
 
-ShimCallbacks callbacks{};
+using shim::callbacks;
+using shim::on_device;
+
 std::map<const void*, Function*> functions;
 std::map<const void*, Variable> variables;
 std::mutex registration;
@@ -113,10 +88,6 @@ const Function* find(const void* kernel) {
     for (const auto& [stub, function] : functions)
         if (function == kernel) return function;
     return nullptr;
-}
-
-bool on_device(const void* pointer, size_t size) {
-    return callbacks.contains(reinterpret_cast<uint64_t>(pointer), size) != 0;
 }
 
 cudaError_t copy(void* target, const void* source, size_t size, cudaMemcpyKind kind) {
@@ -169,15 +140,6 @@ int attribute(int which) {
 uint64_t symbol_address(const void* symbol) {
     auto found = variables.find(symbol);
     return found == variables.end() ? 0 : callbacks.symbol(found->second.module->image, found->second.name.c_str());
-}
-
-CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                      const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                      const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                      CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill) {
-    return static_cast<CUresult>(callbacks.encode_tiled(map, type, rank, reinterpret_cast<uint64_t>(address), dims,
-                                                        strides, box, element_strides, interleave, swizzle,
-                                                        l2_promotion, fill));
 }
 
 }  // namespace
@@ -553,36 +515,6 @@ cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
     *milliseconds = 1.0f;  // the emulator has no clock
     return cudaSuccess;
-}
-
-// ---- driver entry points
-// ---------------------------------------------------------------------------------------------
-
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
-                                CUtensorMapFloatOOBfill fill) {
-    return encode_tiled(map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle,
-                        l2_promotion, fill);
-}
-
-CUresult cuGetErrorString(CUresult error, const char** text) {
-    *text = error == CUDA_SUCCESS ? "no error" : "error of the emulator's CUDA driver";
-    return CUDA_SUCCESS;
-}
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* status) {
-    bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-    *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
-    if (status) *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    return known ? cudaSuccess : fail(cudaErrorInvalidValue);
-}
-
-cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,
-                                    cudaDriverEntryPointQueryResult* status) {
-    return cudaGetDriverEntryPointByVersion(symbol, function, CUDA_VERSION, flags, status);
 }
 
 }  // extern "C"

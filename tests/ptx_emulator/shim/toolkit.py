@@ -77,20 +77,11 @@ def example_includes() -> list[Path]:
 
 def build_runtime() -> Path:
     """The shim's library, `libcudart.so.13`, built if the cache does not hold it."""
-    sources = [_HERE / "cudart.cpp", _HERE / "cudart.map"]
-    include = find_toolkit().include
-    command = [
-        "g++",
-        "-std=c++17",
-        "-O1",
-        "-fPIC",
-        "-shared",
-        f"-I{include}",
-        str(sources[0]),
-        "-Wl,-soname,libcudart.so.13",
-    ]
-    command.append(f"-Wl,--version-script={sources[1]}")
-    return _cached([p.read_bytes() for p in sources], command, "libcudart.so.13")
+    sources = [_HERE / "cudart.cpp", _HERE / "driver.cpp"]
+    exports, header = _HERE / "cudart.map", _HERE / "callbacks.h"
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{find_toolkit().include}", *map(str, sources)]
+    command += ["-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={exports}"]
+    return _cached([p.read_bytes() for p in (*sources, exports, header)], command, "libcudart.so.13")
 
 
 def build_program(
