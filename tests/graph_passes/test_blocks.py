@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+
 from onnx_models.graphs import Graph, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
-
 from trt_nvfp4.graph_passes.source import SourceModel, load
 
 Load = Callable[[onnx.ModelProto], SourceModel]

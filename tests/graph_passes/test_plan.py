@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
+
 from onnx_models.graphs import Graph, mlp_model, spec
 from onnx_models.passes import EVERYTHING, plan_all
-
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import DECISIONS, KINDS, Capabilities, Plan, PlanError, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+
 from onnx_models.graphs import Graph, Spec, mlp_model, spec
 from onnx_models.passes import EVERYTHING, found_mlps, plan_all
-
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
 from trt_nvfp4.graph_passes.source import SourceModel

@@ -13,9 +13,9 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, mlp_model, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
-
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes import weights
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models.graphs import mlp_model, spec
 
+from onnx_models.graphs import mlp_model, spec
 from trt_nvfp4.graph_passes.source import ModelError, load
 
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from onnx_models.graphs import (
     ACTIVATION_SPELLINGS,
     FUSED,
@@ -22,7 +23,6 @@ from onnx_models.graphs import (
     spec,
 )
 from onnx_models.passes import found_mlps, rewritten
-
 from trt_nvfp4.graph_passes.source import SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]

@@ -1,0 +1,78 @@
+"""Models of transformers, exported, become verified engines with one plugin layer per MLP: TensorRT-RTX for SM120."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from onnx_models.zoo import DTYPES, ZOO, build, export, exportable
+from trt_nvfp4.builder.cli.build_engine import app
+
+pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+
+NAMES = ("llama", "gemma2", "qwen3", "modernbert", "bert", "vit")
+# One of each type, between them both exporters, gated and plain, with and without calibration; the rest is slow.
+CORE = {("llama", "dynamo", "bf16", True), ("bert", "torchscript", "fp32", False), ("vit", "dynamo", "fp16", True)}
+CASES = [
+    (name, exporter, dtype, False)
+    for name in NAMES
+    for exporter in ("dynamo", "torchscript")
+    for dtype in DTYPES
+    if exportable(name, exporter, dtype)
+]
+CASES += [(name, "dynamo", dtype, True) for name in NAMES for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(
+    ("name", "exporter", "dtype", "calibrated"),
+    [
+        pytest.param(
+            *case,
+            id="-".join((*case[:3], "calibrated" if case[3] else "uncalibrated")),
+            marks=[] if case in CORE else [pytest.mark.slow],
+        )
+        for case in CASES
+    ],
+)
+def test_one_plugin_layer_per_mlp(
+    name: str, exporter: str, dtype: str, calibrated: bool, tmp_path: Path, seed: int
+) -> None:
+    entry = ZOO[name]
+    model, draw = build(name, DTYPES[dtype], seed)
+    path = tmp_path / "model.onnx"
+    export(model, draw(seed), path, exporter)
+    options = [
+        str(path),
+        "-o",
+        str(tmp_path / "out.engine"),
+        "--target",
+        "rtx-blackwell",
+        "--require",
+        "nvfp4",
+        "--json",
+    ]
+    if not entry.vision:
+        options += ["--max-shapes", "x:2x16"]
+    if calibrated:
+        samples = tmp_path / "samples"
+        samples.mkdir()
+        for number in range(2):
+            x = draw(number)
+            # NumPy's files have no bfloat16: samples of such inputs are float32.
+            np.savez(samples / f"{number}.npz", x=(x.float() if x.dtype == torch.bfloat16 else x).numpy())
+        options += ["--calib-data", str(samples)]
+
+    result = CliRunner().invoke(app, options)
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    mlps = [subgraph for subgraph in report["subgraphs"] if subgraph["kind"] != "linear"]
+    assert [(mlp["kind"], mlp["realized"]) for mlp in mlps] == [(entry.kind, "nvfp4 plugin")] * entry.mlps
+    assert {mlp["decision"] for mlp in mlps} == {"nvfp4_w4a4" if calibrated else "nvfp4_w4a16"}
+    assert report["plugin_layers"] == entry.mlps
+    assert (tmp_path / "out.engine").stat().st_size == report["engine_bytes"]
