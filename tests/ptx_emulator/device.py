@@ -16,14 +16,18 @@ from .memory import GlobalMemory, Region
 class Device:
     """A GPU of `sm_count` SMs, each holding one CTA at a time.
 
-    `seed` draws the order in which pending asynchronous operations finish.
+    `seed` draws the order in which pending asynchronous operations finish. With `strict_exit`, a copy that nobody
+    waited for when its CTA exits is an error; without, it finishes then (working code that prefetches too far needs it).
     """
 
-    def __init__(self, sm_count: int = 4, max_shared: int = 227 * 1024, seed: int = 0) -> None:
+    def __init__(
+        self, sm_count: int = 4, max_shared: int = 227 * 1024, seed: int = 0, strict_exit: bool = True
+    ) -> None:
         self.memory = GlobalMemory()
         self.sm_count = sm_count
         self.max_shared = max_shared
         self.seed = seed
+        self.strict_exit = strict_exit
 
     def load(self, ptx: str) -> LoadedModule:
         """Parse a PTX module and place its variables; raises PtxSyntaxError."""

@@ -10,6 +10,7 @@ from . import (  # noqa: F401
     memory,
     sync,
     tensor,
+    tensormap,
     warp,
     warpgroup,
 )

@@ -102,6 +102,11 @@ def _tensor_map(warp: Warp, address: int) -> tensor_map.TensorMap:
     return tensor_map.TensorMap.from_bytes(warp.cta.launch.device.memory.read(address, 128))
 
 
+def _four_rows(box: tensor_map.TensorMap, start: list[int]) -> tuple[list[int], list[int] | None]:
+    """(coordinates, rows) of .tile::gather4 and .tile::scatter4, which name a column and four rows of a matrix."""
+    return (start[:2], start[1:]) if len(box.dims) == 2 and len(start) == 5 else (start, None)
+
+
 def tensor_load(
     warp: Warp, active: Any, target: Any, source: Any, coordinates: Any, barriers: Any, mask: Any, pair: bool, text: str
 ) -> None:
@@ -115,10 +120,12 @@ def tensor_load(
             raise MemoryFault(f"tensor copy to shared address {address:#x}, not aligned to 128 bytes")
 
         def run(box: Any = box, start: Any = start, ctas: Any = ctas, offset: int = offset) -> None:
-            rows, data = tensor_map.load(box, start, offset, GlobalPort(cta, "tensor copy").read)
+            first, gathered = _four_rows(box, start)
+            rows, data = tensor_map.load(box, first, offset, GlobalPort(cta, "tensor copy").read, gathered)
+            size = box.transaction_bytes if gathered is None else 4 * box.transaction_bytes // box.counts[1]
             for peer, arrival in ctas:
                 SharedPort(peer, "tensor copy", 0).write(rows, data)
-                arrival.transact(-box.transaction_bytes)
+                arrival.transact(-size)
 
         cta.launch.submit(run, f"{text} issued by {warp.name}", cta)
 
@@ -141,7 +148,8 @@ def tensor_store(
 
         def run(box: Any = box, start: Any = start, offset: int = address & OFFSET_MASK) -> None:
             port, shared = GlobalPort(cta, "tensor copy"), SharedPort(cta, "tensor copy", issued)
-            tensor_map.store(box, start, offset, shared.read, port.write, port.read, reduction)
+            first, scattered = _four_rows(box, start)
+            tensor_map.store(box, first, offset, shared.read, port.write, port.read, reduction, scattered)
 
         submitted[key] = cta.launch.submit(run, f"{text} issued by {warp.name}", cta)
         _group(warp, lane, submitted[key])
@@ -250,7 +258,7 @@ def _base(e: Emitter, operand: Operand) -> str:
 
 
 def _emit_tensor(e: Emitter, item: Instruction) -> None:
-    if item.has("im2col", "tile::gather4", "tile::scatter4", "im2col::w", "im2col_no_offs"):
+    if any(m.startswith("im2col") for m in item.opcode):
         raise e.fail()
     operands = item.operands
     if item.has("prefetch"):
