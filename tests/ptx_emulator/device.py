@@ -17,7 +17,7 @@ class Device:
     """A GPU of `sm_count` SMs, each holding one CTA at a time.
 
     `seed` draws the order in which pending asynchronous operations finish. With `strict_exit`, a copy that nobody
-    waited for when its CTA exits is an error; without, it finishes then (working code that prefetches too far needs it).
+    waited for when its CTA exits is an error; else it finishes then (working code that prefetches too far needs that).
     """
 
     def __init__(
