@@ -1,4 +1,7 @@
-"""The same linears and MLP stacks computed by this project's plugins and by others."""
+"""The same linears and MLP stacks computed by this project's plugins and by others.
+
+Only the plugins add biases, so that a deep stack's values neither fade nor overflow; the others do less work.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ class Weight:
     """Random NVFP4 weights [n, k], as the ops take them, and as 16-bit values for the others."""
 
     packed: torch.Tensor  # int8 [n, k/2]
-    block_scales: torch.Tensor  # float8_e4m3fn, tiled
+    block_scales: torch.Tensor  # int8, the E4M3 bytes tiled
     tensor_scale: torch.Tensor  # float32 []
     dense: torch.Tensor  # [n, k]
     scales: torch.Tensor  # float8_e4m3fn [n, k/16]
+    bias: torch.Tensor  # bfloat16 [n]; keeps a deep stack's values near one
 
     def exact(self) -> torch.Tensor:
         """float64 [n, k]."""
@@ -40,13 +44,20 @@ class Weight:
         tensor_scale = torch.tensor(1.0 / (3.7 * math.sqrt(k)), device="cuda")
         codes = e2m1_decode(unpack(packed.view(torch.uint8))).to(dtype)
         dense = codes * (scales.float() * tensor_scale).to(dtype).repeat_interleave(16, dim=1)
-        return cls(packed, tile_scales(scales), tensor_scale, dense, scales)
+        bias = (0.25 * torch.randn(n, device="cuda")).bfloat16()
+        return cls(packed, tile_scales(scales).view(torch.int8), tensor_scale, dense, scales, bias)
 
 
 def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Work, torch.Tensor]:
     """NVFP4Linear through the plugin host; returns the call and the tensor it writes."""
-    bias = x.new_zeros(weight.packed.shape[0])
-    inputs = [x, weight.packed, weight.block_scales, weight.tensor_scale, bias, torch.zeros((), device="cuda")]
+    inputs = [
+        x,
+        weight.packed,
+        weight.block_scales,
+        weight.tensor_scale,
+        weight.bias.to(x.dtype),
+        torch.zeros((), device="cuda"),
+    ]
     return _plugin(host, "NVFP4Linear", inputs, {})
 
 
@@ -54,15 +65,13 @@ def plugin_stack(
     host: PluginHost, x: torch.Tensor, ups: list[Weight], downs: list[Weight]
 ) -> tuple[Work, torch.Tensor]:
     """NVFP4PersistentMLP of gelu_tanh-gated layers, one launch."""
+    attributes = {"activation": int(Activation.GELU_TANH), "gated": 1, "norm": 0, "residual": 0}
     inputs = [x, x.new_ones(len(ups), x.shape[1])]
     for weights in (ups, downs):
         inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]
-        inputs += [
-            torch.stack([w.tensor_scale for w in weights]),
-            x.new_zeros(len(weights), weights[0].packed.shape[0]),
-        ]
+        inputs += [torch.stack([w.tensor_scale for w in weights]), torch.stack([w.bias for w in weights]).to(x.dtype)]
     inputs += [torch.zeros(len(ups), device="cuda"), torch.zeros(len(ups), device="cuda")]
-    return _plugin(host, "NVFP4PersistentMLP", inputs, {"activation": int(Activation.GELU_TANH), "gated": 1})
+    return _plugin(host, "NVFP4PersistentMLP", inputs, attributes)
 
 
 def plugin_layers(

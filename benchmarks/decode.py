@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from contestants import (
     Weight,
     Work,
@@ -28,6 +27,7 @@ from contestants import (
     plugin_stack,
 )
 from harness import as_json, environment, interleave, read_bandwidth, relative_error
+from torch.nn import functional
 
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
@@ -42,9 +42,9 @@ COLD_BYTES = 512 << 20
 def stack_reference(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> torch.Tensor:
     """float64 arithmetic, rounded where the op rounds."""
     for up, down in zip(ups, downs, strict=True):
-        both = x.double() @ up.exact().T
+        both = x.double() @ up.exact().T + up.bias.to(x.dtype).double()
         hidden = functional.gelu(both[:, 0::2], approximate="tanh") * both[:, 1::2]
-        x = (hidden.to(x.dtype).double() @ down.exact().T).to(x.dtype)
+        x = (hidden.to(x.dtype).double() @ down.exact().T + down.bias.to(x.dtype).double()).to(x.dtype)
     return x
 
 
@@ -89,7 +89,9 @@ def bench_linear(host: PluginHost, m: int, n: int, k: int, rounds: int, bandwidt
         pairs = [plugin_linear(host, x.to(dtype), weight) for weight in weights]
         contestants[name] = in_turn([call for call, _ in pairs])
         contestants[name]()
-        errors[name] = relative_error(pairs[0][1], x.to(dtype).double() @ weights[0].exact().T)
+        errors[name] = relative_error(
+            pairs[0][1], x.to(dtype).double() @ weights[0].exact().T + weights[0].bias.double()
+        )
     contestants["bf16"] = in_turn([lambda w=w: functional.linear(x, w.dense) for w in weights])  # type: ignore[misc]
     contestants["int4"] = in_turn([int4_linear(x, w.dense) for w in weights])
     if HAS_HUMMING:
@@ -120,7 +122,8 @@ def report(
             line += f"  relative error {errors[name]:.1e}"
         print(line, flush=True)
     for name, error in errors.items():
-        tolerance = 2e-3 if "fp16" in name else 1e-2
+        # Layers amplify the odd rounding that falls the other way.
+        tolerance = (2e-3 if "fp16" in name else 1e-2) * case.get("stack", 1) ** 0.5
         if not error < tolerance:
             raise SystemExit(f"{name} is wrong: relative error {error:.2e}, at most {tolerance:.0e} is expected")
     return {**case, "timings": as_json(timings), "relative_errors": errors, "bandwidth_fractions": fractions}

@@ -89,11 +89,17 @@ __device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t con
             for (int column = 0; column < kColumns; ++column) {
                 uint4 const b =
                     *reinterpret_cast<uint4 const*>(panel + (((half * 4 + word) * kColumns + column) * 32 + lane) * 16);
+                // Neighbours in this order belong to different accumulators, so that none waits for the one before.
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     auto const& top = a[2 * i];
                     auto const& bottom = a[2 * i + 1];
                     ptx::mma_m16n8k16<T>(acc[i][column], top[0], bottom[0], top[1], bottom[1], b.x, b.y);
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    auto const& top = a[2 * i];
+                    auto const& bottom = a[2 * i + 1];
                     ptx::mma_m16n8k16<T>(acc[i][column], top[2], bottom[2], top[3], bottom[3], b.z, b.w);
                 }
             }

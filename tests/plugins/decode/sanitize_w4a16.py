@@ -1,0 +1,45 @@
+"""Run as a program under compute-sanitizer: the W4A16 kernel at small odd shapes, each tensor its own allocation.
+
+Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import op_inputs
+import torch
+
+from trt_nvfp4.plugins.host import PluginHost
+
+W4A16 = 2
+
+
+def main(library: str) -> None:
+    host = PluginHost(library)
+    rng = np.random.default_rng()
+    for dtype in (torch.float16, torch.bfloat16):
+        for m in (1, 9, 20, 40):
+            calls = [
+                ("NVFP4Linear", op_inputs.linear(rng, m, 77, 1056, dtype).inputs, {"activation": 3}),
+                ("NVFP4GatedMLP", op_inputs.gated_mlp(rng, m, 96, 64, 33, dtype).inputs, {"activation": 7}),
+                (
+                    "NVFP4PersistentMLP",
+                    op_inputs.persistent_mlp(rng, 3, m, 544, 1056, 544, dtype, gated=1).inputs,
+                    {"activation": 5, "gated": 1},
+                ),
+            ]
+            for op, tensors, attributes in calls:
+                inputs = [x.cuda() for x in tensors]
+                with host.session(op, inputs, attributes, tactic=W4A16) as session:
+                    (shape,) = session.output_shapes(inputs)
+                    y = torch.empty(shape, dtype=dtype, device="cuda")
+                    workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+                    session.enqueue(inputs, [y], workspace)
+                    torch.cuda.synchronize()
+                    y.cpu()  # initcheck sees what was left unwritten
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

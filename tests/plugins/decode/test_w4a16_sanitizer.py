@@ -1,0 +1,30 @@
+"""compute-sanitizer's four tools over the W4A16 kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_clean(library: Path, tool: str) -> None:
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed")
+    path = os.pathsep.join([str(HERE.parent), *sys.path])  # op_inputs, and the package as this process finds it
+    result = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, HERE / "sanitize_w4a16.py", library],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path},
+    )
+    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
