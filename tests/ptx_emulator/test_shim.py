@@ -208,10 +208,15 @@ def test_host_buffers_can_be_exposed(program: Program) -> None:
 MAIN = r"""
 #include <cstdio>
 #include <cstdlib>
+struct Buffer {
+    int* data = nullptr;
+    ~Buffer() { cudaFree(data); }
+} freed_when_the_process_ends;
 __global__ void write(int* p, int value) { p[threadIdx.x] = value; }
 int main(int argc, char** argv) {
     int *p, host[32];
     cudaMalloc(&p, sizeof(host));
+    cudaMalloc(&freed_when_the_process_ends.data, 64);
     write<<<1, std::atoi(argv[2])>>>(p, std::atoi(argv[1]));
     if (cudaMemcpy(host, p, sizeof(host), cudaMemcpyDeviceToHost)) return 9;
     printf("wrote %d\n", host[31]);

@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("source", type=Path, nargs="+", help="CUDA and C++ files of one program")
     parser.add_argument("--flag", action="append", default=[], help="for nvcc, for example --flag=-DNAME=1; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="draws the order in which asynchronous operations finish")
+    parser.add_argument("--lenient-exit", action="store_true", help="allow kernels to end with copies in flight")
     parser.add_argument("--cutlass", action="store_true", help="add the nvidia-cutlass package's include directories")
     own, program_arguments = sys.argv[1:], []
     if "--" in own:
@@ -26,7 +27,12 @@ def main() -> int:
         own, program_arguments = own[:split], own[split + 1 :]
     arguments = parser.parse_args(own)
 
-    gpu = Gpu(arguments.target, seed=arguments.seed, on_error=lambda error: print(error, file=sys.stderr, flush=True))
+    gpu = Gpu(
+        arguments.target,
+        seed=arguments.seed,
+        strict_exit=not arguments.lenient_exit,
+        on_error=lambda error: print(error, file=sys.stderr, flush=True),
+    )
     includes = [*cutlass_includes(), *example_includes()] if arguments.cutlass else []
     program = Program.compile(arguments.source, gpu, flags=arguments.flag, includes=includes)
     argv = [str(arguments.source[0]).encode(), *(a.encode() for a in program_arguments)]

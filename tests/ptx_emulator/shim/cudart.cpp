@@ -34,7 +34,24 @@ struct Variable {
 
 }  // namespace
 
-ShimCallbacks shim::callbacks{};
+namespace {
+
+// Without an emulator, before it comes and after it went: programs free what their globals hold when the process ends.
+constexpr ShimCallbacks kNobody = {
+    [](uint64_t) -> uint64_t { return 0; },
+    [](uint64_t) -> int32_t { return cudaSuccess; },
+    [](uint64_t, uint64_t) -> int32_t { return 0; },
+    [](const ShimLaunch*) -> int32_t { return cudaErrorNoDevice; },
+    [](const void*, const char*, ShimFunctionInfo*) -> int32_t { return cudaErrorNoDevice; },
+    [](const void*, const char*) -> uint64_t { return 0; },
+    [](int32_t, int32_t*) -> int32_t { return cudaErrorNoDevice; },
+    [](void*, int32_t, uint32_t, uint64_t, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int32_t,
+       int32_t, int32_t, int32_t) -> int32_t { return CUDA_ERROR_NO_DEVICE; },
+};
+
+}  // namespace
+
+ShimCallbacks shim::callbacks = kNobody;
 
 namespace {
 
@@ -146,7 +163,7 @@ uint64_t symbol_address(const void* symbol) {
 
 extern "C" {
 
-void shim_set_callbacks(const ShimCallbacks* table) { callbacks = *table; }
+void shim_set_callbacks(const ShimCallbacks* table) { callbacks = table ? *table : kNobody; }
 
 // ---- what nvcc's host code calls
 // -------------------------------------------------------------------------------------

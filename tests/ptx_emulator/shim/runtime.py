@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,8 +85,9 @@ class LaunchRecord:
 class Gpu:
     """The device that programs of this process see; `use` makes it the current one.
 
-    target: a name of TARGETS, or a Target. execute: False records launches without running them. on_error: told at
-    once of what `raise_pending` will raise, for programs that exit when a CUDA call fails.
+    target: a name of TARGETS, or a Target. seed, strict_exit: see Device. execute: False records launches without
+    running them. on_error: told at once of what `raise_pending` will raise, for programs that exit when a CUDA call
+    fails.
     """
 
     def __init__(
@@ -93,11 +95,12 @@ class Gpu:
         target: str | Target,
         *,
         seed: int = 0,
+        strict_exit: bool = True,
         execute: bool = True,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.target = TARGETS[target] if isinstance(target, str) else target
-        self.device = Device(self.target.sm_count, self.target.shared_per_block, seed)
+        self.device = Device(self.target.sm_count, self.target.shared_per_block, seed, strict_exit)
         self.execute = execute
         self.launches: list[LaunchRecord] = []
         self.tensor_maps: list[TensorMap] = []
@@ -240,6 +243,8 @@ def _library() -> ctypes.CDLL:
     """The shim, loaded once and globally, so that programs find it as their libcudart."""
     if not _loaded:
         _loaded.append(ctypes.CDLL(str(toolkit.build_runtime()), mode=ctypes.RTLD_GLOBAL))
+        # The programs' own exit handlers still call the runtime, when Python is gone.
+        atexit.register(_loaded[0].shim_set_callbacks, None)
     return _loaded[0]
 
 
