@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
@@ -62,7 +63,8 @@ def collect(
     samples: Iterable[Mapping[str, np.ndarray]],
     progress: Progress | None = None,
 ) -> Statistics:
-    """Run `model` on every sample and keep max |x| of each of `tensors` (names of the main graph's values).
+    """Run `model` on every sample and keep max |x| of each of `tensors` (names of the main graph's values, local
+    functions inlined).
 
     The maxima are taken inside the graph, so that only scalars leave it; weights stay in their external file, which
     ONNX Runtime maps. bfloat16 is computed in float32. `progress(done, total)` is called after each sample; total is 0
@@ -96,6 +98,8 @@ def collect(
 
 def _session(path: Path, tensors: Sequence[str]) -> onnxruntime.InferenceSession:
     model = onnx.load(path, load_external_data=False)
+    if model.functions:  # what is inside them has names once they are inlined
+        model = onnx.inliner.inline_local_functions(model)
     known = {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
     unknown = [name for name in tensors if name not in known]
     if unknown:

@@ -10,11 +10,12 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.calibration import fp8
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
-from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant
+from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
+from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
 
-_E4M3_MAX = 448.0
 _CHUNK_VALUES = 1 << 23
 
 
@@ -58,35 +59,37 @@ def _quantize_weight(graph: ir.Graph, linear: Linear) -> None:
         channel_amax = torch.stack([chunk.abs().amax(0) for chunk in chunks()]).amax(0)
     if not torch.isfinite(channel_amax).all():
         raise ModelError(f"weight '{stored.name}' holds NaN or Inf and cannot be quantized; repair the checkpoint")
-    # The scale has the type of what is dequantized; a channel of zeros gets a scale of one.
-    scale_type = tensor.dtype
-    scale = torch.where(channel_amax > 0, channel_amax / _E4M3_MAX, 1.0).numpy().astype(scale_type.numpy())
+    scale = _scale(channel_amax, tensor.dtype)
     exact = torch.from_numpy(scale.astype(np.float32))
 
     def quantized() -> Iterator[torch.Tensor]:
         start = 0
         for chunk in chunks():
-            divisor = exact if axis == 1 else exact[start : start + len(chunk), None]
-            yield (chunk / divisor).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+            yield fp8.quantize(chunk, exact if axis == 1 else exact[start : start + len(chunk)], axis)[0]
             start += len(chunk)
 
     prefix = f"{stored.name}.fp8"
     weight = StreamedTensor(prefix, ir.DataType.FLOAT8E4M3FN, (rows, columns), quantized)
     inputs = [
         _register(graph, weight),
-        _register(graph, ir.Tensor(scale, dtype=scale_type, name=f"{prefix}.scale")),
+        _register(graph, ir.Tensor(scale, dtype=tensor.dtype, name=f"{prefix}.scale")),
         _register(graph, ir.Tensor(np.zeros(scale.shape, ml_dtypes.float8_e4m3fn), name=f"{prefix}.zero_point")),
     ]
     dequantize = ir.node("DequantizeLinear", inputs, {"axis": axis}, name=f"{prefix}.dequantize")
     dequantize.outputs[0].name = f"{prefix}.dequantized"
-    dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(scale_type), weight.shape
+    dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(tensor.dtype), weight.shape
     graph.insert_before(graph[0], dequantize)
     stored.replace_all_uses_with(dequantize.outputs[0])
 
 
+def _scale(amax: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
+    """The scales that map `amax` to FP8's largest value, in the type of what is dequantized, never 0."""
+    return (amax / E4M3_MAX).clamp_min(torch.finfo(torch_dtype(dtype)).tiny).numpy().astype(dtype.numpy())
+
+
 def _quantize_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
     x = linear.x
-    scale = np.array(max(amax, 2.0**-126) / _E4M3_MAX, np.float32).astype(linear.weight.dtype.numpy())
+    scale = _scale(torch.tensor(amax), linear.weight.dtype)
     prefix = f"{x.name}.fp8"
     operands = [
         _register(graph, ir.Tensor(scale, dtype=linear.weight.dtype, name=f"{prefix}.scale")),

@@ -90,6 +90,7 @@ def load(path: str | Path) -> SourceModel:
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, path.parent)
     passes.RemoveInitializersFromInputsPass()(model)
+    passes.CommonSubexpressionEliminationPass()(model)  # gate and up may each have a Cast of their own
     simplify_shapes(model.graph)
     passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)

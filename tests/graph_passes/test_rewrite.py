@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, mlp_model, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
-from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes import weights
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
@@ -26,7 +26,7 @@ Load = Callable[[onnx.ModelProto], SourceModel]
 BF16 = "bfloat16"
 
 
-def draw(seed: int, *shape: int) -> np.ndarray:
+def draw(seed: int | tuple[int, ...], *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
@@ -82,6 +82,39 @@ def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loade
         close = np.isclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
         assert close.mean() > 0.9
         assert np.abs(found - expected.numpy()).max() < 0.1 * np.abs(found).max()
+
+
+def test_calibration_inside_local_functions(loaded: Load, seed: int) -> None:
+    """MLPs written as calls of one function are found, and the tensors inside each call have statistics."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "local": 1]>
+        g (float[rows, 32] x) => (float[rows, 32] y) {
+            m = local.mlp(x, gate0, up0, down0)
+            n = Tanh(m)
+            y = local.mlp(n, gate1, up1, down1)
+        }
+        <domain: "local", opset_import: ["": 21]>
+        mlp (x, gate, up, down) => (y) {
+            g = MatMul(x, gate) s = Sigmoid(g) a = Mul(g, s) u = MatMul(x, up) h = Mul(a, u) y = MatMul(h, down)
+        }""")
+    weights = {
+        f"{name}{layer}": draw((seed, layer, i), *((48, 32) if name == "down" else (32, 48)))
+        for layer in range(2)
+        for i, name in enumerate(("gate", "up", "down"))
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    source = loaded(model)
+    plan = plan_all(source, calibrated=True)
+    x = draw(seed, 5, 32)
+    statistics = collect(source.path, calibration_tensors(plan), [{"x": x}])
+    expected = []
+    for layer in range(2):
+        gate = x @ weights[f"gate{layer}"]
+        hidden = gate / (1 + np.exp(-gate)) * (x @ weights[f"up{layer}"])
+        expected += [np.abs(x).max(), np.abs(hidden).max()]
+        x = np.tanh(hidden @ weights[f"down{layer}"])
+    names = [name for entry in plan.subgraphs for name in entry.linear_inputs]
+    np.testing.assert_allclose([statistics.amax[name] for name in dict.fromkeys(names)], expected, rtol=1e-4)
+    rewritten(source, plan, statistics)
 
 
 @pytest.mark.parametrize("calibrated", [False, True])

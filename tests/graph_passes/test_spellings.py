@@ -9,6 +9,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from onnx_models.graphs import (
     ACTIVATION_SPELLINGS,
@@ -16,6 +17,7 @@ from onnx_models.graphs import (
     LINEARS,
     OPSET_20,
     OPSET_24,
+    Graph,
     Spec,
     mlp_model,
     quantized_twin,
@@ -77,6 +79,22 @@ def test_linear_spellings(linear: str, fused: str | None, biases: bool, loaded: 
 @pytest.mark.parametrize("opset", range(17, 25))
 def test_opsets(opset: int, loaded: Load, seed: int) -> None:
     check(spec(opset=opset, fused="split", biases=True, seed=seed), loaded, seed)
+
+
+def test_a_cast_for_each_projection(loaded: Load, seed: int) -> None:
+    """Mixed precision may cast the input once for the gate and once for up: it is one input all the same."""
+    graph = Graph(spec(dtype="float16", seed=seed))
+    gate, up = (
+        graph.linear(graph.op("Cast", ["wide"], f"{name}_x", to=TensorProto.FLOAT16), name, 32, 48, f"{name}_y")
+        for name in ("gate", "up")
+    )
+    graph.linear(graph.op("Mul", [graph.activation(gate, "a"), up], "h"), "down", 48, 16, "y")
+    graph.nodes.insert(0, helper.make_node("Cast", ["x"], ["wide"], name="widen", to=TensorProto.FLOAT))
+    source = loaded(graph.model(["y"]))
+    (mlp,) = found_mlps(source)
+    assert (mlp.kind, mlp.refusal) == ("gated_mlp", None)
+    written = onnx.load(rewritten(source).path)
+    assert [node.op_type for node in written.graph.node] == ["Cast", "Cast", "NVFP4GatedMLP"]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
