@@ -40,5 +40,9 @@ class ProxyFenceError(EmulatorError):
     """The async proxy met generic-proxy writes that no proxy fence made visible."""
 
 
+class RaceError(EmulatorError):
+    """A warp read shared memory that another warp wrote, with no synchronisation in between."""
+
+
 class DeadlockError(EmulatorError):
     """No warp of the launch can go on."""

@@ -69,6 +69,7 @@ class Warp:
         self.cluster_generation = -1
         self.local = LocalMemory(cta.launch.program.local_size)
         self.clock = np.zeros(cta.clock_size, np.int64)
+        self.clock[self.id] = 1
         self.copies: list[Callable[[], None]] = []
         self.copy_groups: list[list[Callable[[], None]]] = []
         self.bulk_open: dict[int, list[Any]] = {}

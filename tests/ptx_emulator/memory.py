@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import MemoryFault, ProxyFenceError
+from .errors import MemoryFault, ProxyFenceError, RaceError
 
 Bytes = NDArray[np.uint8]
 Lanes = NDArray[Any]
@@ -33,6 +33,14 @@ def _rows(data: Bytes, width: int, count: int) -> NDArray[Any]:
     whole = len(data) // (width * count) * (width * count)
     view: NDArray[Any] = data[:whole].view(_UNSIGNED[width])
     return view if count == 1 else view.reshape(-1, count)
+
+
+def _words(offsets: Lanes, size: int) -> Lanes:
+    """The 4-byte words that accesses of `size` bytes touch."""
+    words = offsets >> offsets.dtype.type(2)
+    if size > 4:
+        words = (words[:, None] + np.arange(size // 4, dtype=words.dtype)).reshape(-1)
+    return np.asarray(words)
 
 
 class Region:
@@ -168,6 +176,7 @@ class SharedMemory(Region):
     """A CTA's shared memory: which bytes are initialised, and which words the async proxy may not see yet.
 
     `dirty[word]` is when a generic write became visible to the async proxy: 0 is always, `_NEVER` is not yet.
+    `writer[word]` wrote last through the generic proxy, at `epoch[word]` of its vector clock; epoch 0 is known to all.
     """
 
     def __init__(self, rank: int, size: int, name: str, track_proxy: bool) -> None:
@@ -178,6 +187,8 @@ class SharedMemory(Region):
         self._initialised_views: dict[tuple[int, int], NDArray[Any]] = {}
         self.dirty = np.zeros(total // 4, np.uint32)
         self.track_proxy = track_proxy
+        self.writer = np.zeros(total // 4, np.uint16)
+        self.epoch = np.zeros(total // 4, np.int64)
         self.pending_writes: list[tuple[int, int, Lanes]] = []
 
     def _initialised(self, width: int, count: int) -> NDArray[Any]:
@@ -198,6 +209,19 @@ class SharedMemory(Region):
         loaded: NDArray[Any] = self.view(width, count)[index]
         return loaded
 
+    def load_by(self, clock: NDArray[np.int64], addresses: Lanes, width: int, count: int) -> NDArray[Any]:
+        """A generic-proxy read by a warp that has seen every warp up to `clock[warp]`."""
+        loaded = self.load(addresses, width, count)
+        words = _words(addresses - addresses.dtype.type(self.base), width * count)
+        unseen = self.epoch[words] > clock[self.writer[words]]
+        if unseen.any():
+            word = int(words[unseen][0])
+            raise RaceError(
+                f"read of shared memory at {word * 4 + self.base:#x} in {self.name}, which warp {self.writer[word]} "
+                "wrote with no barrier between"
+            )
+        return loaded
+
     def store_by(self, warp: int, epoch: int, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
         """A generic-proxy write by a warp at its vector-clock epoch."""
         offsets = self.offsets(addresses, width * count, "write")
@@ -206,10 +230,10 @@ class SharedMemory(Region):
         index = offsets // offsets.dtype.type(width * count)
         self.view(width, count)[index] = values
         self._initialised(width, count)[index] = 0x0101010101010101 >> (64 - 8 * width)
+        words = _words(offsets, width * count)
+        self.writer[words] = warp
+        self.epoch[words] = epoch
         if self.track_proxy:
-            words = offsets >> 2
-            if width * count > 4:
-                words = (words[:, None] + np.arange(width * count // 4, dtype=words.dtype)).reshape(-1)
             self.dirty[words] = _NEVER
             self.pending_writes.append((warp, epoch, words))
 
@@ -263,6 +287,7 @@ class SharedMemory(Region):
     def mark_written(self, offset: int, size: int) -> None:
         self.initialised[offset : offset + size] = 1
         self.dirty[offset >> 2 : (offset + size + 3) >> 2] = 0
+        self.epoch[offset >> 2 : (offset + size + 3) >> 2] = 0
 
 
 class LocalMemory:

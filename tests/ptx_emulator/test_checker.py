@@ -14,6 +14,7 @@ from ptx_emulator.errors import (
     EmulatorError,
     MemoryFault,
     ProxyFenceError,
+    RaceError,
     UnknownInstructionError,
 )
 
@@ -277,3 +278,22 @@ def test_counters_are_json() -> None:
     assert counters["instructions"]["st"] == 4
     assert counters["bytes_written"] == {"shared": 256, "global": 256}
     assert counters["barrier_waits"] == {"bar": 2}
+
+
+EXCHANGE = """
+    st.shared.u32 [%r5], %r2;
+    {barrier}
+    xor.b32 %r6, %r4, 128;
+    add.u32 %r6, %r3, %r6;
+    ld.{kind}shared.u32 %r7, [%r6];
+    st.global.u32 [%rd3], %r7;
+"""
+
+
+def test_race_between_warps() -> None:
+    expected = np.arange(64) ^ 32
+    np.testing.assert_array_equal(run(EXCHANGE.format(barrier="bar.sync 0;", kind=""), threads=64)[:64], expected)
+    late = "setp.lt.u32 %p2, %r2, 32; @%p2 nanosleep.u32 20;"  # the other warp's value is there, but by luck
+    with pytest.raises(RaceError, match="warp 0 wrote with no barrier"):
+        run(EXCHANGE.format(barrier=late, kind=""), threads=64)
+    np.testing.assert_array_equal(run(EXCHANGE.format(barrier=late, kind="volatile."), threads=64)[:64], expected)

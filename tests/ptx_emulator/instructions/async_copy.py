@@ -69,6 +69,7 @@ class SharedPort:
         shared.data[index] = data
         shared.initialised[index] = 1
         shared.dirty[index >> 2] = 0
+        shared.epoch[index >> 2] = 0
 
 
 def destinations(cta: Cta, address: int, barrier: int, mask: int | None, pair: bool) -> list[tuple[Cta, Any]]:

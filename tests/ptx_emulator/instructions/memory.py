@@ -15,6 +15,8 @@ from ..machine import Warp
 from ..memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, SharedMemory
 
 _LANES = np.arange(32, dtype=np.uint64)
+_ALL_SEEN = np.full(1 << 16, np.iinfo(np.int64).max)
+_SYNCHRONISING = ("volatile", "acquire", "relaxed", "mmio")
 _SPACES = (
     "global",
     "shared",
@@ -37,16 +39,17 @@ def _space(item: Instruction) -> str:
     return "generic"
 
 
-def shared_load(warp: Warp, addresses: Any, width: int, count: int) -> Any:
-    """Loads of active lanes from shared memory of this CTA or of the cluster."""
+def shared_load(warp: Warp, addresses: Any, width: int, count: int, synchronises: bool = False) -> Any:
+    """Loads of active lanes from shared memory of this CTA or of the cluster; those that synchronise may race."""
     cta = warp.cta
+    clock = _ALL_SEEN if synchronises else warp.clock
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
     if (ranks == cta.rank).all():
-        return cta.shared.load(addresses, width, count)
+        return cta.shared.load_by(clock, addresses, width, count)
     out = np.empty((len(addresses), count) if count > 1 else len(addresses), f"u{width}")
     for rank in np.unique(ranks).tolist():
         lanes = ranks == rank
-        out[lanes] = cta.peer(rank << RANK_SHIFT).shared.load(addresses[lanes], width, count)
+        out[lanes] = cta.peer(rank << RANK_SHIFT).shared.load_by(clock, addresses[lanes], width, count)
     return out
 
 
@@ -78,7 +81,7 @@ def _same_space(addresses: Any) -> bool:
     return bool((kinds == kinds[0]).all())
 
 
-def _load_active(warp: Warp, space: str, addresses: Any, lanes: Any, width: int, count: int) -> Any:
+def _load_active(warp: Warp, space: str, addresses: Any, lanes: Any, width: int, count: int, synchronises: bool) -> Any:
     launch = warp.cta.launch
     if space == "generic":
         addresses = addresses.astype(np.uint64)
@@ -87,23 +90,23 @@ def _load_active(warp: Warp, space: str, addresses: Any, lanes: Any, width: int,
             out = np.empty((len(addresses), count) if count > 1 else len(addresses), f"u{width}")
             for kind in np.unique(kinds):
                 part = kinds == kind
-                out[part] = _load_active(warp, "generic", addresses[part], lanes[part], width, count)
+                out[part] = _load_active(warp, "generic", addresses[part], lanes[part], width, count, synchronises)
             return out
         space, addresses = resolve(addresses)
     launch.counters.bytes_read[space] += len(addresses) * width * count
     if space == "shared":
-        return shared_load(warp, addresses, width, count)
+        return shared_load(warp, addresses, width, count, synchronises)
     if space == "local":
         return warp.local.load(addresses, lanes, width, count)
     return launch.device.memory.load(addresses, width, count)
 
 
-def load(warp: Warp, space: str, addresses: Any, active: Any, width: int, count: int) -> Any:
+def load(warp: Warp, space: str, addresses: Any, active: Any, width: int, count: int, synchronises: bool) -> Any:
     """All 32 lanes of a load; [32] or [32, count] unsigned of `width` bytes; inactive lanes are zero."""
     if active is None:
-        return _load_active(warp, space, addresses, _LANES, width, count)
+        return _load_active(warp, space, addresses, _LANES, width, count, synchronises)
     out = np.zeros((32, count) if count > 1 else 32, f"u{width}")
-    out[active] = _load_active(warp, space, addresses[active], _LANES[active], width, count)
+    out[active] = _load_active(warp, space, addresses[active], _LANES[active], width, count, synchronises)
     return out
 
 
@@ -168,12 +171,13 @@ def _ld(e: Emitter, item: Instruction) -> None:
     destination, source = item.operands[0], item.operands[1]
     space, address = _split_space(e, item, source)
     bits = TYPE_BITS[item.type]
+    synchronises = item.has(*_SYNCHRONISING)
     if bits == 128:
-        text = f"{e.name(load)}(w, {space!r}, {address}, {active_name(e)}, 8, 2)"
+        text = f"{e.name(load)}(w, {space!r}, {address}, {active_name(e)}, 8, 2, {synchronises})"
         e.assign(destination, text, "b128")
         return
     items = list(destination.items) if isinstance(destination, Vector) else [destination]
-    text = f"{e.name(load)}(w, {space!r}, {address}, {active_name(e)}, {bits // 8}, {len(items)})"
+    text = f"{e.name(load)}(w, {space!r}, {address}, {active_name(e)}, {bits // 8}, {len(items)}, {synchronises})"
     if len(items) == 1:
         e.assign(items[0], f"{text}.view({e.name(view_dtype(item.type))})", item.type)
     else:
@@ -237,7 +241,7 @@ def atomic(
     lanes = range(32) if active is None else np.flatnonzero(active).tolist()
     for lane in lanes:
         where, index = addresses[lane : lane + 1], _LANES[lane : lane + 1]
-        old = _load_active(warp, space, where, index, width, count)
+        old = _load_active(warp, space, where, index, width, count, True)
         operands = [v[lane : lane + 1].reshape(-1).view(dtype) for v in values]
         new = operation(old.reshape(-1).view(dtype), *operands)
         new = np.ascontiguousarray(new.astype(dtype)).view(old.dtype).reshape(old.shape)
