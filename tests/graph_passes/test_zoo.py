@@ -29,8 +29,8 @@ CASES_16 = [
     for dtype in ("fp16", "bf16")
     if exportable(name, exporter, dtype)
 ]
-# Linears that the exported output does not need: poolers of BERT and ViT, the head of SigLIP.
-UNUSED_LINEARS = {"bert": 1, "vit": 1, "siglip": 3}
+# Linears that the exported output does not need: poolers of BERT, MobileBERT and ViT, the head of SigLIP.
+UNUSED_LINEARS = {"bert": 1, "mobilebert": 1, "vit": 1, "siglip": 3}
 # Of each kind of MLP one, by both exporters; the rest is slow.
 CORE = {
     ("llama", "torchscript"),

@@ -107,6 +107,45 @@ ZOO: dict[str, Entry] = {
         "gated_mlp",
         "silu",
     ),
+    "glm4": Entry("Glm4Model", "Glm4Config", {**_DECODER, "head_dim": 16}, "gated_mlp", "silu"),
+    "mobilebert": Entry(
+        "MobileBertModel",
+        "MobileBertConfig",
+        {
+            **_TEXT,
+            **_SIZES,
+            "embedding_size": 32,
+            "intra_bottleneck_size": 32,
+            "true_hidden_size": 32,
+            "num_feedforward_networks": 2,
+        },
+        "mlp",
+        "relu",
+        mlps=2 * LAYERS,
+    ),
+    "dinov2": Entry(
+        "Dinov2Model",
+        "Dinov2Config",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 4,
+            "image_size": 16,
+            "patch_size": 8,
+            "use_swiglu_ffn": True,
+        },
+        "gated_mlp",
+        "silu",
+        vision=True,
+    ),
+    "convnext": Entry(
+        "ConvNextModel",
+        "ConvNextConfig",
+        {"hidden_sizes": [32, 64], "depths": [1, 1], "num_stages": 2, "image_size": 16},
+        "mlp",
+        "gelu",
+        vision=True,
+    ),
     "nemotron": Entry("NemotronModel", "NemotronConfig", _DECODER, "mlp", "relu2"),
 }
 
@@ -117,6 +156,8 @@ def exportable(name: str, exporter: str, dtype: str = "fp32") -> bool:
     """Whether the exporter makes a valid model of it."""
     if name.startswith("t5"):
         return exporter == "torchscript"  # the bias of relative positions does not export with dynamic sizes
+    if name == "glm4":
+        return exporter == "dynamo"  # TorchScript: "All tensors must have the same rank"
     if exporter == "torchscript" and dtype == "bf16":
         return name == "gemma2"  # the others: "ScalarType ComplexDouble is an unexpected tensor scalar type"
     # TorchScript multiplies in float32 there and leaves a LayerNormalization of two types, which nothing loads.
