@@ -24,6 +24,11 @@ EXAMPLES = {
         "rtx-blackwell",
         "--m=128 --n=128 --k=256",
     ),
+    "54_hopper_fp8_warp_specialized_gemm/54_hopper_fp8_warp_specialized_gemm.cu": ("h200", "--m=256 --n=256 --k=128"),
+    "79_blackwell_geforce_gemm/79d_blackwell_geforce_nvfp4_grouped_gemm.cu": (
+        "rtx-blackwell",
+        "--m=128 --n=128 --k=256 --groups=2",
+    ),
     "cute/tutorial/blackwell/04_mma_tma_2sm_sm100.cu": ("b200", "512 1024 128"),
     "cute/tutorial/blackwell/05_mma_tma_epi_sm100.cu": ("b200", "256 512 128"),
 }
