@@ -30,11 +30,11 @@ def _library(target: str) -> tuple[Gpu, Program]:
     """Once per session: a library that is loaded twice registers its kernels twice."""
     if target not in _emulated:
         root = library.ROOT
-        sources = sorted(path for pattern in library._SOURCES for path in root.glob(pattern))
+        gpu = Gpu(target)
+        sources, arch_flags = library.architecture(gpu.target.arch)
         headers = sorted(path for pattern in library._HASHED for path in root.glob(pattern))
         flags = ["-Xcompiler=-fvisibility=hidden", f"-Xlinker=--version-script={root / 'adapters' / 'exports.map'}"]
-        gpu = Gpu(target)
-        _emulated[target] = gpu, Program.compile(sources, gpu, flags=flags, depends=headers)
+        _emulated[target] = gpu, Program.compile(sources, gpu, flags=[*flags, *arch_flags], depends=headers)
     return _emulated[target]
 
 
