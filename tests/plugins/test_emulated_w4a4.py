@@ -142,17 +142,16 @@ def test_choice(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     rng = np.random.default_rng(seed)
     attributes = {"quantize_activations": 1}
 
-    def chosen(m: int, k: int, dtype: torch.dtype, w4a4: int = 1) -> list[tuple[int, int, int] | None]:
+    def chosen(m: int, k: int, dtype: torch.dtype) -> list[tuple[int, int, int] | None]:
         gemm_launches(emulated_gpu)
         inputs = op_inputs.linear(rng, m, 16, k, dtype).inputs
-        run(emulated, "NVFP4Linear", inputs, {"quantize_activations": w4a4}, AUTO)
+        run(emulated, "NVFP4Linear", inputs, attributes, AUTO)
         return gemm_launches(emulated_gpu)[::2]
 
     assert chosen(3, 32, torch.float16) == [None]
     assert chosen(129, 32, torch.bfloat16) == [(2, 1, 1) if len(tactics(emulated_gpu)) == 2 else None]
     assert chosen(3, 48, torch.float16) == []
     assert chosen(3, 32, torch.float32) == []
-    assert chosen(3, 32, torch.float16, w4a4=0) == []
     for refused in {W4A4, W4A4_PAIR} - set(tactics(emulated_gpu)):
         with pytest.raises(HostError, match=f"tactic {refused} cannot serve"):
             run(emulated, "NVFP4Linear", op_inputs.linear(rng, 3, 16, 32, torch.float16).inputs, attributes, refused)
