@@ -14,14 +14,19 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, find_host_compiler, find_nvcc
+from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, find_cutlass, find_host_compiler, find_nvcc
 
 #: Called with (steps done, steps in all, what was just done).
 Progress = Callable[[int, int, str], None]
 
 ROOT = Path(__file__).resolve().parent
 _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
-_HASHED = (*_SOURCES, "adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
+#: Architectures with block-scaled tensor cores: the family whose kernels, built on CUTLASS, they run.
+_BLACKWELL = {"100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
+#: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
+_SOURCE_FLAGS = {"sm120_w4a4.cu": ["-Xptxas=-O2"]}
+_HEADERS = ("adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
+_HASHED = (*_SOURCES, "kernels/blackwell/*.cu", *_HEADERS)
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -50,11 +55,30 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
         raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
     toolchain = find_nvcc(machine)
     headers = _tensorrt_headers()
-    flags = [*_FLAGS, *_headers_flags(headers), f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"]
-    name = f"libtrt_nvfp4-{arch}-{toolchain.machine}-{_key(toolchain.version, flags, _HASHED, headers)}.so"
+    sources, arch_flags = architecture(arch)
+    gencode = f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"
+    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, gencode]
+    key = _key(toolchain.version, [*flags, repr(_SOURCE_FLAGS)], _HASHED, headers)
+    name = f"libtrt_nvfp4-{arch}-{toolchain.machine}-{key}.so"
     return _cached(
-        name, lambda library: _build(toolchain, flags, library, progress or (lambda done, total, what: None))
+        name, lambda library: _build(toolchain, sources, flags, library, progress or (lambda done, total, what: None))
     )
+
+
+def architecture(arch: str) -> tuple[list[Path], list[str]]:
+    """Sources of the library for ``arch``, and the compiler flags that this choice asks for.
+
+    Raises ToolchainError when CUTLASS is needed and not found.
+    """
+    sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+    match = re.fullmatch(r"sm_(\d+)a", arch)
+    family = _BLACKWELL.get(match[1]) if match else None
+    if family is None:
+        return sources, []
+    include, version = find_cutlass()
+    # The version is in a macro so that it counts in the cache's key.
+    flags = [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
+    return [*sources, ROOT / "kernels" / "blackwell" / f"{family}_w4a4.cu"], [*flags, f"-isystem={include}"]
 
 
 def build_host() -> Path:
@@ -95,17 +119,15 @@ def _cached(name: str, build: Callable[[Path], None]) -> Path:
     return library
 
 
-def _build(toolchain: Toolchain, flags: list[str], library: Path, progress: Progress) -> None:
-    sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+def _build(toolchain: Toolchain, sources: list[Path], flags: list[str], library: Path, progress: Progress) -> None:
     steps = len(sources) + 1
+    compiler: list[str | Path] = [toolchain.nvcc, *toolchain.compile_flags(), *flags]
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
         objects = {source: Path(temporary) / f"{source.parent.name}-{source.name}.o" for source in sources}
         reports: list[str] = []
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             jobs = {
-                pool.submit(
-                    _run, [toolchain.nvcc, *toolchain.compile_flags(), *flags, "-c", source, "-o", target]
-                ): source
+                pool.submit(_run, [*compiler, *_SOURCE_FLAGS.get(source.name, []), "-c", source, "-o", target]): source
                 for source, target in objects.items()
             }
             try:

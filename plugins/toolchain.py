@@ -14,6 +14,9 @@ from pathlib import Path
 #: Oldest nvcc that compiles every target: sm_110a came with 13.0.
 OLDEST_NVCC = (13, 0)
 
+#: Oldest CUTLASS with main loops for every Blackwell target.
+OLDEST_CUTLASS = (4, 2)
+
 PYPI_PACKAGES = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
 
 
@@ -64,6 +67,32 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
         + "), or put nvcc on PATH, or set CUDA_HOME or TRT_NVFP4_NVCC."
         + "".join(f"\n  tried {line}" for line in tried)
     )
+
+
+def find_cutlass() -> tuple[Path, str]:
+    """CUTLASS's include folder and version: ``$CUTLASS_DIR`` (a checkout), else the package ``nvidia-cutlass``.
+
+    Raises ToolchainError, saying where it looked and how to install CUTLASS.
+    """
+    if named := os.environ.get("CUTLASS_DIR"):
+        origin, include = f"CUTLASS_DIR={named}", Path(named) / "include"
+    else:
+        spec = importlib.util.find_spec("cutlass_library")
+        if spec is None or spec.origin is None:
+            raise ToolchainError(
+                "CUTLASS, which the kernels for Blackwell GPUs are built with, is not installed: pip install "
+                "nvidia-cutlass, or set CUTLASS_DIR to a checkout"
+            )
+        origin, include = "package nvidia-cutlass", Path(spec.origin).parent / "source" / "include"
+    try:
+        text = (include / "cutlass" / "version.h").read_text()
+    except OSError as error:
+        raise ToolchainError(f"{origin} holds no CUTLASS: {error}") from error
+    found = [int(match[1]) for part in ("MAJOR", "MINOR") if (match := re.search(rf"CUTLASS_{part} (\d+)", text))]
+    if tuple(found) < OLDEST_CUTLASS:
+        oldest = ".".join(map(str, OLDEST_CUTLASS))
+        raise ToolchainError(f"{origin} is CUTLASS {'.'.join(map(str, found))}, {oldest} or newer is needed")
+    return include, ".".join(map(str, found))
 
 
 def _candidates() -> list[tuple[str, Path, bool]]:

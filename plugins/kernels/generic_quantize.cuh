@@ -1,14 +1,12 @@
 // A matrix to NVFP4: packed E2M1, tiled E4M3 block scales with zeroed padding, and the tensor scale. One thread per
-// block of 16 values. Every step is IEEE round-to-nearest in the order of torchao's two-level path, so that codes match
-// bit by bit.
+// block of 16 values.
 #pragma once
 
 #include <algorithm>
 
 #include "generic_amax.cuh"
 #include "nvfp4_matrix.cuh"
-#include "ptx/e2m1.cuh"
-#include "ptx/e4m3.cuh"
+#include "quantize_block.cuh"
 
 namespace trt_nvfp4 {
 
@@ -17,12 +15,7 @@ constexpr int kQuantizeThreads = 256;
 template <typename T>
 __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x, int64_t m, int64_t k,
                                                                      float const* given_scale, Nvfp4Matrix out) {
-    float tensor_scale = *given_scale;
-    if (tensor_scale == 0.0f) {
-        float const amax = __uint_as_float(*out.amax_bits);
-        float const computed = __fdiv_rn(amax, 2688.0f);
-        tensor_scale = computed < 0x1p-126f ? 0x1p-126f : computed;
-    }
+    float const tensor_scale = resolve_tensor_scale(*given_scale, out.amax_bits);
     int64_t const blocks_padded = padded_blocks(k);
     int64_t const index = int64_t{blockIdx.x} * kQuantizeThreads + threadIdx.x;
     if (index == 0) *out.tensor_scale = tensor_scale;
@@ -44,20 +37,14 @@ __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x,
         values[i] = ptx::to_float(source[i]);
         amax_bits = max(amax_bits, ptx::magnitude_bits(values[i]));
     }
-    uint8_t const encoded_scale =
-        ptx::e4m3_encode(__fdiv_rn(__fdiv_rn(__uint_as_float(amax_bits), 6.0f), tensor_scale));
-    float const scale = ptx::e4m3_decode_unsigned(encoded_scale);
-    float const inverse = __fdiv_rn(__frcp_rn(tensor_scale), scale);
-
+    BlockQuantizer const quantizer(amax_bits, tensor_scale);
     uint2 codes = make_uint2(0u, 0u);
-    if (scale != 0.0f) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            codes.x |= ptx::e2m1_encode(__fmul_rn(values[i], inverse)) << (4 * i);
-            codes.y |= ptx::e2m1_encode(__fmul_rn(values[8 + i], inverse)) << (4 * i);
-        }
+    for (int i = 0; i < 8; ++i) {
+        codes.x |= quantizer.encode(values[i]) << (4 * i);
+        codes.y |= quantizer.encode(values[8 + i]) << (4 * i);
     }
-    *block_scale = encoded_scale;
+    *block_scale = quantizer.block_scale;
     *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = codes;
 }
 

@@ -14,6 +14,7 @@ from trt_nvfp4.plugins.toolchain import ToolchainError
 
 # The name `plugins` belongs to the package under test where that lies in the working directory.
 sys.path.insert(0, str(Path(__file__).parent))
+from emulated_gpu import emulated, emulated_gpu  # noqa: F401  fixtures
 
 
 @pytest.fixture(scope="session")

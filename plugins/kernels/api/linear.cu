@@ -35,6 +35,25 @@ TrtNvfp4Status generic_linear(TrtNvfp4LinearArgs const& args, LinearWorkspace co
     return launch_gemm(workspace.quantized.rows(), gemm, stream);
 }
 
+TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic, LinearWorkspace const& workspace,
+                           cudaStream_t stream) {
+    TRT_NVFP4_RETURN_IF_ERROR(dispatch_dtype(args.dtype, [&](auto element) {
+        return launch_quantize(static_cast<decltype(element) const*>(args.x), args.m, args.k, args.input_tensor_scale,
+                               workspace.quantized, stream);
+    }));
+    W4A4Gemm gemm{};
+    gemm.m = args.m;
+    gemm.n = args.n;
+    gemm.k = args.k;
+    gemm.a = workspace.quantized.rows();
+    gemm.w = weight_rows(args.weight, args.n, args.k, 0);
+    gemm.dtype = args.dtype;
+    gemm.bias = args.weight.bias;
+    gemm.activation = args.activation;
+    gemm.out = args.y;
+    return w4a4_kernels(tactic).dense(gemm, stream);
+}
+
 TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Linear: no arguments"));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Linear", args->m));
@@ -57,14 +76,12 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, s
     TRT_NVFP4_RETURN_IF_ERROR(validate(args));
     LinearWorkspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4Linear", pieces.size, bytes));
-    switch (TrtNvfp4Tactic const tactic = choose_tactic(*args)) {
-        case TRT_NVFP4_TACTIC_GENERIC:
-            return dispatch_dtype(
-                args->dtype, [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
-        case TRT_NVFP4_TACTIC_W4A16:
-            if (w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
-            [[fallthrough]];
-        default:
-            return unsupported_tactic("NVFP4Linear", tactic);
+    TrtNvfp4Tactic const tactic = choose_tactic(*args);
+    if (tactic == TRT_NVFP4_TACTIC_GENERIC) {
+        return dispatch_dtype(args->dtype,
+                              [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
     }
+    if (tactic == TRT_NVFP4_TACTIC_W4A16 && w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
+    if (w4a4_serves(*args, tactic)) return w4a4_linear(*args, tactic, pieces, stream);
+    return unsupported_tactic("NVFP4Linear", tactic);
 }

@@ -58,10 +58,49 @@ GemmArgs<T, T> down_gemm(TrtNvfp4MlpArgs const& args, int64_t layer, T const* re
     return gemm;
 }
 
+// Both GEMMs of a layer on tensor cores, from the quantized input; h leaves the first one in NVFP4. Where the hidden
+// tensor scale is 0 the first GEMM runs twice: once to find the amax, so that h is never stored in a wider type.
+TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, int64_t layer,
+                          MlpWorkspace const& workspace, void const* residual, cudaStream_t stream) {
+    W4A4Kernels const kernels = w4a4_kernels(tactic);
+    int64_t const element = element_size(args.dtype);
+    W4A4Gemm up{};
+    up.m = args.m;
+    up.n = 2 * args.intermediate;
+    up.k = args.hidden_in;
+    up.a = workspace.quantized_input.rows();
+    up.w = weight_rows(args.up, up.n, up.k, layer);
+    up.dtype = args.dtype;
+    up.bias = static_cast<uint8_t const*>(args.up.bias) + layer * up.n * element;
+    up.activation = args.activation;
+    up.alpha = args.alpha;
+    up.limit = args.limit;
+    up.hidden = workspace.quantized_hidden;
+    up.hidden_scale = args.hidden_tensor_scale + layer;
+    up.amax_pass = true;
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaMemsetAsync(up.hidden.amax_bits, 0, sizeof(uint32_t), stream), "clear amax"));
+    TRT_NVFP4_RETURN_IF_ERROR(kernels.gated(up, stream));
+    up.amax_pass = false;
+    TRT_NVFP4_RETURN_IF_ERROR(kernels.gated(up, stream));
+
+    W4A4Gemm down{};
+    down.m = args.m;
+    down.n = args.hidden_out;
+    down.k = args.intermediate;
+    down.a = workspace.quantized_hidden.rows();
+    down.w = weight_rows(args.down, down.n, down.k, layer);
+    down.dtype = args.dtype;
+    down.bias = static_cast<uint8_t const*>(args.down.bias) + layer * down.n * element;
+    down.residual = residual;
+    down.out = args.y;
+    return kernels.dense(down, stream);
+}
+
 // y serves as x of every layer but the first: only the down GEMM writes it, and reads of it just the element it writes.
 template <typename T>
-TrtNvfp4Status generic_layer(TrtNvfp4MlpArgs const& args, int64_t layer, MlpWorkspace const& workspace,
-                             cudaStream_t stream) {
+TrtNvfp4Status run_layer(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, int64_t layer,
+                         MlpWorkspace const& workspace, cudaStream_t stream) {
     T const* const x = static_cast<T const*>(layer == 0 ? args.x : args.y);
     T const* input = x;
     if (args.norm) {
@@ -83,6 +122,7 @@ TrtNvfp4Status generic_layer(TrtNvfp4MlpArgs const& args, int64_t layer, MlpWork
     }
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(input, args.m, args.hidden_in, args.input_tensor_scale + layer,
                                               workspace.quantized_input, stream));
+    if (tactic != TRT_NVFP4_TACTIC_GENERIC) return w4a4_gemms(args, tactic, layer, workspace, down.residual, stream);
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_gemm(workspace.quantized_input.rows(), up_gemm<T, float>(args, layer, workspace.hidden), stream));
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(static_cast<float const*>(workspace.hidden), args.m, args.intermediate,
@@ -91,9 +131,10 @@ TrtNvfp4Status generic_layer(TrtNvfp4MlpArgs const& args, int64_t layer, MlpWork
 }
 
 template <typename T>
-TrtNvfp4Status generic_mlp(TrtNvfp4MlpArgs const& args, MlpWorkspace const& workspace, cudaStream_t stream) {
+TrtNvfp4Status run_layers(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, MlpWorkspace const& workspace,
+                          cudaStream_t stream) {
     for (int64_t layer = 0; layer < args.layers; ++layer) {
-        TRT_NVFP4_RETURN_IF_ERROR(generic_layer<T>(args, layer, workspace, stream));
+        TRT_NVFP4_RETURN_IF_ERROR(run_layer<T>(args, tactic, layer, workspace, stream));
     }
     return TRT_NVFP4_SUCCESS;
 }
@@ -124,14 +165,11 @@ TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t 
     TRT_NVFP4_RETURN_IF_ERROR(validate(args));
     MlpWorkspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4 MLP", pieces.size, bytes));
-    switch (TrtNvfp4Tactic const tactic = choose_tactic(*args)) {
-        case TRT_NVFP4_TACTIC_GENERIC:
-            return dispatch_dtype(args->dtype,
-                                  [&](auto element) { return generic_mlp<decltype(element)>(*args, pieces, stream); });
-        case TRT_NVFP4_TACTIC_W4A16:
-            if (w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
-            [[fallthrough]];
-        default:
-            return unsupported_tactic("NVFP4 MLP", tactic);
+    TrtNvfp4Tactic const tactic = choose_tactic(*args);
+    if (tactic == TRT_NVFP4_TACTIC_W4A16 && w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
+    if (tactic == TRT_NVFP4_TACTIC_GENERIC || w4a4_serves(*args, tactic)) {
+        return dispatch_dtype(
+            args->dtype, [&](auto element) { return run_layers<decltype(element)>(*args, tactic, pieces, stream); });
     }
+    return unsupported_tactic("NVFP4 MLP", tactic);
 }

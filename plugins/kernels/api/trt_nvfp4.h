@@ -41,6 +41,9 @@ typedef enum {
     TRT_NVFP4_TACTIC_AUTO = 0,
     TRT_NVFP4_TACTIC_GENERIC = 1,
     TRT_NVFP4_TACTIC_W4A16 = 2,  // decode: 1 to 64 tokens, 16-bit activations, K % 32 == 0
+    // Block-scaled tensor cores: quantize_activations, float16 or bfloat16, K % 32 == 0.
+    TRT_NVFP4_TACTIC_W4A4 = 3,
+    TRT_NVFP4_TACTIC_W4A4_PAIR = 4,  // the same by clusters of two CTAs
 } TrtNvfp4Tactic;
 
 typedef struct {

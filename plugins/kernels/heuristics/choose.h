@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../api/w4a16.h"
+#include "w4a4.h"
 
 namespace trt_nvfp4 {
 
@@ -9,7 +10,9 @@ namespace trt_nvfp4 {
 template <typename Args>
 TrtNvfp4Tactic choose_tactic(Args const& args) {
     if (args.tactic != TRT_NVFP4_TACTIC_AUTO) return args.tactic;
-    return w4a16::serves(args) ? TRT_NVFP4_TACTIC_W4A16 : TRT_NVFP4_TACTIC_GENERIC;
+    if (w4a16::serves(args)) return TRT_NVFP4_TACTIC_W4A16;
+    // Whatever the number of rows: the generic kernel is the only other one that quantizes activations.
+    return choose_w4a4(args);
 }
 
 }  // namespace trt_nvfp4

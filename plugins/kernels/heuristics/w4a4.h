@@ -1,0 +1,62 @@
+// Who serves W4A4 on tensor cores: the kernels that this library was compiled with and that the GPU can run.
+#pragma once
+
+#include "../w4a4_gemm.h"
+
+namespace trt_nvfp4 {
+
+using W4A4Launch = TrtNvfp4Status (*)(W4A4Gemm const&, cudaStream_t);
+
+struct W4A4Kernels {
+    W4A4Launch dense;
+    W4A4Launch gated;
+};
+
+// The kernels of the current GPU that `tactic` names; null where this library has none.
+inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
+    int device = 0;
+    int major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+        return {};
+    }
+#ifdef TRT_NVFP4_SM120
+    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) return {sm120_w4a4_dense, sm120_w4a4_gated};
+#endif
+#ifdef TRT_NVFP4_SM100
+    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) return {sm100_w4a4_dense, sm100_w4a4_gated};
+    // Thor (11) gains nothing from clusters.
+    if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) return {sm100_w4a4_dense_pair, sm100_w4a4_gated_pair};
+#endif
+    return {};
+}
+
+// TMA wants rows of packed operands to start on 16 bytes.
+inline bool w4a4_fits(TrtNvfp4LinearArgs const& args) {
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.k % 32 == 0;
+}
+
+// A hidden layer without a gate has no epilogue yet.
+inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
+    return args.quantize_activations && args.gated && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
+           args.intermediate % 32 == 0;
+}
+
+template <typename Args>
+bool w4a4_serves(Args const& args, TrtNvfp4Tactic tactic) {
+    return w4a4_fits(args) && w4a4_kernels(tactic).dense != nullptr;
+}
+
+// Two CTAs share the weights' tile and halve its traffic from L2, once there are rows for both. GENERIC where no kernel
+// serves the call.
+template <typename Args>
+TrtNvfp4Tactic choose_w4a4(Args const& args) {
+    if (!w4a4_fits(args)) return TRT_NVFP4_TACTIC_GENERIC;
+    for (TrtNvfp4Tactic const tactic : {TRT_NVFP4_TACTIC_W4A4_PAIR, TRT_NVFP4_TACTIC_W4A4}) {
+        if (tactic == TRT_NVFP4_TACTIC_W4A4_PAIR && args.m <= 128) continue;
+        if (w4a4_kernels(tactic).dense != nullptr) return tactic;
+    }
+    return TRT_NVFP4_TACTIC_GENERIC;
+}
+
+}  // namespace trt_nvfp4

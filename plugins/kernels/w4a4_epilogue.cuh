@@ -1,0 +1,129 @@
+// What happens to the accumulators of a W4A4 GEMM: scales and bias, then the activation and T, or the gate and NVFP4.
+// Straight from registers to global memory. kLanes neighbouring threads share 32 columns of a row: thread `lane` of a
+// quad holds columns 8 i + 2 lane and the next (mma.sync's fragment), a thread alone holds all 32 (tensor memory's).
+#pragma once
+
+#include "activation.cuh"
+#include "ptx/element.cuh"
+#include "ptx/reduce.cuh"
+#include "quantize_block.cuh"
+#include "w4a4_gemm.h"
+
+namespace trt_nvfp4 {
+
+constexpr int kColumns = 32;  // one block of hidden values, gates and ups
+
+template <int kLanes>
+using Fragment = float[kColumns / kLanes];
+
+// The column, from column0 on, of a fragment's element i.
+template <int kLanes>
+__device__ __forceinline__ constexpr int fragment_column(int i, int lane) {
+    return kLanes == 1 ? i : 8 * (i / 2) + 2 * lane + i % 2;
+}
+
+// Element `index` of a tensor of T.
+__device__ __forceinline__ float element_at(TrtNvfp4DataType dtype, void const* values, int64_t index) {
+    if (dtype == TRT_NVFP4_FLOAT16) return ptx::to_float(static_cast<__half const*>(values)[index]);
+    return ptx::to_float(static_cast<__nv_bfloat16 const*>(values)[index]);
+}
+
+__device__ __forceinline__ uint32_t to_pair(TrtNvfp4DataType dtype, float low, float high) {
+    if (dtype == TRT_NVFP4_FLOAT16) {
+        __half2 const pair = __floats2half2_rn(low, high);
+        return reinterpret_cast<uint32_t const&>(pair);
+    }
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<uint32_t const&>(pair);
+}
+
+template <int kLanes>
+__device__ __forceinline__ void scale_and_bias(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t column0,
+                                               int lane) {
+    float const scale = *gemm.a.tensor_scale * *gemm.w.tensor_scale;
+#pragma unroll
+    for (int i = 0; i < kColumns / kLanes; ++i) {
+        int64_t const column = column0 + fragment_column<kLanes>(i, lane);
+        float const bias = column < gemm.n ? element_at(gemm.dtype, gemm.bias, column) : 0.0f;
+        values[i] = values[i] * scale + bias;
+    }
+}
+
+struct DenseOutput {
+    template <int kLanes>
+    __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
+                                                 int64_t column0, int lane) {
+        if (row >= gemm.m) return;
+        scale_and_bias<kLanes>(gemm, values, column0, lane);
+        uint16_t* const out = static_cast<uint16_t*>(gemm.out) + row * gemm.n;
+#pragma unroll
+        for (int i = 0; i < kColumns / kLanes; i += 2) {
+            int64_t const column = column0 + fragment_column<kLanes>(i, lane);
+            float low = activate(gemm.activation, values[i]);
+            float high = activate(gemm.activation, values[i + 1]);
+            if (gemm.residual != nullptr) {
+                int64_t const index = row * gemm.n + column;
+                if (column < gemm.n) low += element_at(gemm.dtype, gemm.residual, index);
+                if (column + 1 < gemm.n) high += element_at(gemm.dtype, gemm.residual, index + 1);
+            }
+            uint32_t const pair = to_pair(gemm.dtype, low, high);
+            if (gemm.n % 2 == 0) {
+                if (column < gemm.n) *reinterpret_cast<uint32_t*>(out + column) = pair;
+            } else {
+                if (column < gemm.n) out[column] = static_cast<uint16_t>(pair);
+                if (column + 1 < gemm.n) out[column + 1] = static_cast<uint16_t>(pair >> 16);
+            }
+        }
+    }
+};
+
+struct GatedOutput {
+    template <int kLanes>
+    __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
+                                                 int64_t column0, int lane) {
+        constexpr int kHidden = kBlock / kLanes;
+        bool const inside = row < gemm.m && column0 < gemm.n;
+        scale_and_bias<kLanes>(gemm, values, column0, lane);
+        float hidden[kHidden];
+        uint32_t amax_bits = 0;
+#pragma unroll
+        for (int i = 0; i < kHidden; ++i) {
+            hidden[i] = gated_activate(gemm.activation, values[2 * i], values[2 * i + 1], gemm.alpha, gemm.limit);
+            amax_bits = max(amax_bits, ptx::magnitude_bits(hidden[i]));
+        }
+        if (gemm.amax_pass) {
+            amax_bits = ptx::warp_max(inside ? amax_bits : 0u);
+            if (threadIdx.x % 32 == 0) atomicMax(gemm.hidden.amax_bits, amax_bits);
+            return;
+        }
+#pragma unroll
+        for (int offset = 1; offset < kLanes; offset *= 2) {
+            amax_bits = max(amax_bits, __shfl_xor_sync(0xffffffffu, amax_bits, offset));
+        }
+        float const tensor_scale = resolve_tensor_scale(*gemm.hidden_scale, gemm.hidden.amax_bits);
+        BlockQuantizer const quantizer(amax_bits, tensor_scale);
+        uint2 codes = make_uint2(0u, 0u);
+#pragma unroll
+        for (int i = 0; i < kHidden; ++i) {
+            int const position = kLanes == 1 ? i : 4 * i + lane;
+            uint32_t const code = quantizer.encode(hidden[i]) << (4 * (position % 8));
+            (i < kHidden / 2 ? codes.x : codes.y) |= code;
+        }
+#pragma unroll
+        for (int offset = 1; offset < kLanes; offset *= 2) {
+            codes.x |= __shfl_xor_sync(0xffffffffu, codes.x, offset);
+            codes.y |= __shfl_xor_sync(0xffffffffu, codes.y, offset);
+        }
+        if (lane != 0) return;
+        int64_t const width = gemm.n / 2;
+        int64_t const block = column0 / kColumns;
+        int64_t const blocks_padded = padded_blocks(width);
+        if (row == 0 && block == 0) *gemm.hidden.tensor_scale = tensor_scale;
+        if (row >= round_up(gemm.m, 128) || block >= blocks_padded) return;
+        // The padding of scales is read by the next GEMM: zeros.
+        gemm.hidden.block_scales[scale_offset(row, block, blocks_padded)] = inside ? quantizer.block_scale : 0;
+        if (inside) *reinterpret_cast<uint2*>(gemm.hidden.packed + (row * width + block * kBlock) / 2) = codes;
+    }
+};
+
+}  // namespace trt_nvfp4

@@ -1,0 +1,63 @@
+"""The libraries for Blackwell hold block-scaled tensor-core instructions."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
+
+# Four scales per 64 values, which is NVFP4: mma.sync's instruction and tcgen05's.
+BLOCK_SCALED = {
+    "sm_100a": r"UTCOMMA\S*\.4X",
+    "sm_103a": r"UTCOMMA\S*\.4X",
+    "sm_110a": r"UTCOMMA\S*\.4X",
+    "sm_120a": r"OMMA\.SF\S*E2M1\.E2M1\.UE4M3\.4X",
+    "sm_121a": r"OMMA\.SF\S*E2M1\.E2M1\.UE4M3\.4X",
+}
+
+
+def find_cuobjdump() -> str:
+    spec = find_spec("nvidia")
+    roots = (spec.submodule_search_locations or []) if spec else []
+    packaged = [str(Path(root) / "cu13" / "bin") for root in roots]
+    if found := shutil.which("cuobjdump") or shutil.which("cuobjdump", path=":".join(packaged)):
+        return found
+    pytest.skip("no cuobjdump: put a CUDA toolkit on PATH or install nvidia-cuda-cuobjdump")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")  # skips where there is no compiler
+@pytest.mark.parametrize("arch", BLOCK_SCALED)
+def test_block_scaled_instructions(arch: str) -> None:
+    cuobjdump = find_cuobjdump()
+    library = build_library(arch)
+    sass = subprocess.run([cuobjdump, "-sass", library], capture_output=True, text=True, check=True).stdout
+    instructions = re.findall(BLOCK_SCALED[arch], sass)
+    # Dense and gated, and for SM100 and SM103 by one and two CTAs; the assembler unrolls as it likes.
+    assert len(instructions) >= 4
+
+
+def test_missing_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"CUTLASS_DIR=.* holds no CUTLASS"):
+        find_cutlass()
+    monkeypatch.delenv("CUTLASS_DIR")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="pip install nvidia-cutlass"):
+        find_cutlass()
+
+
+def test_old_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "include" / "cutlass" / "version.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n")
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"is CUTLASS 3\.9, 4\.2 or newer is needed"):
+        find_cutlass()
