@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -248,19 +247,8 @@ class SharedMemory(Region):
                 rest.append(record)
         self.pending_writes = rest
 
-    def read_async(self, address: int, size: int, issued: int, action: str) -> Bytes:
-        """Bytes for the async proxy: initialised, and visible to it when the operation was issued."""
-        data = self.slice(address, size, action)
-        offset = address - self.base
-        self.check_async(np.arange(offset >> 2, (offset + size + 3) >> 2), issued, action)
-        known = self.initialised[offset : offset + size]
-        if not known.all():
-            bad = address + int(np.argmin(known))
-            raise MemoryFault(f"{action} reads uninitialised shared memory at {bad:#x} in {self.name}")
-        return data
-
     def gather_async(self, offsets: NDArray[np.int64], issued: int, action: str) -> Bytes:
-        """As read_async, for scattered byte offsets of any shape."""
+        """Bytes at offsets of any shape for the async proxy: initialised, and visible when it was issued."""
         if offsets.size and (int(offsets.max()) >= self.size or int(offsets.min()) < 0):
             raise MemoryFault(f"{action} reads outside {self.name}, at offset {int(offsets.max()):#x}")
         self.check_async(offsets >> 2, issued, action)
@@ -279,10 +267,6 @@ class SharedMemory(Region):
                 f"{action} reads shared memory at {word * 4 + self.base:#x} in {self.name}, written through the "
                 "generic proxy without a later fence.proxy.async before the operation was issued"
             )
-
-    def write_async(self, address: int, data: Bytes, action: str) -> None:
-        self.slice(address, len(data), action)[:] = data
-        self.mark_written(address - self.base, len(data))
 
     def mark_written(self, offset: int, size: int) -> None:
         self.initialised[offset : offset + size] = 1
@@ -309,6 +293,3 @@ class LocalMemory:
 
     def store(self, addresses: Lanes, lanes: Lanes, values: NDArray[Any], width: int, count: int) -> None:
         self._flat.store(self._addresses(addresses, lanes, width * count), values, width, count)
-
-
-Reader = Callable[[int, int], Bytes]

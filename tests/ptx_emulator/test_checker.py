@@ -297,3 +297,30 @@ def test_race_between_warps() -> None:
     with pytest.raises(RaceError, match="warp 0 wrote with no barrier"):
         run(EXCHANGE.format(barrier=late, kind=""), threads=64)
     np.testing.assert_array_equal(run(EXCHANGE.format(barrier=late, kind="volatile."), threads=64)[:64], expected)
+
+
+def test_completing_a_transaction_publishes_writes() -> None:
+    """CUTLASS hands over the answer "no more tiles" so: expect, store, then complete the bytes itself."""
+    body = (
+        BARRIER
+        + """
+    setp.eq.u32 %p3, %r2, 40;
+    @%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 16;
+    @%p3 st.shared.u32 [%r3+512], %r2;
+    @%p3 mbarrier.complete_tx.shared::cta.b64 [%r3], 16;
+"""
+        + WAIT
+        + "ld.shared.u32 %r7, [%r3+512]; st.global.u32 [%rd3], %r7;"
+    )
+    np.testing.assert_array_equal(run(body, threads=64)[:64], np.full(64, 40))
+
+
+def test_shuffle_from_an_inactive_lane_is_undefined() -> None:
+    body = """
+    setp.lt.u32 %p2, %r2, 8;
+    @%p2 shfl.sync.down.b32 %r7, %r2, 4, 31, 255;
+    @%p2 st.global.u32 [%rd3], %r7;
+"""
+    result = run(body)
+    np.testing.assert_array_equal(result[:4], [4, 5, 6, 7])
+    assert not np.isin(result[4:8], np.arange(32)).any()

@@ -191,7 +191,9 @@ def mbarrier_arrive(warp: Warp, active: Any, addresses: Any, counts: Any, transa
 
 def mbarrier_transact(warp: Warp, active: Any, addresses: Any, amounts: Any, sign: int) -> None:
     for _, address, amount in lane_values(active, addresses, amounts):
-        warp.cta.mbarrier(address).transact(sign * amount)
+        barrier = warp.cta.mbarrier(address)
+        warp.release(barrier.clock)
+        barrier.transact(sign * amount)
     warp.cta.launch.activity += 1
 
 

@@ -14,6 +14,8 @@ from ..ir import Instruction, Pair
 from ..machine import Fragment, Warp, lane_bits
 
 _LANE = np.arange(32)
+# What shfl.sync reads from a lane that does not take part: the ISA leaves it undefined.
+_UNDEFINED = np.uint32(0xFFBADBAD)
 
 
 def converge(warp: Warp, fragment: Fragment, members: Any, active: Any, key: int, name: str) -> bool:
@@ -80,9 +82,7 @@ def _shuffle(value: Any, b: Any, c: Any, active: Any, mode: str) -> tuple[Any, A
         source = lowest | (b & ~segment)
         valid = source <= highest
     source = np.where(valid, source, _LANE)
-    if not active[source[active]].all():
-        raise EmulatorError("shfl.sync reads the register of a lane that is not active")
-    return value[source], valid
+    return np.where(active[source], value[source], _UNDEFINED), valid
 
 
 @instruction("shfl")
