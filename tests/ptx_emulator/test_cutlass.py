@@ -93,7 +93,7 @@ def change_descriptor(bits: int) -> Callable[[str], str]:
 
 
 SMALL = Problem(128, 128, 512, seed=1)
-ONE = "72a sm_100a one CTA"
+ONE, TWO = "72a sm_100a one CTA", "72a sm_100a two CTAs"
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,13 @@ ONE = "72a sm_100a one CTA"
         (ONE, drop(r"fence\.proxy\.async"), ProxyFenceError),
         ("79a sm_120a", drop(r"fence\.proxy\.async"), ProxyFenceError),
         (ONE, drop(r"tcgen05\.commit"), DeadlockError),
+        (TWO, drop(r"fence\.proxy\.async"), ProxyFenceError),
+        (TWO, drop(r"tcgen05\.commit"), DeadlockError),
         (ONE, drop(r"tcgen05\.dealloc"), EmulatorError),
         (ONE, drop(r"mbarrier\.arrive\.expect_tx\.shared::cta"), (DeadlockError, MemoryFault)),
         (ONE, drop(r"tcgen05\.cp"), MemoryFault),
     ],
-    ids=["fence", "fence 79a", "commit", "dealloc", "expect_tx", "scale copy"],
+    ids=["fence", "fence 79a", "commit", "fence two CTAs", "commit two CTAs", "dealloc", "expect_tx", "scale copy"],
 )
 def test_dropped_instruction_is_reported(kernel: str, mutate: Callable[[str], str], error: Any) -> None:
     with pytest.raises(error):
