@@ -93,7 +93,7 @@ def write_folder(
     if library is not None:
         place(library, folder / library.name)
     if with_sources:
-        ignore = shutil.ignore_patterns("__pycache__", "ops", "host", "host.py", "CMakeLists.txt", "py.typed")
+        ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
     shutil.copy(backend.__file__, folder / SCRIPT)
     if timing_cache is not None and timing_cache.exists():

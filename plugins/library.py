@@ -88,7 +88,7 @@ def build_host() -> Path:
     """
     compiler = find_host_compiler(platform.machine())
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-shared", "-fPIC"]
-    source = ROOT / "host" / "plugin_host.cpp"
+    source = ROOT / "plugin_host" / "plugin_host.cpp"
 
     def build(library: Path) -> None:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
@@ -96,7 +96,7 @@ def build_host() -> Path:
             _run([compiler, *flags, source, "-o", linked, "-ldl"])
             os.replace(linked, library)
 
-    return _cached(f"libplugin_host-{_key(str(compiler), flags, ('host/*.*', 'interface/*.h'))}.so", build)
+    return _cached(f"libplugin_host-{_key(str(compiler), flags, ('plugin_host/*.*', 'interface/*.h'))}.so", build)
 
 
 def resource_report(library: Path) -> str:

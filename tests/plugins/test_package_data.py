@@ -15,7 +15,7 @@ def test_sources_travel_in_the_wheel() -> None:
     assert declared is not None
     patterns = re.findall(r'"([^"]+)"', declared[1])
     travelling = {path for pattern in patterns for path in ROOT.glob(pattern)}
-    folders = ("adapters", "host", "interface", "kernels")
+    folders = ("adapters", "plugin_host", "interface", "kernels")
     needed = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
     assert len(needed) > 20
     assert {str(path.relative_to(ROOT)) for path in needed - travelling} == set()
