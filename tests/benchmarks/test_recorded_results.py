@@ -1,0 +1,45 @@
+"""The recorded decode results are complete and consistent with the workloads they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BYTES_PER_WEIGHT = 0.5 + 1 / 16
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((BENCHMARKS / "results" / "decode.json").read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def workloads() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((BENCHMARKS / "workloads.json").read_text())
+    return result
+
+
+def test_every_decode_workload_was_measured(recorded: dict[str, Any], workloads: dict[str, Any]) -> None:
+    measured = {(case["m"], case["n"], case["k"]) for case in recorded["linear"]}
+    assert measured >= {tuple(shape) for shape in workloads["linear"]["shapes"] if shape[0] <= 64}
+    assert {case["m"] for case in recorded["stack"]} == {m for m in workloads["mlp_stack"]["tokens"] if m <= 64}
+
+
+def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[str, Any]) -> None:
+    spec = workloads["mlp_stack"]
+    for case in [*recorded["stack"], *recorded["linear"]]:
+        weights = case["n"] * case["k"] if "n" in case else spec["layers"] * 3 * spec["hidden"] * spec["intermediate"]
+        for name, fraction in case["bandwidth_fractions"].items():
+            bytes_per_second = weights * BYTES_PER_WEIGHT / case["timings"][name]["median_us"] * 1e6
+            assert fraction == pytest.approx(bytes_per_second / recorded["read_bandwidth"])
+
+
+def test_results_were_right(recorded: dict[str, Any]) -> None:
+    for case in [*recorded["stack"], *recorded["linear"]]:
+        for name, error in case["relative_errors"].items():
+            assert error < (2e-3 if "fp16" in name else 1e-2), (case["m"], name)
