@@ -137,7 +137,7 @@ __device__ __forceinline__ uint4 normalize(uint4 eight, T const* weight, float i
 }
 
 // Activations of chunks [begin, end) to the panel as they appear: 16 bytes are eight values of a token, see
-// multiply_chunk. Places of tokens above m hold anything: they reach only outputs that nobody writes.
+// multiply_chunk. Places of tokens above m keep the zeros of the kernel's start.
 template <typename T, int kColumns>
 __device__ void stage_activations(T const* x, bool awaited, int m, int k, int begin, int end, T const* norm_weight,
                                   float const* inverse_rms, uint8_t* panel) {
@@ -399,6 +399,10 @@ __global__ __launch_bounds__(kThreads, 1) void sm80_w4a16_mlp(__grid_constant__ 
     uint8_t* const panel = shared + kWarps * args.shared.stages * kStageBytes;
 
     WeightStream<kProjections> stream(args.program, ring, args.shared.stages);
+    // While the first weights are on their way.
+    for (int i = threadIdx.x; i < args.shared.panel_chunks * (kPanelBytesPerChunk<kColumns> / 16); i += kThreads) {
+        reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
+    }
     int blocks = gridDim.x;
     for (Projection const& p : args.program.projections) blocks = min(blocks, p.tasks);
 
