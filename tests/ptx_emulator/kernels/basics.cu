@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#define LAUNCH(call)          \
-    do {                      \
-        call;                 \
+#define LAUNCH(call)                    \
+    do {                                \
+        call;                           \
         return cudaDeviceSynchronize(); \
     } while (0)
 
@@ -36,11 +36,20 @@ __global__ void CollatzKernel(uint32_t const* x, uint32_t* steps, int count) {
         if (++n > 60) break;
     }
     switch (value % 5) {
-        case 0: n += 7; break;
-        case 1: n ^= 3; break;
-        case 2: n *= 2; break;
-        case 3: n = __popc(n); break;
-        default: n -= 1;
+        case 0:
+            n += 7;
+            break;
+        case 1:
+            n ^= 3;
+            break;
+        case 2:
+            n *= 2;
+            break;
+        case 3:
+            n = __popc(n);
+            break;
+        default:
+            n -= 1;
     }
     steps[i] = n;
 }
@@ -84,7 +93,9 @@ __global__ void IntegerKernel(int64_t const* a, int64_t const* b, int64_t* out) 
     row[14] = int64_t(double(x));
     row[15] = __ffsll(x) + __popcll(y) + max(u, v) - min(u, v);
 }
-extern "C" int integers(int64_t const* a, int64_t const* b, int64_t* out) { LAUNCH((IntegerKernel<<<1, 256>>>(a, b, out))); }
+extern "C" int integers(int64_t const* a, int64_t const* b, int64_t* out) {
+    LAUNCH((IntegerKernel<<<1, 256>>>(a, b, out)));
+}
 
 __global__ void VoteKernel(uint32_t const* x, uint32_t* out) {
     uint32_t const value = x[threadIdx.x];
@@ -125,10 +136,12 @@ __global__ void GemmKernel(__nv_bfloat16 const* a, __nv_bfloat16 const* b, float
     int const lane = threadIdx.x;
     auto load = [&](int stage, int start) {
         uint32_t target = uint32_t(__cvta_generic_to_shared(&tile_a[stage][lane / 2][lane % 2 * 8]));
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(a + lane / 2 * k + start + lane % 2 * 8));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target),
+                     "l"(a + lane / 2 * k + start + lane % 2 * 8));
         if (lane < 16) {
             target = uint32_t(__cvta_generic_to_shared(&tile_b[stage][lane / 2][lane % 2 * 8]));
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(b + lane / 2 * k + start + lane % 2 * 8));
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target),
+                         "l"(b + lane / 2 * k + start + lane % 2 * 8));
         }
         asm volatile("cp.async.commit_group;");
     };
@@ -152,11 +165,12 @@ __global__ void GemmKernel(__nv_bfloat16 const* a, __nv_bfloat16 const* b, float
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                      : "=r"(fragment_b[0]), "=r"(fragment_b[1])
                      : "r"(from_b));
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(fragment_a[0]), "r"(fragment_a[1]), "r"(fragment_a[2]), "r"(fragment_a[3]), "r"(fragment_b[0]),
-                       "r"(fragment_b[1]));
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(fragment_a[0]), "r"(fragment_a[1]), "r"(fragment_a[2]), "r"(fragment_a[3]), "r"(fragment_b[0]),
+              "r"(fragment_b[1]));
         __syncwarp();
     }
     for (int i = 0; i < 4; ++i) c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
