@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def test_exit_codes() -> None:
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", _section("The command line"), re.MULTILINE)}
     named = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
     assert listed == named | {0}
+
+
+def test_speed_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "decode.json").read_text())
+    for run in recorded["stack"]:
+        times = {name: timing["median_us"] for name, timing in run["timings"].items()}
+        ours = times["nvfp4 persistent bf16"]
+        ratios = [times[name] / ours for name in ("bf16", "fp8", "humming", "nvfp4 layer by layer bf16")]
+        fraction = run["bandwidth_fractions"]["nvfp4 persistent bf16"]
+        row = [str(run["m"]), f"{fraction:.0%}", *(f"{ratio:.2f}x" for ratio in ratios)]
+        assert f"| {' | '.join(row)} |" in _section("Speed")
 
 
 def test_links_lead_to_files() -> None:
