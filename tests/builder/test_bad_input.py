@@ -239,6 +239,8 @@ def test_interrupt_leaves_nothing(tmp_path: Path, save_gated_mlps: Callable[...,
         [sys.executable, "-c", BUILD, str(model), "-o", str(output), "--target", "rtx-blackwell"],
         stderr=subprocess.PIPE,
         text=True,
+        # A test run in the background may have been told to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     # The plan is written just before the rewrite; the build works in a hidden folder.
     begun = "o.plan.yaml" if stage == "rewrite" else ".build-*/bundle/manifest.json"

@@ -13,10 +13,10 @@ import pytest
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
 
-# Four scales per 64 values, which is NVFP4: mma.sync's instruction and tcgen05's.
+# A scale per 16 values, which is NVFP4: mma.sync's instruction and tcgen05's, which SM103 spells otherwise.
 BLOCK_SCALED = {
     "sm_100a": r"UTCOMMA\S*\.4X",
-    "sm_103a": r"UTCOMMA\S*\.4X",
+    "sm_103a": r"UTCOMMA\S*\.BLOCK16",
     "sm_110a": r"UTCOMMA\S*\.4X",
     "sm_120a": r"OMMA\.SF\S*E2M1\.E2M1\.UE4M3\.4X",
     "sm_121a": r"OMMA\.SF\S*E2M1\.E2M1\.UE4M3\.4X",
