@@ -1,0 +1,127 @@
+"""The least time a subgraph can take on a GPU: bytes over bandwidth, or operations over the arithmetic peak.
+
+A lower bound and never a measurement: every weight and scale is read once, the subgraph's input is read and its output
+written once, what lies between its products stays on the chip, and memory and tensor cores run at their published peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
+WEIGHT_BYTES = {"nvfp4_w4a4": 0.5 + 1 / 16, "nvfp4_w4a16": 0.5 + 1 / 16, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
+# The type that the tensor cores multiply in. W4A16 decodes its weights to 16 bits first.
+ARITHMETIC = {"nvfp4_w4a4": "fp4", "nvfp4_w4a16": "bf16", "fp8": "fp8", "bf16": "bf16", "fp16": "bf16"}
+# What "keep" leaves: the model's own type, float32 as TF32.
+KEPT = {"float32": (4.0, "tf32"), "float16": (2.0, "bf16"), "bfloat16": (2.0, "bf16")}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Published peaks of one GPU: bytes per second, and dense operations per second by operand type.
+
+    `tflops` maps fp4, fp8 and bf16 to 1e12 operations per second (a multiply-add is two) without sparsity; a type that
+    the tensor cores lack is absent. 16-bit products accumulate in float32.
+    """
+
+    gpu: str
+    bandwidth: float
+    tflops: Mapping[str, float]
+    source: str
+
+    def operations_per_second(self, arithmetic: str) -> float:
+        """The peak of an operand type. Raises ValueError for one that this GPU does not multiply."""
+        if arithmetic == "tf32":
+            return self.tflops["bf16"] / 2 * 1e12
+        if arithmetic not in self.tflops:
+            raise ValueError(f"{self.gpu} has no {arithmetic} tensor cores")
+        return self.tflops[arithmetic] * 1e12
+
+
+def _tflops(fp4: float | None, fp8: float, bf16: float) -> dict[str, float]:
+    return {"fp8": fp8, "bf16": bf16} | ({} if fp4 is None else {"fp4": fp4})
+
+
+# Target name -> limits of the GPU that stands for it. Vendors' sparse figures are halved.
+LIMITS = {
+    "thor": Limits(
+        "Jetson T5000",
+        273e9,
+        _tflops(1035, 517, 258),
+        "Jetson Thor data sheet (2070 FP4 and 1035 FP8 TFLOPS, sparse); BF16 is half of FP8",
+    ),
+    "b200": Limits("B200", 8.0e12, _tflops(9000, 4500, 2250), "HGX B200 data sheet, per GPU"),
+    "b300": Limits("B300", 8.0e12, _tflops(13500, 4500, 2250), "HGX B300 data sheet, per GPU"),
+    "rtx-blackwell": Limits(
+        "RTX PRO 6000 Blackwell Workstation",
+        1.792e12,
+        _tflops(2015, 1008, 504),
+        "RTX Blackwell PRO architecture whitepaper (4000 AI TOPS are FP4, sparse)",
+    ),
+    "spark": Limits(
+        "GB10", 273e9, _tflops(500, 250, 125), "DGX Spark data sheet (1 PFLOP FP4, sparse); FP8, BF16 by halves"
+    ),
+    "h200": Limits("H200 SXM", 4.8e12, _tflops(None, 1979, 989), "H200 data sheet (sparse figures halved)"),
+    "h100": Limits("H100 SXM", 3.35e12, _tflops(None, 1979, 989), "H100 data sheet (sparse figures halved)"),
+    "ada": Limits("L40S", 864e9, _tflops(None, 733, 362), "L40S data sheet (sparse figures halved)"),
+}
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`count` products x[m, k] @ W[n, k]^T, each with a weight of its own."""
+
+    n: int
+    k: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a subgraph asks of a GPU, and the least `seconds` that takes; `bound` says by "memory" or "compute"."""
+
+    seconds: float
+    bytes: float
+    operations: float
+    bound: str
+
+
+def gemms(kind: str, shapes: Mapping[str, int]) -> list[Gemm]:
+    """The products of a subgraph, from its kind and shapes as a plan states them."""
+    n, k, layers = shapes["out_features"], shapes["in_features"], shapes.get("layers", 1)
+    if kind == "linear":
+        return [Gemm(n, k)]
+    intermediate = shapes["intermediate_features"]
+    return [Gemm(intermediate * (2 if kind == "gated_mlp" else 1), k, layers), Gemm(n, intermediate, layers)]
+
+
+def subgraph_cost(
+    kind: str, shapes: Mapping[str, int], decision: str, tokens: int, limits: Limits, dtype: str = "bfloat16"
+) -> Cost:
+    """The roofline of one subgraph of a plan at `tokens` rows of input.
+
+    `kind`, `shapes`, `decision` and `dtype` (of the activations) as in `PlannedSubgraph`; a decision "keep" computes in
+    `dtype`. Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
+    """
+    weight_bytes, arithmetic = (
+        KEPT[dtype] if decision == "keep" else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
+    )
+    products = gemms(kind, shapes)
+    weights = sum(gemm.n * gemm.k * gemm.count for gemm in products)
+    activations = tokens * (shapes["in_features"] + shapes["out_features"])
+    return roofline(
+        weights * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * weights, limits, arithmetic
+    )
+
+
+def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: str) -> Cost:
+    """The larger of the two times."""
+    memory, compute = bytes_moved / limits.bandwidth, operations / limits.operations_per_second(arithmetic)
+    return Cost(max(memory, compute), bytes_moved, operations, "memory" if memory >= compute else "compute")
+
+
+def experts_touched(experts: int, top_k: int, tokens: int) -> float:
+    """How many of `experts` at least one of `tokens` chooses, on average, when each chooses `top_k` evenly."""
+    return experts * (1 - math.pow(1 - top_k / experts, tokens))
