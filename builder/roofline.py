@@ -105,15 +105,11 @@ def subgraph_cost(
     `kind`, `shapes`, `decision` and `dtype` (of the activations) as in `PlannedSubgraph`; a decision "keep" computes in
     `dtype`. Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
     """
-    weight_bytes, arithmetic = (
-        KEPT[dtype] if decision == "keep" else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
-    )
+    weight_bytes, arithmetic = KEPT[dtype] if decision == "keep" else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
     products = gemms(kind, shapes)
     weights = sum(gemm.n * gemm.k * gemm.count for gemm in products)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
-    return roofline(
-        weights * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * weights, limits, arithmetic
-    )
+    return roofline(weights * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * weights, limits, arithmetic)
 
 
 def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: str) -> Cost:
