@@ -204,7 +204,7 @@ class Backend:
     def build(self, job: Job, library: Path | None, report: Report) -> tuple[Any, list[Layer], list[str]]:
         """Parse, build, list layers: (the serialized engine, its layers, warnings)."""
         trt = self.trt
-        log = _logger(trt)
+        log = logger(trt)
         builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         config = builder.create_builder_config()
@@ -281,7 +281,9 @@ class Backend:
         return layers_of_inspector(inspector.get_engine_information(self.trt.LayerInformationFormat.JSON))
 
 
-def _logger(trt: Any) -> Any:
+def logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps errors, warnings and the list of layers."""
+
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()

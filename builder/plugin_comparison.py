@@ -15,8 +15,9 @@ import torch
 
 from trt_nvfp4.plugins.host import PluginHost
 
+from .agreement import Agreement
 from .bundle import OPS_DOMAIN
-from .compare import Agreement, session
+from .sides import session
 
 TYPES: dict[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,
