@@ -14,6 +14,7 @@ from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant
 from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 
@@ -29,9 +30,9 @@ def lower_nvfp4(
         if value.const_value is not None:
             graph.register_initializer(value)
     definition = OPS[subgraph.op]
-    attributes = definition.complete_attributes(
-        **{k: v for k, v in _attributes(subgraph, quantize_activations).items() if k in definition.attributes}
-    )
+    attributes = _attributes(subgraph, quantize_activations)
+    attributes[STATIC_SCALES] = int(quantize_activations and _all_given(inputs))
+    attributes = definition.complete_attributes(**{k: v for k, v in attributes.items() if k in definition.attributes})
     node = ir.node(
         definition.name,
         [inputs[formal.name] for formal in definition.inputs],
@@ -128,6 +129,12 @@ def _scales(
     return _initializer(
         subgraph, f"{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
     )
+
+
+def _all_given(inputs: Mapping[str, ir.Value]) -> bool:
+    """Whether every tensor scale of an activation is known, and none is left to the run time."""
+    scales = [inputs[name].const_value for name in ("input_tensor_scale", "hidden_tensor_scale") if name in inputs]
+    return all(scale is not None and bool(scale.numpy().all()) for scale in scales)
 
 
 def _norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:

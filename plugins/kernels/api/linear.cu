@@ -31,7 +31,8 @@ TrtNvfp4Status generic_linear(TrtNvfp4LinearArgs const& args, LinearWorkspace co
     gemm.activation = args.activation;
     gemm.out = static_cast<T*>(args.y);
     if (!args.quantize_activations) return launch_gemm(DenseRows<T>{x}, gemm, stream);
-    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(x, args.m, args.k, args.input_tensor_scale, workspace.quantized, stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(x, args.m, args.k, args.input_tensor_scale, args.static_scales != 0,
+                                              workspace.quantized, stream));
     return launch_gemm(workspace.quantized.rows(), gemm, stream);
 }
 
@@ -39,7 +40,7 @@ TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic
                            cudaStream_t stream) {
     TRT_NVFP4_RETURN_IF_ERROR(dispatch_dtype(args.dtype, [&](auto element) {
         return launch_quantize(static_cast<decltype(element) const*>(args.x), args.m, args.k, args.input_tensor_scale,
-                               workspace.quantized, stream);
+                               args.static_scales != 0, workspace.quantized, stream);
     }));
     W4A4Gemm gemm{};
     gemm.m = args.m;

@@ -8,8 +8,7 @@ namespace trt_nvfp4 {
 using W4A4Launch = TrtNvfp4Status (*)(W4A4Gemm const&, cudaStream_t);
 
 struct W4A4Kernels {
-    W4A4Launch dense;
-    W4A4Launch gated;
+    W4A4Launch dense, plain, gated;
 };
 
 // The kernels of the current GPU that `tactic` names; null where this library has none.
@@ -21,12 +20,18 @@ inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
         return {};
     }
 #ifdef TRT_NVFP4_SM120
-    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) return {sm120_w4a4_dense, sm120_w4a4_gated};
+    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) {
+        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated};
+    }
 #endif
 #ifdef TRT_NVFP4_SM100
-    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) return {sm100_w4a4_dense, sm100_w4a4_gated};
+    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) {
+        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated};
+    }
     // Thor (11) gains nothing from clusters.
-    if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) return {sm100_w4a4_dense_pair, sm100_w4a4_gated_pair};
+    if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) {
+        return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair};
+    }
 #endif
     return {};
 }
@@ -36,9 +41,8 @@ inline bool w4a4_fits(TrtNvfp4LinearArgs const& args) {
     return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.k % 32 == 0;
 }
 
-// A hidden layer without a gate has no epilogue yet.
 inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
-    return args.quantize_activations && args.gated && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
            args.intermediate % 32 == 0;
 }
 
