@@ -27,7 +27,7 @@ class InputStatistics:
         mean_square: [K], E[x_k^2].
         block_gram: [K/16, 16, 16], E[x_b x_b^T] of each block b of 16 channels.
         hessian: [K, K], E[x x^T].
-        quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale of its own sample.
+        quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale that amax gives.
         block_amax_histogram: [HISTOGRAM_BINS], how many blocks of 16 channels have a largest magnitude of each power
             of two.
     """
@@ -75,20 +75,20 @@ class InputStatistics:
 KINDS = tuple(field.name for field in fields(InputStatistics))
 
 
-def gram(rows: Tensor) -> Tensor:
-    """x^T x [K, K] of x [rows, K]."""
-    return rows.T @ rows
-
-
-def quantized(rows: Tensor) -> Tensor:
-    """x as the NVFP4 kernels see it, under the tensor scale of these rows."""
-    scale = number_formats.tensor_scale(rows.abs().max())
+def quantized(rows: Tensor, amax: Tensor) -> Tensor:
+    """x [rows, K] as the NVFP4 kernels see it, under the tensor scale that `amax` gives."""
+    scale = number_formats.tensor_scale(amax)
     return number_formats.dequantize_blocks(*number_formats.quantize_blocks(rows, scale), scale)
 
 
 def _block_gram(rows: Tensor) -> Tensor:
     blocks = rows.view(len(rows), -1, BLOCK).transpose(0, 1)
     return blocks.transpose(1, 2) @ blocks / len(rows)
+
+
+def _quantized_hessian(rows: Tensor) -> Tensor:
+    seen = quantized(rows, rows.abs().max())
+    return seen.T @ seen / len(seen)
 
 
 def _histogram(rows: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ _MEASURES = {
     "channel_amax": lambda rows: rows.abs().amax(0),
     "mean_square": lambda rows: rows.square().mean(0),
     "block_gram": _block_gram,
-    "hessian": lambda rows: gram(rows) / len(rows),
-    "quantized_hessian": lambda rows: gram(quantized(rows)) / len(rows),
+    "hessian": lambda rows: rows.T @ rows / len(rows),
+    "quantized_hessian": _quantized_hessian,
     "block_amax_histogram": _histogram,
 }

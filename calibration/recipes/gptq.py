@@ -55,7 +55,8 @@ class GPTQ:
             columns[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
         if order is not None:
             codes[order] = codes.clone()
-        return codes.T.contiguous()
+        by_row: Tensor = codes.T.contiguous()
+        return by_row
 
 
 def _inverse_factor(hessian: Tensor) -> Tensor:
@@ -69,6 +70,7 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
         lower, failed = torch.linalg.cholesky_ex(damped)
         if failed:
             continue
+        upper: Tensor
         upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower, out=damped), upper=True)
         if not failed and upper.isfinite().all():
             return upper
