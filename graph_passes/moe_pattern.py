@@ -22,6 +22,7 @@ from trt_nvfp4.graph_passes.moe_routing import Choice, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
+from trt_nvfp4.plugins.ops.nvfp4_moe import MAX_EXPERTS, MAX_TOP_K
 
 _ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 # From a TopK back to the router's linear: scores, correction bias, groups, masks.
@@ -215,6 +216,11 @@ class _Matcher:
             raise _RefusalError(
                 f"the router '{self._router.multiply.name}' chooses among {count} experts, and the block has "
                 f"{len(experts)}; export the model with all of them (transformers: experts_implementation='batched_mm')"
+            )
+        top_k = max(choice.k for choice in self._choices if choice.size == count)
+        if count > MAX_EXPERTS or top_k > MAX_TOP_K:
+            raise _RefusalError(
+                f"NVFP4MoE serves at most {MAX_TOP_K} of {MAX_EXPERTS} experts per token, here are {top_k} of {count}"
             )
         first = _signature(experts[0])
         for index, mlp in enumerate(experts):

@@ -8,15 +8,27 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from trt_nvfp4.calibration import recipes
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan_file import PlanError
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Subgraph
 
-__all__ = ["DECISIONS", "KINDS", "PRECISIONS", "Capabilities", "Plan", "PlanError", "PlannedSubgraph", "make_plan"]
+__all__ = [
+    "DECISIONS",
+    "DEFAULT_KINDS",
+    "KINDS",
+    "PRECISIONS",
+    "Capabilities",
+    "Plan",
+    "PlanError",
+    "PlannedSubgraph",
+    "make_plan",
+]
 
-KINDS = ("gated_mlp", "mlp", "linear")
+KINDS = ("moe", "gated_mlp", "mlp", "linear")
+DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "fp8", "bf16")
 DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "fp8", "bf16", "fp16", "keep")
 # NVFP4 has one scale per 16 values along K.
@@ -60,11 +72,13 @@ class PlannedSubgraph:
 
 @dataclass
 class Plan:
-    """What is to become of every subgraph found; `precision` is what was asked for, `target` for which GPU."""
+    """What is to become of every subgraph found; `precision` is what was asked for, `target` for which GPU, `recipe`
+    how NVFP4 weights are made (see `trt_nvfp4.calibration.recipes`)."""
 
     model: str
     target: str
     precision: str
+    recipe: str = recipes.DEFAULT
     subgraphs: list[PlannedSubgraph] = field(default_factory=list)
     path: Path | None = None
 
@@ -128,10 +142,11 @@ def make_plan(
     subgraphs: Sequence[Subgraph],
     capabilities: Capabilities,
     precision: str = "auto",
-    kinds: Collection[str] = ("gated_mlp", "mlp"),
+    kinds: Collection[str] = DEFAULT_KINDS,
     include: str | None = None,
     exclude: str | None = None,
     calibrated: bool = False,
+    recipe: str = recipes.DEFAULT,
 ) -> Plan:
     """Decides on every subgraph.
 
@@ -140,10 +155,12 @@ def make_plan(
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales.
+        recipe: how NVFP4 weights are made.
 
     Raises:
-        ValueError: an unknown precision or kind, or a pattern that is not a regular expression.
+        ValueError: an unknown precision, kind or recipe, or a pattern that is not a regular expression.
     """
+    recipe = str(recipes.parse(recipe))
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision '{precision}'; one of {', '.join(PRECISIONS)}")
     unknown = sorted(set(kinds) - set(KINDS))
@@ -181,7 +198,7 @@ def make_plan(
                 linear_inputs=list(dict.fromkeys(linear.x.name or "" for linear in subgraph.linears)),
             )
         )
-    return Plan(model.path.name, capabilities.target, precision, entries)
+    return Plan(model.path.name, capabilities.target, precision, recipe, entries)
 
 
 def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:
@@ -237,4 +254,6 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
                     f"NVFP4 needs K to be a multiple of {_BLOCK}: weight '{linear.weight.stored.name}' of node "
                     f"'{linear.multiply.name}' has K = {k}"
                 )
+    elif subgraph.kind == "moe":
+        return f"{decision} of MoE blocks is not implemented: nvfp4 or keep"
     return None

@@ -101,6 +101,12 @@ def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
     return torch.stack(vectors, dim=1).reshape(-1)
 
 
+def initializer(name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
+    """`data` as an initializer of type `dtype`."""
+    tensor = ir.Tensor(data.float().numpy().astype(dtype.numpy()), dtype=dtype, name=name)
+    return ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+
+
 class StreamedTensor(ir.LazyTensor):
     """An initializer whose bytes are computed when it is written, piece by piece."""
 
