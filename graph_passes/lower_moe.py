@@ -10,6 +10,8 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
+from trt_nvfp4.graph_passes.quantization import Quantization
+from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
@@ -20,10 +22,17 @@ from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, no_shared_expert
 _OP = OPS["NVFP4MoE"]
 
 
-def lower_moe(graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool, amax: Mapping[str, float]) -> list[str]:
+def lower_moe(
+    graph: ir.Graph,
+    subgraph: Subgraph,
+    quantize_activations: bool,
+    amax: Mapping[str, float],
+    quantization: Quantization,
+) -> list[str]:
     """Replaces the nodes of `subgraph`, a "moe", by one node of its name; returns that name.
 
     `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
+    `quantization` says how the weights are made.
     """
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
@@ -33,7 +42,7 @@ def lower_moe(graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool, a
         # Lossless, so that the choice stays the model's own.
         new_nodes.append(ir.node("Cast", [logits], {"to": int(ir.DataType.FLOAT)}, name=f"{name}/logits"))
         logits = new_nodes[-1].outputs[0]
-    inputs = {"x": moe.x, "router_logits": logits} | _weights(moe, name)
+    inputs = {"x": moe.x, "router_logits": logits} | _weights(moe, name, quantization)
     for prefix, linears in (
         ("input", [mlp.up for mlp in _mlps(moe)]),
         ("hidden", [mlp.down for mlp in _mlps(moe)]),
@@ -70,7 +79,7 @@ def _mlps(moe: Moe) -> tuple[Mlp, ...]:
     return moe.experts if moe.shared is None else (*moe.experts, moe.shared)
 
 
-def _weights(moe: Moe, name: str) -> dict[str, ir.Value]:
+def _weights(moe: Moe, name: str, quantization: Quantization) -> dict[str, ir.Value]:
     """The op's constant inputs."""
     first = moe.experts[0]
     dtype = first.up.weight.dtype
@@ -78,14 +87,14 @@ def _weights(moe: Moe, name: str) -> dict[str, ir.Value]:
     bias = moe.routing.correction_bias
     values = torch.zeros(len(moe.experts)) if bias is None else as_torch(constant(bias)).float().reshape(-1)
     inputs = {"correction_bias": initializer(f"{name}/correction_bias", values, ir.DataType.FLOAT)}
-    inputs |= _mlp_weights(moe.experts, f"{name}/", stacked=True)
+    inputs |= _mlp_weights(moe.experts, f"{name}/", True, quantization)
     if moe.shared is None:
         for key, shape in no_shared_expert(features, int(first.gate is not None)).items():
             formal = next(formal for formal in _OP.inputs if formal.name == key)
             kind = {"tensor(int8)": ir.DataType.INT8, "tensor(float)": ir.DataType.FLOAT}.get(formal.type, dtype)
             inputs[key] = initializer(f"{name}/{key}", torch.zeros([int(d or 0) for d in shape]), kind)
         return inputs
-    shared = _mlp_weights([moe.shared], f"{name}/shared_", stacked=False)
+    shared = _mlp_weights([moe.shared], f"{name}/shared_", False, quantization)
     inputs |= {f"shared_{key}": value for key, value in shared.items()}
     gate = torch.zeros(features)
     if moe.shared_gate is not None:
@@ -94,12 +103,15 @@ def _weights(moe: Moe, name: str) -> dict[str, ir.Value]:
     return inputs
 
 
-def _mlp_weights(mlps: Sequence[Mlp], prefix: str, stacked: bool) -> dict[str, ir.Value]:
+def _mlp_weights(mlps: Sequence[Mlp], prefix: str, stacked: bool, quantization: Quantization) -> dict[str, ir.Value]:
     """Packed weights, scales and biases of `mlps`, one matrix each for gate and up together and for down."""
     inputs: dict[str, ir.Value] = {}
     for key, parts in (("gate_up", [mlp.linears[:-1] for mlp in mlps]), ("down", [mlp.linears[-1:] for mlp in mlps])):
         matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-        weight, scales, scale = nvfp4_initializers(f"{prefix}{key}_weight", matrices, stacked)
+        known = quantization.inputs(linears[0] for linears in parts)
+        weight, scales, scale = nvfp4_initializers(
+            f"{prefix}{key}_weight", matrices, stacked, quantization.recipe, known
+        )
         inputs |= {f"{key}_weight": weight, f"{key}_scales": scales, f"{key}_tensor_scale": scale}
         rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
         dtype = parts[0][0].weight.dtype
