@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
-from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
@@ -121,7 +119,7 @@ def _mlp_weights(mlps: Sequence[Mlp], prefix: str, stacked: bool, quantization: 
 
 def _attributes(moe: Moe) -> dict[str, Any]:
     first = moe.experts[0]
-    routing = asdict(moe.routing)
+    routing = dict(vars(moe.routing))
     del routing["correction_bias"]
     return routing | {
         "scoring": int(Scoring[moe.routing.scoring.upper()]),
