@@ -53,6 +53,19 @@ class InputStatistics:
             raise CalibrationError(f"{kind} of the input was not collected; calibrate again with this recipe")
         return torch.as_tensor(value)
 
+    @property
+    def width(self) -> int | None:
+        """K, where a statistic has it."""
+        if self.block_gram is not None:
+            return self.block_gram.shape[0] * BLOCK
+        known = (self.channel_amax, self.mean_square, self.hessian, self.quantized_hessian)
+        return next((value.shape[-1] for value in known if value is not None), None)
+
+    def only(self, kinds: Collection[str], device: torch.device | str) -> InputStatistics:
+        """Those of `kinds` (amax aside) that there are, on `device`."""
+        values = {kind: getattr(self, kind) for kind in kinds}
+        return InputStatistics(**{kind: None if value is None else value.to(device) for kind, value in values.items()})
+
     def scaled(self, factors: Tensor) -> InputStatistics:
         """The statistics of x * factors (float32 [K]). What cannot be known of it (amax without channel_amax, the
         quantized Hessian, the histogram) is None."""

@@ -58,8 +58,8 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
                 "there are no statistics" if statistics is None else f"the statistics lack those of tensor '{tensor}'"
             )
             raise CalibrationError(
-                f"recipe '{plan.recipe}' needs {', '.join(missing)} of the activations, and {where}: give input samples "
-                "with --calib-data, or choose a recipe that needs none, such as mse"
+                f"recipe '{plan.recipe}' needs {', '.join(missing)} of the activations, and {where}: give input "
+                "samples with --calib-data, or choose a recipe that needs none, such as mse"
             )
 
 
@@ -95,7 +95,9 @@ def rewrite(
     for entry, subgraph in reversed(plan.check(target)):
         if entry.decision.startswith("nvfp4"):
             lower = lower_moe if subgraph.kind == "moe" else lower_nvfp4
-            realized[entry.name] = lower(target.graph, subgraph, entry.decision == "nvfp4_w4a4", amax)
+            quantization = Quantization(_recipe(plan, entry.decision), statistics)
+            w4a4 = entry.decision == "nvfp4_w4a4"
+            realized[entry.name] = lower(target.graph, subgraph, w4a4, amax, quantization)
             ops.add(subgraph.op)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
