@@ -237,8 +237,12 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
     progress.stage("calibrating")
     if request.calib_data.name.endswith(".statistics.json"):
         return Statistics.load(request.calib_data)
+    tensors = calibration_tensors(plan)
+    if not tensors:
+        report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
+        return None
     samples = load_samples(request.calib_data, input_specs(path))
-    statistics = collect(path, calibration_tensors(plan), samples, progress=progress.step)
+    statistics = collect(path, tensors, samples, progress=progress.step)
     statistics.save(request.file(".statistics.json"))
     report.files["statistics"] = str(request.file(".statistics.json"))
     return statistics

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from trt_nvfp4.graph_passes.plan import Plan
 
 # Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
 WEIGHT_BYTES = {"nvfp4_w4a4": 0.5 + 1 / 16, "nvfp4_w4a16": 0.5 + 1 / 16, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
@@ -116,6 +119,38 @@ def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: 
     """The larger of the two times."""
     memory, compute = bytes_moved / limits.bandwidth, operations / limits.operations_per_second(arithmetic)
     return Cost(max(memory, compute), bytes_moved, operations, "memory" if memory >= compute else "compute")
+
+
+def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits) -> list[dict[str, Any]]:
+    """For every replaced subgraph of a plan: its cost as planned, and the least microseconds as planned and otherwise.
+
+    `predicted_us` has "nvfp4" (as planned, whatever that is), "fp8" and "bf16".
+    """
+    entries = []
+    for subgraph in plan.subgraphs:
+        if subgraph.decision == "keep":
+            continue
+        rows = tokens[subgraph.name]
+        decisions = {"nvfp4": subgraph.decision, "fp8": "fp8", "bf16": "bf16"}
+        costs = {
+            name: subgraph_cost(subgraph.kind, subgraph.shapes, decision, rows, limits, subgraph.dtype)
+            for name, decision in decisions.items()
+        }
+        planned = costs["nvfp4"]
+        entries.append(
+            {
+                "names": [subgraph.name],
+                "kind": subgraph.kind,
+                "decision": subgraph.decision,
+                "shapes": dict(subgraph.shapes),
+                "tokens": rows,
+                "bytes": planned.bytes,
+                "operations": planned.operations,
+                "bound": planned.bound,
+                "predicted_us": {name: cost.seconds * 1e6 for name, cost in costs.items()},
+            }
+        )
+    return entries
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
