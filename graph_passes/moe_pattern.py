@@ -114,6 +114,7 @@ class _Matcher:
             self._aliases.append(operand(node, 0))
         self._x = self._aliases[-1]
         self._inside: set[ir.Value] = {self._x, router.y}
+        self._escape: str | None = None  # how the routing of experts is seen outside of any block
 
     def match(self) -> Moe | RefusedMoe | None:
         """The widest block whose values are those of an MoE, or why there is none; None if it is no MoE at all."""
@@ -125,6 +126,8 @@ class _Matcher:
                     self._check_counts(experts)
                     merges = list(closures)[list(closures).index(value) :]
                     return self._fit(experts, shared, {merge: closures[merge] for merge in merges})
+            if self._escape is not None:
+                raise _RefusalError(f"an intermediate is used elsewhere: {self._escape}")
         except _RefusalError as refusal:
             return RefusedMoe(self._router, self._choices, str(refusal))
         return None
@@ -133,6 +136,7 @@ class _Matcher:
         """Values on which everything that depends on the logits runs together, until another tensor comes in."""
         routed: set[ir.Value] = {self._router.y}
         pending: dict[ir.Value, int] = {}
+        experts = 0
         producer = self._x.producer()
         for node in self._context.nodes[0 if producer is None else self._context.position[producer] + 1 :]:
             inputs = variables(node)
@@ -142,7 +146,8 @@ class _Matcher:
             if routed.isdisjoint(inputs):
                 continue
             if not is_inside:
-                return
+                break
+            experts += node in self._context.multiplies
             routed.update(node.outputs)
             for value in inputs:
                 pending[value] = pending.get(value, 0) - 1
@@ -150,6 +155,10 @@ class _Matcher:
             pending = {value: count for value, count in pending.items() if count > 0}
             if len(node.outputs) == 1 and list(pending) == [node.outputs[0]]:
                 yield node.outputs[0]
+        if experts > 1 and len(pending) > 1:
+            readers = {use.node for value in self._inside for use in value.uses()}
+            inside = {node for node in readers if node.outputs and node.outputs[0] in self._inside}
+            self._escape = escaping_use(pending, inside)
 
     def _closure(self, output: ir.Value) -> list[ir.Node]:
         """The nodes that compute `output` from x, the logits, constants and shapes of anything, in graph order."""
@@ -173,9 +182,11 @@ class _Matcher:
         own = self._own_mlps(inside)
         if stacked:
             matches = stacked_mlps(stacked, inside)
-            if len(matches) != 1:
-                names = ", ".join(f"'{linear.multiply.name}'" for linear in stacked.values())
-                raise _RefusalError(f"its products {names} form {len(matches)} MLPs, not one")
+            if not matches:
+                return (), None  # the block ends further on
+            if len(matches) > 1:
+                names = ", ".join(f"'{mlp.down.multiply.name}'" for mlp, _ in matches)
+                raise _RefusalError(f"it has several MLPs with stacked experts, which end in {names}")
             (mlp, refusal), size = matches[0], stack_size(matches[0][0].up)
             if refusal is not None:
                 raise _RefusalError(refusal)
