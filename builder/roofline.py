@@ -92,12 +92,26 @@ class Cost:
 
 
 def gemms(kind: str, shapes: Mapping[str, int]) -> list[Gemm]:
-    """The products of a subgraph, from its kind and shapes as a plan states them."""
+    """The products of a dense subgraph, from its kind and shapes as a plan states them."""
     n, k, layers = shapes["out_features"], shapes["in_features"], shapes.get("layers", 1)
     if kind == "linear":
         return [Gemm(n, k)]
     intermediate = shapes["intermediate_features"]
     return [Gemm(intermediate * (2 if kind == "gated_mlp" else 1), k, layers), Gemm(n, intermediate, layers)]
+
+
+def _weights(kind: str, shapes: Mapping[str, int], tokens: int) -> tuple[float, float]:
+    """(weights that are read, weights that each token is multiplied by).
+
+    Experts are gated, chosen evenly, and read when a token chooses them.
+    """
+    if kind != "moe":
+        dense = sum(gemm.n * gemm.k * gemm.count for gemm in gemms(kind, shapes))
+        return dense, dense
+    widths = 2 * shapes["in_features"] + shapes["out_features"]
+    expert, shared = widths * shapes["intermediate_features"], widths * shapes.get("shared_features", 0)
+    read = experts_touched(shapes["experts"], shapes["top_k"], tokens)
+    return expert * read + shared, expert * shapes["top_k"] + shared
 
 
 def subgraph_cost(
@@ -109,10 +123,9 @@ def subgraph_cost(
     `dtype`. Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
     """
     weight_bytes, arithmetic = KEPT[dtype] if decision == "keep" else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
-    products = gemms(kind, shapes)
-    weights = sum(gemm.n * gemm.k * gemm.count for gemm in products)
+    read, multiplied = _weights(kind, shapes, tokens)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
-    return roofline(weights * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * weights, limits, arithmetic)
+    return roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
 
 
 def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: str) -> Cost:

@@ -67,6 +67,18 @@ def test_experts_touched_against_sampling(rng: np.random.Generator) -> None:
     assert experts_touched(32, 4, 1) == pytest.approx(4)
 
 
+def test_experts_are_read_when_they_are_chosen() -> None:
+    """Mixtral 8x7B: one token reads two of eight experts, many tokens all of them."""
+    shapes = {"in_features": 4096, "intermediate_features": 14336, "out_features": 4096, "experts": 8, "top_k": 2}
+    expert = 3 * 4096 * 14336
+    one, many = (subgraph_cost("moe", shapes, "nvfp4_w4a16", t, LIMITS["b200"]) for t in (1, 512))
+    assert one.bytes == pytest.approx(2 * expert * 0.5625 + 8192 * 2)
+    assert many.bytes == pytest.approx(8 * expert * 0.5625 + 512 * 8192 * 2)
+    assert many.operations == 2 * 512 * 2 * expert
+    with_shared = subgraph_cost("moe", {**shapes, "shared_features": 2048}, "nvfp4_w4a16", 1, LIMITS["b200"])
+    assert with_shared.operations - one.operations == 2 * 3 * 4096 * 2048
+
+
 def test_rows_of_subgraphs(tmp_path: Path, rng: np.random.Generator) -> None:
     """A model that cuts its sequence: the second linear sees fewer rows than the first."""
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
