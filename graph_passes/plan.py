@@ -24,6 +24,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlannedSubgraph",
+    "allowed_decisions",
     "make_plan",
 ]
 
@@ -101,7 +102,7 @@ class Plan:
         """Checks the plan against the model; returns each entry with the subgraph that it is about, in graph order.
 
         Raises:
-            PlanError: an entry with an unknown decision, for a subgraph or node that is not there, of the wrong kind,
+            PlanError: an unknown recipe, or an entry with an unknown decision, for a subgraph or node that is not there, of the wrong kind,
                 twice, or with a decision that its subgraph does not allow.
         """
         found = {subgraph.name: subgraph for subgraph in find_subgraphs(model)}
@@ -212,15 +213,33 @@ def _decide(subgraph: Subgraph, capabilities: Capabilities, precision: str, cali
     """The first of the candidates that target and subgraph allow, with what spoke against the ones before."""
     against: list[str] = []
     for decision, why in _candidates(subgraph, precision, calibrated):
-        supported = {"fp16": True, "keep": True}.get(decision)
-        if supported is None:
-            supported = getattr(capabilities, decision)
-        obstacle = None if supported else f"{capabilities.target} does not compute {decision}"
-        obstacle = obstacle or (None if decision == "keep" else _obstacle(subgraph, decision))
+        obstacle = _obstacle_on(subgraph, decision, capabilities)
         if obstacle is None:
             return decision, "; ".join([*dict.fromkeys(against), why])
         against.append(obstacle)
     raise AssertionError("keep is always possible")
+
+
+def allowed_decisions(subgraph: Subgraph, capabilities: Capabilities, precision: str) -> list[str]:
+    """What target and subgraph allow under `precision`, with calibration data, in order of preference.
+
+    "keep" is among them where it means 16 bits, and where nothing else is possible.
+    """
+    allowed = [
+        decision
+        for decision, _ in _candidates(subgraph, precision, calibrated=True)
+        if _obstacle_on(subgraph, decision, capabilities) is None
+    ]
+    return [decision for decision in allowed if decision != "keep" or "bf16" not in allowed]
+
+
+def _obstacle_on(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str | None:
+    """Why the target cannot compute `subgraph` as `decision` says."""
+    if decision == "keep":
+        return None
+    if decision != "fp16" and not getattr(capabilities, decision):
+        return f"{capabilities.target} does not compute {decision}"
+    return _obstacle(subgraph, decision)
 
 
 def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tuple[str, str]]:
