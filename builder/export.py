@@ -108,11 +108,12 @@ def _load(directory: Path, transformers: Any) -> torch.nn.Module:
     config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or []]
     loader = next((cls for cls in named if cls is not None), transformers.AutoModel)
-    model: torch.nn.Module = loader.from_pretrained(directory, config=config, dtype="auto", local_files_only=True)
+    model: Any = loader.from_pretrained(directory, config=config, dtype="auto", local_files_only=True)
     if hasattr(model, "set_experts_implementation"):
         # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
         model.set_experts_implementation("batched_mm")
-    return model.eval()
+    loaded: torch.nn.Module = model.eval()
+    return loaded
 
 
 def _plain(model: Any) -> tuple[torch.nn.Module, dict[str, torch.Tensor], tuple[dict[int, Any], ...], str]:
