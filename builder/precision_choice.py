@@ -53,10 +53,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan that meets the budget, and `accuracy`, the numbers behind it, for the report."""
+    """The plan that meets the budget, and the numbers behind it, for the report."""
 
     plan: Plan
-    accuracy: dict[str, Any]
+    numbers: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,12 @@ class Trials:
         return score
 
 
+def with_all_statistics(plan: Plan) -> Plan:
+    """The plan that asks for the statistics of every precision that may be chosen."""
+    most = [entry if entry.decision == "keep" else replace(entry, decision="nvfp4_w4a4") for entry in plan.subgraphs]
+    return replace(plan, subgraphs=most)
+
+
 def choose_precisions(
     model: SourceModel,
     plan: Plan,
@@ -161,7 +167,7 @@ def choose_precisions(
         )
     chosen = mixes[index]
     entries = [_decided(entry, chosen, options, budget) for entry in plan.subgraphs]
-    accuracy = {
+    numbers = {
         "budget": str(budget),
         "metric": budget.metric,
         "achieved": tried[index],
@@ -175,7 +181,7 @@ def choose_precisions(
             for i, value in sorted(tried.items())
         ],
     }
-    return Choice(replace(plan, subgraphs=entries), accuracy)
+    return Choice(replace(plan, subgraphs=entries), numbers)
 
 
 def _measure(

@@ -63,9 +63,19 @@ def build_engine(
     calib_data: Annotated[
         Path | None,
         typer.Option(
-            help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, or Polygraphy JSON; or the "
-            ".statistics.json of an earlier run.",
+            help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, Polygraphy JSON, a Python "
+            "loader (loader.py:function), or .txt for a Hugging Face model; or the .statistics.json of an earlier run. "
+            "An interrupted calibration goes on where it stopped.",
             metavar="FILE|DIR",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="How weights become NVFP4, parts joined by +. Block scales: max (the default), four-over-six, mse; "
+            "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
+            "Besides: awq, clamp. docs/calibration.md explains them. Example: local-hessian+gptq",
+            metavar="NAME[+NAME...]",
         ),
     ] = None,
     min_shapes: Annotated[str, typer.Option(help="Least shapes of dynamic inputs.", metavar="x:1x16,...")] = "",
@@ -79,6 +89,20 @@ def build_engine(
     require: Annotated[
         Require | None,
         typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
+    ] = None,
+    accuracy_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose the cheapest precisions whose outputs, against the original's, come to this on held-out "
+            "samples: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X. Fails (exit code 5) where none does.",
+            metavar="METRIC>=X",
+        ),
+    ] = None,
+    accuracy_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Held-out samples for the budget; default: every fourth of --calib-data.", metavar="FILE|DIR"
+        ),
     ] = None,
     bundle: Annotated[
         Path | None,
@@ -100,6 +124,7 @@ def build_engine(
     """
     with failures(debug, as_json):
         from trt_nvfp4.builder import pipeline, report
+        from trt_nvfp4.builder.accuracy_budget import Budget
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.targets import find_target
 
@@ -111,6 +136,7 @@ def build_engine(
             plan=plan,
             stop_after=stop_after.value if stop_after else None,
             calib_data=calib_data,
+            recipe=recipe,
             least=parse_shapes(min_shapes, "--min-shapes"),
             typical=parse_shapes(opt_shapes, "--opt-shapes"),
             most=parse_shapes(max_shapes, "--max-shapes"),
@@ -120,6 +146,8 @@ def build_engine(
             require=require.value if require else None,
             bundle=bundle,
             timing_cache=timing_cache,
+            accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
+            accuracy_data=accuracy_data,
         )
         with ProgressBar() as progress:
             result = pipeline.run(request, progress)
