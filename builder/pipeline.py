@@ -17,7 +17,7 @@ from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.calibration.samples import Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, make_plan
+from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
@@ -60,7 +60,7 @@ class Request:
     most: Mapping[str, Shape] = field(default_factory=dict)
     include: str | None = None
     exclude: str | None = None
-    kinds: tuple[str, ...] = ("gated_mlp", "mlp")
+    kinds: tuple[str, ...] = DEFAULT_KINDS
     require: str | None = None
     bundle: Path | None = None
     timing_cache: Path | None = None

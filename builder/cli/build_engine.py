@@ -84,8 +84,8 @@ def build_engine(
     include: Annotated[str | None, typer.Option(help="Only subgraphs whose name matches.", metavar="REGEX")] = None,
     exclude: Annotated[str | None, typer.Option(help="Not the subgraphs whose name matches.", metavar="REGEX")] = None,
     kinds: Annotated[
-        str, typer.Option(help="Kinds of subgraph to replace: gated_mlp, mlp, linear.", metavar="KIND,...")
-    ] = "gated_mlp,mlp",
+        str, typer.Option(help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear.", metavar="KIND,...")
+    ] = "moe,gated_mlp,mlp",
     require: Annotated[
         Require | None,
         typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
@@ -115,7 +115,7 @@ def build_engine(
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Build a TensorRT engine in which MLP and linear subgraphs run as NVFP4 plugins.
+    """Build a TensorRT engine in which MoE, MLP and linear subgraphs run as NVFP4 plugins.
 
     Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it
     holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
