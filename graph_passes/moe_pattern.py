@@ -237,8 +237,8 @@ class _Matcher:
         for index, mlp in enumerate(experts):
             if _signature(mlp) != first:
                 raise _RefusalError(
-                    f"its experts differ: expert {index} with weight '{mlp.up.weight.stored.name}' "
-                    f"is {_signature(mlp)}, expert 0 is {first}"
+                    f"its experts differ: expert {index}, which ends in node '{mlp.down.multiply.name}', is "
+                    f"{_description(mlp)}, expert 0 is {_description(experts[0])}"
                 )
 
     def _fit(self, experts: tuple[Mlp, ...], shared: Mlp | None, closures: Mapping[ir.Value, list[ir.Node]]) -> Moe:
@@ -368,6 +368,11 @@ class _End:
 def _signature(mlp: Mlp) -> tuple[object, ...]:
     """What all experts of a block have in common."""
     return mlp.gate is not None, mlp.activation, mlp.alpha, mlp.limit, mlp.up.weight.shape, mlp.down.weight.shape
+
+
+def _description(mlp: Mlp) -> str:
+    inputs, intermediate, outputs = mlp.up.weight.shape[1], mlp.up.weight.shape[0], mlp.down.weight.shape[0]
+    return f"{inputs}-{intermediate}-{outputs} {mlp.activation}{'' if mlp.gate is None else ', gated'}"
 
 
 class _RefusalError(Exception):
