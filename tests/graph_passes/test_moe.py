@@ -41,8 +41,8 @@ CASES = [
     for name in moe_zoo.MOE_ZOO
     for exporter, dtype in (("torchscript", "fp32"), ("dynamo", "fp32"), ("dynamo", "bf16"))
     if (name, exporter) != ("llama4", "torchscript")
-    # Its rotary embedding in bfloat16, rounded at other places in ONNX, moves tokens to other experts.
-    and (name, dtype) != ("deepseek_v3", "bf16")
+    # Of these the exported original differs from Torch's: attention rounds to bfloat16 at other places.
+    and not (name in ("deepseek_v3", "gpt_oss") and dtype == "bf16")
 ]
 Exported = tuple[torch.nn.Module, Callable[[int], torch.Tensor], Path]
 
