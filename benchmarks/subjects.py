@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -199,16 +200,39 @@ def _sites(layers: nn.ModuleList) -> list[Site]:
 
 def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, InputStatistics]:
     """The statistics of every site's input over the calibration text, by site name; `amax` is among them."""
-    rows: dict[str, list[Tensor]] = {site.name: [] for site in subject.sites}
+    kinds |= {"amax"}
+    rows: dict[str, int] = {}
+    found: dict[str, dict[str, Any]] = {}
+    latest: list[Any] = [None, None]  # query, key and value are given the same tensor
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, inputs: rows[name].append(inputs[0].reshape(-1, inputs[0].shape[-1]))
+    def add(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if latest[0] is not inputs[0]:
+                latest[:] = inputs[0], InputStatistics.of_rows(inputs[0], kinds)
+            count = inputs[0].numel() // inputs[0].shape[-1]
+            before = rows.get(name, 0)
+            rows[name] = before + count
+            known = found.setdefault(name, {})
+            for kind in kinds:
+                new = getattr(latest[1], kind)
+                if kind not in known:
+                    known[kind] = new
+                elif kind == "amax":
+                    known[kind] = max(known[kind], new)
+                elif kind == "channel_amax":
+                    known[kind] = torch.maximum(known[kind], new)
+                elif kind == "block_amax_histogram":
+                    known[kind] = known[kind] + new
+                else:
+                    known[kind] = torch.lerp(known[kind], new, count / rows[name])
 
-    hooks = [site.linears[0].register_forward_pre_hook(keep(site.name)) for site in subject.sites]
+        return hook
+
+    hooks = [site.linears[0].register_forward_pre_hook(add(site.name)) for site in subject.sites]
     subject.calibrate()
     for hook in hooks:
         hook.remove()
-    return {name: InputStatistics.of_rows(torch.cat(rows.pop(name)), kinds | {"amax"}) for name in list(rows)}
+    return {name: InputStatistics(**known) for name, known in found.items()}
 
 
 @contextmanager
