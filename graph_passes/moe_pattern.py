@@ -287,7 +287,11 @@ class _Matcher:
         inside = set(nodes)
         routed = {linear.multiply for mlp in experts for linear in mlp.linears}
         others = [mlp for mlp in self._own_mlps(inside) if mlp.down.multiply not in routed]
-        if len(others) != 1 or others[0].x not in self._aliases:
+        if (
+            len(others) != 1
+            or others[0].x not in self._aliases
+            or _signature(others[0])[:4] != _signature(experts[0])[:4]
+        ):
             return None
         gates = [
             linear
@@ -316,16 +320,20 @@ class _Matcher:
         widest = [end for end in reversed(ends) if end.y.dtype in (dtype, None)]
         # Best an output in the router's own shape, as long as it leaves no shared expert outside.
         widest.sort(key=lambda end: (end.shared is None, end.shape[:-1] != leading))
-        for end in widest:
-            has_shape_of_x = end.shape[:-1] == probe.shape_of(self._x)[:-1]
-            if end.shape[:-1] == leading or has_shape_of_x:
-                y_like = None if end.shape[:-1] == leading else self._x
-                nodes = self._removable(end.y, closures[end.y])
-                self._check_isolated(experts if end.shared is None else (*experts, end.shared), nodes, closures[end.y])
-                return Moe(
-                    x, self._router.y, end.y, y_like, self._router, routing, experts, end.shared, end.gate, nodes
-                )
-        raise _RefusalError(f"its output '{ends[0].y.name}' has another type than its experts")
+        widest = [end for end in widest if end.shape[:-1] in (leading, probe.shape_of(self._x)[:-1])]
+        if not widest:
+            raise _RefusalError(f"its output '{ends[0].y.name}' has another type than its experts")
+
+        def block(end: _End, routed: Moe | None = None) -> Moe:
+            nodes = self._removable(end.y, closures[end.y])
+            self._check_isolated(experts if end.shared is None else (*experts, end.shared), nodes, closures[end.y])
+            y_like = None if end.shape[:-1] == leading else self._x
+            return Moe(
+                x, self._router.y, end.y, y_like, self._router, routing, experts, end.shared, end.gate, nodes, routed
+            )
+
+        routed_only = next((end for end in widest if end.shared is None), None)
+        return block(widest[0], None if routed_only in (None, widest[0]) else block(routed_only))
 
     @staticmethod
     def _check_isolated(mlps: Iterable[Mlp], nodes: Sequence[ir.Node], closure: Sequence[ir.Node]) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
@@ -16,10 +17,13 @@ from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
 from trt_nvfp4.graph_passes.lower_half import lower_half
 from trt_nvfp4.graph_passes.lower_moe import lower_moe
+from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
+from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
+from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.quantization import Quantization
-from trt_nvfp4.graph_passes.source import OPS_DOMAIN, SourceModel
+from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
 
@@ -90,7 +94,7 @@ def rewrite(
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
     quantized_inputs: dict[ir.Value, ir.Value] = {}
-    ops: set[str] = set()
+    functions: dict[str, onnx.FunctionProto] = {}
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(plan.check(target)):
         if entry.decision.startswith("nvfp4"):
@@ -98,7 +102,10 @@ def rewrite(
             quantization = Quantization(_recipe(plan, entry.decision), statistics)
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lower(target.graph, subgraph, w4a4, amax, quantization)
-            ops.add(subgraph.op)
+            functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
+        elif entry.decision == "native":
+            realized[entry.name] = lower_native_moe(target.graph, subgraph)
+            functions[NATIVE_MOE] = native_function(target.opset)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
         elif entry.decision in ("bf16", "fp16"):
@@ -107,10 +114,10 @@ def rewrite(
             realized[entry.name] = []
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
-    for op in sorted(ops):
-        function = ir.serde.deserialize_function(OPS[op].function(target.opset))
+    for _, proto in sorted(functions.items()):
+        function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
-        target.ir_model.opset_imports[OPS_DOMAIN] = 1
+        target.ir_model.opset_imports[function.domain] = 1
     target.ir_model.metadata_props["trt_nvfp4.plan"] = json.dumps(
         {
             "target": plan.target,

@@ -129,7 +129,7 @@ class Moe:
     """y = sum of weight * expert(x) over the experts that the router's logits choose, + shared(x) [* sigmoid(gate)].
 
     `x` and `logits` have the same leading dimensions. `y_like` is a tensor with those of y where they are others.
-    `nodes` are all nodes that compute y and nothing else.
+    `nodes` are all nodes that compute y and nothing else. `routed` is the part of the block without the shared expert.
     """
 
     x: ir.Value
@@ -142,6 +142,7 @@ class Moe:
     shared: Mlp | None
     shared_gate: Linear | None
     nodes: tuple[ir.Node, ...]
+    routed: Moe | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
