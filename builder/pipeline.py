@@ -61,6 +61,7 @@ class Request:
     include: str | None = None
     exclude: str | None = None
     kinds: tuple[str, ...] = DEFAULT_KINDS
+    moe: str = "plugin"
     require: str | None = None
     bundle: Path | None = None
     timing_cache: Path | None = None
@@ -143,9 +144,10 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     report.take_plan(plan, request.calib_data is not None)
     check_required(request, plan)
     profiles = _profiles(request, request.model, report)
-    # A plugin node bears its subgraph's name; other decisions keep their nodes.
+    # A plugin or TRT_MoE node bears its subgraph's name; other decisions keep their nodes.
     realized = {
-        entry.name: [entry.name] if entry.decision.startswith("nvfp4") else entry.nodes for entry in plan.subgraphs
+        entry.name: [entry.name] if entry.decision.startswith(("nvfp4", "native")) else entry.nodes
+        for entry in plan.subgraphs
     }
     _build(request, plan, request.model, realized, profiles, report, progress)
     return _finish(request, report)
@@ -246,6 +248,7 @@ def _plan(request: Request, model: SourceModel) -> Plan:
             exclude=request.exclude,
             calibrated=request.calib_data is not None,
             recipe=request.recipe or DEFAULT,
+            moe=request.moe,
         )
     except ModelError:
         raise

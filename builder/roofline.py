@@ -122,7 +122,9 @@ def subgraph_cost(
     `kind`, `shapes`, `decision` and `dtype` (of the activations) as in `PlannedSubgraph`; a decision "keep" computes in
     `dtype`. Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
     """
-    weight_bytes, arithmetic = KEPT[dtype] if decision == "keep" else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
+    weight_bytes, arithmetic = (
+        KEPT[dtype] if decision in ("keep", "native") else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
+    )
     read, multiplied = _weights(kind, shapes, tokens)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
     return roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)

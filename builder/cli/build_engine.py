@@ -25,6 +25,11 @@ class Stop(str, Enum):
     rewrite = "rewrite"
 
 
+class Moe(str, Enum):
+    plugin = "plugin"
+    native = "native"
+
+
 class Require(str, Enum):
     nvfp4 = "nvfp4"
     fp8 = "fp8"
@@ -86,6 +91,9 @@ def build_engine(
     kinds: Annotated[
         str, typer.Option(help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear.", metavar="KIND,...")
     ] = "moe,gated_mlp,mlp",
+    moe: Annotated[
+        Moe, typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one.")
+    ] = Moe.plugin,
     require: Annotated[
         Require | None,
         typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
@@ -143,6 +151,7 @@ def build_engine(
             include=include,
             exclude=exclude,
             kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            moe=moe.value,
             require=require.value if require else None,
             bundle=bundle,
             timing_cache=timing_cache,
