@@ -28,6 +28,7 @@ class InputStatistics:
         block_gram: [K/16, 16, 16], E[x_b x_b^T] of each block b of 16 channels.
         hessian: [K, K], E[x x^T].
         quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale that amax gives.
+        quantized_cross: [K, K], E[x q^T].
         block_amax_histogram: [HISTOGRAM_BINS], how many blocks of 16 channels have a largest magnitude of each power
             of two.
     """
@@ -38,6 +39,7 @@ class InputStatistics:
     block_gram: Tensor | None = None
     hessian: Tensor | None = None
     quantized_hessian: Tensor | None = None
+    quantized_cross: Tensor | None = None
     block_amax_histogram: Tensor | None = None
 
     @classmethod
@@ -68,7 +70,7 @@ class InputStatistics:
 
     def scaled(self, factors: Tensor) -> InputStatistics:
         """The statistics of x * factors (float32 [K]). What cannot be known of it (amax without channel_amax, the
-        quantized Hessian, the histogram) is None."""
+        statistics of q, the histogram) is None."""
         outer = factors[:, None] * factors
 
         def over(value: Tensor | None, by: Tensor) -> Tensor | None:
@@ -104,6 +106,10 @@ def _quantized_hessian(rows: Tensor) -> Tensor:
     return seen.T @ seen / len(seen)
 
 
+def _quantized_cross(rows: Tensor) -> Tensor:
+    return rows.T @ quantized(rows, rows.abs().max()) / len(rows)
+
+
 def _histogram(rows: Tensor) -> Tensor:
     largest = rows.view(-1, BLOCK).abs().amax(1)
     exponents = torch.frexp(largest[largest > 0]).exponent - 1
@@ -118,5 +124,6 @@ _MEASURES = {
     "block_gram": _block_gram,
     "hessian": lambda rows: rows.T @ rows / len(rows),
     "quantized_hessian": _quantized_hessian,
+    "quantized_cross": _quantized_cross,
     "block_amax_histogram": _histogram,
 }

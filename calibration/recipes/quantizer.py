@@ -14,6 +14,7 @@ from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 from .gptq import GPTQ
+from .quantized_inputs import least_squares
 from .recipe import SCALES, Recipe, parse
 
 _CHUNK = 1 << 17  # elements rounded at a time: intermediates stay within a CPU's cache
@@ -41,7 +42,9 @@ class WeightQuantizer:
         if missing:
             raise CalibrationError(f"recipe '{recipe}' needs {', '.join(missing)} of the input: give it samples")
         self._scales = SCALES[recipe.scales]
-        self._gptq = None
+        self._gptq = self._target = None
+        if recipe.quantized_inputs:
+            self._target = least_squares(self._inputs["quantized_cross"], self._inputs["quantized_hessian"])
         if recipe.gptq:
             kind = "quantized_hessian" if recipe.quantized_inputs else "hessian"
             self._gptq = GPTQ(self._inputs[kind], recipe.activation_order)
@@ -50,6 +53,8 @@ class WeightQuantizer:
         """Packed values (uint8 [n, K/2]) and block scales (float8_e4m3fn [n, K/16]) of rows (float32 [n, K])."""
         if self._inputs.width not in (None, rows.shape[1]):
             raise CalibrationError(f"statistics of {self._inputs.width} channels for a weight of K = {rows.shape[1]}")
+        if self._target is not None:
+            rows = rows @ self._target
         scales = self._scales.choose(rows, tensor_scale, self._inputs)
         if self._gptq is not None:
             return number_formats.pack(self._gptq.round(rows, scales, tensor_scale)), scales

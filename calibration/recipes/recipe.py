@@ -25,7 +25,7 @@ _OTHERS: Mapping[str, tuple[str, frozenset[str]]] = MappingProxyType(
     {
         "gptq": ("rounding with error feedback by the inverse Hessian", frozenset()),
         "activation-order": ("gptq takes the columns with the largest activations first", frozenset()),
-        "quantized-inputs": ("gptq's Hessian is that of NVFP4 activations (for W4A4)", frozenset()),
+        "quantized-inputs": ("gptq makes good the error of NVFP4 activations too (for W4A4)", frozenset()),
         "awq": (
             "per-channel scales folded into the norm or the up projection before",
             frozenset({"channel_amax", "mean_square", "block_gram"}),
@@ -60,8 +60,8 @@ class Recipe:
     @property
     def weight_needs(self) -> frozenset[str]:
         """The statistics that quantizing a weight takes of its input; empty for weight-only recipes."""
-        hessian = "quantized_hessian" if self.quantized_inputs else "hessian"
-        return SCALES[self.scales].needs | ({hessian} if self.gptq else set())
+        hessians = {"quantized_hessian", "quantized_cross"} if self.quantized_inputs else {"hessian"}
+        return SCALES[self.scales].needs | (hessians if self.gptq else set())
 
     @property
     def needs(self) -> frozenset[str]:
