@@ -124,7 +124,7 @@ def export(model: Moe, path: Path, seed: int) -> None:
         try:
             torch.onnx.export(
                 model.eval(),
-                (x,),
+                (x.to(model.router.weight.dtype),),
                 path,
                 input_names=["x"],
                 dynamo=False,
