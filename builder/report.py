@@ -133,9 +133,7 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     for heading in ("name", "kind", "shape", "decision", "built"):
         table.add_column(heading, overflow="fold")
     for entry in shown:
-        layers = entry["shapes"].get("layers", 1)
-        widths = [str(value) for key, value in entry["shapes"].items() if key.endswith("_features")]
-        shape = "-".join(widths) + (f" x{layers}" if layers > 1 else "")
+        shape = _shape(entry["shapes"])
         table.add_row(entry["name"], entry["kind"], shape, entry["decision"], entry["realized"] or "-")
     reasons = Table(show_header=False, box=None)
     for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
@@ -143,6 +141,18 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     if left_alone:
         reasons.add_row(f"{len(left_alone)} keep", "linears outside of MLPs; --kinds linear replaces them too")
     return [table, reasons]
+
+
+def _shape(shapes: Mapping[str, int]) -> str:
+    """Widths from input to output, then how often: in how many layers, or for how many of the experts."""
+    names = ("in_features", "intermediate_features", "out_features")
+    text = "-".join(str(shapes[name]) for name in names if name in shapes)
+    if shapes.get("layers", 1) > 1:
+        text += f" x{shapes['layers']}"
+    if "experts" in shapes:
+        text += f" x{shapes['top_k']} of {shapes['experts']}"
+        text += f" + shared {shapes['shared_features']}" if shapes.get("shared_features") else ""
+    return text
 
 
 def summary_table(report: Mapping[str, Any]) -> Table:
