@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 from rich.filesize import decimal
 
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, load_nvfp4
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.calibration.samples import Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
@@ -62,6 +64,7 @@ class Request:
     exclude: str | None = None
     kinds: tuple[str, ...] = DEFAULT_KINDS
     moe: str = "plugin"
+    packed_weights: Path | None = None
     require: str | None = None
     bundle: Path | None = None
     timing_cache: Path | None = None
@@ -121,7 +124,9 @@ def run(request: Request, progress: Progress) -> Report:
 
     with report.timed("rewrite"):
         progress.stage("quantizing weights and rewriting")
-        rewritten = rewrite(model, plan, statistics, request.file(".rewritten.onnx"), progress=progress.step)
+        checkpoint = _checkpoint(request, plan, report)
+        destination = request.file(".rewritten.onnx")
+        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint)
         report.files["rewritten model"] = str(rewritten.path)
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
     # The build needs the memory.
@@ -323,6 +328,24 @@ def _choose(
     )
     report.budget = choice.numbers
     return choice.plan
+
+
+def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint | None:
+    """The NVFP4 checkpoint whose experts are taken over; BuilderError (usage) where it has none of the plan's."""
+    if request.packed_weights is None:
+        return None
+    checkpoint = load_nvfp4(request.packed_weights)
+    blocks = [e.name for e in plan.subgraphs if e.kind == "moe" and e.decision.startswith("nvfp4")]
+    absent = [name for name in blocks if PackedExperts.find(checkpoint, name) is None]
+    if absent == blocks:
+        raise BuilderError(
+            USAGE, f"{request.packed_weights}: holds NVFP4 experts of none of the {len(blocks)} MoE blocks in the plan"
+        )
+    if absent:
+        report.warnings.append(
+            f"{request.packed_weights} lacks the experts of {', '.join(absent)}: quantized from the model's own weights"
+        )
+    return checkpoint
 
 
 def _build(

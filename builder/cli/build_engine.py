@@ -94,6 +94,13 @@ def build_engine(
     moe: Annotated[
         Moe, typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one.")
     ] = Moe.plugin,
+    packed_weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="NVFP4 checkpoint of the same model (ModelOpt or compressed-tensors): MoE experts are taken from it.",
+            metavar="DIR",
+        ),
+    ] = None,
     require: Annotated[
         Require | None,
         typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
@@ -152,6 +159,7 @@ def build_engine(
             exclude=exclude,
             kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
             moe=moe.value,
+            packed_weights=packed_weights,
             require=require.value if require else None,
             bundle=bundle,
             timing_cache=timing_cache,
