@@ -156,6 +156,12 @@ def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: C
     assert {entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"} <= {"fp8", "bf16"}
 
 
+def test_statistics_of_every_precision_are_collected(mlps: Path, samples: Path) -> None:
+    """The recipe takes one Hessian for W4A4 and another for W4A16."""
+    report = run(mlps, samples, "cosine>=0.9", recipe="local-hessian+gptq+quantized-inputs")
+    assert report["budget"]["achieved"] >= 0.9
+
+
 def test_separate_held_out_data(mlps: Path, samples: Path, tmp_path: Path, rng: np.random.Generator) -> None:
     held_out = tmp_path / "held-out"
     held_out.mkdir()
