@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from rich.filesize import decimal
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, load_nvfp4
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
-from trt_nvfp4.calibration.samples import Sample, input_specs, load_samples
+from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.packed_weights import PackedExperts
@@ -25,12 +26,14 @@ from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
-from . import bundle, engine, export
+from . import bundle, engine, export, html_report, roofline
 from .accuracy_budget import Budget
+from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .report import Report, versions
 from .shapes import Profile, Shape, derive_profiles
+from .sides import Side
 from .targets import Target, require_here
 from .tokens import subgraph_tokens
 
@@ -70,6 +73,7 @@ class Request:
     timing_cache: Path | None = None
     accuracy_budget: Budget | None = None
     accuracy_data: Path | None = None
+    accuracy_samples: int = 2
 
     @property
     def base(self) -> Path:
@@ -107,7 +111,7 @@ def run(request: Request, progress: Progress) -> Report:
         progress.stage("finding and planning subgraphs")
         plan = _plan(request, model)
         if request.accuracy_budget is None:
-            _take_plan(request, plan, report)
+            _take_plan(request, model, plan, report)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
@@ -116,7 +120,7 @@ def run(request: Request, progress: Progress) -> Report:
     if request.accuracy_budget is not None:
         with report.timed("choose"):
             plan = _choose(request, path, model, plan, statistics, profiles, report, progress)
-            _take_plan(request, plan, report)
+            _take_plan(request, model, plan, report)
         if request.stop_after == "plan":
             return _finish(request, report)
     if request.stop_after == "calibrate":
@@ -131,6 +135,8 @@ def run(request: Request, progress: Progress) -> Report:
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
     # The build needs the memory.
     del model
+    with report.timed("compare"):
+        report.accuracy = _accuracy(request, path, rewritten.path, progress)
     if request.stop_after == "rewrite":
         return _finish(request, report)
 
@@ -348,6 +354,24 @@ def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint
     return checkpoint
 
 
+def _accuracy(request: Request, original: Path, rewritten: Path, progress: Progress) -> dict[str, Any]:
+    """Agreement of the rewritten model with the original on the first of the user's samples."""
+    data = request.calib_data
+    if data is None or data.name.endswith(".statistics.json"):
+        return {"not_measured": "no input samples were given (--calib-data)"}
+    if not request.accuracy_samples:
+        return {"not_measured": "--accuracy-samples 0"}
+    progress.stage("comparing with the original")
+
+    def samples(specs: Mapping[str, InputSpec]) -> Iterator[Sample]:
+        for number, sample in enumerate(itertools.islice(load_samples(data, specs), request.accuracy_samples), 1):
+            yield sample
+            progress.step(number, request.accuracy_samples, f"sample {number}")
+
+    found = compare(Side.of(original), Side.of(rewritten), samples)
+    return {"samples": found.samples, "tensors": [row.as_dict() for row in found.agreements]}
+
+
 def _build(
     request: Request,
     plan: Plan,
@@ -437,6 +461,8 @@ def forward(progress: Progress) -> Callable[[dict[str, Any]], None]:
 
 
 def _finish(request: Request, report: Report) -> Report:
-    report.save(request.file(".report.json"))
     report.files["report"] = str(request.file(".report.json"))
+    report.files["page"] = str(request.file(".report.html"))
+    report.save(request.file(".report.json"))
+    html_report.write(request.file(".report.json"))
     return report
