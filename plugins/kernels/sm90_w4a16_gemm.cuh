@@ -18,6 +18,7 @@
 #include "scale_layout.cuh"
 #include "sm80_w4a16_decode.cuh"
 #include "sm90_w4a16_image.cuh"
+#include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -252,11 +253,17 @@ class Epilogue {
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale_, ptx::to_float(bias[i]));
+        SmoothActivation const smooth(args_.activation);
         if (args_.gated) {
+            if (smooth.fits) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                values[i] =
-                    gated_activate(args_.activation, values[2 * i], values[2 * i + 1], args_.alpha, args_.limit);
+                for (int i = 0; i < 4; ++i) values[i] = smooth(values[2 * i]) * values[2 * i + 1];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    values[i] =
+                        gated_activate(args_.activation, values[2 * i], values[2 * i + 1], args_.alpha, args_.limit);
+                }
             }
             // Values 0, 1 and, 4 further, 2, 3.
             int const column = (row_ + rows_(0)) / 2;
@@ -266,8 +273,13 @@ class Epilogue {
             }
             return;
         }
+        if (smooth.fits) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = activate(args_.activation, values[i]);
+            for (int i = 0; i < 8; ++i) values[i] = smooth(values[i]);
+        } else if (args_.activation != TRT_NVFP4_IDENTITY) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[i] = activate(args_.activation, values[i]);
+        }
         int const column = row_ + rows_(0);
         if (args_.image != nullptr) {
             if (column >= args_.padded_width) return;

@@ -36,7 +36,7 @@ struct RowArgs {
 // The projection's outputs `row` to `row + 7` of a token, before bias and activation.
 template <typename T>
 __device__ __forceinline__ void sum_partials(RowArgs<T> const& args, int token, int tokens, int row, float (&sums)[8]) {
-    constexpr int kBatch = 4;
+    constexpr int kBatch = 16;  // as many trips to L2 at once
     float const* const first = args.partials + static_cast<int64_t>(token) * args.pitch + row;
     int64_t const step = static_cast<int64_t>(tokens) * args.pitch;
 #pragma unroll

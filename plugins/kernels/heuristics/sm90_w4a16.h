@@ -8,7 +8,7 @@ namespace trt_nvfp4::sm90 {
 constexpr int kMinTokens = 17;
 constexpr int kMaxTokens = 64;
 constexpr int kTileRows = 256;  // of a block
-constexpr int kMaxCluster = 4;
+constexpr int kMaxCluster = 2;
 constexpr int kMaxSplits = 16;
 // Rows times splits of a split projection: bounds the workspace without knowing the GPU.
 constexpr int kMaxSplitRows = 65536;
@@ -25,7 +25,7 @@ TRT_NVFP4_HOST_DEVICE constexpr int padded_rows(int rows, int cluster) {
 }
 
 struct Split {
-    int cluster = 1;  // blocks: 1, 2 or 4
+    int cluster = 1;  // blocks: 1 or 2
     int splits = 1;   // clusters that share a tile's K
 
     TRT_NVFP4_HOST_DEVICE int tasks(int rows) const {

@@ -18,6 +18,11 @@ class Chain {
                           char const* what) {
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what));
+        // With other divisions between L1 and shared memory, launches of a chain could not share an SM.
+        TRT_NVFP4_RETURN_IF_ERROR(
+            check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                            cudaSharedmemCarveoutMaxShared),
+                       what));
         cudaLaunchAttribute attributes[2]{};
         attributes[0].id = cudaLaunchAttributeClusterDimension;
         attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
