@@ -24,7 +24,7 @@ from .widen import widen
 
 Progress = Callable[[int, int], None]
 Sample = Mapping[str, np.ndarray]
-HESSIANS = ("hessian", "quantized_hessian")
+HESSIANS = ("hessian", "quantized_hessian", "quantized_cross")
 KINDS = (*REDUCTIONS, *HESSIANS)
 # The state is saved this often, but for no more than a twentieth of the time.
 _SAVE_SECONDS, _SAVE_SHARE = 30.0, 20.0
@@ -131,8 +131,9 @@ class CollectionRun:
                 amax = torch.tensor(float(self._arrays[name]["amax"]))
                 for rows in torch.split(torch.from_numpy(result), _ROWS):
                     for kind in (kind for kind in HESSIANS if (name, kind) in self._sums):
-                        x = (rows if kind == "hessian" else quantized(rows, amax)).to(device)
-                        self._sums[name, kind].addmm_(x.T, x)
+                        x = rows.to(device)
+                        q = x if kind == "hessian" else quantized(rows, amax).to(device)
+                        self._sums[name, kind].addmm_((q if kind == "quantized_hessian" else x).T, q)
         for (name, kind), total in self._sums.items():
             self._arrays[name][kind] = total.div_(max(self._rows[name], 1)).cpu().numpy()
         self._sums.clear()

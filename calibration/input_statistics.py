@@ -28,6 +28,7 @@ class InputStatistics:
         block_gram: [K/16, 16, 16], E[x_b x_b^T] of each block b of 16 channels.
         hessian: [K, K], E[x x^T].
         quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale that amax gives.
+        quantized_cross: [K, K], E[x q^T].
         block_amax_histogram: [HISTOGRAM_BINS], how many blocks of 16 channels have a largest magnitude of each power
             of two.
     """
@@ -38,6 +39,7 @@ class InputStatistics:
     block_gram: Tensor | None = None
     hessian: Tensor | None = None
     quantized_hessian: Tensor | None = None
+    quantized_cross: Tensor | None = None
     block_amax_histogram: Tensor | None = None
 
     @classmethod
@@ -53,9 +55,22 @@ class InputStatistics:
             raise CalibrationError(f"{kind} of the input was not collected; calibrate again with this recipe")
         return torch.as_tensor(value)
 
+    @property
+    def width(self) -> int | None:
+        """K, where a statistic has it."""
+        if self.block_gram is not None:
+            return self.block_gram.shape[0] * BLOCK
+        known = (self.channel_amax, self.mean_square, self.hessian, self.quantized_hessian)
+        return next((value.shape[-1] for value in known if value is not None), None)
+
+    def only(self, kinds: Collection[str], device: torch.device | str) -> InputStatistics:
+        """Those of `kinds` (amax aside) that there are, on `device`."""
+        values = {kind: getattr(self, kind) for kind in kinds}
+        return InputStatistics(**{kind: None if value is None else value.to(device) for kind, value in values.items()})
+
     def scaled(self, factors: Tensor) -> InputStatistics:
         """The statistics of x * factors (float32 [K]). What cannot be known of it (amax without channel_amax, the
-        quantized Hessian, the histogram) is None."""
+        statistics of q, the histogram) is None."""
         outer = factors[:, None] * factors
 
         def over(value: Tensor | None, by: Tensor) -> Tensor | None:
@@ -91,6 +106,10 @@ def _quantized_hessian(rows: Tensor) -> Tensor:
     return seen.T @ seen / len(seen)
 
 
+def _quantized_cross(rows: Tensor) -> Tensor:
+    return rows.T @ quantized(rows, rows.abs().max()) / len(rows)
+
+
 def _histogram(rows: Tensor) -> Tensor:
     largest = rows.view(-1, BLOCK).abs().amax(1)
     exponents = torch.frexp(largest[largest > 0]).exponent - 1
@@ -105,5 +124,6 @@ _MEASURES = {
     "block_gram": _block_gram,
     "hessian": lambda rows: rows.T @ rows / len(rows),
     "quantized_hessian": _quantized_hessian,
+    "quantized_cross": _quantized_cross,
     "block_amax_histogram": _histogram,
 }

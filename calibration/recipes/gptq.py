@@ -31,7 +31,7 @@ class GPTQ:
 
     def round(self, weight: Tensor, block_scales: Tensor, tensor_scale: Tensor) -> Tensor:
         """E2M1 codes (uint8 [N, K]) for `weight` (float32 [N, K]) under fixed scales."""
-        order, factor = self._order, self._factor.to(weight.device)
+        order, factor = self._order, self._factor
         k = weight.shape[1]
         scales = block_scales.float().T
         multipliers = (tensor_scale.reciprocal() / scales).masked_fill_(scales == 0, 0)

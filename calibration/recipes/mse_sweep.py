@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.calibration.input_statistics import InputStatistics
-from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX
 
 from .block_search import scale_codes, search
 from .scale_choice import ScaleChoice
@@ -25,6 +25,8 @@ CODE_OFFSETS = (0, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7)
 _LARGEST_CODE = 126  # 448
 # The tensor scale maps the largest block here, so that its scale may rise as well.
 _LARGEST = 256.0
+# Of the mean of E[x^2], added to each: channels that the samples left at zero still count a little.
+_RIDGE = 0.01
 
 
 def candidates(magnitudes: Tensor, tensor_scale: Tensor) -> Iterator[Tensor]:
@@ -41,7 +43,8 @@ def choose(weight: Tensor, tensor_scale: Tensor, _: InputStatistics) -> Tensor:
 
 def choose_diagonal(weight: Tensor, tensor_scale: Tensor, inputs: InputStatistics) -> Tensor:
     """By squared error weighted with E[x^2]."""
-    importance = inputs["mean_square"].to(weight.device).view(-1, 16, 1)
+    importance = inputs["mean_square"]
+    importance = (importance + _RIDGE * importance.mean()).view(-1, BLOCK, 1)
 
     def distance(errors: Tensor, first: int) -> Tensor:
         return errors.square_().mul_(importance[first : first + len(errors)]).sum(1)
@@ -51,7 +54,9 @@ def choose_diagonal(weight: Tensor, tensor_scale: Tensor, inputs: InputStatistic
 
 def choose_local(weight: Tensor, tensor_scale: Tensor, inputs: InputStatistics) -> Tensor:
     """By e^T E[x_b x_b^T] e of a block's errors e."""
-    grams = inputs["block_gram"].to(weight.device)
+    grams = inputs["block_gram"]
+    mean = grams.diagonal(dim1=1, dim2=2).mean()
+    grams = grams + _RIDGE * mean * torch.eye(BLOCK, device=grams.device)
 
     def distance(errors: Tensor, first: int) -> Tensor:
         return torch.bmm(grams[first : first + len(errors)], errors).mul_(errors).sum(1)

@@ -14,6 +14,7 @@ from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 from .gptq import GPTQ
+from .quantized_inputs import least_squares
 from .recipe import SCALES, Recipe, parse
 
 _CHUNK = 1 << 17  # elements rounded at a time: intermediates stay within a CPU's cache
@@ -33,19 +34,27 @@ class WeightQuantizer:
     Raises CalibrationError: the recipe needs statistics that `inputs` lacks, or they are of another K.
     """
 
-    def __init__(self, recipe: Recipe, inputs: InputStatistics | None = None) -> None:
-        self._inputs = InputStatistics() if inputs is None else inputs
-        missing = sorted(kind for kind in recipe.needs if getattr(self._inputs, kind) is None)
+    def __init__(
+        self, recipe: Recipe, inputs: InputStatistics | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self._inputs = InputStatistics() if inputs is None else inputs.only(recipe.weight_needs, device)
+        missing = sorted(kind for kind in recipe.weight_needs if getattr(self._inputs, kind) is None)
         if missing:
             raise CalibrationError(f"recipe '{recipe}' needs {', '.join(missing)} of the input: give it samples")
         self._scales = SCALES[recipe.scales]
-        self._gptq = None
+        self._gptq = self._target = None
+        if recipe.quantized_inputs:
+            self._target = least_squares(self._inputs["quantized_cross"], self._inputs["quantized_hessian"])
         if recipe.gptq:
             kind = "quantized_hessian" if recipe.quantized_inputs else "hessian"
             self._gptq = GPTQ(self._inputs[kind], recipe.activation_order)
 
     def __call__(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
         """Packed values (uint8 [n, K/2]) and block scales (float8_e4m3fn [n, K/16]) of rows (float32 [n, K])."""
+        if self._inputs.width not in (None, rows.shape[1]):
+            raise CalibrationError(f"statistics of {self._inputs.width} channels for a weight of K = {rows.shape[1]}")
+        if self._target is not None:
+            rows = rows @ self._target
         scales = self._scales.choose(rows, tensor_scale, self._inputs)
         if self._gptq is not None:
             return number_formats.pack(self._gptq.round(rows, scales, tensor_scale)), scales
@@ -83,7 +92,7 @@ def quantize_weight(
     if scale.numel() != 1 or not (scale > 0).all() or not scale.isfinite().all():
         raise ValueError(f"quantize_weight: tensor_scale must be one positive, finite number, found {tensor_scale}")
     scale = scale.reshape(()).to(weight.device)
-    packed, block_scales = WeightQuantizer(recipe, statistics)(weight.float(), scale)
+    packed, block_scales = WeightQuantizer(recipe, statistics, weight.device)(weight.float(), scale)
     return QuantizedWeight(packed, block_scales, scale)
 
 

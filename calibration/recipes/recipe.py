@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from torch import Tensor
@@ -20,12 +20,12 @@ from .scale_choice import ScaleChoice
 SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
 )
-# Of the parts that do not choose block scales: a line of help, and the statistics of the input that each needs.
+# The other parts: a line of help, and the statistics of the input that each takes besides those for weights.
 _OTHERS: Mapping[str, tuple[str, frozenset[str]]] = MappingProxyType(
     {
-        "gptq": ("rounding with error feedback by the inverse Hessian", frozenset({"hessian"})),
+        "gptq": ("rounding with error feedback by the inverse Hessian", frozenset()),
         "activation-order": ("gptq takes the columns with the largest activations first", frozenset()),
-        "quantized-inputs": ("gptq's Hessian is that of NVFP4 activations (for W4A4)", frozenset()),
+        "quantized-inputs": ("gptq makes good the error of NVFP4 activations too (for W4A4)", frozenset()),
         "awq": (
             "per-channel scales folded into the norm or the up projection before",
             frozenset({"channel_amax", "mean_square", "block_gram"}),
@@ -58,12 +58,20 @@ class Recipe:
         return "+".join([self.scales, *(name for name in _OTHERS if getattr(self, name.replace("-", "_")))])
 
     @property
+    def weight_needs(self) -> frozenset[str]:
+        """The statistics that quantizing a weight takes of its input; empty for weight-only recipes."""
+        hessians = {"quantized_hessian", "quantized_cross"} if self.quantized_inputs else {"hessian"}
+        return SCALES[self.scales].needs | (hessians if self.gptq else set())
+
+    @property
     def needs(self) -> frozenset[str]:
-        """The statistics that a quantized weight's input must have; empty for weight-only recipes."""
-        needs = SCALES[self.scales].needs.union(
-            *(_OTHERS[name][1] for name in _OTHERS if getattr(self, name.replace("-", "_")))
-        )
-        return needs - {"hessian"} | {"quantized_hessian"} if self.quantized_inputs else needs
+        """All statistics of a quantized weight's input that the recipe takes."""
+        named = (needs for name, (_, needs) in _OTHERS.items() if getattr(self, name.replace("-", "_")))
+        return self.weight_needs.union(*named)
+
+    def for_16_bit_activations(self) -> Recipe:
+        """The recipe without what concerns NVFP4 activations."""
+        return replace(self, quantized_inputs=False, clamp=False)
 
     def tensor_scale(self, amax: Tensor) -> Tensor:
         """The tensor scale (float32 scalar) of a weight whose largest magnitude is `amax`."""
@@ -91,5 +99,10 @@ def parse(text: str | Recipe) -> Recipe:
     options = [name for name in ("activation-order", "quantized-inputs") if name in names]
     if options and "gptq" not in names:
         raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
+    conflict = next((name for name in ("quantized-inputs", "clamp") if name in names and "awq" in names), None)
+    if conflict:
+        raise CalibrationError(
+            f"recipe '{text}': awq changes the activations that '{conflict}' measured; leave one out"
+        )
     others = {name.replace("-", "_"): True for name in names if name in _OTHERS}
     return Recipe(scales[0] if scales else DEFAULT, **others)

@@ -70,14 +70,11 @@ __device__ __forceinline__ float tensor_scale(DenseRows<T> const&) {
     return 1.0f;
 }
 
+// The tile at row0, column0, by one block.
 template <typename A, typename T, typename Out>
-__global__ __launch_bounds__(kGemmThreads) void generic_gemm(A a, GemmArgs<T, Out> args) {
+__device__ __forceinline__ void gemm_tile(A const& a, GemmArgs<T, Out> const& args, int64_t row0, int64_t column0) {
     __shared__ GemmTile a_tile;
     __shared__ GemmTile w_tile;
-    // Neighbouring blocks share the weights' tile.
-    int64_t const tiles_m = (args.m + kGemmTile - 1) / kGemmTile;
-    int64_t const row0 = blockIdx.x % tiles_m * kGemmTile;
-    int64_t const column0 = blockIdx.x / tiles_m * kGemmTile;
     // Each thread owns 4 rows and 2 pairs of neighbouring columns: a pair is a gate with its up.
     int const thread_row = threadIdx.x / 16 * 4;
     int const thread_column = threadIdx.x % 16 * 2;
@@ -131,6 +128,13 @@ __global__ __launch_bounds__(kGemmThreads) void generic_gemm(A a, GemmArgs<T, Ou
             store(row, column + 1, activate(args.activation, second));
         }
     }
+}
+
+template <typename A, typename T, typename Out>
+__global__ __launch_bounds__(kGemmThreads) void generic_gemm(A a, GemmArgs<T, Out> args) {
+    // Neighbouring blocks share the weights' tile.
+    int64_t const tiles_m = (args.m + kGemmTile - 1) / kGemmTile;
+    gemm_tile(a, args, blockIdx.x % tiles_m * kGemmTile, blockIdx.x / tiles_m * kGemmTile);
 }
 
 template <typename A, typename T, typename Out>

@@ -37,10 +37,20 @@ __device__ __forceinline__ uint32_t to_pair(TrtNvfp4DataType dtype, float low, f
     return reinterpret_cast<uint32_t const&>(pair);
 }
 
+// What Dense does to a sum: scale, bias, activation, residual.
+__device__ __forceinline__ float finish(W4A4Gemm const& gemm, float scale, float sum, int64_t row, int64_t column) {
+    float const value = activate(gemm.activation, sum * scale + element_at(gemm.dtype, gemm.bias, column));
+    return gemm.residual == nullptr ? value : value + element_at(gemm.dtype, gemm.residual, row * gemm.n + column);
+}
+
+__device__ __forceinline__ float gemm_scale(W4A4Gemm const& gemm) {
+    return *gemm.a.tensor_scale * *gemm.w.tensor_scale;
+}
+
 template <int kLanes>
 __device__ __forceinline__ void scale_and_bias(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t column0,
                                                int lane) {
-    float const scale = *gemm.a.tensor_scale * *gemm.w.tensor_scale;
+    float const scale = gemm_scale(gemm);
 #pragma unroll
     for (int i = 0; i < kColumns / kLanes; ++i) {
         int64_t const column = column0 + fragment_column<kLanes>(i, lane);
@@ -52,27 +62,45 @@ __device__ __forceinline__ void scale_and_bias(W4A4Gemm const& gemm, Fragment<kL
 struct DenseOutput {
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
-                                                 int64_t column0, int lane) {
+                                                 int64_t column0, int lane, int) {
         if (row >= gemm.m) return;
-        scale_and_bias<kLanes>(gemm, values, column0, lane);
+        float const scale = gemm_scale(gemm);
         uint16_t* const out = static_cast<uint16_t*>(gemm.out) + row * gemm.n;
 #pragma unroll
         for (int i = 0; i < kColumns / kLanes; i += 2) {
             int64_t const column = column0 + fragment_column<kLanes>(i, lane);
-            float low = activate(gemm.activation, values[i]);
-            float high = activate(gemm.activation, values[i + 1]);
-            if (gemm.residual != nullptr) {
-                int64_t const index = row * gemm.n + column;
-                if (column < gemm.n) low += element_at(gemm.dtype, gemm.residual, index);
-                if (column + 1 < gemm.n) high += element_at(gemm.dtype, gemm.residual, index + 1);
+            if (column >= gemm.n) continue;
+            float const low = finish(gemm, scale, values[i], row, column);
+            if (column + 1 == gemm.n) {
+                out[column] = static_cast<uint16_t>(to_pair(gemm.dtype, low, 0.0f));
+                continue;
             }
-            uint32_t const pair = to_pair(gemm.dtype, low, high);
+            uint32_t const pair = to_pair(gemm.dtype, low, finish(gemm, scale, values[i + 1], row, column + 1));
             if (gemm.n % 2 == 0) {
-                if (column < gemm.n) *reinterpret_cast<uint32_t*>(out + column) = pair;
+                *reinterpret_cast<uint32_t*>(out + column) = pair;
             } else {
-                if (column < gemm.n) out[column] = static_cast<uint16_t>(pair);
-                if (column + 1 < gemm.n) out[column + 1] = static_cast<uint16_t>(pair >> 16);
+                out[column] = static_cast<uint16_t>(pair);
+                out[column + 1] = static_cast<uint16_t>(pair >> 16);
             }
+        }
+    }
+};
+
+struct PartialOutput {
+    template <int kLanes>
+    __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
+                                                 int64_t column0, int lane, int split) {
+        if (row >= gemm.m) return;
+        float* const out = gemm.partials + (split * gemm.m + row) * gemm.n;
+#pragma unroll
+        for (int i = 0; i < kColumns / kLanes; i += 2) {
+            int64_t const column = column0 + fragment_column<kLanes>(i, lane);
+            if (gemm.n % 2 == 0 && column < gemm.n) {
+                *reinterpret_cast<float2*>(out + column) = make_float2(values[i], values[i + 1]);
+                continue;
+            }
+            if (column < gemm.n) out[column] = values[i];
+            if (column + 1 < gemm.n) out[column + 1] = values[i + 1];
         }
     }
 };
@@ -84,7 +112,7 @@ struct HiddenOutput {
 
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
-                                                 int64_t column0, int lane) {
+                                                 int64_t column0, int lane, int) {
         constexpr int kValues = kBlock / kLanes;  // of a block, in this thread
         bool const inside = row < gemm.m && column0 < gemm.n;
         scale_and_bias<kLanes>(gemm, values, column0, lane);

@@ -67,6 +67,27 @@ def test_linear(
         assert (error <= torch.finfo(dtype).eps * np.abs(expected) + k**0.5 * 1e-6 * magnitude * slope).all()
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "activation", "splits"), [(5, 136, 2048, 4, 4), (130, 77, 1152, 0, 2), (3, 40, 1056, 0, 1)]
+)
+def test_few_tiles_split_k(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, n: int, k: int, activation: int, splits: int
+) -> None:
+    """Into parts of whole scale tiles, not of the main loop's tiles."""
+    case = op_inputs.linear(np.random.default_rng(seed), m, n, k, torch.bfloat16, 0.004)
+    emulated_gpu.launches.clear()
+    attributes = {"activation": activation, "quantize_activations": 1}
+    (y,) = run(emulated, "NVFP4Linear", case.inputs, attributes, W4A4)
+    reductions = [launch for launch in emulated_gpu.launches if "w4a4_reduce" in launch.kernel]
+    assert len(reductions) == (2 if splits > 1 else 0)
+    x = quantize(float64(case.inputs[0])[0].astype(np.float32), 0.004).values
+    w, bias = case.weights[0].values, float64(case.inputs[4])
+    expected = activate(x @ w.T + bias, activation)
+    magnitude = np.abs(x) @ np.abs(w).T + np.abs(bias)
+    error = np.abs(float64(y)[0] - expected)
+    assert (error <= torch.finfo(torch.bfloat16).eps * np.abs(expected) + k**0.5 * 1.2e-6 * magnitude).all()
+
+
 def identity_down(case: Case, i: int, first: int) -> None:
     """Makes the down projection, from input `first` on, the identity, so that y shows the hidden values as the GEMM
     reads them."""

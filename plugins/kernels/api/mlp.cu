@@ -4,6 +4,7 @@
 #include "../generic_quantize.cuh"
 #include "../generic_rmsnorm.cuh"
 #include "../heuristics/choose.h"
+#include "../w4a4_split.cuh"
 #include "validate.h"
 
 namespace trt_nvfp4 {
@@ -14,6 +15,7 @@ struct MlpWorkspace {
     void* hidden = nullptr;      // [m, intermediate] in T (W4A16) or float32 (W4A4)
     Nvfp4Matrix quantized_input{};
     Nvfp4Matrix quantized_hidden{};
+    float* partials = nullptr;  // of the down GEMM
     size_t size;
 
     MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) {
@@ -24,6 +26,7 @@ struct MlpWorkspace {
         if (args.quantize_activations) {
             quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in);
             quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);
+            if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.hidden_out));
         }
         size = std::max(workspace.size(), w4a16::workspace_bytes(args));
     }
@@ -97,7 +100,7 @@ TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, in
     down.bias = static_cast<uint8_t const*>(args.down.bias) + layer * down.n * element;
     down.residual = residual;
     down.out = args.y;
-    return kernels.dense(down, stream);
+    return launch_w4a4_dense(kernels, down, workspace.partials, stream);
 }
 
 // y serves as x of every layer but the first: only the down GEMM writes it, and reads of it just the element it writes.

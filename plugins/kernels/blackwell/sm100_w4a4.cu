@@ -7,6 +7,10 @@ TrtNvfp4Status sm100_w4a4_dense(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<DenseOutput, 1>>(gemm, stream);
 }
 
+TrtNvfp4Status sm100_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream) {
+    return launch_w4a4<sm100::Kernel<PartialOutput, 1>>(gemm, stream);
+}
+
 TrtNvfp4Status sm100_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<HiddenOutput<false>, 1>>(gemm, stream);
 }
