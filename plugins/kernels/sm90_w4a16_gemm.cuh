@@ -9,7 +9,6 @@
 // Launches are chained: weights never depend on the launch before, so they are on their way before it has finished.
 #pragma once
 
-#include "activation.cuh"
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/element.cuh"
 #include "ptx/grid.cuh"
@@ -27,7 +26,7 @@ constexpr int kThreads = 32 * (kWarps + 1);
 constexpr int kWarpRows = 32;
 constexpr int kCodeBytes = kWarpRows * kChunk / 2;
 constexpr int kStageBytes = kCodeBytes + kWarpRows * kChunk / kBlock;
-constexpr int kStages = 4;
+constexpr int kStages = 2;
 constexpr int kPanelK = 128;  // values of K that arrive together
 
 template <int kTokens>
@@ -43,7 +42,6 @@ struct Shared {
     uint8_t panels[kPanels<kTokens>][kPanelBytes<kTokens>];
     uint8_t weights[kWarps][kStages][kStageBytes];
     Turned turned[kWarps];
-    uint4 bias[kWarps * 32];
     uint64_t full[kPanels<kTokens>], empty[kPanels<kTokens>];
 };
 
@@ -224,18 +222,21 @@ __device__ __forceinline__ Codes load_group(uint8_t const* stage, int group) {
 template <typename T, int kTokens>
 class Epilogue {
  public:
-    // Reads the small operands long before they are needed, and keeps them where they cost no registers.
-    __device__ __forceinline__ Epilogue(GemmArgs<T> const& args, WarpRows const& rows, Task const& task, uint4* bias)
-        : args_(args), rows_(rows), part_(task.part), bias_(bias) {
+    __device__ __forceinline__ Epilogue(GemmArgs<T> const& args, WarpRows const& rows, Task const& task)
+        : args_(args), rows_(rows), part_(task.part) {
         row_ = task.tile * kTileRows + threadIdx.x / 128 * 128 + threadIdx.x % 4 * 32;
-        scale_ = *args.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
-        __align__(16) T values[8];
+        ptx::prefetch(args.tensor_scale);
+        if (row_ + rows_(0) < args.rows) ptx::prefetch(args.bias + row_ + rows_(0));
+    }
+
+    // Before the first write.
+    __device__ __forceinline__ void load() {
+        scale_ = *args_.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             int const row = row_ + rows_(i);
-            values[i] = row < args.rows ? args.bias[row] : ptx::from_float<T>(0.0f);
+            bias_[i] = row < args_.rows ? args_.bias[row] : ptx::from_float<T>(0.0f);
         }
-        bias_[threadIdx.x] = *reinterpret_cast<uint4 const*>(values);
     }
 
     __device__ __forceinline__ void write(int token, float const (&sums)[8]) const {
@@ -248,23 +249,11 @@ class Epilogue {
             out[1] = make_float4(sums[4], sums[5], sums[6], sums[7]);
             return;
         }
-        uint4 const eight = bias_[threadIdx.x];
-        T const* const bias = reinterpret_cast<T const*>(&eight);
         float values[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale_, ptx::to_float(bias[i]));
-        SmoothActivation const smooth(args_.activation);
+        for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale_, ptx::to_float(bias_[i]));
         if (args_.gated) {
-            if (smooth.fits) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) values[i] = smooth(values[2 * i]) * values[2 * i + 1];
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    values[i] =
-                        gated_activate(args_.activation, values[2 * i], values[2 * i + 1], args_.alpha, args_.limit);
-                }
-            }
+            gate_eight(args_.activation, args_.alpha, args_.limit, values);
             // Values 0, 1 and, 4 further, 2, 3.
             int const column = (row_ + rows_(0)) / 2;
             if (column < args_.padded_width) {
@@ -273,13 +262,7 @@ class Epilogue {
             }
             return;
         }
-        if (smooth.fits) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) values[i] = smooth(values[i]);
-        } else if (args_.activation != TRT_NVFP4_IDENTITY) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) values[i] = activate(args_.activation, values[i]);
-        }
+        activate_eight(args_.activation, values);
         int const column = row_ + rows_(0);
         if (args_.image != nullptr) {
             if (column >= args_.padded_width) return;
@@ -314,7 +297,7 @@ class Epilogue {
     int const part_;
     int row_;
     float scale_;
-    uint4* const bias_;
+    T bias_[8];
 };
 
 template <typename T, int kTokens>
@@ -364,7 +347,7 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
     };
     for (int index = first; index < tasks; index += step) {
         Task const task(args.split, chunks_of(args.k), index);
-        Epilogue<T, kTokens> const epilogue(args, rows, task, shared.bias);
+        Epilogue<T, kTokens> epilogue(args, rows, task);
         float acc[2][kTokens / 2];
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
@@ -420,18 +403,26 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
             stream.release();
         }
         ptx::wgmma_wait<0>();
+        // Not sooner: blocks of the next launch would crowd on the SMs that this one leaves free.
+        if (index + step >= tasks) ptx::launch_next();
         release(finished);
         finished = -1;
-#pragma unroll
+        if (args.partials == nullptr) epilogue.load();
+        // Unrolled only as far as registers must be known: see smooth_activation.cuh.
+#pragma unroll 1
         for (int column = 0; column < kTokens / 8; ++column) {
             int const g = lane / 4;
             int const token = lane % 4 * 2;
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int known = 0; known < kTokens / 8; ++known) {
+                if (known != column) continue;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    turned[token + j % 2][i * 16 + j / 2 * 8 + g] = acc[i][column * 4 + j];
+                for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        turned[token + j % 2][i * 16 + j / 2 * 8 + g] = acc[i][known * 4 + j];
+                    }
                 }
             }
             __syncwarp();
@@ -451,7 +442,6 @@ __global__ __launch_bounds__(kThreads, 1) void sm90_w4a16_gemm(__grid_constant__
     int const tasks = args.split.tasks(args.rows);
     int const first = blockIdx.x / cluster;
     int const step = gridDim.x / cluster;
-    ptx::launch_next();
     if (threadIdx.x == 0) {
         for (int i = 0; i < kPanels<kTokens>; ++i) {
             ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
@@ -459,7 +449,7 @@ __global__ __launch_bounds__(kThreads, 1) void sm90_w4a16_gemm(__grid_constant__
         }
         ptx::mbarrier_init_fence();
     }
-    ptx::cluster_sync();
+    ptx::cluster_meet();
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) < kWarps) {
         multiply<T, kTokens>(args, shared, tasks, first, step);
@@ -469,7 +459,7 @@ __global__ __launch_bounds__(kThreads, 1) void sm90_w4a16_gemm(__grid_constant__
     }
     // No block may end while another's copies and arrivals reach its shared memory.
     __syncwarp();
-    ptx::cluster_sync();
+    ptx::cluster_meet();
 }
 
 }  // namespace trt_nvfp4::sm90

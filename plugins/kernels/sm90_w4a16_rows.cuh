@@ -2,13 +2,13 @@
 // K was split, and writes it as T, as an image for the next projection (sm90_w4a16_image.cuh), or both.
 #pragma once
 
-#include "activation.cuh"
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/element.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/reduce.cuh"
 #include "sm80_w4a16_decode.cuh"
 #include "sm90_w4a16_image.cuh"
+#include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -59,13 +59,18 @@ __device__ __forceinline__ void sum_partials(RowArgs<T> const& args, int token, 
     }
 }
 
-// One block per token of the image's; a row of T in dynamic shared memory.
+// Blocks x, y: a token of the image's; a part of its row, all of it where there is a norm. The row lies in dynamic
+// shared memory as T.
 template <typename T>
 __global__ __launch_bounds__(kRowThreads) void sm90_w4a16_rows(__grid_constant__ RowArgs<T> const args) {
     extern __shared__ __align__(128) uint8_t bytes[];
     T* const row = reinterpret_cast<T*>(bytes);
     int const token = blockIdx.x;
     int const tokens = gridDim.x;
+    int const part_chunks = (chunks_of(args.width) + gridDim.y - 1) / gridDim.y;
+    int const begin = blockIdx.y * part_chunks * kChunk;
+    int const end = min(begin + part_chunks * kChunk, chunks_of(args.width) * kChunk);
+    int const width_end = min(end, args.width);
     ptx::launch_next();
     ptx::await_previous_launch();
 
@@ -79,27 +84,27 @@ __global__ __launch_bounds__(kRowThreads) void sm90_w4a16_rows(__grid_constant__
         squares = fmaf(ptx::to_float(rounded), ptx::to_float(rounded), squares);
     };
     if (token < args.m && args.x != nullptr) {
-        for (int i = threadIdx.x; i < args.width; i += kRowThreads) keep(i, ptx::to_float(args.x[at + i]));
+        for (int i = begin + threadIdx.x; i < width_end; i += kRowThreads) keep(i, ptx::to_float(args.x[at + i]));
     } else if (token < args.m) {
-        int const rows = args.gated ? 2 * args.width : args.width;
+        int const per_value = args.gated ? 2 : 1;
+        int const rows = width_end * per_value;
         float const scale = *args.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
-        for (int first = threadIdx.x * 8; first < rows; first += kRowThreads * 8) {
+        for (int first = begin * per_value + threadIdx.x * 8; first < rows; first += kRowThreads * 8) {
             float values[8];
             sum_partials(args, token, tokens, first, values);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 values[i] = fmaf(values[i], scale, first + i < rows ? ptx::to_float(args.bias[first + i]) : 0.0f);
             }
+            int const width = 8 / per_value;
+            if (args.gated) {
+                gate_eight(args.activation, args.alpha, args.limit, values);
+            } else {
+                activate_eight(args.activation, values);
+            }
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (args.gated) {
-                    if (i % 2 == 0 && first + i < rows) {
-                        keep((first + i) / 2,
-                             gated_activate(args.activation, values[i], values[i + 1], args.alpha, args.limit));
-                    }
-                } else if (first + i < rows) {
-                    keep(first + i, activate(args.activation, values[i]));
-                }
+                if (i < width && first / per_value + i < width_end) keep(first / per_value + i, values[i]);
             }
         }
     }
@@ -110,7 +115,7 @@ __global__ __launch_bounds__(kRowThreads) void sm90_w4a16_rows(__grid_constant__
         inverse_rms = 1.0f / sqrtf(total / static_cast<float>(args.width) + args.epsilon);
     }
     __syncthreads();
-    for (int unit = threadIdx.x; unit < chunks_of(args.width) * (kChunk / 8); unit += kRowThreads) {
+    for (int unit = begin / 8 + threadIdx.x; unit < end / 8; unit += kRowThreads) {
         __align__(16) T values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

@@ -14,7 +14,7 @@ class Chain {
     explicit Chain(cudaStream_t stream) : stream_(stream) {}
 
     template <typename Args>
-    TrtNvfp4Status launch(void (*kernel)(Args), Args const& args, int blocks, int threads, int cluster, size_t shared,
+    TrtNvfp4Status launch(void (*kernel)(Args), Args const& args, dim3 blocks, int threads, int cluster, size_t shared,
                           char const* what) {
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), what));
@@ -29,7 +29,7 @@ class Chain {
         attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[1].val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config{};
-        config.gridDim = static_cast<unsigned>(blocks);
+        config.gridDim = blocks;
         config.blockDim = static_cast<unsigned>(threads);
         config.dynamicSmemBytes = shared;
         config.stream = stream_;
@@ -81,13 +81,21 @@ GemmArgs<T> make_gemm(TrtNvfp4Weight const& weight, int64_t rows, int64_t k, int
 template <typename T, int kTokens>
 TrtNvfp4Status launch_gemm(Chain& chain, GemmArgs<T> const& gemm, int clusters) {
     int const blocks = std::min(gemm.split.tasks(gemm.rows), clusters) * gemm.split.cluster;
-    return chain.launch(sm90_w4a16_gemm<T, kTokens>, gemm, blocks, kThreads, gemm.split.cluster,
-                        sizeof(Shared<kTokens>), "sm90_w4a16_gemm");
+    return chain.launch(sm90_w4a16_gemm<T, kTokens>, gemm, dim3(static_cast<unsigned>(blocks)), kThreads,
+                        gemm.split.cluster, sizeof(Shared<kTokens>), "sm90_w4a16_gemm");
 }
+
+// With this much shared memory blocks have an SM each: else those that begin early would crowd on the few SMs that the
+// launch before leaves free, and share their paths to L2.
+constexpr size_t kRowSharedBytes = 128 * 1024;
+constexpr int kRowBlocks = 128;
 
 template <typename T>
 TrtNvfp4Status launch_rows(Chain& chain, RowArgs<T> const& rows, int tokens) {
-    return chain.launch(sm90_w4a16_rows<T>, rows, tokens, kRowThreads, 1, rows.width * sizeof(T), "sm90_w4a16_rows");
+    int const parts = rows.norm_weight != nullptr ? 1 : std::min(kRowBlocks / tokens, chunks_of(rows.width));
+    dim3 const blocks(static_cast<unsigned>(tokens), static_cast<unsigned>(parts));
+    return chain.launch(sm90_w4a16_rows<T>, rows, blocks, kRowThreads, 1,
+                        std::max(kRowSharedBytes, rows.width * sizeof(T)), "sm90_w4a16_rows");
 }
 
 // The sums of a projection that split K, to be finished.

@@ -17,15 +17,21 @@ __device__ __forceinline__ int cluster_size() {
     return static_cast<int>(size);
 }
 
-__device__ __forceinline__ void cluster_sync() {
+// A meeting of all threads of the cluster that orders no memory accesses.
+__device__ __forceinline__ void cluster_meet() {
     asm volatile(
-        "barrier.cluster.arrive.release.aligned;\n"
-        "barrier.cluster.wait.acquire.aligned;" ::
+        "barrier.cluster.arrive.relaxed.aligned;\n"
+        "barrier.cluster.wait.aligned;" ::
             : "memory");
 }
 
 // The next launch of the stream may begin while this one still runs; to await_previous_launch() it is ahead.
 __device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Brings a line of read-only data nearer.
+__device__ __forceinline__ void prefetch(void const* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 
 // Returns once the launch before has finished and its writes can be read. Every block must call it: else the launch
 // after this one could run before the launch before.

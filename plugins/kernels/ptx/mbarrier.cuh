@@ -20,13 +20,14 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, int byt
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives on the barrier at the same place in CTA `rank` of the cluster.
+// Arrives on the barrier at the same place in CTA `rank` of the cluster. Orders this thread's reads of shared memory
+// before, nothing of what it wrote for other CTAs: that would cost a fence of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, int rank) {
     asm volatile(
         "{\n"
         ".reg .b32 remote;\n"
         "mapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
         "}" ::"r"(barrier),
         "r"(rank)
         : "memory");
@@ -38,7 +39,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
         "{\n"
         ".reg .pred over;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
         "@!over bra again;\n"
         "}" ::"r"(barrier),
         "r"(parity)
