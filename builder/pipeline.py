@@ -224,10 +224,13 @@ def _check_budget(request: Request) -> None:
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 
 
-def _take_plan(request: Request, plan: Plan, report: Report) -> None:
+def _take_plan(request: Request, model: SourceModel, plan: Plan, report: Report) -> None:
     plan.save(request.file(".plan.yaml"))
     report.files["plan"] = str(request.file(".plan.yaml"))
     report.take_plan(plan, request.calib_data is not None)
+    limits = roofline.LIMITS[request.target.name]
+    subgraphs = roofline.predict(plan, subgraph_tokens(model, plan, request.typical), limits)
+    report.predicted = {**asdict(limits), "subgraphs": subgraphs}
     check_required(request, plan)
 
 
@@ -355,20 +358,22 @@ def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint
 
 
 def _accuracy(request: Request, original: Path, rewritten: Path, progress: Progress) -> dict[str, Any]:
-    """Agreement of the rewritten model with the original on the first of the user's samples."""
+    """Agreement of the rewritten model with the original on the first of the user's samples, or why there is none."""
     data = request.calib_data
-    if data is None or data.name.endswith(".statistics.json"):
-        return {"not_measured": "no input samples were given (--calib-data)"}
-    if not request.accuracy_samples:
-        return {"not_measured": "--accuracy-samples 0"}
+    if data is None or data.name.endswith(".statistics.json") or not request.accuracy_samples:
+        return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
     progress.stage("comparing with the original")
 
     def samples(specs: Mapping[str, InputSpec]) -> Iterator[Sample]:
-        for number, sample in enumerate(itertools.islice(load_samples(data, specs), request.accuracy_samples), 1):
+        for number, sample in enumerate(itertools.islice(_samples(request, original), request.accuracy_samples), 1):
             yield sample
             progress.step(number, request.accuracy_samples, f"sample {number}")
 
-    found = compare(Side.of(original), Side.of(rewritten), samples)
+    try:
+        found = compare(Side.of(original), Side.of(rewritten), samples)
+    except BuilderError as error:
+        # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
+        return {"not_measured": str(error)}
     return {"samples": found.samples, "tensors": [row.as_dict() for row in found.agreements]}
 
 

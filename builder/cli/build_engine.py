@@ -79,7 +79,7 @@ def build_engine(
         typer.Option(
             help="How weights become NVFP4, parts joined by +. Block scales: max (the default), four-over-six, mse; "
             "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
-            "Besides: awq, clamp. docs/calibration.md explains them. Example: local-hessian+gptq",
+            "docs/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
         ),
     ] = None,
@@ -119,6 +119,10 @@ def build_engine(
             help="Held-out samples for the budget; default: every fourth of --calib-data.", metavar="FILE|DIR"
         ),
     ] = None,
+    accuracy_samples: Annotated[
+        int,
+        typer.Option(min=0, help="Samples on which the rewritten model is compared with the original, for the report."),
+    ] = 2,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Write a folder that builds and checks the engine on the device, instead.", metavar="DIR"),
@@ -133,7 +137,8 @@ def build_engine(
     """Build a TensorRT engine in which MoE, MLP and linear subgraphs run as NVFP4 plugins.
 
     Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it
-    holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
+    holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json
+    and the same as a page, OUT.report.html.
 
     Example: build-engine model.onnx -o model.engine --target rtx-blackwell --calib-data samples.npz
     """
@@ -163,6 +168,7 @@ def build_engine(
             require=require.value if require else None,
             bundle=bundle,
             timing_cache=timing_cache,
+            accuracy_samples=accuracy_samples,
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
             accuracy_data=accuracy_data,
         )
