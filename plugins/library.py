@@ -33,7 +33,7 @@ _BLACKWELL = {"100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "1
 #: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
 _SOURCE_FLAGS = {"sm120_w4a4.cu": ["-Xptxas=-O2"]}
 _HEADERS = ("adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
-_HASHED = (*_SOURCES, "kernels/blackwell/*.cu", *_HEADERS)
+_HASHED = (*_SOURCES, "kernels/blackwell/*.cu", "kernels/hopper/*.cu", *_HEADERS)
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -73,6 +73,8 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     Raises ToolchainError when CUTLASS is needed and not found.
     """
     sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+    if arch == "sm_90a":
+        return [*sources, ROOT / "kernels" / "hopper" / "sm90_w4a16.cu"], ["-DTRT_NVFP4_SM90"]
     match = re.fullmatch(r"sm_(\d+)a", arch)
     family = _BLACKWELL.get(match[1]) if match else None
     if family is None:
