@@ -56,6 +56,37 @@ __device__ __forceinline__ uint32_t multiply<__nv_bfloat16>(uint32_t a, uint32_t
     return *reinterpret_cast<uint32_t const*>(&product);
 }
 
+// Both halves of `a` times the low (0) or the high (1) half of `pair`: written so, the multiplication picks it for
+// free.
+template <typename T, int kHalf>
+__device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t pair);
+template <>
+__device__ __forceinline__ uint32_t multiply_by_half<__half, 0>(uint32_t a, uint32_t pair) {
+    uint32_t product;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
+        "mul.f16x2 %0, %1, both;\n}"
+        : "=r"(product)
+        : "r"(a), "r"(pair));
+    return product;
+}
+template <>
+__device__ __forceinline__ uint32_t multiply_by_half<__half, 1>(uint32_t a, uint32_t pair) {
+    uint32_t product;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
+        "mul.f16x2 %0, %1, both;\n}"
+        : "=r"(product)
+        : "r"(a), "r"(pair));
+    return product;
+}
+template <>
+__device__ __forceinline__ uint32_t multiply_by_half<__nv_bfloat16, 0>(uint32_t a, uint32_t pair) {
+    return multiply<__nv_bfloat16>(a, __byte_perm(pair, 0u, 0x1010));
+}
+template <>
+__device__ __forceinline__ uint32_t multiply_by_half<__nv_bfloat16, 1>(uint32_t a, uint32_t pair) {
+    return multiply<__nv_bfloat16>(a, __byte_perm(pair, 0u, 0x3232));
+}
+
 template <typename T>
 struct Decoder;
 
@@ -63,6 +94,19 @@ template <>
 struct Decoder<__half> {
     static constexpr int kScaleShift = kNativeE2m1 ? 8 : 7;
     static constexpr bool kNeighbours = kNativeE2m1;  // pairs are codes 2i, 2i + 1; otherwise i, i + 4
+
+    // Two block scales from the low two bytes.
+    static __device__ __forceinline__ uint32_t scales(uint32_t bytes, uint32_t one) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+        uint32_t pair;
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
+            : "=r"(pair)
+            : "r"(bytes));
+        return multiply<__half>(pair, kNativeE2m1 ? 0x1c001c00u : 0x58005800u);  // 2^-8, 2^7
+#else
+        return widen(__byte_perm(bytes, 0u, 0x4140), one);
+#endif
+    }
 
     // A block scale, given as a byte in both halves.
     static __device__ __forceinline__ uint32_t widen(uint32_t splat, uint32_t one) {
@@ -108,6 +152,10 @@ template <>
 struct Decoder<__nv_bfloat16> {
     static constexpr int kScaleShift = 7;
     static constexpr bool kNeighbours = false;
+
+    static __device__ __forceinline__ uint32_t scales(uint32_t bytes, uint32_t one) {
+        return widen(__byte_perm(bytes, 0u, 0x4140), one);
+    }
 
     static __device__ __forceinline__ uint32_t widen(uint32_t splat, uint32_t one) {
         uint32_t const shifted = shift_left<4>(splat, one);  // scale * 2^-120

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "activation.cuh"
+#include "programmatic_launch.cuh"
 #include "ptx/element.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/reduce.cuh"
@@ -65,25 +66,25 @@ __device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t con
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint4 codes[4];
+        uint32_t scales_of[4];  // two blocks' each
 #pragma unroll
         for (int row = 0; row < 4; ++row) {
             codes[row] =
                 *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
+            scales_of[row] = Decoder<T>::scales(row_scales[row] >> half * 16, one);
         }
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
             uint32_t a[4][4];
 #pragma unroll
             for (int row = 0; row < 4; ++row) {
-                uint32_t const four = row_scales[row];
-                uint32_t const scale = half == 0 ? (word < 2 ? Decoder<T>::template scale<0>(four, one)
-                                                             : Decoder<T>::template scale<1>(four, one))
-                                                 : (word < 2 ? Decoder<T>::template scale<2>(four, one)
-                                                             : Decoder<T>::template scale<3>(four, one));
                 uint4 const& c = codes[row];
                 Decoder<T>::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a[row]);
 #pragma unroll
-                for (int pair = 0; pair < 4; ++pair) a[row][pair] = multiply<T>(a[row][pair], scale);
+                for (int pair = 0; pair < 4; ++pair) {
+                    a[row][pair] = word < 2 ? multiply_by_half<T, 0>(a[row][pair], scales_of[row])
+                                            : multiply_by_half<T, 1>(a[row][pair], scales_of[row]);
+                }
             }
 #pragma unroll
             for (int column = 0; column < kColumns; ++column) {
@@ -399,6 +400,9 @@ __global__ __launch_bounds__(kThreads, 1) void sm80_w4a16_mlp(__grid_constant__ 
     uint8_t* const panel = shared + kWarps * args.shared.stages * kStageBytes;
 
     WeightStream<kProjections> stream(args.program, ring, args.shared.stages);
+    // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.
+    wait_for_kernels_before();
+    let_next_kernel_start();
     // While the first weights are on their way.
     for (int i = threadIdx.x; i < args.shared.panel_chunks * (kPanelBytesPerChunk<kColumns> / 16); i += kThreads) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);

@@ -7,7 +7,7 @@ namespace trt_nvfp4::w4a16 {
 namespace {
 
 TrtNvfp4Status read_device(Device& device) {
-    int ordinal = 0, cooperative = 0;
+    int ordinal = 0, cooperative = 0, major = 0;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
     auto const read = [&](int& value, cudaDeviceAttr attribute) {
         return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
@@ -15,7 +15,9 @@ TrtNvfp4Status read_device(Device& device) {
     TRT_NVFP4_RETURN_IF_ERROR(read(device.sm_count, cudaDevAttrMultiProcessorCount));
     TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
     TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
+    TRT_NVFP4_RETURN_IF_ERROR(read(major, cudaDevAttrComputeCapabilityMajor));
     device.cooperative = cooperative != 0;
+    device.dependent_launch = major >= 9;
     return TRT_NVFP4_SUCCESS;
 }
 
@@ -79,10 +81,12 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
                                                        std::to_string(device.shared_bytes) +
                                                        "; use fewer tokens or the generic tactic");
     }
+    // A linear that is split pays a memset and a cooperative launch, which waits for the kernel in front to end.
+    float const split_cost = kProjections == 1 ? 10.0f : 2.0f;
     int needed = 0, k_groups = 1, tasks = 0;
     bool split = false;
     for (Projection& p : args.program.projections) {
-        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, device);
+        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, device);
         p.tasks = ceil_div(p.tiles(), kWarps / p.split.k_groups) * p.split.splits;
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         k_groups = std::max(k_groups, p.split.k_groups);
@@ -104,13 +108,16 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
     config.blockDim = kThreads;
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
-    cudaLaunchAttribute cooperative{};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
+    cudaLaunchAttribute attribute{};
+    config.attrs = &attribute;
     int const phases = args.layers * kProjections;
     bool const awaits_other_blocks = phases > 1 || split;
     if (awaits_other_blocks && device.cooperative) {
-        config.attrs = &cooperative;
+        attribute.id = cudaLaunchAttributeCooperative;
+        attribute.val.cooperative = 1;
+        config.numAttrs = 1;
+    } else if (device.dependent_launch) {
+        attribute = programmatic_attribute();
         config.numAttrs = 1;
     }
     // Where the GPU cannot promise co-residency, a phase per launch: nothing is split then, so no block waits.

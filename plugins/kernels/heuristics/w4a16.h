@@ -16,8 +16,9 @@ constexpr int kMaxSplitTiles = 2048;
 
 struct Device {
     int sm_count;
-    int shared_bytes;  // that a block may have
-    bool cooperative;  // can launch a grid that is co-resident as a whole
+    int shared_bytes;       // that a block may have
+    bool cooperative;       // can launch a grid that is co-resident as a whole
+    bool dependent_launch;  // can start a kernel before the one in front of it has ended
 };
 
 // Bytes of shared memory: of a stage of the ring, of a chunk of activations, and of what has a fixed size.
@@ -46,8 +47,8 @@ inline int panel_capacity(Footprint const& bytes, Device const& device) {
 }
 
 // The split of least estimated microseconds: a warp's walk over its chunks, staging activations, and, if K is split
-// over blocks, the round trip of the partial sums. `m` tokens.
-inline Split choose_split(Shape const& shape, int m, int capacity, Device const& device) {
+// over blocks, `split_cost` and the round trip of the partial sums. `m` tokens.
+inline Split choose_split(Shape const& shape, int m, int capacity, float split_cost, Device const& device) {
     Split best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(shape.chunks, kMaxSplits); ++splits) {
@@ -63,7 +64,7 @@ inline Split choose_split(Shape const& shape, int m, int capacity, Device const&
             float const staged = static_cast<float>(std::min(task_chunks, capacity) * m) * 512.0f;
             float const cost = static_cast<float>(rounds * (ceil_div(task_chunks, k_groups) + 1)) +
                                static_cast<float>(stagings) * (1.5f + staged / 20e3f) +
-                               (splits > 1 ? 2.0f + 0.25f * static_cast<float>(splits) : 0.0f);
+                               (splits > 1 ? split_cost + 0.25f * static_cast<float>(splits) : 0.0f);
             if (cost < best_cost) {
                 best_cost = cost;
                 best = {k_groups, splits};
