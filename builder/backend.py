@@ -153,8 +153,9 @@ DATATYPES = {"fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP1
 def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of each planned subgraph.
 
-    `planned`: name, decision (nvfp4 | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that carry it: plugin nodes
-    for nvfp4, matrix products otherwise. Returns name, realized and problem (None when it is as planned).
+    `planned`: name, decision (nvfp4 | native | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that carry it:
+    plugin nodes for nvfp4, TRT_MoE for native, matrix products otherwise. Returns name, realized and problem (None when
+    it is as planned).
     """
     results = []
     for subgraph in planned:
@@ -168,6 +169,9 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dic
                 plugins = [layer for layer in mine if layer.is_plugin]
                 if len(plugins) != 1:
                     problems.append(f"node {node!r}: {len(plugins)} plugin layers in the engine, expected 1")
+            elif decision == "native":
+                if not mine:
+                    problems.append(f"node {node!r}: TensorRT's MoE layer is not in the engine")
             elif not any(layer.datatypes & DATATYPES[decision] for layer in mine):
                 seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
                 problems.append(f"node {node!r}: expected a layer that reads {decision}, TensorRT built {seen}")
@@ -204,7 +208,7 @@ class Backend:
     def build(self, job: Job, library: Path | None, report: Report) -> tuple[Any, list[Layer], list[str]]:
         """Parse, build, list layers: (the serialized engine, its layers, warnings)."""
         trt = self.trt
-        log = _logger(trt)
+        log = logger(trt)
         builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         config = builder.create_builder_config()
@@ -281,7 +285,9 @@ class Backend:
         return layers_of_inspector(inspector.get_engine_information(self.trt.LayerInformationFormat.JSON))
 
 
-def _logger(trt: Any) -> Any:
+def logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps errors, warnings and the list of layers."""
+
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()

@@ -16,11 +16,12 @@ from typing import Any
 import onnx
 
 from trt_nvfp4 import plugins
+from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
 
 from . import backend
 from .shapes import Profile
-from .targets import Target
+from .targets import MOE_LAYER_SINCE, Target
 
 SCRIPT = "build_engine.py"
 MANIFEST = "manifest.json"
@@ -54,7 +55,7 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
         node = nodes.get(name)
         if node is None:
             return None
-        if node.domain == OPS_DOMAIN:
+        if node.domain == OPS_DOMAIN or node.op_type == NATIVE_MOE:
             return name
         if node.op_type not in ("MatMul", "Gemm"):
             return None
@@ -104,7 +105,7 @@ def write_folder(
         "target": target.name,
         "arch": target.arch,
         "compute_capability": target.compute_capability,
-        "modules": target.modules,
+        "modules": _modules(target, planned),
         "model": "model.onnx",
         "engine": "model.engine",
         "plugin_library": library.name if library else None,
@@ -117,6 +118,13 @@ def write_folder(
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")
     return path
+
+
+def _modules(target: Target, planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The TensorRT packages that can build this plan, each with its oldest version."""
+    if any(entry["decision"] == "native" for entry in planned):
+        return MOE_LAYER_SINCE
+    return target.modules
 
 
 def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], object]) -> None:

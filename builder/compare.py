@@ -1,214 +1,160 @@
-"""How far a rewritten model is from the original: both run through Polygraphy's Comparator on the same inputs.
-
-The rewritten model runs in ONNX Runtime on the ops' function bodies; on a machine with a GPU and the engine's runtime
-the engine runs as well.
-"""
+"""Runs two sides on the same inputs, sample by sample, and says how the second agrees with the first."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import os
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 from polygraphy.backend.base import BaseRunner
-from polygraphy.backend.onnxrt import OnnxrtRunner
-from polygraphy.comparator import Comparator
+from polygraphy.comparator import IterationResult
+from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
-from rich.table import Table
 
-from trt_nvfp4.calibration.samples import input_specs
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.calibration.samples import InputSpec
 
-from .backend import local_compute_capability
-from .errors import USAGE, BuilderError
-from .shapes import derive_profiles
+from .agreement import Agreement, Thresholds
+from .backend import replacing
+from .errors import BUILD_FAILED, USAGE, BuilderError
+from .sides import Side
 
 Sample = Mapping[str, np.ndarray]
+# What the caller makes of the inputs that the reference takes.
+Samples = Callable[[Mapping[str, InputSpec]], Iterable[Sample]]
 
 
 @dataclass
-class Agreement:
-    """How one tensor of the second model agrees with the first's, over all samples.
+class Comparison:
+    """The outcome: one agreement per output and replaced subgraph, and what fell short of the thresholds.
 
-    `cosine` is the worst sample's cosine similarity, `sqnr_db` is 10 log10(sum x^2 / sum (x - y)^2) over all samples,
-    `argmax` the share of last-axis vectors whose largest entry is at the same place.
+    `worst` holds, for every output, the sample with the lowest cosine, by the sample's number.
     """
 
-    name: str
-    kind: str
-    cosine: float = 1.0
-    sqnr_db: float = math.inf
-    max_abs: float = 0.0
-    argmax: float = 1.0
-    _signal: float = 0.0
-    _noise: float = 0.0
-    _same: int = 0
-    _vectors: int = 0
-
-    def add(self, expected: np.ndarray, actual: np.ndarray) -> None:
-        """Account for one sample."""
-        if expected.shape != actual.shape:
-            raise BuilderError(
-                USAGE, f"{self.name}: shapes {expected.shape} and {actual.shape} differ: not the same model"
-            )
-        x, y = expected.astype(np.float64), actual.astype(np.float64)
-        self._signal += float(np.square(x).sum())
-        self._noise += float(np.square(x - y).sum())
-        norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
-        cosine = float((x * y).sum()) / norms if norms else float(np.array_equal(x, y))
-        # NaN must show and not pass for the best so far.
-        self.cosine = min(self.cosine, cosine) if cosine == cosine else cosine
-        self.max_abs = float(np.fmax(self.max_abs, np.abs(x - y).max(initial=0.0)))
-        self.sqnr_db = 10 * math.log10(self._signal / self._noise) if self._noise and self._signal else math.inf
-        if x.ndim and x.shape[-1] > 1:
-            same = x.argmax(-1) == y.argmax(-1)
-            self._same += int(same.sum())
-            self._vectors += same.size
-            self.argmax = self._same / self._vectors
+    reference: Side
+    result: Side
+    agreements: list[Agreement] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    samples: int = 0
+    worst: dict[int, Sample] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if not key.startswith("_")}
+        return {
+            "reference": {"path": str(self.reference.path), "kind": self.reference.kind},
+            "result": {"path": str(self.result.path), "kind": self.result.kind},
+            "samples": self.samples,
+            "tensors": [row.as_dict() for row in self.agreements],
+            "failures": self.failures,
+        }
+
+    def save_worst(self, folder: Path) -> list[Path]:
+        """Write the worst samples as .npz files that `--data` reads back; returns them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = []
+        for number, sample in sorted(self.worst.items()):
+            file = folder / f"sample-{number:05}.npz"
+            with replacing(file) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, allow_pickle=False, **sample)
+            saved.append(file)
+        return saved
 
 
 def compare(
-    original: Path,
-    rewritten: Path,
-    samples: Iterable[Sample],
-    plan: Plan | None = None,
-    engine_runner: BaseRunner | None = None,
-) -> dict[str, list[Agreement]]:
-    """Agreement with `original` of every output, and of every replaced subgraph of `plan`; runner name -> agreements.
+    reference: Side,
+    result: Side,
+    samples: Samples,
+    thresholds: Thresholds | None = None,
+    plan: Path | None = None,
+    judge_subgraphs: bool = False,
+    with_kl: bool = False,
+) -> Comparison:
+    """Agreement of `result` with `reference` in every output, and in every replaced subgraph that both show.
 
-    The engine, where one runs, is compared at the outputs alone: its subgraphs' outputs are not visible.
+    The inner tensors of an engine cannot be seen, so a comparison with one is about outputs alone. `thresholds` are
+    asked of outputs, and of subgraphs with `judge_subgraphs`. One sample is in memory at a time, and the worst ones.
+
+    Raises BuilderError: the inputs or outputs differ, no sample, or a side that cannot run here.
     """
-    inner = [entry.output for entry in plan.subgraphs if entry.decision != "keep"] if plan else []
-    runners = [
-        OnnxrtRunner(lambda: session(original, inner), name="original"),
-        OnnxrtRunner(lambda: session(rewritten, inner), name="rewritten"),
-    ]
-    if engine_runner is not None:
-        runners.append(engine_runner)
-    names = {entry.output: entry.name for entry in plan.subgraphs} if plan else {}
-    found: dict[str, OrderedDict[str, Agreement]] = {}
-
-    def judge(expected: Any, actual: Any) -> OrderedDict[str, bool]:
-        rows = found.setdefault(actual.runner_name, OrderedDict())
-        for output, values in actual.items():
-            if output not in expected:
-                continue
-            kind = "subgraph" if output in names else "output"
-            row = rows.setdefault(output, Agreement(names.get(output, output), kind))
-            row.add(np.asarray(expected[output]), np.asarray(values))
-        return OrderedDict((output, True) for output in actual)
-
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-        results = Comparator.run(runners, data_loader=list(samples))
-        comparisons = [(0, index) for index in range(1, len(runners))]
-        Comparator.compare_accuracy(results, compare_func=judge, comparisons=comparisons)
-    return {runner: list(rows.values()) for runner, rows in found.items()}
-
-
-def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.InferenceSession:
-    """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
-
-    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32. Constant folding is off: it would hold
-    every weight decoded to float32.
-    """
-    proto = onnx.load(model, load_external_data=False)
-    present = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(
-        onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
-    )
-    proto = widen(proto)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(model.parent.resolve())
-    )
-    return onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
-    )
+    names = {**reference.subgraphs(), **result.subgraphs(plan if result.kind != "onnx" else None)}
+    shared = reference.tensors() & result.tensors()
+    inner = [tensor for tensor in names if tensor in shared]
+    outcome = Comparison(reference, result)
+    functions = list((thresholds or Thresholds()).functions())
+    rows: dict[str, Agreement] = {}
+    quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL)
+    with quiet, reference.runner(inner) as first, result.runner(inner) as second:
+        specs = _check_same_inputs(reference, first, result, second)
+        for number, sample in enumerate(samples(specs)):
+            expected, actual = _infer(reference, first, sample), _infer(result, second, sample)
+            if number == 0:
+                _check_same_outputs(reference, set(expected) - set(inner), result, set(actual) - set(inner))
+                rows = {
+                    name: Agreement(names.get(name, name), "subgraph" if name in inner else "output", with_kl)
+                    for name in actual
+                }
+            for name, row in rows.items():
+                row.add(np.asarray(expected[name]), np.asarray(actual[name]))
+                if row.kind == "output" and row.worst_sample == number:
+                    outcome.worst[number] = sample
+            worst = {row.worst_sample for row in rows.values() if row.kind == "output"}
+            outcome.worst = {number: kept for number, kept in outcome.worst.items() if number in worst}
+            judged = [name for name, row in rows.items() if judge_subgraphs or row.kind == "output"]
+            for asked, function in functions:
+                verdicts = function(_only(actual, judged), _only(expected, judged))
+                outcome.failures += [
+                    f"{rows[name].kind} {rows[name].name}, sample {number}: {asked} is not met"
+                    for name, verdict in verdicts.items()
+                    if not verdict
+                ]
+            outcome.samples += 1
+    if not outcome.samples:
+        raise BuilderError(USAGE, "no sample to compare on: --data is empty")
+    outcome.agreements = list(rows.values())
+    return outcome
 
 
-def engine_runner(path: Path) -> BaseRunner | None:
-    """A runner of the engine, where this machine has a GPU and TensorRT; None elsewhere."""
-    if path.suffix != ".engine" or local_compute_capability() is None:
-        return None
-    module = next((name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None), None)
-    if module is None:
-        return None
-    if module == "tensorrt_rtx":
-        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"
-    from polygraphy.backend.common import BytesFromPath
-    from polygraphy.backend.trt import EngineFromBytes, TrtRunner
-
-    runner: BaseRunner = TrtRunner(EngineFromBytes(BytesFromPath(str(path))), name="engine")
-    return runner
+def _only(results: IterationResult, names: list[str]) -> IterationResult:
+    return IterationResult({name: results[name] for name in names}, runner_name=results.runner_name)
 
 
-def table(runner: str, agreements: list[Agreement]) -> Table:
-    """Agreements for the terminal."""
-    shown = Table(title=f"{runner} against original", title_justify="left")
-    for heading in ("tensor", "kind", "cosine (worst)", "SQNR dB", "max abs", "argmax"):
-        shown.add_column(heading, overflow="fold", justify="left" if heading in ("tensor", "kind") else "right")
-    for row in agreements:
-        numbers = f"{row.cosine:.6f}", f"{row.sqnr_db:.2f}", f"{row.max_abs:.4g}", f"{row.argmax:.2%}"
-        shown.add_row(row.name, row.kind, *numbers)
-    return shown
+def _infer(side: Side, runner: BaseRunner, sample: Sample) -> IterationResult:
+    try:
+        outputs = runner.infer(feed_dict=dict(sample))
+    except PolygraphyException as error:
+        raise BuilderError(USAGE, f"{side.path}: cannot run on these samples: {error}") from error
+    except Exception as error:  # ONNX Runtime's own error types
+        raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {error}") from error
+    return IterationResult(outputs, runner_name=runner.name)
 
 
-def random_samples(
-    model: Path, count: int, rng: np.random.Generator, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> list[dict[str, np.ndarray]]:
-    """Inputs that make sense to most models: ids within the vocabulary, masks of ones, rising positions, normal floats.
-
-    Shapes are the derived typical ones, overridden by `shapes`.
-    """
-    specs = input_specs(model)
-    profiles = derive_profiles({name: spec.shape for name, spec in specs.items()}, typical=shapes)
-    vocabulary = _vocabulary(model)
-    return [
-        {
-            name: _random_input(
-                name,
-                spec.dtype,
-                profiles[name].typical if name in profiles else tuple(int(dim) for dim in spec.shape),
-                vocabulary.get(name, 2),
-                rng,
+def _check_same_inputs(a: Side, first: BaseRunner, b: Side, second: BaseRunner) -> dict[str, InputSpec]:
+    """The inputs of the first, once it is known that the second takes the same."""
+    ours, theirs = a.input_specs(first), b.input_specs(second)
+    if ours.keys() != theirs.keys():
+        raise BuilderError(
+            USAGE,
+            f"not the same model: the inputs of {a.path} are {', '.join(sorted(ours))}, "
+            f"those of {b.path} {', '.join(sorted(theirs))}",
+        )
+    for name, spec in ours.items():
+        other = theirs[name]
+        fits = len(spec.shape) == len(other.shape) and all(
+            x == y for x, y in zip(spec.shape, other.shape, strict=True) if isinstance(x, int) and isinstance(y, int)
+        )
+        if not fits or spec.dtype != other.dtype:
+            raise BuilderError(
+                USAGE,
+                f"not the same model: input {name} is {spec.dtype} {list(spec.shape)} in {a.path}, "
+                f"{other.dtype} {list(other.shape)} in {b.path}",
             )
-            for name, spec in specs.items()
-        }
-        for _ in range(count)
-    ]
+    return ours
 
 
-def _vocabulary(model: Path) -> dict[str, int]:
-    """Inputs that look a table up -> its rows."""
-    graph = onnx.load(model, load_external_data=False).graph
-    tables = {tensor.name: int(tensor.dims[0]) for tensor in graph.initializer if tensor.dims}
-    return {
-        node.input[1]: tables[node.input[0]]
-        for node in graph.node
-        if node.op_type == "Gather" and node.input[0] in tables
-    }
-
-
-def _random_input(
-    name: str, dtype: np.dtype[Any], shape: tuple[int, ...], limit: int, rng: np.random.Generator
-) -> np.ndarray:
-    if "mask" in name or dtype == np.bool_:
-        return np.ones(shape, dtype)
-    if "position" in name:
-        return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)
-    if np.issubdtype(dtype, np.integer):
-        return rng.integers(0, limit, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
+def _check_same_outputs(a: Side, ours: set[str], b: Side, theirs: set[str]) -> None:
+    if ours != theirs:
+        raise BuilderError(
+            USAGE,
+            f"not the same model: the outputs of {a.path} are {', '.join(sorted(ours))}, "
+            f"those of {b.path} {', '.join(sorted(theirs))}",
+        )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from .real_arithmetic import real_arithmetic
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +66,7 @@ def export(directory: Path, destination: Path) -> Path:
             raise BuilderError(MODEL_AT_FAULT, f"{directory}: transformers cannot load this model: {error}") from error
         wrapper, inputs, dynamic, output = _plain(model)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with torch.no_grad():
+        with torch.no_grad(), real_arithmetic():
             try:
                 program = torch.onnx.export(
                     wrapper,
@@ -107,8 +108,12 @@ def _load(directory: Path, transformers: Any) -> torch.nn.Module:
     config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or []]
     loader = next((cls for cls in named if cls is not None), transformers.AutoModel)
-    model: torch.nn.Module = loader.from_pretrained(directory, config=config, dtype="auto", local_files_only=True)
-    return model.eval()
+    model: Any = loader.from_pretrained(directory, config=config, dtype="auto", local_files_only=True)
+    if hasattr(model, "set_experts_implementation"):
+        # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
+        model.set_experts_implementation("batched_mm")
+    loaded: torch.nn.Module = model.eval()
+    return loaded
 
 
 def _plain(model: Any) -> tuple[torch.nn.Module, dict[str, torch.Tensor], tuple[dict[int, Any], ...], str]:

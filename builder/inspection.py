@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +78,22 @@ def _bundle(path: Path) -> dict[str, Any]:
     if not manifest.exists():
         raise BuilderError(USAGE, f"{path}: not a bundle (it has no {bundle.MANIFEST})")
     data = json.loads(manifest.read_text())
-    changed = [
-        name
-        for name, digest in data["checksums"].items()
-        if not (path / name).exists() or backend.sha256(path / name) != digest
-    ]
+    changed = changed_files(path, data["checksums"])
     files = {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
     shown = {key: data[key] for key in ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")}
     shown["planned"] = {
         entry["name"]: f"{entry['decision']} in {', '.join(entry['engine_nodes'])}" for entry in data["planned"]
     }
     return {"kind": "bundle", **shown, "files": files, "changed_files": changed}
+
+
+def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
+    """The files of a bundle that are missing or not as they were when it was written."""
+    return [
+        name
+        for name, digest in checksums.items()
+        if not (folder / name).exists() or backend.sha256(folder / name) != digest
+    ]
 
 
 def _engine(path: Path) -> dict[str, Any]:

@@ -6,27 +6,31 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.filesize import decimal
 
-from trt_nvfp4.calibration.samples import input_specs, load_samples
+from trt_nvfp4.calibration.recipes import DEFAULT, parse
+from trt_nvfp4.calibration.samples import Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, make_plan
-from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
+from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, Plan, PlannedSubgraph, make_plan
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
 from . import bundle, engine, export
+from .accuracy_budget import Budget
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from .precision_choice import Part, choose_precisions, with_all_statistics
 from .report import Report, versions
 from .shapes import Profile, Shape, derive_profiles
 from .targets import Target, require_here
+from .tokens import subgraph_tokens
 
 STOPS = ("plan", "calibrate", "rewrite")
 
@@ -50,15 +54,19 @@ class Request:
     plan: Path | None = None
     stop_after: str | None = None
     calib_data: Path | None = None
+    recipe: str | None = None
     least: Mapping[str, Shape] = field(default_factory=dict)
     typical: Mapping[str, Shape] = field(default_factory=dict)
     most: Mapping[str, Shape] = field(default_factory=dict)
     include: str | None = None
     exclude: str | None = None
-    kinds: tuple[str, ...] = ("gated_mlp", "mlp")
+    kinds: tuple[str, ...] = DEFAULT_KINDS
+    moe: str = "plugin"
     require: str | None = None
     bundle: Path | None = None
     timing_cache: Path | None = None
+    accuracy_budget: Budget | None = None
+    accuracy_data: Path | None = None
 
     @property
     def base(self) -> Path:
@@ -80,6 +88,7 @@ def run(request: Request, progress: Progress) -> Report:
     is left half-written.
     """
     report = Report(model=str(request.model), target=request.target.name, versions=versions())
+    _check_budget(request)
     _check_destination(request)
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)
@@ -94,15 +103,19 @@ def run(request: Request, progress: Progress) -> Report:
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         plan = _plan(request, model)
-        plan.save(request.file(".plan.yaml"))
-        report.files["plan"] = str(request.file(".plan.yaml"))
-        report.take_plan(plan, request.calib_data is not None)
-        check_required(request, plan)
-    if request.stop_after == "plan":
+        if request.accuracy_budget is None:
+            _take_plan(request, plan, report)
+    if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
     with report.timed("calibrate"):
         statistics = _calibrate(request, path, plan, report, progress)
+    if request.accuracy_budget is not None:
+        with report.timed("choose"):
+            plan = _choose(request, path, model, plan, statistics, profiles, report, progress)
+            _take_plan(request, plan, report)
+        if request.stop_after == "plan":
+            return _finish(request, report)
     if request.stop_after == "calibrate":
         return _finish(request, report)
 
@@ -131,9 +144,10 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     report.take_plan(plan, request.calib_data is not None)
     check_required(request, plan)
     profiles = _profiles(request, request.model, report)
-    # A plugin node bears its subgraph's name; other decisions keep their nodes.
+    # A plugin or TRT_MoE node bears its subgraph's name; other decisions keep their nodes.
     realized = {
-        entry.name: [entry.name] if entry.decision.startswith("nvfp4") else entry.nodes for entry in plan.subgraphs
+        entry.name: [entry.name] if entry.decision.startswith(("nvfp4", "native")) else entry.nodes
+        for entry in plan.subgraphs
     }
     _build(request, plan, request.model, realized, profiles, report, progress)
     return _finish(request, report)
@@ -188,6 +202,24 @@ def _check_destination(request: Request) -> None:
         raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
 
 
+def _check_budget(request: Request) -> None:
+    if request.accuracy_budget is None:
+        if request.accuracy_data is not None:
+            raise BuilderError(USAGE, "--accuracy-data is what --accuracy-budget is verified with: add one")
+        return
+    if request.plan is not None:
+        raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
+    if request.calib_data is None or request.calib_data.name.endswith(".statistics.json"):
+        raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
+
+
+def _take_plan(request: Request, plan: Plan, report: Report) -> None:
+    plan.save(request.file(".plan.yaml"))
+    report.files["plan"] = str(request.file(".plan.yaml"))
+    report.take_plan(plan, request.calib_data is not None)
+    check_required(request, plan)
+
+
 def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
     if not request.model.is_dir():
         return request.model
@@ -200,6 +232,8 @@ def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
 def _plan(request: Request, model: SourceModel) -> Plan:
     if request.plan is not None:
         plan = Plan.load(request.plan)
+        if request.recipe is not None:
+            plan.recipe = str(parse(request.recipe))
         plan.check(model)
         _check_plan_target(request, plan)
         return plan
@@ -213,6 +247,8 @@ def _plan(request: Request, model: SourceModel) -> Plan:
             include=request.include,
             exclude=request.exclude,
             calibrated=request.calib_data is not None,
+            recipe=request.recipe or DEFAULT,
+            moe=request.moe,
         )
     except ModelError:
         raise
@@ -230,6 +266,7 @@ def _plan(request: Request, model: SourceModel) -> Plan:
 def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progress: Progress) -> Statistics | None:
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
+        check_statistics(plan, None)
         report.warnings.append(
             "no calibration data, so activations are not quantized; add --calib-data FILE|DIR with input samples"
         )
@@ -237,11 +274,55 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
     progress.stage("calibrating")
     if request.calib_data.name.endswith(".statistics.json"):
         return Statistics.load(request.calib_data)
-    samples = load_samples(request.calib_data, input_specs(path))
-    statistics = collect(path, calibration_tensors(plan), samples, progress=progress.step)
-    statistics.save(request.file(".statistics.json"))
-    report.files["statistics"] = str(request.file(".statistics.json"))
+    tensors = calibration_tensors(plan if request.accuracy_budget is None else with_all_statistics(plan))
+    if not tensors:
+        report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
+        return None
+    samples = _samples(request, path)
+    destination = request.file(".statistics.json")
+    statistics = collect(path, tensors, samples, progress=progress.step, resume=destination)
+    statistics.save(destination)
+    report.files["statistics"] = str(destination)
     return statistics
+
+
+def _samples(request: Request, path: Path, held_out: bool = False) -> Iterable[Sample]:
+    """The samples to calibrate with, or those `held_out` to verify an accuracy budget with."""
+    assert request.calib_data is not None
+    tokenizer = request.model if request.model.is_dir() else request.model.parent
+    if held_out and request.accuracy_data is not None:
+        return load_samples(request.accuracy_data, input_specs(path), tokenizer)
+    samples = load_samples(request.calib_data, input_specs(path), tokenizer)
+    return Part(samples, held_out) if request.accuracy_budget and request.accuracy_data is None else samples
+
+
+def _choose(
+    request: Request,
+    path: Path,
+    model: SourceModel,
+    plan: Plan,
+    statistics: Statistics | None,
+    profiles: Mapping[str, Profile],
+    report: Report,
+    progress: Progress,
+) -> Plan:
+    """The plan with the cheapest precisions that meet the accuracy budget."""
+    assert request.accuracy_budget is not None
+    progress.stage(f"choosing precisions for {request.accuracy_budget}")
+    choice = choose_precisions(
+        model,
+        plan,
+        statistics,
+        request.target,
+        request.accuracy_budget,
+        choosing=_samples(request, path),
+        held_out=_samples(request, path, held_out=True),
+        tokens=subgraph_tokens(model, plan, {name: profile.typical for name, profile in profiles.items()}),
+        require=request.require,
+        steps=progress,
+    )
+    report.budget = choice.numbers
+    return choice.plan
 
 
 def _build(

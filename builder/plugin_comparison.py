@@ -15,8 +15,9 @@ import torch
 
 from trt_nvfp4.plugins.host import PluginHost
 
+from .agreement import Agreement
 from .bundle import OPS_DOMAIN
-from .compare import Agreement, session
+from .sides import session
 
 TYPES: dict[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,
@@ -35,14 +36,13 @@ def compare_plugins(
     """
     proto = onnx.load(model, load_external_data=False)
     nodes = [node for node in proto.graph.node if node.domain == OPS_DOMAIN]
-    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     bodies = session(model, dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
     names = [output.name for output in bodies.get_outputs()]
     rows = [Agreement(node.name, "plugin") for node in nodes]
     for sample in samples:
         values = {**sample, **dict(zip(names, bodies.run(None, dict(sample)), strict=True))}
         for node, row in zip(nodes, rows, strict=True):
-            constants = [_tensor(tensors[name], model.parent).to(device) for name in node.input[1:]]
+            constants = [tensor.to(device) for tensor in constants_of(node, proto, model.parent)]
             # Whatever is neither packed weight nor scale has the activations' type: a bias or a norm's weight.
             types = [tensor.dtype for tensor in constants if tensor.dtype not in (torch.int8, torch.float32)]
             x = torch.from_numpy(values[node.input[0]]).to(types[0] if types else torch.float32).to(device)
@@ -51,6 +51,12 @@ def compare_plugins(
                 actual = plugin.run([x, *constants])[0]
             row.add(values[node.output[0]], actual.float().cpu().numpy())
     return rows
+
+
+def constants_of(node: onnx.NodeProto, model: onnx.ModelProto, folder: Path) -> list[torch.Tensor]:
+    """The constant inputs of a plugin node, all but its first; external data lies in `folder`."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    return [_tensor(tensors[name], folder) for name in node.input[1:]]
 
 
 def _tensor(proto: onnx.TensorProto, folder: Path) -> torch.Tensor:

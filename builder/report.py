@@ -35,6 +35,7 @@ class Report:
 
     model: str
     target: str
+    recipe: str | None = None
     backend: str | None = None
     engine: str | None = None
     engine_bytes: int | None = None
@@ -42,7 +43,12 @@ class Report:
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
     weights_bytes: dict[str, int] = field(default_factory=dict)
     plugin_layers: int | None = None
+    # What an accuracy budget led to (see `precision_choice.Choice`).
+    budget: dict[str, Any] = field(default_factory=dict)
     profiles: dict[str, Any] = field(default_factory=dict)
+    # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
+    predicted: dict[str, Any] = field(default_factory=dict)
+    accuracy: dict[str, Any] = field(default_factory=dict)
     memory_estimate_bytes: dict[str, int] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0
@@ -66,7 +72,8 @@ class Report:
         self.peak_rss_bytes = max(self.peak_rss_bytes, own + child_bytes)
 
     def take_plan(self, plan: Plan, calibrated: bool) -> None:
-        """List the planned subgraphs, none of them realized yet."""
+        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights."""
+        self.recipe = plan.recipe if any(entry.decision.startswith("nvfp4") for entry in plan.subgraphs) else None
         self.subgraphs = [
             {
                 "name": subgraph.name,
@@ -126,9 +133,7 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     for heading in ("name", "kind", "shape", "decision", "built"):
         table.add_column(heading, overflow="fold")
     for entry in shown:
-        layers = entry["shapes"].get("layers", 1)
-        widths = [str(value) for key, value in entry["shapes"].items() if key.endswith("_features")]
-        shape = "-".join(widths) + (f" x{layers}" if layers > 1 else "")
+        shape = _shape(entry["shapes"])
         table.add_row(entry["name"], entry["kind"], shape, entry["decision"], entry["realized"] or "-")
     reasons = Table(show_header=False, box=None)
     for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
@@ -136,6 +141,18 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     if left_alone:
         reasons.add_row(f"{len(left_alone)} keep", "linears outside of MLPs; --kinds linear replaces them too")
     return [table, reasons]
+
+
+def _shape(shapes: Mapping[str, int]) -> str:
+    """Widths from input to output, then how often: in how many layers, or for how many of the experts."""
+    names = ("in_features", "intermediate_features", "out_features")
+    text = "-".join(str(shapes[name]) for name in names if name in shapes)
+    if shapes.get("layers", 1) > 1:
+        text += f" x{shapes['layers']}"
+    if "experts" in shapes:
+        text += f" x{shapes['top_k']} of {shapes['experts']}"
+        text += f" + shared {shapes['shared_features']}" if shapes.get("shared_features") else ""
+    return text
 
 
 def summary_table(report: Mapping[str, Any]) -> Table:
@@ -146,9 +163,14 @@ def summary_table(report: Mapping[str, Any]) -> Table:
 
     table = Table(show_header=False, box=None)
     table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
+    if report["recipe"]:
+        table.add_row("NVFP4 recipe", report["recipe"])
     if weights := report["weights_bytes"]:
         ratio = weights["before"] / max(weights["after"], 1)
         table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
+    if budget := report["budget"]:
+        found = f"{budget['achieved']:.6g} on {budget['held_out_samples']} held-out samples"
+        table.add_row("accuracy", f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us")
     if report["engine"]:
         table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}), verified")
         table.add_row("plugin layers", str(report["plugin_layers"]))

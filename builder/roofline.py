@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from trt_nvfp4.graph_passes.plan import Plan
 
 # Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
 WEIGHT_BYTES = {"nvfp4_w4a4": 0.5 + 1 / 16, "nvfp4_w4a16": 0.5 + 1 / 16, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
@@ -89,12 +92,26 @@ class Cost:
 
 
 def gemms(kind: str, shapes: Mapping[str, int]) -> list[Gemm]:
-    """The products of a subgraph, from its kind and shapes as a plan states them."""
+    """The products of a dense subgraph, from its kind and shapes as a plan states them."""
     n, k, layers = shapes["out_features"], shapes["in_features"], shapes.get("layers", 1)
     if kind == "linear":
         return [Gemm(n, k)]
     intermediate = shapes["intermediate_features"]
     return [Gemm(intermediate * (2 if kind == "gated_mlp" else 1), k, layers), Gemm(n, intermediate, layers)]
+
+
+def _weights(kind: str, shapes: Mapping[str, int], tokens: int) -> tuple[float, float]:
+    """(weights that are read, weights that each token is multiplied by).
+
+    Experts are gated, chosen evenly, and read when a token chooses them.
+    """
+    if kind != "moe":
+        dense = sum(gemm.n * gemm.k * gemm.count for gemm in gemms(kind, shapes))
+        return dense, dense
+    widths = 2 * shapes["in_features"] + shapes["out_features"]
+    expert, shared = widths * shapes["intermediate_features"], widths * shapes.get("shared_features", 0)
+    read = experts_touched(shapes["experts"], shapes["top_k"], tokens)
+    return expert * read + shared, expert * shapes["top_k"] + shared
 
 
 def subgraph_cost(
@@ -105,17 +122,50 @@ def subgraph_cost(
     `kind`, `shapes`, `decision` and `dtype` (of the activations) as in `PlannedSubgraph`; a decision "keep" computes in
     `dtype`. Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
     """
-    weight_bytes, arithmetic = KEPT[dtype] if decision == "keep" else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
-    products = gemms(kind, shapes)
-    weights = sum(gemm.n * gemm.k * gemm.count for gemm in products)
+    weight_bytes, arithmetic = (
+        KEPT[dtype] if decision in ("keep", "native") else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
+    )
+    read, multiplied = _weights(kind, shapes, tokens)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
-    return roofline(weights * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * weights, limits, arithmetic)
+    return roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
 
 
 def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: str) -> Cost:
     """The larger of the two times."""
     memory, compute = bytes_moved / limits.bandwidth, operations / limits.operations_per_second(arithmetic)
     return Cost(max(memory, compute), bytes_moved, operations, "memory" if memory >= compute else "compute")
+
+
+def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits) -> list[dict[str, Any]]:
+    """For every replaced subgraph of a plan: its cost as planned, and the least microseconds as planned and otherwise.
+
+    `predicted_us` has "nvfp4" (as planned, whatever that is), "fp8" and "bf16".
+    """
+    entries = []
+    for subgraph in plan.subgraphs:
+        if subgraph.decision == "keep":
+            continue
+        rows = tokens[subgraph.name]
+        decisions = {"nvfp4": subgraph.decision, "fp8": "fp8", "bf16": "bf16"}
+        costs = {
+            name: subgraph_cost(subgraph.kind, subgraph.shapes, decision, rows, limits, subgraph.dtype)
+            for name, decision in decisions.items()
+        }
+        planned = costs["nvfp4"]
+        entries.append(
+            {
+                "names": [subgraph.name],
+                "kind": subgraph.kind,
+                "decision": subgraph.decision,
+                "shapes": dict(subgraph.shapes),
+                "tokens": rows,
+                "bytes": planned.bytes,
+                "operations": planned.operations,
+                "bound": planned.bound,
+                "predicted_us": {name: cost.seconds * 1e6 for name, cost in costs.items()},
+            }
+        )
+    return entries
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:

@@ -12,13 +12,18 @@ from . import backend
 from .errors import UNAVAILABLE, USAGE, BuilderError
 
 TENSORRT = {"tensorrt": "10.13"}
+MOE_LAYER_SINCE = {"tensorrt": "10.16"}
 # In order of preference.
 EITHER = {"tensorrt_rtx": "1.2", "tensorrt": "10.13"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """One kind of GPU. `modules`: TensorRT package -> oldest version; `host`: machine architecture of its CPU."""
+    """One kind of GPU.
+
+    `modules`: TensorRT package -> oldest version; `host`: machine architecture of its CPU; `moe_layer`: TensorRT has an
+    MoE layer of its own for it (docs.nvidia.com/deeplearning/tensorrt, inference-library/transformers-moe).
+    """
 
     name: str
     description: str
@@ -27,11 +32,19 @@ class Target:
     host: str
     modules: dict[str, str]
     fp4_instructions: bool = False
+    moe_layer: bool = False
 
     @property
     def capabilities(self) -> Capabilities:
         """What the planner needs to know; without FP4 instructions 4-bit weights are decoded to 16 bits (W4A16)."""
-        return Capabilities(self.name, nvfp4_w4a4=self.fp4_instructions, nvfp4_w4a16=True, fp8=True, bf16=True)
+        return Capabilities(
+            self.name,
+            nvfp4_w4a4=self.fp4_instructions,
+            nvfp4_w4a16=True,
+            native=self.moe_layer,
+            fp8=True,
+            bf16=True,
+        )
 
     def why_not_here(self) -> str | None:
         """Why this machine cannot build the engine; None when it can."""
@@ -48,9 +61,9 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("thor", "Jetson Thor", "sm_110a", (11, 0), "aarch64", TENSORRT, fp4_instructions=True),
-        Target("b200", "B200, GB200", "sm_100a", (10, 0), "x86_64", TENSORRT, fp4_instructions=True),
-        Target("b300", "B300, GB300", "sm_103a", (10, 3), "x86_64", TENSORRT, fp4_instructions=True),
+        Target("thor", "Jetson Thor", "sm_110a", (11, 0), "aarch64", TENSORRT, fp4_instructions=True, moe_layer=True),
+        Target("b200", "B200, GB200", "sm_100a", (10, 0), "x86_64", TENSORRT, fp4_instructions=True, moe_layer=True),
+        Target("b300", "B300, GB300", "sm_103a", (10, 3), "x86_64", TENSORRT, fp4_instructions=True, moe_layer=True),
         Target("rtx-blackwell", "RTX PRO 6000, RTX 50", "sm_120a", (12, 0), "x86_64", EITHER, fp4_instructions=True),
         Target("spark", "DGX Spark (GB10)", "sm_121a", (12, 1), "aarch64", EITHER, fp4_instructions=True),
         Target("h200", "H200", "sm_90a", (9, 0), "x86_64", TENSORRT),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from . import python_loader, text
 from .errors import CalibrationError
 
 Sample = dict[str, np.ndarray]
@@ -38,53 +40,75 @@ def input_specs(model: str | Path) -> dict[str, InputSpec]:
     }
 
 
-def load_samples(path: str | Path, specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
-    """Samples for a model with the inputs `specs`, read one at a time.
+def load_samples(
+    path: str | Path, specs: Mapping[str, InputSpec], tokenizer: str | Path | None = None
+) -> Iterable[Sample]:
+    """Samples for a model with the inputs `specs`, read one at a time; `len` tells how many where that is known.
 
     `path` is one of: an .npz file, one sample, arrays by input name; a folder of .npz files, one sample each; a folder
     with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
-    length 1; a .json file of Polygraphy (`--save-inputs`).
+    length 1; a .json file of Polygraphy (`--save-inputs`); a Python file and a function in it, `loader.py:function`
+    (`load_data` where none is named, as in Polygraphy), that returns an iterable of samples; a .txt file, tokenized by
+    the tokenizer in the Hugging Face folder `tokenizer` (see `calibration.text`).
 
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
     that the input does not take, NaN or Inf.
     """
-    path = Path(path)
-    if not path.exists():
-        raise CalibrationError(f"{path}: no such file or folder of calibration samples")
-    return _Samples(path, specs)
+    file, _, function = str(path).rpartition(":") if ".py:" in str(path) else (str(path), "", "")
+    if not Path(file).exists():
+        raise CalibrationError(f"{file}: no such file or folder of calibration samples")
+    if Path(file).suffix == ".py":
+        return _Samples(path, specs, python_loader.load(Path(file), function or python_loader.DEFAULT))
+    read = _reader(Path(file), specs, None if tokenizer is None else Path(tokenizer))
+    return _CountedSamples(path, specs, read)
+
+
+# Where a sample comes from, for messages, and what reads it.
+Source = tuple[str, Callable[[], Mapping[str, np.ndarray]]]
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Iterable any number of times; `len` where it costs nothing."""
+    """Iterable any number of times."""
 
-    path: Path
+    path: str | Path
     specs: Mapping[str, InputSpec]
+    sources: Iterable[Source]
 
     def __iter__(self) -> Iterator[Sample]:
         count = 0
-        for where, sample in self._read():
-            yield _checked(where, sample, self.specs)
+        for where, read in self.sources:
+            yield _checked(where, read(), self.specs)
             count += 1
         if not count:
             raise CalibrationError(f"{self.path}: holds no sample")
 
-    def _read(self) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
-        if self.path.is_dir():
-            files = sorted(self.path.glob("*.npz"))
-            if files:
-                for file in files:
-                    yield str(file), _npz(file)
-            else:
-                yield from _npy_folder(self.path, self.specs)
-        elif self.path.suffix == ".npz":
-            yield str(self.path), _npz(self.path)
-        elif self.path.suffix == ".json":
-            yield from _polygraphy(self.path)
-        else:
-            raise CalibrationError(
-                f"{self.path}: expected an .npz file, a folder of .npz or .npy files, or a .json file of Polygraphy"
-            )
+
+@dataclass(frozen=True)
+class _CountedSamples(_Samples):
+    """Samples whose number is known before they are read."""
+
+    sources: Sequence[Source]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+def _reader(path: Path, specs: Mapping[str, InputSpec], tokenizer: Path | None) -> Sequence[Source]:
+    if path.is_dir():
+        files = sorted(path.glob("*.npz"))
+        return [(str(file), partial(_npz, file)) for file in files] or _npy_folder(path, specs)
+    if path.suffix == ".npz":
+        return [(str(path), partial(_npz, path))]
+    if path.suffix == ".json":
+        return _polygraphy(path)
+    if path.suffix == ".txt":
+        samples = text.tokenize(path, tokenizer, {name: spec.dtype for name, spec in specs.items()})
+        return [(f"{path}, sample {i}", partial(dict, sample)) for i, sample in enumerate(samples)]
+    raise CalibrationError(
+        f"{path}: expected an .npz file, a folder of .npz or .npy files, a .json file of Polygraphy, a Python loader "
+        "(loader.py:function) or a .txt file"
+    )
 
 
 def _npz(file: Path) -> Sample:
@@ -95,7 +119,7 @@ def _npz(file: Path) -> Sample:
         raise CalibrationError(f"{file}: not a readable .npz file: {error}") from error
 
 
-def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Iterator[tuple[str, Sample]]:
+def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Sequence[Source]:
     arrays = {}
     for name in specs:
         file = folder / f"{name.replace('/', '_')}.npy"
@@ -108,11 +132,14 @@ def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Iterator[tuple[
     counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         raise CalibrationError(f"{folder}: the inputs have different numbers of samples: {counts}")
-    for index in range(next(iter(counts.values()), 0)):
-        yield f"{folder}, sample {index}", {name: array[index : index + 1] for name, array in arrays.items()}
+
+    def read(index: int) -> Sample:
+        return {name: array[index : index + 1] for name, array in arrays.items()}
+
+    return [(f"{folder}, sample {i}", partial(read, i)) for i in range(next(iter(counts.values()), 0))]
 
 
-def _polygraphy(file: Path) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+def _polygraphy(file: Path) -> Sequence[Source]:
     from polygraphy.json import load_json
 
     try:
@@ -121,8 +148,7 @@ def _polygraphy(file: Path) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
         raise CalibrationError(f"{file}: not a Polygraphy input file: {error}") from error
     if not isinstance(samples, list) or not all(isinstance(sample, Mapping) for sample in samples):
         raise CalibrationError(f"{file}: expected a list of samples, each a mapping from input name to array")
-    for index, sample in enumerate(samples):
-        yield f"{file}, sample {index}", {name: np.asarray(array) for name, array in sample.items()}
+    return [(f"{file}, sample {i}", partial(python_loader.arrays, sample)) for i, sample in enumerate(samples)]
 
 
 def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, InputSpec]) -> Sample:

@@ -17,8 +17,9 @@ from rich.filesize import decimal
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from trt_nvfp4.builder import compare, pipeline, report
+from trt_nvfp4.builder import pipeline, report
 from trt_nvfp4.builder.cli.console import ProgressBar, failures, output
+from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 
 OUTPUT = Path("demo-output")
@@ -74,7 +75,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, sentences: list[str]) -> dict[
 
 def embeddings(model: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Sentence embeddings [sentences, 384] by ONNX Runtime: token states averaged over the mask, length 1."""
-    (states,) = compare.session(model).run(None, inputs)
+    (states,) = session(model).run(None, inputs)
     mask = inputs["attention_mask"][..., None]
     pooled = (states * mask).sum(axis=1) / mask.sum(axis=1)
     return pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)

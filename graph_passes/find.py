@@ -1,4 +1,4 @@
-"""Finds every MLP and linear of a model by structure; names play no part in what is found."""
+"""Finds every MoE block, MLP and linear of a model by structure; names play no part in what is found."""
 
 from __future__ import annotations
 
@@ -10,22 +10,34 @@ from trt_nvfp4.graph_passes.block_pattern import chain_blocks
 from trt_nvfp4.graph_passes.isolation import isolation_refusal
 from trt_nvfp4.graph_passes.linear_pattern import match_linear
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
+from trt_nvfp4.graph_passes.moe_pattern import RefusedMoe, match_moes
 from trt_nvfp4.graph_passes.naming import subgraph_name
 from trt_nvfp4.graph_passes.source import SourceModel
-from trt_nvfp4.graph_passes.subgraph import Block, Linear, Mlp, Subgraph
+from trt_nvfp4.graph_passes.subgraph import Block, Linear, Mlp, Moe, Subgraph
 
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 
 
 def find_subgraphs(model: SourceModel) -> list[Subgraph]:
-    """All MLPs (consecutive blocks merged) and remaining linears of the main graph, in graph order.
+    """All MoE blocks, MLPs (consecutive blocks merged) and remaining linears of the main graph, in graph order.
 
-    Subgraphs never overlap. One that is recognised but cannot be replaced carries the reason in `refusal`.
+    Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
+    `refusal`; the experts of an MoE block of that kind are looked at one by one.
+
+    Raises:
+        ModelError: an MoE block that nothing can compute (see `match_moes`).
     """
     position = {node: index for index, node in enumerate(model.graph)}
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
     found: list[tuple[Mlp, str | None]] = []
-    used: set[ir.Node] = set()
+    moes = match_moes(model.ir_model, linears)
+    routers = {moe.router.multiply for moe in moes}
+    used: set[ir.Node] = {
+        linear.multiply
+        for moe in moes
+        if isinstance(moe, Moe)
+        for linear in (*moe.linears, *([moe.shared_gate] if moe.shared_gate else []))
+    }
     for down in linears.values():
         match = match_mlp(down, linears)
         if match is None or not used.isdisjoint(_multiplies(match[0])):
@@ -35,21 +47,31 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         found.append((mlp, refusal))
         used.update(_multiplies(mlp))
 
-    candidates: list[tuple[Sequence[Block] | Linear, str | None]] = []
+    candidates: list[tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]] = []
+    candidates += [(moe, None) for moe in moes]
     candidates += [(chain, None) for chain in chain_blocks([mlp for mlp, refusal in found if refusal is None])]
     candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in found if refusal is not None]
     for linear in linears.values():
         if linear.multiply not in used:
-            candidates.append((linear, isolation_refusal(linear.nodes, linear.y, [linear])))
+            refusal = isolation_refusal(linear.nodes, linear.y, [linear])
+            if linear.multiply in routers:
+                refusal = "it is a router's: rounding its weights would change which experts are chosen"
+            candidates.append((linear, refusal))
 
-    def first_node(candidate: tuple[Sequence[Block] | Linear, str | None]) -> int:
+    def first_node(candidate: tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]) -> int:
         part = candidate[0]
+        if isinstance(part, (Moe, RefusedMoe)):
+            return position[part.router.nodes[-1]]
         return position[part.multiply if isinstance(part, Linear) else part[0].mlp.up.multiply]
 
     taken = {_name(node) for node in model.graph}  # a plugin node must not take another node's name
     subgraphs = []
     for part, refusal in sorted(candidates, key=first_node):
-        if isinstance(part, Linear):
+        if isinstance(part, Moe):
+            subgraphs.append(_moe_subgraph(part, taken))
+        elif isinstance(part, RefusedMoe):
+            subgraphs.append(_refused_moe_subgraph(part, taken))
+        elif isinstance(part, Linear):
             subgraphs.append(_linear_subgraph(part, refusal, taken))
         else:
             subgraphs.append(_mlp_subgraph(part, refusal, taken, position))
@@ -82,6 +104,51 @@ def _mlp_subgraph(
         dtype=_DTYPES[mlp.up.weight.dtype],
         refusal=refusal,
         blocks=tuple(chain),
+    )
+
+
+def _moe_subgraph(moe: Moe, taken: set[str]) -> Subgraph:
+    first = moe.experts[0]
+    return Subgraph(
+        # With the router: the experts alone are a module of their own in most models.
+        name=subgraph_name(
+            [moe.router.multiply, *dict.fromkeys(n for m in moe.experts for n in _multiplies(m))], "moe", taken
+        ),
+        kind="moe",
+        nodes=tuple(_name(node) for node in moe.nodes),
+        input=moe.x.name or "",
+        output=moe.y.name or "",
+        shapes={
+            "in_features": first.up.weight.shape[1],
+            "intermediate_features": first.up.weight.shape[0],
+            "out_features": first.down.weight.shape[0],
+            "experts": len(moe.experts),
+            "top_k": moe.routing.top_k,
+            "shared_features": 0 if moe.shared is None else moe.shared.up.weight.shape[0],
+        },
+        activation=first.activation,
+        dtype=_DTYPES[first.up.weight.dtype],
+        refusal=None,
+        moe=moe,
+    )
+
+
+def _refused_moe_subgraph(moe: RefusedMoe, taken: set[str]) -> Subgraph:
+    choice = moe.choices[-1]
+    return Subgraph(
+        name=subgraph_name([moe.router.multiply, choice.node], "moe", taken),
+        kind="moe",
+        nodes=(_name(choice.node),),
+        input=moe.router.x.name or "",
+        output=moe.router.y.name or "",
+        shapes={
+            "in_features": moe.router.weight.shape[1],
+            "experts": moe.router.weight.shape[0],
+            "top_k": choice.k,
+        },
+        activation="",
+        dtype=_DTYPES[moe.router.weight.dtype],
+        refusal=moe.reason,
     )
 
 

@@ -10,28 +10,35 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
+from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant
+from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
 from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 
 def lower_nvfp4(
-    graph: ir.Graph, subgraph: Subgraph, quantize_activations: bool, amax: Mapping[str, float]
+    graph: ir.Graph,
+    subgraph: Subgraph,
+    quantize_activations: bool,
+    amax: Mapping[str, float],
+    quantization: Quantization,
 ) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
     `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
+    `quantization` says how the weights are made.
     """
-    inputs = _inputs(subgraph, amax if quantize_activations else {})
+    inputs = _inputs(subgraph, amax if quantize_activations else {}, quantization)
     for value in inputs.values():
         if value.const_value is not None:
             graph.register_initializer(value)
     definition = OPS[subgraph.op]
-    attributes = definition.complete_attributes(
-        **{k: v for k, v in _attributes(subgraph, quantize_activations).items() if k in definition.attributes}
-    )
+    attributes = _attributes(subgraph, quantize_activations)
+    attributes[STATIC_SCALES] = int(quantize_activations and _all_given(inputs))
+    attributes = definition.complete_attributes(**{k: v for k, v in attributes.items() if k in definition.attributes})
     node = ir.node(
         definition.name,
         [inputs[formal.name] for formal in definition.inputs],
@@ -57,11 +64,17 @@ def lower_nvfp4(
     return [subgraph.name]
 
 
-def _inputs(subgraph: Subgraph, amax: Mapping[str, float]) -> dict[str, ir.Value]:
+def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantization) -> dict[str, ir.Value]:
     """The op's inputs by name."""
     if subgraph.linear is not None:
         linear = subgraph.linear
-        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}/weight", [Matrix([linear.weight])], stacked=False)
+        weight, scales, scale = nvfp4_initializers(
+            f"{subgraph.name}/weight",
+            [Matrix([linear.weight])],
+            stacked=False,
+            recipe=quantization.recipe,
+            inputs=quantization.inputs([linear]),
+        )
         return {
             "x": linear.x,
             "weight": weight,
@@ -77,7 +90,10 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float]) -> dict[str, ir.Value
     inputs = {"x": subgraph.blocks[0].x}
     for name, parts in (("up" if stacked else "gate_up", firsts), ("down", downs)):
         matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-        weight, scales, scale = nvfp4_initializers(f"{subgraph.name}/{name}_weight", matrices, stacked)
+        known = quantization.inputs(linears[0] for linears in parts)
+        weight, scales, scale = nvfp4_initializers(
+            f"{subgraph.name}/{name}_weight", matrices, stacked, quantization.recipe, known
+        )
         inputs |= {f"{name}_weight": weight, f"{name}_scales": scales, f"{name}_tensor_scale": scale}
         inputs[f"{name}_bias"] = _bias(subgraph, f"{name}_bias", parts, stacked)
     inputs["input_tensor_scale"] = _scales(subgraph, "input", [mlp.up for mlp in mlps], amax, stacked)
@@ -85,7 +101,9 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float]) -> dict[str, ir.Value
     if stacked:
         features = subgraph.shapes["in_features"]
         rows = [_norm_weight(block.norm, features) for block in subgraph.blocks]
-        inputs["norm_weight"] = _initializer(subgraph, "norm_weight", torch.stack(rows), firsts[0][0].weight.dtype)
+        inputs["norm_weight"] = initializer(
+            f"{subgraph.name}/norm_weight", torch.stack(rows), firsts[0][0].weight.dtype
+        )
     return inputs
 
 
@@ -106,15 +124,9 @@ def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any
     return attributes
 
 
-def _initializer(subgraph: Subgraph, name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
-    array = data.float().numpy().astype(dtype.numpy())
-    tensor = ir.Tensor(array, dtype=dtype, name=f"{subgraph.name}/{name}")
-    return ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
-
-
 def _bias(subgraph: Subgraph, name: str, parts: Sequence[Sequence[Linear]], stacked: bool) -> ir.Value:
     rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
-    return _initializer(subgraph, name, torch.stack(rows) if stacked else rows[0], parts[0][0].weight.dtype)
+    return initializer(f"{subgraph.name}/{name}", torch.stack(rows) if stacked else rows[0], parts[0][0].weight.dtype)
 
 
 def _scales(
@@ -125,9 +137,15 @@ def _scales(
         tensor_scale(torch.tensor(amax[name])) if (name := linear.x.name or "") in amax else torch.tensor(0.0)
         for linear in linears
     ]
-    return _initializer(
-        subgraph, f"{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
+    return initializer(
+        f"{subgraph.name}/{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
     )
+
+
+def _all_given(inputs: Mapping[str, ir.Value]) -> bool:
+    """Whether every tensor scale of an activation is known, and none is left to the run time."""
+    scales = [inputs[name].const_value for name in ("input_tensor_scale", "hidden_tensor_scale") if name in inputs]
+    return all(scale is not None and bool(scale.numpy().all()) for scale in scales)
 
 
 def _norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:

@@ -7,32 +7,45 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, WeightQuantizer
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor
-from trt_nvfp4.plugins.ops.number_formats import BLOCK, tensor_scale, tile_scales, tiled_shape
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
 
 
-def nvfp4_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
+def nvfp4_initializers(
+    prefix: str,
+    matrices: Sequence[Matrix],
+    stacked: bool,
+    recipe: Recipe | None = None,
+    inputs: Sequence[InputStatistics] | None = None,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Initializers for packed values, tiled block scales and tensor scale; quantized while they are written.
 
-    `stacked` gives each a leading dimension, one entry per matrix; otherwise there is one matrix.
+    Args:
+        stacked: each gets a leading dimension, one entry per matrix; otherwise there is one matrix.
+        recipe: how to quantize; None: max scaling.
+        inputs: statistics of what each matrix is multiplied with, where the recipe needs them.
 
     Raises:
         ModelError: a weight holds NaN or Inf.
     """
+    recipe = recipe or Recipe()
+    inputs = inputs or [InputStatistics()] * len(matrices)
     rows, k = matrices[0].shape
     lead = (len(matrices),) if stacked else ()
-    tensor_scales = [tensor_scale(matrix.amax) for matrix in matrices]
+    tensor_scales = [recipe.tensor_scale(matrix.amax) for matrix in matrices]
     block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
+    device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def packed() -> Iterator[torch.Tensor]:
         block_scales.clear()
-        for matrix, scale in zip(matrices, tensor_scales, strict=True):
+        for matrix, scale, statistics in zip(matrices, tensor_scales, inputs, strict=True):
+            quantize = WeightQuantizer(recipe, statistics, device)
             scales = []
             for chunk in matrix.chunks():
-                values, chunk_scales, _ = nvfp4.quantize(chunk, scale)
-                scales.append(chunk_scales.view(torch.uint8))
-                yield values
+                values, chunk_scales = quantize(chunk.to(device), scale.to(device))
+                scales.append(chunk_scales.view(torch.uint8).cpu())
+                yield values.cpu()
             block_scales.append(tile_scales(torch.cat(scales).view(torch.float8_e4m3fn)))
 
     def tiled() -> Iterator[torch.Tensor]:

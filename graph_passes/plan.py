@@ -8,17 +8,35 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from trt_nvfp4.calibration import recipes
+from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
+from trt_nvfp4.graph_passes.lower_native_moe import native_obstacle
 from trt_nvfp4.graph_passes.plan_file import PlanError
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Subgraph
 
-__all__ = ["DECISIONS", "KINDS", "PRECISIONS", "Capabilities", "Plan", "PlanError", "PlannedSubgraph", "make_plan"]
+__all__ = [
+    "DECISIONS",
+    "DEFAULT_KINDS",
+    "KINDS",
+    "MOE_LAYERS",
+    "PRECISIONS",
+    "Capabilities",
+    "Plan",
+    "PlanError",
+    "PlannedSubgraph",
+    "allowed_decisions",
+    "make_plan",
+]
 
-KINDS = ("gated_mlp", "mlp", "linear")
+KINDS = ("moe", "gated_mlp", "mlp", "linear")
+DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "fp8", "bf16")
-DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "fp8", "bf16", "fp16", "keep")
+MOE_LAYERS = ("plugin", "native")
+DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native", "fp8", "bf16", "fp16", "keep")
 # NVFP4 has one scale per 16 values along K.
 _BLOCK = 16
 
@@ -30,6 +48,7 @@ class Capabilities:
     target: str
     nvfp4_w4a4: bool = False
     nvfp4_w4a16: bool = False
+    native: bool = False
     fp8: bool = False
     bf16: bool = True
 
@@ -60,11 +79,13 @@ class PlannedSubgraph:
 
 @dataclass
 class Plan:
-    """What is to become of every subgraph found; `precision` is what was asked for, `target` for which GPU."""
+    """What is to become of every subgraph found; `precision` is what was asked for, `target` for which GPU, `recipe`
+    how NVFP4 weights are made (see `trt_nvfp4.calibration.recipes`)."""
 
     model: str
     target: str
     precision: str
+    recipe: str = recipes.DEFAULT
     subgraphs: list[PlannedSubgraph] = field(default_factory=list)
     path: Path | None = None
 
@@ -87,9 +108,13 @@ class Plan:
         """Checks the plan against the model; returns each entry with the subgraph that it is about, in graph order.
 
         Raises:
-            PlanError: an entry with an unknown decision, for a subgraph or node that is not there, of the wrong kind,
-                twice, or with a decision that its subgraph does not allow.
+            PlanError: an unknown recipe; an entry with an unknown decision, for a subgraph or node that is not there,
+                of the wrong kind, twice, or with a decision that its subgraph does not allow.
         """
+        try:
+            recipes.parse(self.recipe)
+        except CalibrationError as error:
+            raise PlanError(f"{self.path or 'plan'}: {error}") from error
         found = {subgraph.name: subgraph for subgraph in find_subgraphs(model)}
         node_names = {node.name for node in model.graph}
         checked: dict[str, tuple[PlannedSubgraph, Subgraph]] = {}
@@ -128,10 +153,12 @@ def make_plan(
     subgraphs: Sequence[Subgraph],
     capabilities: Capabilities,
     precision: str = "auto",
-    kinds: Collection[str] = ("gated_mlp", "mlp"),
+    kinds: Collection[str] = DEFAULT_KINDS,
     include: str | None = None,
     exclude: str | None = None,
     calibrated: bool = False,
+    recipe: str = recipes.DEFAULT,
+    moe: str = "plugin",
 ) -> Plan:
     """Decides on every subgraph.
 
@@ -140,12 +167,17 @@ def make_plan(
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales.
+        recipe: how NVFP4 weights are made.
+        moe: "plugin", or "native": TensorRT's own MoE layer where target and block have it, else as for "plugin".
 
     Raises:
-        ValueError: an unknown precision or kind, or a pattern that is not a regular expression.
+        ValueError: an unknown precision, kind, recipe or MoE layer, or a pattern that is not a regular expression.
     """
+    recipe = str(recipes.parse(recipe))
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision '{precision}'; one of {', '.join(PRECISIONS)}")
+    if moe not in MOE_LAYERS:
+        raise ValueError(f"unknown MoE layer '{moe}'; one of {', '.join(MOE_LAYERS)}")
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(KINDS)}")
@@ -164,14 +196,14 @@ def make_plan(
     entries = []
     for subgraph in subgraphs:
         kept = selected(subgraph)
-        decision, reason = ("keep", kept) if kept else _decide(subgraph, capabilities, precision, calibrated)
+        decision, reason = ("keep", kept) if kept else _decide(subgraph, capabilities, precision, calibrated, moe)
         entries.append(
             PlannedSubgraph(
                 name=subgraph.name,
                 kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
-                op=subgraph.op if decision.startswith("nvfp4") else "",
+                op=subgraph.op if decision.startswith("nvfp4") else NATIVE_MOE if decision == "native" else "",
                 shapes=dict(subgraph.shapes),
                 activation=subgraph.activation,
                 dtype=subgraph.dtype,
@@ -181,7 +213,7 @@ def make_plan(
                 linear_inputs=list(dict.fromkeys(linear.x.name or "" for linear in subgraph.linears)),
             )
         )
-    return Plan(model.path.name, capabilities.target, precision, entries)
+    return Plan(model.path.name, capabilities.target, precision, recipe, entries)
 
 
 def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:
@@ -191,19 +223,44 @@ def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:
         raise ValueError(f"--{option} {pattern}: not a regular expression: {error}") from error
 
 
-def _decide(subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool) -> tuple[str, str]:
+def _decide(
+    subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool, moe: str
+) -> tuple[str, str]:
     """The first of the candidates that target and subgraph allow, with what spoke against the ones before."""
     against: list[str] = []
-    for decision, why in _candidates(subgraph, precision, calibrated):
-        supported = {"fp16": True, "keep": True}.get(decision)
-        if supported is None:
-            supported = getattr(capabilities, decision)
-        obstacle = None if supported else f"{capabilities.target} does not compute {decision}"
-        obstacle = obstacle or (None if decision == "keep" else _obstacle(subgraph, decision))
+    candidates = _candidates(subgraph, precision, calibrated)
+    if subgraph.kind == "moe" and moe == "native":
+        candidates.insert(0, ("native", f"TensorRT's own MoE layer, experts in {subgraph.dtype}"))
+    for decision, why in candidates:
+        obstacle = _obstacle_on(subgraph, decision, capabilities)
         if obstacle is None:
             return decision, "; ".join([*dict.fromkeys(against), why])
         against.append(obstacle)
     raise AssertionError("keep is always possible")
+
+
+def allowed_decisions(subgraph: Subgraph, capabilities: Capabilities, precision: str) -> list[str]:
+    """What target and subgraph allow under `precision`, with calibration data, in order of preference.
+
+    "keep" is among them where it means 16 bits, and where nothing else is possible.
+    """
+    allowed = [
+        decision
+        for decision, _ in _candidates(subgraph, precision, calibrated=True)
+        if _obstacle_on(subgraph, decision, capabilities) is None
+    ]
+    return [decision for decision in allowed if decision != "keep" or "bf16" not in allowed]
+
+
+def _obstacle_on(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str | None:
+    """Why the target cannot compute `subgraph` as `decision` says."""
+    if decision == "keep":
+        return None
+    if decision == "native" and not capabilities.native:
+        return f"TensorRT has no MoE layer for {capabilities.target}"
+    if decision != "fp16" and not getattr(capabilities, decision):
+        return f"{capabilities.target} does not compute {decision}"
+    return _obstacle(subgraph, decision)
 
 
 def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tuple[str, str]]:
@@ -237,4 +294,10 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
                     f"NVFP4 needs K to be a multiple of {_BLOCK}: weight '{linear.weight.stored.name}' of node "
                     f"'{linear.multiply.name}' has K = {k}"
                 )
+    elif decision == "native":
+        if subgraph.moe is None:
+            return f"TensorRT's own MoE layer is none for a {subgraph.kind}"
+        return native_obstacle(subgraph.moe, subgraph.dtype)
+    elif subgraph.kind == "moe":
+        return f"{decision} of MoE blocks is not implemented: nvfp4, native or keep"
     return None

@@ -7,15 +7,23 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
 from trt_nvfp4.graph_passes.lower_half import lower_half
+from trt_nvfp4.graph_passes.lower_moe import lower_moe
+from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
+from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
+from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
 from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.graph_passes.source import OPS_DOMAIN, SourceModel
+from trt_nvfp4.graph_passes.quantization import Quantization
+from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
 
@@ -33,10 +41,35 @@ class RewriteResult:
     realized: dict[str, list[str]]
 
 
-def calibration_tensors(plan: Plan) -> list[str]:
-    """Names of the model's tensors whose statistics the plan can use."""
-    names = [name for entry in plan.subgraphs if entry.decision in _CALIBRATED for name in entry.linear_inputs]
-    return list(dict.fromkeys(names))
+def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
+    """The model's tensors whose statistics the plan can use, and of which kinds (see `statistics.collect`)."""
+    wanted: dict[str, frozenset[str]] = {}
+    for entry in plan.subgraphs:
+        kinds = _recipe(plan, entry.decision).needs if entry.decision.startswith("nvfp4") else frozenset()
+        if kinds or entry.decision in _CALIBRATED:
+            for name in entry.linear_inputs:
+                wanted[name] = wanted.get(name, frozenset()) | kinds
+    return wanted
+
+
+def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
+    """Raises CalibrationError where the plan's recipe needs statistics that are not there."""
+    for tensor, kinds in calibration_tensors(plan).items():
+        found = None if statistics is None else statistics.of(tensor)
+        missing = sorted(kind for kind in kinds if found is None or getattr(found, kind) is None)
+        if missing:
+            where = (
+                "there are no statistics" if statistics is None else f"the statistics lack those of tensor '{tensor}'"
+            )
+            raise CalibrationError(
+                f"recipe '{plan.recipe}' needs {', '.join(missing)} of the activations, and {where}: give input "
+                "samples with --calib-data, or choose a recipe that needs none, such as mse"
+            )
+
+
+def _recipe(plan: Plan, decision: str) -> Recipe:
+    recipe = parse(plan.recipe)
+    return recipe if decision == "nvfp4_w4a4" else recipe.for_16_bit_activations()
 
 
 def rewrite(
@@ -52,19 +85,27 @@ def rewrite(
 
     Raises:
         PlanError: the plan does not fit the model.
+        CalibrationError: its recipe needs statistics that are not there.
         ModelError: a weight holds NaN or Inf.
         OSError: the destination cannot be written.
     """
+    check_statistics(plan, statistics)
     target = SourceModel(model.path, model.ir_model.clone())
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
     quantized_inputs: dict[ir.Value, ir.Value] = {}
-    ops: set[str] = set()
+    functions: dict[str, onnx.FunctionProto] = {}
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(plan.check(target)):
         if entry.decision.startswith("nvfp4"):
-            realized[entry.name] = lower_nvfp4(target.graph, subgraph, entry.decision == "nvfp4_w4a4", amax)
-            ops.add(subgraph.op)
+            lower = lower_moe if subgraph.kind == "moe" else lower_nvfp4
+            quantization = Quantization(_recipe(plan, entry.decision), statistics)
+            w4a4 = entry.decision == "nvfp4_w4a4"
+            realized[entry.name] = lower(target.graph, subgraph, w4a4, amax, quantization)
+            functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
+        elif entry.decision == "native":
+            realized[entry.name] = lower_native_moe(target.graph, subgraph)
+            functions[NATIVE_MOE] = native_function(target.opset)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
         elif entry.decision in ("bf16", "fp16"):
@@ -73,14 +114,15 @@ def rewrite(
             realized[entry.name] = []
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
-    for op in sorted(ops):
-        function = ir.serde.deserialize_function(OPS[op].function(target.opset))
+    for _, proto in sorted(functions.items()):
+        function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
-        target.ir_model.opset_imports[OPS_DOMAIN] = 1
+        target.ir_model.opset_imports[function.domain] = 1
     target.ir_model.metadata_props["trt_nvfp4.plan"] = json.dumps(
         {
             "target": plan.target,
             "precision": plan.precision,
+            "recipe": plan.recipe,
             "decisions": Counter(entry.decision for entry in plan.subgraphs),
         }
     )

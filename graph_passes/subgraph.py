@@ -1,4 +1,4 @@
-"""What the patterns find: linears, MLPs, and the subgraphs made of them that a plan decides on."""
+"""What the patterns find: linears, MLPs, MoE blocks, and the subgraphs made of them that a plan decides on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class Weight:
     """A constant matrix W [out_features, in_features], as it lies in the model.
 
     `stored` is the initializer, `stored_transposed` says that it is stored [in, out], `dtype` is the type it is
-    multiplied in (after Casts), `scale` is Gemm's alpha, `rows` selects a part of a fused projection.
+    multiplied in (after Casts), `scale` is Gemm's alpha, `rows` selects a part of a fused projection, `expert` one
+    matrix of a constant that stacks those of several experts.
     """
 
     stored: ir.Value
@@ -21,15 +22,20 @@ class Weight:
     scale: float
     shape: tuple[int, int]
     rows: slice = field(default_factory=lambda: slice(None))
+    expert: int | None = None
 
 
 @dataclass(frozen=True)
 class Bias:
-    """A constant vector [out_features] (or scalar) added to a linear's output; `scale` is Gemm's beta."""
+    """A constant vector [out_features] (or scalar) added to a linear's output; `scale` is Gemm's beta.
+
+    `rows` and `expert` are as in `Weight`.
+    """
 
     stored: ir.Value
     scale: float
     rows: slice = field(default_factory=lambda: slice(None))
+    expert: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,20 +106,68 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How a router's logits choose experts and weigh them: the attributes of `NVFP4MoE` of the same names.
+
+    `scoring` is a member of `trt_nvfp4.plugins.ops.nvfp4_moe.Scoring` in lower case; `correction_bias` is a constant
+    [experts] that is added for choosing only.
+    """
+
+    top_k: int
+    scoring: str
+    renormalize: bool = False
+    scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    group_score_top: int = 1
+    scale_input: bool = False
+    correction_bias: ir.Value | None = None
+
+
+@dataclass(frozen=True)
+class Moe:
+    """y = sum of weight * expert(x) over the experts that the router's logits choose, + shared(x) [* sigmoid(gate)].
+
+    `x` and `logits` have the same leading dimensions. `y_like` is a tensor with those of y where they are others.
+    `nodes` are all nodes that compute y and nothing else. `routed` is the part of the block without the shared expert.
+    """
+
+    x: ir.Value
+    logits: ir.Value
+    y: ir.Value
+    y_like: ir.Value | None
+    router: Linear
+    routing: Routing
+    experts: tuple[Mlp, ...]
+    shared: Mlp | None
+    shared_gate: Linear | None
+    nodes: tuple[ir.Node, ...]
+    routed: Moe | None = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Those of all experts, then those of the shared one."""
+        mlps = self.experts if self.shared is None else (*self.experts, self.shared)
+        return tuple(linear for mlp in mlps for linear in mlp.linears)
+
+
+@dataclass(frozen=True)
 class Subgraph:
     """One candidate for replacement.
 
     Attributes:
         name: unique in the model and stable; the name of the node that replaces the subgraph.
-        kind: "gated_mlp", "mlp" or "linear".
+        kind: "moe", "gated_mlp", "mlp" or "linear".
         nodes: the names of the nodes to be replaced, in graph order.
         input, output: tensor names.
-        shapes: in_features, intermediate_features (not for a linear), out_features, layers.
+        shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
+            top_k and shared_features (0: no shared expert) of a "moe".
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.
         blocks: the MLP blocks in order (one, or several merged); empty for a linear.
         linear: the linear of a "linear".
+        moe: the block of a "moe" that can be replaced.
     """
 
     name: str
@@ -127,10 +181,13 @@ class Subgraph:
     refusal: str | None
     blocks: tuple[Block, ...] = ()
     linear: Linear | None = None
+    moe: Moe | None = None
 
     @property
     def op(self) -> str:
         """The NVFP4 op that serves it."""
+        if self.kind == "moe":
+            return "NVFP4MoE"
         if self.kind == "linear":
             return "NVFP4Linear"
         # A plain MLP is a persistent one of one layer.
@@ -141,4 +198,6 @@ class Subgraph:
         """Every linear of the subgraph, gate before up before down."""
         if self.linear is not None:
             return (self.linear,)
+        if self.moe is not None:
+            return self.moe.linears
         return tuple(part for block in self.blocks for part in block.mlp.linears)

@@ -80,7 +80,8 @@ class Matrix:
     @staticmethod
     def _view(part: Weight) -> torch.Tensor:
         """The weight as stored, [rows, in_features], on its memory map."""
-        stored = as_torch(constant(part.stored))
+        array = constant(part.stored)
+        stored = as_torch(array if part.expert is None else array[part.expert])
         return (stored.T if part.stored_transposed else stored)[part.rows]
 
 
@@ -88,13 +89,22 @@ def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
     """The biases [features] of the parts of a matrix, interleaved like its rows; zeros where there is none."""
     vectors = []
     for bias in biases:
-        vector = (
-            torch.zeros(features) if bias is None else as_torch(constant(bias.stored)).float().reshape(-1) * bias.scale
-        )
+        if bias is None:
+            vector = torch.zeros(features)
+        else:
+            array = constant(bias.stored)
+            stored = as_torch(array if bias.expert is None else array[bias.expert])
+            vector = stored.float().reshape(-1) * bias.scale
         if bias is not None and vector.numel() > 1:
             vector = vector[bias.rows]
         vectors.append(vector.expand(features))
     return torch.stack(vectors, dim=1).reshape(-1)
+
+
+def initializer(name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
+    """`data` as an initializer of type `dtype`."""
+    tensor = ir.Tensor(data.float().numpy().astype(dtype.numpy()), dtype=dtype, name=name)
+    return ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
 
 
 class StreamedTensor(ir.LazyTensor):

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, find_cutlass, find_host_compiler, find_nvcc
+from trt_nvfp4.plugins.toolchain import (
+    Toolchain,
+    ToolchainError,
+    cache_dir,
+    find_cutlass,
+    find_host_compiler,
+    find_nvcc,
+)
 
 #: Called with (steps done, steps in all, what was just done).
 Progress = Callable[[int, int, str], None]
@@ -36,11 +43,6 @@ _FLAGS = (
 )
 _SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.machine()}-linux-gnu")
 _LINK_FLAGS = ("-shared", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'},--no-undefined")
-
-
-def cache_dir() -> Path:
-    """``$TRT_NVFP4_CACHE``, or ``~/.cache/trt-nvfp4``."""
-    return Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
 
 
 def build_library(arch: str, *, machine: str | None = None, progress: Progress | None = None) -> Path:

@@ -11,6 +11,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from trt_nvfp4.plugins.cross_runtime import RuntimeUnavailableError, cuda_runtime
+
 #: Oldest nvcc that compiles every target: sm_110a came with 13.0.
 OLDEST_NVCC = (13, 0)
 
@@ -18,6 +20,11 @@ OLDEST_NVCC = (13, 0)
 OLDEST_CUTLASS = (4, 2)
 
 PYPI_PACKAGES = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+
+
+def cache_dir() -> Path:
+    """``$TRT_NVFP4_CACHE``, or ``~/.cache/trt-nvfp4``."""
+    return Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
 
 
 class ToolchainError(RuntimeError):
@@ -33,14 +40,17 @@ class Toolchain:
     host_compiler: Path
     library_dir: Path
     machine: str
+    include_dirs: tuple[Path, ...] = ()
 
     def compile_flags(self) -> list[str]:
-        """nvcc flags that select the host compiler."""
-        return ["-ccbin", str(self.host_compiler)]
+        """nvcc flags that select the host compiler and, for another machine, the toolkit's headers: nvcc looks for
+        those of the other machine, which are the same and not there."""
+        headers = [f"-isystem={folder}" for folder in self.include_dirs]
+        return ["-ccbin", str(self.host_compiler), *headers]
 
     def link_flags(self) -> list[str]:
         """nvcc flags that link the CUDA runtime statically, so that the library needs only the driver."""
-        return [*self.compile_flags(), "-cudart", "static", f"-L{self.library_dir}"]
+        return [*self.compile_flags(), "-cudart", "static", "-cudadevrt", "none", f"-L{self.library_dir}"]
 
 
 def find_nvcc(machine: str | None = None) -> Toolchain:
@@ -56,7 +66,10 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
     tried: list[str] = []
     for origin, nvcc, required in _candidates():
         try:
-            return Toolchain(nvcc, _nvcc_version(nvcc), host_compiler, _runtime_dir(nvcc, machine), machine)
+            version = _nvcc_version(nvcc)
+            runtime = _runtime_dir(nvcc, version, machine)
+            includes = () if machine == platform.machine() else _include_dirs(nvcc)
+            return Toolchain(nvcc, version, host_compiler, runtime, machine, includes)
         except ToolchainError as error:
             if required:
                 raise ToolchainError(f"{origin}: {error}") from error
@@ -127,24 +140,36 @@ def _nvcc_version(nvcc: Path) -> str:
     return match[0][1:]
 
 
-def _runtime_dir(nvcc: Path, machine: str) -> Path:
-    """The folder that holds libcudart_static.a for ``machine``."""
+def _runtime_dir(nvcc: Path, version: str, machine: str) -> Path:
+    """The folder of libcudart_static.a for ``machine``, downloaded if need be where that is not this machine."""
     top = _toolkit_root(nvcc)
     target = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}.get(machine, machine)
+    native = machine == platform.machine()
     folders = [top / "targets" / target / "lib"]
-    if machine == platform.machine():
+    if native:
         folders += [top / "lib64", top / "lib"]
     for folder in folders:
         if (folder / "libcudart_static.a").is_file():
             return folder
-    raise ToolchainError(
-        f"no libcudart_static.a for {machine} beside {nvcc} (looked in {', '.join(map(str, folders))}); install "
-        + (
-            "nvidia-cuda-runtime"
-            if machine == platform.machine()
-            else f"the CUDA cross-compilation package for {machine}"
-        )
-    )
+    looked = f"no libcudart_static.a for {machine} beside {nvcc} (looked in {', '.join(map(str, folders))})"
+    if native:
+        raise ToolchainError(f"{looked}; install nvidia-cuda-runtime")
+    try:
+        return cuda_runtime(machine, version, cache_dir())
+    except RuntimeUnavailableError as error:
+        raise ToolchainError(
+            f"{looked}; {error}. Install the toolkit's cross-compilation package ({target})"
+        ) from error
+
+
+def _include_dirs(nvcc: Path) -> tuple[Path, ...]:
+    """The folders of CUDA's headers and of CCCL's in the toolkit for this machine."""
+    top = _toolkit_root(nvcc)
+    parents = (top / "targets" / f"{platform.machine().replace('aarch64', 'sbsa')}-linux", top)
+    found = next((parent / "include" for parent in parents if (parent / "include" / "cuda_runtime.h").is_file()), None)
+    if found is None:
+        raise ToolchainError(f"no cuda_runtime.h beside {nvcc}; install nvidia-cuda-runtime")
+    return tuple(folder for folder in (found, found / "cccl") if folder.is_dir())
 
 
 def _toolkit_root(nvcc: Path) -> Path:

@@ -25,6 +25,11 @@ class Stop(str, Enum):
     rewrite = "rewrite"
 
 
+class Moe(str, Enum):
+    plugin = "plugin"
+    native = "native"
+
+
 class Require(str, Enum):
     nvfp4 = "nvfp4"
     fp8 = "fp8"
@@ -63,9 +68,19 @@ def build_engine(
     calib_data: Annotated[
         Path | None,
         typer.Option(
-            help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, or Polygraphy JSON; or the "
-            ".statistics.json of an earlier run.",
+            help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, Polygraphy JSON, a Python "
+            "loader (loader.py:function), or .txt for a Hugging Face model; or the .statistics.json of an earlier run. "
+            "An interrupted calibration goes on where it stopped.",
             metavar="FILE|DIR",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="How weights become NVFP4, parts joined by +. Block scales: max (the default), four-over-six, mse; "
+            "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
+            "Besides: awq, clamp. docs/calibration.md explains them. Example: local-hessian+gptq",
+            metavar="NAME[+NAME...]",
         ),
     ] = None,
     min_shapes: Annotated[str, typer.Option(help="Least shapes of dynamic inputs.", metavar="x:1x16,...")] = "",
@@ -74,11 +89,28 @@ def build_engine(
     include: Annotated[str | None, typer.Option(help="Only subgraphs whose name matches.", metavar="REGEX")] = None,
     exclude: Annotated[str | None, typer.Option(help="Not the subgraphs whose name matches.", metavar="REGEX")] = None,
     kinds: Annotated[
-        str, typer.Option(help="Kinds of subgraph to replace: gated_mlp, mlp, linear.", metavar="KIND,...")
-    ] = "gated_mlp,mlp",
+        str, typer.Option(help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear.", metavar="KIND,...")
+    ] = "moe,gated_mlp,mlp",
+    moe: Annotated[
+        Moe, typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one.")
+    ] = Moe.plugin,
     require: Annotated[
         Require | None,
         typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
+    ] = None,
+    accuracy_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose the cheapest precisions whose outputs, against the original's, come to this on held-out "
+            "samples: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X. Fails (exit code 5) where none does.",
+            metavar="METRIC>=X",
+        ),
+    ] = None,
+    accuracy_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Held-out samples for the budget; default: every fourth of --calib-data.", metavar="FILE|DIR"
+        ),
     ] = None,
     bundle: Annotated[
         Path | None,
@@ -91,7 +123,7 @@ def build_engine(
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Build a TensorRT engine in which MLP and linear subgraphs run as NVFP4 plugins.
+    """Build a TensorRT engine in which MoE, MLP and linear subgraphs run as NVFP4 plugins.
 
     Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it
     holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
@@ -100,6 +132,7 @@ def build_engine(
     """
     with failures(debug, as_json):
         from trt_nvfp4.builder import pipeline, report
+        from trt_nvfp4.builder.accuracy_budget import Budget
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.targets import find_target
 
@@ -111,15 +144,19 @@ def build_engine(
             plan=plan,
             stop_after=stop_after.value if stop_after else None,
             calib_data=calib_data,
+            recipe=recipe,
             least=parse_shapes(min_shapes, "--min-shapes"),
             typical=parse_shapes(opt_shapes, "--opt-shapes"),
             most=parse_shapes(max_shapes, "--max-shapes"),
             include=include,
             exclude=exclude,
             kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            moe=moe.value,
             require=require.value if require else None,
             bundle=bundle,
             timing_cache=timing_cache,
+            accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
+            accuracy_data=accuracy_data,
         )
         with ProgressBar() as progress:
             result = pipeline.run(request, progress)

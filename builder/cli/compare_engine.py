@@ -1,93 +1,176 @@
-"""compare-engine: how far the rewritten model (and its engine) is from the original."""
+"""compare-engine: how far one model, bundle or engine is from another."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json
+from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json, status
+
+if TYPE_CHECKING:
+    from trt_nvfp4.builder.agreement import Agreement
+    from trt_nvfp4.builder.compare import Comparison, Sample
+    from trt_nvfp4.calibration.samples import InputSpec
+
+
+class Check(str, Enum):
+    outputs = "outputs"
+    all = "all"
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=EXIT_CODES)
 def compare_engine(
-    original: Annotated[Path, typer.Argument(help="The original ONNX file.")],
-    result: Annotated[
-        Path, typer.Argument(help="OUT.engine or OUT.rewritten.onnx of build-engine; the files beside it are used.")
-    ],
+    reference: Annotated[Path, typer.Argument(help="What is right: an ONNX file, an engine or a bundle folder.")],
+    result: Annotated[Path, typer.Argument(help="What is compared with it: any of the same.")],
     data: Annotated[
         Path | None, typer.Option(help="Input samples, as for --calib-data (default: random ones).", metavar="FILE|DIR")
     ] = None,
     shapes: Annotated[str, typer.Option(help="Shapes of the random samples.", metavar="x:1x16,...")] = "",
     samples: Annotated[int, typer.Option(min=1, help="How many random samples.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the random samples.")] = 0,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="The plan whose subgraphs are compared (default: the one beside RESULT).", metavar="FILE"),
+    ] = None,
     min_cosine: Annotated[
-        float | None, typer.Option(help="Fail (exit code 5) when an output's cosine is below.", metavar="X")
+        float | None, typer.Option(help="Fail (exit code 5) when a sample's cosine is below.", metavar="X")
+    ] = None,
+    min_sqnr: Annotated[float | None, typer.Option(help="Fail when a sample's SQNR is below.", metavar="DB")] = None,
+    max_abs: Annotated[float | None, typer.Option(help="Fail when a value is further off.", metavar="X")] = None,
+    max_rel: Annotated[
+        float | None, typer.Option(help="Fail when a value is off by more than this share of it.", metavar="X")
+    ] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(help="Fail when a sample's KL divergence is greater (nats).", metavar="X")
+    ] = None,
+    check: Annotated[Check, typer.Option(help="What has to meet the thresholds.")] = Check.outputs,
+    kl: Annotated[bool, typer.Option("--kl", help="Show the KL divergence of the softmaxes of the last axis.")] = False,
+    save_worst: Annotated[
+        Path | None,
+        typer.Option(help="Write the worst sample of each output here, to replay with --data.", metavar="DIR"),
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Run original and rewritten model on the same inputs and report how they agree.
+    """Run any two of original ONNX, rewritten ONNX, bundle and engine on the same inputs and report how they agree.
 
-    Per output and per replaced subgraph: cosine of the worst sample, SQNR, greatest difference, share of equal argmax.
-    ONNX Runtime computes the plugins by their ONNX function bodies; the engine runs too where its GPU and runtime are,
-    and where there is only a GPU, each plugin runs on it against its function body.
+    Per output and per replaced subgraph: cosine of the worst sample, SQNR, greatest differences, share of equal argmax.
+    An engine needs its GPU and TensorRT, and shows its outputs alone; everything else runs in ONNX Runtime, plugins by
+    their ONNX function bodies. Where there is a GPU and no engine is compared, each plugin of a rewritten RESULT runs
+    on it against its function body.
+
+    Example: compare-engine model.onnx model.rewritten.onnx --data samples.npz --min-cosine 0.99
     """
     with failures(debug, as_json):
-        import numpy as np
-
-        from trt_nvfp4.builder import compare
-        from trt_nvfp4.builder.backend import local_compute_capability
+        from trt_nvfp4.builder.agreement import Thresholds
+        from trt_nvfp4.builder.compare import compare
         from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
-        from trt_nvfp4.builder.plugin_comparison import compare_plugins
         from trt_nvfp4.builder.shapes import parse_shapes
-        from trt_nvfp4.builder.targets import arch_of
-        from trt_nvfp4.calibration.samples import input_specs, load_samples
-        from trt_nvfp4.graph_passes.plan import Plan
-        from trt_nvfp4.plugins.host import PluginHost
-        from trt_nvfp4.plugins.library import build_library
+        from trt_nvfp4.builder.sides import Side
 
-        base = result.name.removesuffix(".engine").removesuffix(".onnx").removesuffix(".rewritten")
-        rewritten = result if result.suffix == ".onnx" else result.with_name(base + ".rewritten.onnx")
-        plan = result.with_name(base + ".plan.yaml")
-        for path in (original, rewritten):
-            if not path.is_file():
-                raise BuilderError(
-                    USAGE, f"{path}: no such file; compare-engine needs the original and the rewritten ONNX"
-                )
-        inputs: Iterable[compare.Sample]
-        if data is None:
-            inputs = compare.random_samples(
-                original, samples, np.random.default_rng(seed), parse_shapes(shapes, "--shapes")
-            )
-        else:
-            inputs = load_samples(data, input_specs(original))
+        if save_worst is not None and save_worst.exists() and any(save_worst.iterdir()):
+            raise BuilderError(USAGE, f"--save-worst {save_worst}: not empty; choose a new folder")
+        sides = Side.of(reference), Side.of(result)
+        given_shapes = parse_shapes(shapes, "--shapes")
+
+        def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
+            return _inputs(specs, sides[0].model or sides[1].model, data, given_shapes, samples, seed, progress)
+
         with ProgressBar() as progress:
-            progress.stage("running original and rewritten model")
-            inputs = list(inputs)
-            engine = compare.engine_runner(result)
-            found = compare.compare(original, rewritten, inputs, Plan.load(plan) if plan.is_file() else None, engine)
-            capability = local_compute_capability()
-            if engine is None and capability is not None:
-                progress.stage("running the plugins on this GPU")
-                found["plugins"] = compare_plugins(rewritten, inputs, PluginHost(build_library(arch_of(capability))))
-        if as_json:
-            rows = {runner: [agreement.as_dict() for agreement in agreements] for runner, agreements in found.items()}
-            print_json(json.dumps(rows, indent=2))
-        else:
-            for runner, agreements in found.items():
-                output.print(compare.table(runner, agreements))
-        outputs = [row for rows in found.values() for row in rows if row.kind == "output"]
-        worst = min(outputs, key=lambda row: row.cosine)
-        if min_cosine is not None and not worst.cosine >= min_cosine:
-            raise BuilderError(
-                VERIFICATION_FAILED, f"output {worst.name}: cosine {worst.cosine:.6f} is below {min_cosine}"
+            progress.stage(f"running {reference.name} and {result.name}")
+            found = compare(
+                *sides,
+                inputs,
+                Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl),
+                plan,
+                judge_subgraphs=check is Check.all,
+                with_kl=kl or max_kl is not None,
             )
+            plugins = _on_this_gpu(found, inputs, progress)
+        saved = found.save_worst(save_worst) if save_worst is not None else []
+        replay = f"compare-engine {shlex.quote(str(reference))} {shlex.quote(str(result))} --data {save_worst}"
+        if as_json:
+            shown: dict[str, Any] = found.as_dict()
+            if plugins:
+                shown["plugins"] = [row.as_dict() for row in plugins]
+            if saved:
+                shown |= {"worst_samples": [str(file) for file in saved], "replay": replay}
+            print_json(json.dumps(shown, indent=2))
+        else:
+            _print_tables(found, plugins)
+            if saved:
+                output.print(f"worst samples: {', '.join(map(str, saved))}\nreplay: {replay}", soft_wrap=True)
+        if found.failures:
+            listed = "; ".join(found.failures[:5]) + ("; ..." if len(found.failures) > 5 else "")
+            status.print(
+                f"error: {len(found.failures)} of the thresholds missed: {listed}", style="red", soft_wrap=True
+            )
+            raise typer.Exit(VERIFICATION_FAILED)
+
+
+def _inputs(
+    specs: Mapping[str, InputSpec],
+    model: Path | None,
+    data: Path | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    count: int,
+    seed: int,
+    progress: ProgressBar,
+) -> Iterable[Sample]:
+    """The user's samples, or random ones; each is a step of the progress."""
+    import numpy as np
+
+    from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
+    from trt_nvfp4.calibration.samples import load_samples
+
+    found: Iterable[Sample]
+    if data is not None:
+        found, total = load_samples(data, specs), 0
+    else:
+        known = vocabulary(model) if model is not None else {}
+        found, total = random_samples(specs, known, count, np.random.default_rng(seed), shapes), count
+    for number, sample in enumerate(found, 1):
+        yield sample
+        progress.step(number, total, f"sample {number}")
+
+
+def _on_this_gpu(found: Comparison, inputs: Any, progress: ProgressBar) -> list[Agreement]:
+    """The plugins of a rewritten result on this machine's GPU, where there is one and no engine runs on it."""
+    from trt_nvfp4.builder.backend import local_compute_capability
+    from trt_nvfp4.builder.plugin_comparison import compare_plugins
+    from trt_nvfp4.builder.targets import arch_of
+    from trt_nvfp4.calibration.samples import input_specs
+    from trt_nvfp4.plugins.host import PluginHost
+    from trt_nvfp4.plugins.library import build_library
+
+    capability = local_compute_capability()
+    if capability is None or found.result.model is None or found.result.kind == "onnx":
+        return []
+    if found.reference.kind == "engine":
+        return []
+    progress.stage("running the plugins on this GPU")
+    model = found.result.model
+    return compare_plugins(model, inputs(input_specs(model)), PluginHost(build_library(arch_of(capability))))
+
+
+def _print_tables(found: Comparison, plugins: list[Agreement]) -> None:
+    from trt_nvfp4.builder.agreement import table
+
+    samples = f"{found.samples} sample{'s' if found.samples > 1 else ''}"
+    output.print(table(f"{found.result.path} against {found.reference.path} ({samples})", found.agreements))
+    if plugins:
+        output.print(table("plugins on this GPU against their function bodies", plugins))
+    if "engine" in (found.reference.kind, found.result.kind):
+        output.print("An engine shows its outputs alone; compare its rewritten ONNX for the subgraphs.")
 
 
 main = app

@@ -24,6 +24,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.activation = static_cast<TrtNvfp4Activation>(call.attributes.integer("activation"));
     args.gated = 1;
     args.quantize_activations = call.attributes.integer("quantize_activations");
+    args.static_scales = call.attributes.integer("static_scales");
     args.alpha = call.attributes.real("alpha");
     args.limit = call.attributes.real("limit");
     args.tactic = call.tactic;
@@ -85,7 +86,7 @@ Op const& gated_mlp_op() {
          {"hidden_tensor_scale", Role::kFloat}},
         {{"y", Role::kT}},
         {int_attribute("activation", TRT_NVFP4_SILU), int_attribute("quantize_activations", 0),
-         float_attribute("alpha", 1.702f), float_attribute("limit", 7.0f)},
+         int_attribute("static_scales", 0), float_attribute("alpha", 1.702f), float_attribute("limit", 7.0f)},
         output_shapes,
         workspace,
         run,

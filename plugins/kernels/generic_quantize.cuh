@@ -48,10 +48,11 @@ __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x,
     *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = codes;
 }
 
+// `static_scale`: the given scale is known not to be 0.
 template <typename T>
-TrtNvfp4Status launch_quantize(T const* x, int64_t m, int64_t k, float const* given_scale, Nvfp4Matrix const& out,
-                               cudaStream_t stream) {
-    TRT_NVFP4_RETURN_IF_ERROR(launch_amax(x, m * k, given_scale, out.amax_bits, stream));
+TrtNvfp4Status launch_quantize(T const* x, int64_t m, int64_t k, float const* given_scale, bool static_scale,
+                               Nvfp4Matrix const& out, cudaStream_t stream) {
+    if (!static_scale) TRT_NVFP4_RETURN_IF_ERROR(launch_amax(x, m * k, given_scale, out.amax_bits, stream));
     // At least one block: the tensor scale is an output of an empty matrix too.
     int64_t const blocks = std::max<int64_t>((scale_bytes(m, k) + kQuantizeThreads - 1) / kQuantizeThreads, 1);
     generic_quantize<<<static_cast<unsigned>(blocks), kQuantizeThreads, 0, stream>>>(x, m, k, given_scale, out);

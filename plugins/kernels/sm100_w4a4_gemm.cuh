@@ -70,7 +70,7 @@ class Epilogue : public W4A4EpilogueBase {
             for (int i = 0; i < kColumns; ++i) values[i] = loaded(i);
             auto const first = coordinates(_0{}, _0{}, _0{}, _0{}, group);
             Output::template store<1>(params_, values, get<0>(tile_coord) * get<0>(tile) + get<0>(first),
-                                      get<1>(tile_coord) * get<1>(tile) + get<1>(first), 0);
+                                      get<1>(tile_coord) * get<1>(tile) + get<1>(first), 0, get<3>(tile_coord));
         }
         return cute::make_tuple(state);
     }

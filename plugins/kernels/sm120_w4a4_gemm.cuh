@@ -70,7 +70,8 @@ class Epilogue : public W4A4EpilogueBase {
                     for (int i = 0; i < 8; ++i) values[i] = accumulators(2 * half + i % 2, m, n + i / 2);
                     auto const first = coordinates(2 * half, m, n);
                     Output::template store<4>(params_, values, get<0>(tile_coord) * get<0>(tile) + get<0>(first),
-                                              get<1>(tile_coord) * get<1>(tile) + get<1>(first) - 2 * lane, lane);
+                                              get<1>(tile_coord) * get<1>(tile) + get<1>(first) - 2 * lane, lane,
+                                              get<3>(tile_coord));
                 }
             }
         }

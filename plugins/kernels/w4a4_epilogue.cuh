@@ -1,4 +1,4 @@
-// What happens to the accumulators of a W4A4 GEMM: scales and bias, then the activation and T, or the gate and NVFP4.
+// What happens to the accumulators of a W4A4 GEMM: scales and bias, then the activation or the gate, then T or NVFP4.
 // Straight from registers to global memory. kLanes neighbouring threads share 32 columns of a row: thread `lane` of a
 // quad holds columns 8 i + 2 lane and the next (mma.sync's fragment), a thread alone holds all 32 (tensor memory's).
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace trt_nvfp4 {
 
-constexpr int kColumns = 32;  // one block of hidden values, gates and ups
+constexpr int kColumns = 32;
 
 template <int kLanes>
 using Fragment = float[kColumns / kLanes];
@@ -37,10 +37,20 @@ __device__ __forceinline__ uint32_t to_pair(TrtNvfp4DataType dtype, float low, f
     return reinterpret_cast<uint32_t const&>(pair);
 }
 
+// What Dense does to a sum: scale, bias, activation, residual.
+__device__ __forceinline__ float finish(W4A4Gemm const& gemm, float scale, float sum, int64_t row, int64_t column) {
+    float const value = activate(gemm.activation, sum * scale + element_at(gemm.dtype, gemm.bias, column));
+    return gemm.residual == nullptr ? value : value + element_at(gemm.dtype, gemm.residual, row * gemm.n + column);
+}
+
+__device__ __forceinline__ float gemm_scale(W4A4Gemm const& gemm) {
+    return *gemm.a.tensor_scale * *gemm.w.tensor_scale;
+}
+
 template <int kLanes>
 __device__ __forceinline__ void scale_and_bias(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t column0,
                                                int lane) {
-    float const scale = *gemm.a.tensor_scale * *gemm.w.tensor_scale;
+    float const scale = gemm_scale(gemm);
 #pragma unroll
     for (int i = 0; i < kColumns / kLanes; ++i) {
         int64_t const column = column0 + fragment_column<kLanes>(i, lane);
@@ -52,74 +62,116 @@ __device__ __forceinline__ void scale_and_bias(W4A4Gemm const& gemm, Fragment<kL
 struct DenseOutput {
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
-                                                 int64_t column0, int lane) {
+                                                 int64_t column0, int lane, int) {
         if (row >= gemm.m) return;
-        scale_and_bias<kLanes>(gemm, values, column0, lane);
+        float const scale = gemm_scale(gemm);
         uint16_t* const out = static_cast<uint16_t*>(gemm.out) + row * gemm.n;
 #pragma unroll
         for (int i = 0; i < kColumns / kLanes; i += 2) {
             int64_t const column = column0 + fragment_column<kLanes>(i, lane);
-            float low = activate(gemm.activation, values[i]);
-            float high = activate(gemm.activation, values[i + 1]);
-            if (gemm.residual != nullptr) {
-                int64_t const index = row * gemm.n + column;
-                if (column < gemm.n) low += element_at(gemm.dtype, gemm.residual, index);
-                if (column + 1 < gemm.n) high += element_at(gemm.dtype, gemm.residual, index + 1);
+            if (column >= gemm.n) continue;
+            float const low = finish(gemm, scale, values[i], row, column);
+            if (column + 1 == gemm.n) {
+                out[column] = static_cast<uint16_t>(to_pair(gemm.dtype, low, 0.0f));
+                continue;
             }
-            uint32_t const pair = to_pair(gemm.dtype, low, high);
+            uint32_t const pair = to_pair(gemm.dtype, low, finish(gemm, scale, values[i + 1], row, column + 1));
             if (gemm.n % 2 == 0) {
-                if (column < gemm.n) *reinterpret_cast<uint32_t*>(out + column) = pair;
+                *reinterpret_cast<uint32_t*>(out + column) = pair;
             } else {
-                if (column < gemm.n) out[column] = static_cast<uint16_t>(pair);
-                if (column + 1 < gemm.n) out[column + 1] = static_cast<uint16_t>(pair >> 16);
+                out[column] = static_cast<uint16_t>(pair);
+                out[column + 1] = static_cast<uint16_t>(pair >> 16);
             }
         }
     }
 };
 
-struct GatedOutput {
+struct PartialOutput {
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
-                                                 int64_t column0, int lane) {
-        constexpr int kHidden = kBlock / kLanes;
+                                                 int64_t column0, int lane, int split) {
+        if (row >= gemm.m) return;
+        float* const out = gemm.partials + (split * gemm.m + row) * gemm.n;
+#pragma unroll
+        for (int i = 0; i < kColumns / kLanes; i += 2) {
+            int64_t const column = column0 + fragment_column<kLanes>(i, lane);
+            if (gemm.n % 2 == 0 && column < gemm.n) {
+                *reinterpret_cast<float2*>(out + column) = make_float2(values[i], values[i + 1]);
+                continue;
+            }
+            if (column < gemm.n) out[column] = values[i];
+            if (column + 1 < gemm.n) out[column + 1] = values[i + 1];
+        }
+    }
+};
+
+// A group of columns is one block of hidden values where gates and ups alternate, two without gates.
+template <bool kGated>
+struct HiddenOutput {
+    static constexpr int kBlocks = kGated ? 1 : 2;
+
+    template <int kLanes>
+    __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
+                                                 int64_t column0, int lane, int) {
+        constexpr int kValues = kBlock / kLanes;  // of a block, in this thread
         bool const inside = row < gemm.m && column0 < gemm.n;
         scale_and_bias<kLanes>(gemm, values, column0, lane);
-        float hidden[kHidden];
-        uint32_t amax_bits = 0;
+        uint32_t amax_bits[kBlocks] = {};
 #pragma unroll
-        for (int i = 0; i < kHidden; ++i) {
-            hidden[i] = gated_activate(gemm.activation, values[2 * i], values[2 * i + 1], gemm.alpha, gemm.limit);
-            amax_bits = max(amax_bits, ptx::magnitude_bits(hidden[i]));
+        for (int i = 0; i < kBlocks * kValues; ++i) {
+            if constexpr (kGated) {
+                values[i] = gated_activate(gemm.activation, values[2 * i], values[2 * i + 1], gemm.alpha, gemm.limit);
+            } else {
+                values[i] = activate(gemm.activation, values[i]);
+            }
+            amax_bits[i / kValues] = max(amax_bits[i / kValues], ptx::magnitude_bits(values[i]));
         }
         if (gemm.amax_pass) {
-            amax_bits = ptx::warp_max(inside ? amax_bits : 0u);
-            if (threadIdx.x % 32 == 0) atomicMax(gemm.hidden.amax_bits, amax_bits);
+            uint32_t const largest = ptx::warp_max(inside ? max(amax_bits[0], amax_bits[kBlocks - 1]) : 0u);
+            if (threadIdx.x % 32 == 0) atomicMax(gemm.hidden.amax_bits, largest);
             return;
         }
+        float const tensor_scale = resolve_tensor_scale(*gemm.hidden_scale, gemm.hidden.amax_bits);
+        int64_t const block0 = column0 / kColumns * kBlocks;
+        if (row == 0 && block0 == 0 && lane == 0) *gemm.hidden.tensor_scale = tensor_scale;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            store_block<kLanes>(gemm, values + block * kValues, amax_bits[block], tensor_scale, row, block0 + block,
+                                lane, inside);
+        }
+    }
+
+ private:
+    // Among the 16 of its block: a thread's value i.
+    template <int kLanes>
+    __device__ __forceinline__ static constexpr int position(int i, int lane) {
+        return kGated && kLanes > 1 ? 4 * i + lane : fragment_column<kLanes>(i, lane);
+    }
+
+    template <int kLanes>
+    __device__ __forceinline__ static void store_block(W4A4Gemm const& gemm, float const* values, uint32_t amax_bits,
+                                                       float tensor_scale, int64_t row, int64_t block, int lane,
+                                                       bool inside) {
+        constexpr int kValues = kBlock / kLanes;
 #pragma unroll
         for (int offset = 1; offset < kLanes; offset *= 2) {
             amax_bits = max(amax_bits, __shfl_xor_sync(0xffffffffu, amax_bits, offset));
         }
-        float const tensor_scale = resolve_tensor_scale(*gemm.hidden_scale, gemm.hidden.amax_bits);
         BlockQuantizer const quantizer(amax_bits, tensor_scale);
         uint2 codes = make_uint2(0u, 0u);
 #pragma unroll
-        for (int i = 0; i < kHidden; ++i) {
-            int const position = kLanes == 1 ? i : 4 * i + lane;
-            uint32_t const code = quantizer.encode(hidden[i]) << (4 * (position % 8));
-            (i < kHidden / 2 ? codes.x : codes.y) |= code;
+        for (int i = 0; i < kValues; ++i) {
+            uint32_t const code = quantizer.encode(values[i]) << (4 * (position<kLanes>(i, lane) % 8));
+            (i < kValues / 2 ? codes.x : codes.y) |= code;
         }
 #pragma unroll
         for (int offset = 1; offset < kLanes; offset *= 2) {
             codes.x |= __shfl_xor_sync(0xffffffffu, codes.x, offset);
             codes.y |= __shfl_xor_sync(0xffffffffu, codes.y, offset);
         }
-        if (lane != 0) return;
-        int64_t const width = gemm.n / 2;
-        int64_t const block = column0 / kColumns;
+        int64_t const width = gemm.n / (kGated ? 2 : 1);
         int64_t const blocks_padded = padded_blocks(width);
-        if (row == 0 && block == 0) *gemm.hidden.tensor_scale = tensor_scale;
-        if (row >= round_up(gemm.m, 128) || block >= blocks_padded) return;
+        if (lane != 0 || row >= round_up(gemm.m, 128) || block >= blocks_padded) return;
         // The padding of scales is read by the next GEMM: zeros.
         gemm.hidden.block_scales[scale_offset(row, block, blocks_padded)] = inside ? quantizer.block_scale : 0;
         if (inside) *reinterpret_cast<uint2*>(gemm.hidden.packed + (row * width + block * kBlock) / 2) = codes;

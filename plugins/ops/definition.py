@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -23,6 +23,10 @@ OLDEST_MODEL_OPSET = 17  # of those that the bodies are tested under
 Attribute = int | float
 Dim = int | str | None  # a number, a symbol, or unknown
 Shape = tuple[Dim, ...]
+
+# Where an op has this attribute: 1 promises that its activations' tensor scales are not 0. The kernels then spare the
+# passes that would find them; the result is the same.
+STATIC_SCALES = "static_scales"
 
 ACTIVATION_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)")
 _TORCH_TYPES = {
@@ -51,7 +55,8 @@ class OpDefinition:
     """One op of the domain `trt_nvfp4`.
 
     `attributes` maps every attribute to its default: int attributes are 0/1 flags, except `activation`
-    (see `Activation`); float ones are finite and not negative. All inputs are mandatory.
+    (see `Activation`) and those that `ranges` gives a least and a largest value; float ones are finite and not
+    negative. All inputs are mandatory.
     """
 
     name: str
@@ -62,6 +67,7 @@ class OpDefinition:
     body: str  # statements of the ONNX function, in ONNX's textual syntax
     torch_reference: Callable[..., Tensor | tuple[Tensor, ...]]
     shape_rule: Callable[[ShapeRule], Sequence[Shape]]
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def schema(self) -> onnx.defs.OpSchema:
         """The ONNX schema, ready for `onnx.defs.register_schema`."""
@@ -115,7 +121,12 @@ class OpDefinition:
     def reference(self, *tensors: Tensor, **attributes: Attribute) -> Tensor | tuple[Tensor, ...]:
         """The op in Torch: slow, simple, trusted; written apart from the ONNX body."""
         self.check([tuple(t.shape) for t in tensors], [_TORCH_TYPES.get(t.dtype) for t in tensors], **attributes)
-        return self.torch_reference(*tensors, **self.complete_attributes(**attributes))
+        complete = self.complete_attributes(**attributes)
+        if complete.pop(STATIC_SCALES, 0):
+            for formal, tensor in zip(self.inputs, tensors, strict=True):
+                if formal.name in ("input_tensor_scale", "hidden_tensor_scale") and not tensor.all():
+                    raise OpError(f"{self.name}: {STATIC_SCALES} promises a {formal.name} that is not 0")
+        return self.torch_reference(*tensors, **complete)
 
     def output_shapes(self, input_shapes: Sequence[Shape], **attributes: Attribute) -> list[Shape]:
         """Shapes of the outputs, after checking those of the inputs. Leading dimensions of the activations may be
@@ -143,6 +154,10 @@ class OpDefinition:
                 raise OpError(f"{self.name} has no attribute {name}, only {', '.join(self.attributes)}")
             if name == "activation":
                 self._check_activation(value)
+            elif name in self.ranges:
+                least, largest = self.ranges[name]
+                if value not in range(least, largest + 1):
+                    raise OpError(f"{self.name}: {name} must be {least} to {largest}, found {value}")
             elif isinstance(self.attributes[name], int):
                 if value not in (0, 1):
                     raise OpError(f"{self.name}: {name} must be 0 or 1, found {value}")

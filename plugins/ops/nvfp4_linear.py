@@ -62,7 +62,7 @@ NVFP4_LINEAR = OpDefinition(
         Formal("input_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
     ),
     outputs=(Formal("y", "T", "[..., N]"),),
-    attributes={"activation": int(Activation.IDENTITY), "quantize_activations": 0},
+    attributes={"activation": int(Activation.IDENTITY), "quantize_activations": 0, "static_scales": 0},
     body=_BODY,
     torch_reference=_reference,
     shape_rule=_shapes,

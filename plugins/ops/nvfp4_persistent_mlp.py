@@ -167,6 +167,7 @@ Within a layer float32, except that n and h are rounded to x's type, or with qua
         "residual": 1,
         "epsilon": 1e-6,
         "quantize_activations": 0,
+        "static_scales": 0,
         "alpha": 1.702,
         "limit": 7.0,
     },

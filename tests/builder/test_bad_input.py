@@ -100,7 +100,7 @@ def test_no_mlp_says_what_there_is(tmp_path: Path, rng: np.random.Generator) -> 
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(model, tmp_path / "linear.onnx")
     result = build(tmp_path / "linear.onnx")
-    assert_failed(result, errors.MODEL_AT_FAULT, "found no subgraph of kind gated_mlp or mlp", "--kinds linear")
+    assert_failed(result, errors.MODEL_AT_FAULT, "found no subgraph of kind moe or gated_mlp or mlp", "--kinds linear")
 
 
 def test_dynamic_dimension_without_a_profile(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""compare-engine: metrics against NumPy, inputs that fit, models that differ."""
+"""compare-engine: metrics against NumPy, any two sides, thresholds, samples to replay, models that differ."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,19 @@ import torch
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from trt_nvfp4.builder import compare, errors
+from trt_nvfp4.builder import bundle, errors, runtime
+from trt_nvfp4.builder.agreement import Agreement, Thresholds, kl_divergence
 from trt_nvfp4.builder.backend import local_compute_capability
 from trt_nvfp4.builder.cli.compare_engine import app
+from trt_nvfp4.builder.compare import Comparison, compare
+from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.plugin_comparison import compare_plugins
+from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
+from trt_nvfp4.builder.sides import Side
 from trt_nvfp4.builder.targets import arch_of, find_target
+from trt_nvfp4.calibration.samples import InputSpec, input_specs, load_samples
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.plan import make_plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import load
 from trt_nvfp4.plugins.host import PluginHost
@@ -37,33 +43,66 @@ def rewritten(model: Path) -> Path:
     return rewrite(source, plan, None, model.with_name("o.rewritten.onnx")).path
 
 
+def bundled(model: Path) -> Path:
+    """A bundle of the rewritten model, without its plugin library."""
+    folder = model.with_name("bundle")
+    folder.mkdir()
+    bundle.write_folder(folder, find_target("thor"), rewritten(model), [], {}, None, keep=True)
+    return folder
+
+
+def at_random(model: Path, count: int, rng: np.random.Generator, **shapes: tuple[int, ...]) -> list[dict[str, Any]]:
+    return random_samples(input_specs(model), vocabulary(model), count, rng, shapes)
+
+
+def compared(reference: Path, result: Path, count: int, rng: np.random.Generator, **options: Any) -> Comparison:
+    def samples(specs: Mapping[str, InputSpec]) -> list[dict[str, Any]]:
+        return random_samples(specs, {}, count, rng, {"x": (3, 64)})
+
+    return compare(Side.of(reference), Side.of(result), samples, **options)
+
+
 def test_metrics_against_their_definitions(rng: np.random.Generator) -> None:
-    row = compare.Agreement("y", "output")
+    row = Agreement("y", "output", with_kl=True)
     pairs = [(x := rng.standard_normal((3, 5, 7)), x + 0.3 * rng.standard_normal(x.shape)) for _ in range(4)]
     for x, y in pairs:
         row.add(x, y)
     cosines = [np.vdot(x, y) / np.sqrt(np.vdot(x, x) * np.vdot(y, y)) for x, y in pairs]
     xs, ys = np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs])
     assert row.cosine == pytest.approx(min(cosines), rel=1e-12)
+    assert row.worst_sample == int(np.argmin(cosines))
     assert row.sqnr_db == pytest.approx(10 * np.log10((xs**2).sum() / ((xs - ys) ** 2).sum()), rel=1e-12)
     assert row.max_abs == np.abs(xs - ys).max()
+    assert row.max_rel == pytest.approx((np.abs(xs - ys) / np.abs(xs)).max(), rel=1e-12)
     assert row.argmax == np.mean(xs.argmax(-1) == ys.argmax(-1))
+    by_torch = [
+        torch.nn.functional.kl_div(
+            torch.from_numpy(y).log_softmax(-1), torch.from_numpy(x).log_softmax(-1), reduction="sum", log_target=True
+        ).item()
+        / 15
+        for x, y in pairs
+    ]
+    assert row.kl == pytest.approx(max(by_torch), rel=1e-9)
+    assert kl_divergence(xs, xs) == 0
 
 
 def test_nan_is_no_agreement() -> None:
-    row = compare.Agreement("y", "output")
+    row = Agreement("y", "output")
+    row.add(np.ones(4), np.ones(4))
     row.add(np.ones(4), np.array([1, np.nan, 1, 1]))
-    assert np.isnan(row.cosine)
     row.add(np.ones(4), np.ones(4))
     assert np.isnan(row.cosine)
+    assert np.isnan(row.max_abs)
+    assert row.worst_sample == 1
+    assert row.as_dict()["cosine"] is None
 
 
 def test_zeros_agree_with_zeros_alone() -> None:
-    row = compare.Agreement("y", "output")
+    row = Agreement("y", "output")
     row.add(np.zeros(4), np.zeros(4))
-    assert row.cosine == 1
+    assert (row.cosine, row.max_rel) == (1, 0)
     row.add(np.zeros(4), np.ones(4))
-    assert row.cosine == 0
+    assert (row.cosine, row.max_rel, row.sqnr_db) == (0, np.inf, -np.inf)
 
 
 @pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
@@ -71,15 +110,180 @@ def test_rewritten_model_is_near_the_original(
     tmp_path: Path, save_gated_mlps: Callable[..., Path], rng: np.random.Generator, elem_type: int
 ) -> None:
     model = save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type)
-    result = rewritten(model)
-    plan = Plan.load(tmp_path / "o.plan.yaml")
-    found = compare.compare(model, result, compare.random_samples(model, 2, rng), plan)["rewritten"]
-    assert [row.kind for row in found] == ["output", "subgraph", "subgraph"]
-    for row in found:
+    found = compared(model, rewritten(model), 2, rng)
+    assert sorted(row.kind for row in found.agreements) == ["output", "subgraph", "subgraph"]
+    for row in found.agreements:
         # Every NVFP4 weight matrix leaves about 20 dB; exact agreement would mean that nothing was replaced.
         assert 10 < row.sqnr_db < 30, row
         assert 0.95 < row.cosine < 1, row
         assert row.max_abs > 0
+
+
+def test_subgraphs_are_known_without_a_plan_file(gated_mlps: Path, rng: np.random.Generator) -> None:
+    result = rewritten(gated_mlps)
+    with_plan = compared(gated_mlps, result, 1, rng)
+    gated_mlps.with_name("o.plan.yaml").unlink()
+    without = compared(gated_mlps, result, 1, rng)
+    assert {row.name for row in without.agreements} == {row.name for row in with_plan.agreements}
+    assert len(without.agreements) == 3
+
+
+def test_bundle_computes_what_its_rewritten_model_computes(gated_mlps: Path, rng: np.random.Generator) -> None:
+    folder = bundled(gated_mlps)
+    found = compared(gated_mlps.with_name("o.rewritten.onnx"), folder, 2, rng)
+    assert len(found.agreements) == 3
+    assert all(row.max_abs == 0 and row.sqnr_db == np.inf for row in found.agreements)
+    (folder / "model.onnx").write_bytes(b"changed")
+    with pytest.raises(BuilderError, match=r"model\.onnx missing or changed since the bundle was written") as failure:
+        Side.of(folder)
+    assert failure.value.exit_code == errors.USAGE
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "asked"),
+    [
+        (Thresholds(min_cosine=0.99999), "cosine >= 0.99999"),
+        (Thresholds(min_sqnr=40.0), "SQNR >= 40.0 dB"),
+        (Thresholds(max_abs=1e-6), "max abs <= 1e-06"),
+        (Thresholds(max_rel=1e-6), "max rel <= 1e-06"),
+        (Thresholds(max_kl=1e-9), "KL <= 1e-09"),
+    ],
+)
+def test_thresholds(gated_mlps: Path, rng: np.random.Generator, thresholds: Thresholds, asked: str) -> None:
+    result = rewritten(gated_mlps)
+    found = compared(gated_mlps, result, 2, rng, thresholds=thresholds)
+    assert found.failures == [f"output y1, sample {number}: {asked} is not met" for number in range(2)]
+    everything = compared(gated_mlps, result, 1, rng, thresholds=thresholds, judge_subgraphs=True)
+    assert len(everything.failures) == 3
+    assert not compared(result, result, 2, rng, thresholds=thresholds, judge_subgraphs=True).failures
+
+
+def test_thresholds_cut_where_they_say(gated_mlps: Path, rng: np.random.Generator) -> None:
+    result = rewritten(gated_mlps)
+    samples = at_random(gated_mlps, 2, rng, x=(3, 64))
+    row = _output(_on(gated_mlps, result, samples))
+    assert not _on(gated_mlps, result, samples, Thresholds(min_cosine=row.cosine - 1e-4)).failures
+    assert _on(gated_mlps, result, samples, Thresholds(min_cosine=row.cosine + 1e-4)).failures
+    assert not _on(gated_mlps, result, samples, Thresholds(max_abs=row.max_abs * 1.01)).failures
+    assert _on(gated_mlps, result, samples, Thresholds(max_abs=row.max_abs * 0.99)).failures
+
+
+def _output(found: Comparison) -> Agreement:
+    (row,) = [row for row in found.agreements if row.kind == "output"]
+    return row
+
+
+def _on(
+    reference: Path, result: Path, samples: list[dict[str, Any]], thresholds: Thresholds | None = None
+) -> Comparison:
+    return compare(Side.of(reference), Side.of(result), lambda specs: samples, thresholds)
+
+
+def test_worst_sample_is_kept_for_replay(gated_mlps: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    result = rewritten(gated_mlps)
+    samples = at_random(gated_mlps, 5, rng, x=(3, 64))
+    one_by_one = [_output(_on(gated_mlps, result, [sample])).cosine for sample in samples]
+    worst = int(np.argmin(one_by_one))
+    found = _on(gated_mlps, result, samples)
+    (file,) = found.save_worst(tmp_path / "worst")
+    assert file.name == f"sample-{worst:05}.npz"
+    (again,) = load_samples(tmp_path / "worst", input_specs(gated_mlps))
+    assert np.array_equal(again["x"], samples[worst]["x"])
+    assert _output(_on(gated_mlps, result, [again])).cosine == _output(found).cosine == min(one_by_one)
+
+
+def _renamed(model: Path, name: str, old: str, new: str) -> Path:
+    proto = onnx.load(model, load_external_data=False)
+    for values in (proto.graph.input, proto.graph.output):
+        for value in values:
+            value.name = new if value.name == old else value.name
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if entry == old else entry for entry in names]
+    onnx.save(proto, model.with_name(name))
+    return model.with_name(name)
+
+
+def test_models_that_differ(
+    gated_mlps: Path, tmp_path: Path, save_gated_mlps: Callable[..., Path], rng: np.random.Generator
+) -> None:
+    for old, new, what in (("x", "z", "inputs"), ("y1", "w", "outputs")):
+        other = _renamed(gated_mlps, f"{what}.onnx", old, new)
+        with pytest.raises(BuilderError, match=f"not the same model: the {what} of .* are {old}, .* {new}") as failure:
+            compared(gated_mlps, other, 1, rng)
+        assert failure.value.exit_code == errors.USAGE
+    wide = save_gated_mlps(tmp_path / "wide.onnx", hidden=128)
+    with pytest.raises(BuilderError, match=r"input x is float16 \['tokens', 64\] in .*, float16 \['tokens', 128\]"):
+        compared(gated_mlps, wide, 1, rng)
+    single = save_gated_mlps(tmp_path / "single.onnx", elem_type=TensorProto.FLOAT)
+    with pytest.raises(BuilderError, match=r"input x is float16 .* float32"):
+        compared(gated_mlps, single, 1, rng)
+
+
+def test_what_is_no_model(tmp_path: Path, gated_mlps: Path) -> None:
+    (tmp_path / "truncated.onnx").write_bytes(gated_mlps.read_bytes()[:200])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("no model")
+    for name, message in (
+        ("truncated.onnx", "not an ONNX"),
+        ("folder", "not a bundle"),
+        ("notes.txt", "expected an ONNX file, an engine"),
+        ("none.onnx", "no such file"),
+    ):
+        with pytest.raises(BuilderError, match=message):
+            Side.of(tmp_path / name)
+
+
+class RefusingTensorRT:
+    """Stands for TensorRT on a GPU: its runtime refuses the engine as one of another version."""
+
+    class Runtime:
+        def __init__(self, log: Any) -> None:
+            self.log = log
+
+        def deserialize_cuda_engine(self, engine: bytes) -> None:
+            self.log.errors.append("The engine plan file is not compatible with this version of TensorRT")
+
+
+def test_engine_of_another_version(
+    tmp_path: Path, gated_mlps: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tmp_path / "o.engine"
+    engine.write_bytes(b"engine")
+    written_by = {"backend": "tensorrt", "versions": {"tensorrt": "10.13.3"}, "target": "thor"}
+    (tmp_path / "o.report.json").write_text(json.dumps(written_by))
+
+    class Loader:
+        module, version, trt = "tensorrt", "11.4.0", RefusingTensorRT
+
+        def __init__(self, module: str) -> None:
+            assert module == "tensorrt"
+
+    class Log:
+        def __init__(self) -> None:
+            self.errors: list[str] = []
+
+        def last_errors(self) -> str:
+            return " | ".join(self.errors)
+
+    monkeypatch.setattr(runtime.backend, "local_compute_capability", lambda: (11, 0))
+    monkeypatch.setattr(runtime.backend, "Backend", Loader)
+    monkeypatch.setattr(runtime.backend, "logger", lambda trt: Log())
+    expected = r"built by tensorrt 10\.13\.3 for thor; tensorrt 11\.4\.0 on this GPU cannot load it: .* not compatible"
+    with pytest.raises(BuilderError, match=expected) as failure:
+        compared(gated_mlps, engine, 1, rng)
+    assert failure.value.exit_code == errors.UNAVAILABLE
+
+
+@pytest.mark.skipif(local_compute_capability() is not None, reason="a GPU is here")
+def test_engine_without_a_gpu_names_the_way_out(gated_mlps: Path) -> None:
+    rewritten(gated_mlps)
+    engine = gated_mlps.with_name("o.engine")
+    engine.write_bytes(b"engine")
+    shown = CliRunner().invoke(app, [str(gated_mlps), str(engine)])
+    assert shown.exit_code == errors.UNAVAILABLE
+    assert "none is here" in shown.stderr
+    assert "o.rewritten.onnx computes the same without one" in shown.stderr
 
 
 class ReferenceHost:
@@ -99,7 +303,7 @@ def test_plugins_get_what_their_bodies_get(
     tmp_path: Path, save_gated_mlps: Callable[..., Path], rng: np.random.Generator, elem_type: int
 ) -> None:
     model = save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type)
-    samples = compare.random_samples(model, 2, rng, {"x": (9, 64)})
+    samples = at_random(model, 2, rng, x=(9, 64))
     rows = compare_plugins(rewritten(model), samples, ReferenceHost(), device="cpu")
     assert [row.name for row in rows] == ["gated_mlp_0", "gated_mlp_1"]
     # Rounding to 16 bits differs: ONNX Runtime computes bfloat16 in float32.
@@ -111,17 +315,9 @@ def test_plugins_on_the_gpu(gated_mlps: Path, rng: np.random.Generator) -> None:
     capability = local_compute_capability()
     assert capability is not None
     host = PluginHost(build_library(arch_of(capability)))
-    samples = compare.random_samples(gated_mlps, 2, rng, {"x": (9, 64)})
+    samples = at_random(gated_mlps, 2, rng, x=(9, 64))
     rows = compare_plugins(rewritten(gated_mlps), samples, host)
     assert all(row.sqnr_db > 50 for row in rows), rows
-
-
-def test_model_agrees_with_itself(gated_mlps: Path, rng: np.random.Generator) -> None:
-    found = compare.compare(gated_mlps, gated_mlps, compare.random_samples(gated_mlps, 1, rng))
-    (row,) = found["rewritten"]
-    assert row.cosine == pytest.approx(1)
-    assert row.max_abs == 0
-    assert row.sqnr_db == np.inf
 
 
 def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -139,7 +335,7 @@ def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> N
         [onnx.numpy_helper.from_array(np.ones((30, 4), np.float32), "table")],
     )
     onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
-    (sample,) = compare.random_samples(tmp_path / "m.onnx", 1, rng, {"input_ids": (2, 500)})
+    (sample,) = at_random(tmp_path / "m.onnx", 1, rng, input_ids=(2, 500))
     assert sample["input_ids"].shape == (2, 500)
     assert sample["input_ids"].min() >= 0
     assert 15 < sample["input_ids"].max() < 30
@@ -149,25 +345,50 @@ def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> N
     assert sample["pixels"].std() == pytest.approx(1, abs=0.3)
 
 
-def test_command(gated_mlps: Path) -> None:
+def test_command(gated_mlps: Path, tmp_path: Path) -> None:
     result = rewritten(gated_mlps)
-    shown = CliRunner().invoke(app, [str(gated_mlps), str(result), "--json"])
+    shown = CliRunner().invoke(app, [str(gated_mlps), str(result), "--json", "--kl"])
     assert shown.exit_code == 0, shown.output
-    rows = json.loads(shown.stdout)["rewritten"]
-    assert {row["kind"] for row in rows} == {"output", "subgraph"}
-    assert all(row.keys() == {"name", "kind", "cosine", "sqnr_db", "max_abs", "argmax"} for row in rows)
+    found = json.loads(shown.stdout)
+    assert found["reference"]["kind"] == "onnx"
+    assert found["result"]["kind"] == "rewritten"
+    assert found["samples"] == 4
+    assert {row["kind"] for row in found["tensors"]} == {"output", "subgraph"}
+    assert all(0 < row["kl"] < 0.1 and 0.9 < row["cosine"] < 1 for row in found["tensors"])
 
-    engine = gated_mlps.with_name("o.engine")
-    table = CliRunner().invoke(app, [str(gated_mlps), str(engine), "--samples", "1"])
+    table = CliRunner().invoke(app, [str(gated_mlps), str(result), "--samples", "1"])
     assert table.exit_code == 0, table.output
     assert "gated_mlp_1" in table.stdout
 
-    strict = CliRunner().invoke(app, [str(gated_mlps), str(engine), "--min-cosine", "0.99999"])
+
+def test_command_fails_below_a_threshold_and_saves_what_to_replay(gated_mlps: Path, tmp_path: Path) -> None:
+    arguments = [str(gated_mlps), str(rewritten(gated_mlps)), "--min-cosine", "0.99999"]
+    worst = tmp_path / "worst"
+    strict = CliRunner().invoke(app, [*arguments, "--json", "--save-worst", str(worst)])
     assert strict.exit_code == errors.VERIFICATION_FAILED
-    assert "is below 0.99999" in strict.stderr
+    found = json.loads(strict.stdout)
+    assert len(found["failures"]) == 4
+    assert "cosine >= 0.99999 is not met" in strict.stderr
+    assert found["worst_samples"] == [str(file) for file in sorted(worst.iterdir())]
+
+    replay = found["replay"].split()
+    assert replay[0] == "compare-engine"
+    again = CliRunner().invoke(app, [*replay[1:], "--json"])
+    assert again.exit_code == 0, again.output
+    cosines = [
+        [row["cosine"] for row in run["tensors"] if row["kind"] == "output"]
+        for run in (found, json.loads(again.stdout))
+    ]
+    assert cosines[0] == cosines[1]
+
+    occupied = CliRunner().invoke(app, [*arguments, "--save-worst", str(worst)])
+    assert occupied.exit_code == errors.USAGE
+    assert "not empty" in occupied.stderr
 
 
-def test_command_names_the_missing_file(gated_mlps: Path) -> None:
-    shown = CliRunner().invoke(app, [str(gated_mlps), str(gated_mlps.with_name("none.engine"))])
+def test_command_on_empty_data(gated_mlps: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    np.save(tmp_path / "empty" / "x.npy", np.zeros((0, 64), np.float16))
+    shown = CliRunner().invoke(app, [str(gated_mlps), str(rewritten(gated_mlps)), "--data", str(tmp_path / "empty")])
     assert shown.exit_code == errors.USAGE
-    assert "none.rewritten.onnx" in shown.stderr
+    assert "holds no sample" in shown.stderr

@@ -87,6 +87,12 @@ def test_without_samples_weights_alone_are_quantized(gated_mlps: Path) -> None:
     assert any("--calib-data" in warning for warning in report["warnings"])
 
 
+def test_samples_that_no_decision_uses(gated_mlps: Path, samples: Path) -> None:
+    report = run(gated_mlps, precision="bf16", calib_data=samples, stop_after="rewrite")
+    assert {entry["decision"] for entry in report["subgraphs"]} == {"keep"}
+    assert any("is not read" in warning for warning in report["warnings"])
+
+
 def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, samples: Path) -> None:
     out = gated_mlps.parent / "out"
     run(gated_mlps, calib_data=samples, stop_after="plan")

@@ -106,7 +106,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     for name, content, message in (
         ("a.json", b"{", "not a Polygraphy input file"),
         ("b.json", b'{"a": 1}', "expected a list of samples"),
-        ("c.txt", b"1 2 3", "expected an .npz file, a folder"),
+        ("c.csv", b"1 2 3", "expected an .npz file, a folder"),
         ("d.npz", b"PK\x03\x04 cut", "not a readable .npz file"),
     ):
         (tmp_path / name).write_bytes(content)

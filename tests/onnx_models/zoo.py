@@ -185,14 +185,25 @@ def build(
     name: str, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
     """The model, and a function that draws an input for a seed."""
+    return wrapped(ZOO[name], instance(ZOO[name], seed), dtype)
+
+
+def instance(entry: Entry, seed: int) -> torch.nn.Module:
+    """The model of an entry, with random parameters."""
     import transformers
 
-    entry = ZOO[name]
     torch.manual_seed(seed)
-    model = getattr(transformers, entry.model)(getattr(transformers, entry.config)(**entry.arguments))
+    model: torch.nn.Module = getattr(transformers, entry.model)(getattr(transformers, entry.config)(**entry.arguments))
     for parameter in model.parameters():  # initial biases and norms are all alike
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
+    return model
+
+
+def wrapped(
+    entry: Entry, model: torch.nn.Module, dtype: torch.dtype
+) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    """`model` from one tensor to one tensor, and a function that draws an input for a seed."""
 
     def draw(number: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(number)

@@ -7,7 +7,7 @@ import numpy as np
 import op_inputs
 import pytest
 import torch
-from nvfp4_reference import activate, gated_activate, quantize
+from nvfp4_reference import Array, activate, gated_activate, quantize
 from op_inputs import Case, float64
 from test_kernels import GENERIC, run
 
@@ -67,16 +67,47 @@ def test_linear(
         assert (error <= torch.finfo(dtype).eps * np.abs(expected) + k**0.5 * 1e-6 * magnitude * slope).all()
 
 
-def identity_down(case: Case, i: int) -> None:
-    """Makes the down projection the identity, so that y shows the hidden values as the GEMM reads them."""
+@pytest.mark.parametrize(
+    ("m", "n", "k", "activation", "splits"), [(5, 136, 2048, 4, 4), (130, 77, 1152, 0, 2), (3, 40, 1056, 0, 1)]
+)
+def test_few_tiles_split_k(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, n: int, k: int, activation: int, splits: int
+) -> None:
+    """Into parts of whole scale tiles, not of the main loop's tiles."""
+    case = op_inputs.linear(np.random.default_rng(seed), m, n, k, torch.bfloat16, 0.004)
+    emulated_gpu.launches.clear()
+    attributes = {"activation": activation, "quantize_activations": 1}
+    (y,) = run(emulated, "NVFP4Linear", case.inputs, attributes, W4A4)
+    reductions = [launch for launch in emulated_gpu.launches if "w4a4_reduce" in launch.kernel]
+    assert len(reductions) == (2 if splits > 1 else 0)
+    x = quantize(float64(case.inputs[0])[0].astype(np.float32), 0.004).values
+    w, bias = case.weights[0].values, float64(case.inputs[4])
+    expected = activate(x @ w.T + bias, activation)
+    magnitude = np.abs(x) @ np.abs(w).T + np.abs(bias)
+    error = np.abs(float64(y)[0] - expected)
+    assert (error <= torch.finfo(torch.bfloat16).eps * np.abs(expected) + k**0.5 * 1.2e-6 * magnitude).all()
+
+
+def identity_down(case: Case, i: int, first: int) -> None:
+    """Makes the down projection, from input `first` on, the identity, so that y shows the hidden values as the GEMM
+    reads them."""
     packed = np.zeros((i, i // 2), np.uint8)
     packed[np.arange(i), np.arange(i) // 2] = np.where(np.arange(i) % 2, 0x20, 0x02)  # E2M1's 1.0
-    scales = np.zeros(tuple(case.inputs[6].shape), np.uint8)
-    scales[:] = 0x38  # E4M3's 1.0
-    case.inputs[5] = torch.from_numpy(packed).view(torch.int8)
-    case.inputs[6] = torch.from_numpy(scales).view(torch.int8)
-    case.inputs[7] = torch.tensor(1.0)
-    case.inputs[8] = torch.zeros_like(case.inputs[8])
+    for offset, value in enumerate((packed, np.full(case.inputs[first + 1].shape, 0x38, np.uint8))):  # E4M3's 1.0
+        case.inputs[first + offset] = (
+            torch.from_numpy(value).view(torch.int8).reshape(case.inputs[first + offset].shape)
+        )
+    case.inputs[first + 2] = torch.ones_like(case.inputs[first + 2])
+    case.inputs[first + 3] = torch.zeros_like(case.inputs[first + 3])
+
+
+def check_hidden(y: torch.Tensor, hidden: Array, scale: float) -> None:
+    """NVFP4 bit by bit, except where the sum lies within float32's error of a rounding boundary."""
+    expected = quantize(hidden.astype(np.float32), scale).values
+    error = np.abs(float64(y) - expected)
+    close = error <= torch.finfo(torch.float16).eps * np.abs(expected) + 1e-7
+    assert close.mean() > 0.995
+    assert np.linalg.norm(error) <= 0.02 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("hidden_scale", [0.0, 2.0**-7])
@@ -91,51 +122,87 @@ def test_hidden_values_of_a_gated_mlp(
     activation: int,
     hidden_scale: float,
 ) -> None:
-    """NVFP4 bit by bit, except where the sum lies within float32's error of a rounding boundary."""
     case = op_inputs.gated_mlp(np.random.default_rng(seed), m, k, i, i, torch.float16)
-    identity_down(case, i)
+    identity_down(case, i, 5)
     case.inputs[-1] = torch.tensor(hidden_scale)
     attributes = {"activation": activation, "quantize_activations": 1, "alpha": 1.5, "limit": 2.0}
     x = quantize(float64(case.inputs[0]).astype(np.float32)).values
     pre = x @ case.weights[0].values.T + float64(case.inputs[4])
     hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 1.5, 2.0)
-    expected = quantize(hidden.astype(np.float32), hidden_scale).values
     for tactic in tactics(emulated_gpu):
         (y,) = run(emulated, "NVFP4GatedMLP", case.inputs, attributes, tactic)
-        error = np.abs(float64(y) - expected)
-        close = error <= torch.finfo(torch.float16).eps * np.abs(expected) + 1e-7
-        assert close.mean() > 0.995
-        assert np.linalg.norm(error) <= 0.02 * np.linalg.norm(expected)
+        check_hidden(y, hidden, hidden_scale)
 
 
-@pytest.mark.parametrize("residual", [0, 1])
-def test_layers_against_the_generic_kernels(
+@pytest.mark.parametrize("hidden_scale", [0.0, 2.0**-7])
+@pytest.mark.parametrize(("m", "k", "i", "activation"), [(3, 64, 32, 4), (130, 96, 160, 2)])
+def test_hidden_values_of_a_plain_mlp(
     emulated: PluginHost,
     emulated_gpu: Gpu,
     seed: int,
-    residual: int,
+    m: int,
+    k: int,
+    i: int,
+    activation: int,
+    hidden_scale: float,
+) -> None:
+    case = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, k, i, i, torch.float16, gated=0)
+    identity_down(case, i, 6)
+    case.inputs[-1] = torch.tensor([hidden_scale])
+    attributes = {"activation": activation, "quantize_activations": 1, "gated": 0, "norm": 0, "residual": 0}
+    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    hidden = activate(x @ case.weights[0].values[0].T + float64(case.inputs[5])[0], activation)
+    for tactic in tactics(emulated_gpu):
+        (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, tactic)
+        check_hidden(y, hidden, hidden_scale)
+
+
+@pytest.mark.parametrize(("gated", "residual"), [(0, 1), (1, 0), (1, 1)])
+def test_layers_against_the_generic_kernels(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int, residual: int
 ) -> None:
     """But for sums that round differently and meet a rounding boundary of NVFP4."""
-    case = op_inputs.persistent_mlp(np.random.default_rng(seed), 2, 6, 32, 32, 32, torch.bfloat16, gated=1)
+    case = op_inputs.persistent_mlp(np.random.default_rng(seed), 2, 6, 32, 32, 32, torch.bfloat16, gated=gated)
     attributes = {"activation": 5, "norm": 1, "residual": residual, "epsilon": 1e-5, "quantize_activations": 1}
+    attributes["gated"] = gated
     (generic,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, GENERIC)
     (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, W4A4)
     assert (y == generic).float().mean() > 0.98
     assert torch.linalg.norm((y - generic).float()) <= 0.05 * torch.linalg.norm(generic.float())
 
 
-def test_no_wide_intermediate(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
-    """The gate-up GEMM writes packed E2M1, padded block scales and one tensor scale; nothing else."""
-    m, i = 130, 96
-    case = op_inputs.gated_mlp(np.random.default_rng(seed), m, 64, i, 24, torch.float16)
-    case.inputs[-1] = torch.tensor(0.01)
+@pytest.mark.parametrize("gated", [0, 1])
+def test_static_scales_take_three_launches(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int) -> None:
+    """And give the bits of the passes that look whether a scale is given. The first GEMM writes packed E2M1, padded
+    block scales and one tensor scale; nothing else."""
+    m, k, i = 130, 64, 96
+    case = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, k, i, 24, torch.float16, gated=gated)
+    case.inputs[-2:] = torch.tensor([0.004]), torch.tensor([0.01])
+    attributes = {"activation": 3, "quantize_activations": 1, "gated": gated, "norm": 0, "residual": 0}
+    (expected,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, W4A4)
     emulated_gpu.launches.clear()
-    run(emulated, "NVFP4GatedMLP", case.inputs, {"activation": 3, "quantize_activations": 1}, W4A4)
-    amax, gate_up, _ = [launch for launch in emulated_gpu.launches if "W4A4Kernel" in launch.kernel][:3]
-    assert amax.counters is not None
-    assert gate_up.counters is not None
-    assert amax.counters.bytes_written["global"] == 0  # the scale is given
-    assert gate_up.counters.bytes_written["global"] == m * i // 2 + 256 * 8 + 4
+    (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes | {"static_scales": 1}, W4A4)
+    assert torch.equal(y, expected)
+    launches = emulated_gpu.launches[: len(emulated_gpu.launches) // 2]  # enqueue runs twice, see run()
+    _, up, _ = launches
+    assert up.counters is not None
+    assert up.counters.bytes_written["global"] == m * i // 2 + 256 * 8 + 4
+
+
+def test_bytes_of_a_gated_mlp(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
+    """Distinct bytes of global memory, the workspace included, against inputs, weights, scales and output."""
+    m, k, i, h = 4, 512, 256, 512
+    case = op_inputs.gated_mlp(np.random.default_rng(seed), m, k, i, h, torch.bfloat16)
+    case.inputs[-2:] = torch.tensor(0.004), torch.tensor(0.01)
+    memory = emulated_gpu.device.memory
+    memory.count_distinct, memory.distinct = True, 0
+    try:
+        attributes = {"activation": 3, "quantize_activations": 1, "static_scales": 1}
+        (y,) = run(emulated, "NVFP4GatedMLP", case.inputs, attributes, W4A4)
+    finally:
+        memory.count_distinct = False
+    ideal = sum(tensor.numel() * tensor.element_size() for tensor in (*case.inputs, y))
+    assert ideal * 0.99 <= memory.distinct / 2 <= ideal * 1.05
 
 
 def test_choice(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:

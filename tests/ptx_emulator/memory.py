@@ -51,6 +51,7 @@ class Region:
         self.size = size
         self.name = name
         self.read_only = read_only
+        self.touched: NDArray[np.bool_] | None = None  # which bytes were read or written, where someone asked
         self._views: dict[tuple[int, int], NDArray[Any]] = {}
 
     def view(self, width: int, count: int) -> NDArray[Any]:
@@ -76,6 +77,7 @@ class Region:
 
     def load(self, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
         offsets = self.offsets(addresses, width * count, "read")
+        self.touch(offsets, width * count)
         loaded: NDArray[Any] = self.view(width, count)[offsets // offsets.dtype.type(width * count)]
         return loaded
 
@@ -83,6 +85,7 @@ class Region:
         if self.read_only:
             raise MemoryFault(f"write to read-only {self.name} at {int(addresses[0]):#x}")
         offsets = self.offsets(addresses, width * count, "write")
+        self.touch(offsets, width * count)
         self.view(width, count)[offsets // offsets.dtype.type(width * count)] = values
 
     def slice(self, address: int, size: int, action: str) -> Bytes:
@@ -92,13 +95,26 @@ class Region:
                 f"{action} of {size} bytes at {address:#x} is outside {self.name} "
                 f"[{self.base:#x}, {self.base + self.size:#x})"
             )
+        if self.touched is not None:
+            self.touched[offset : offset + size] = True
         return self.data[offset : offset + size]
+
+    def touch(self, offsets: NDArray[Any], count: int) -> None:
+        """`count` bytes from each offset are read or written."""
+        if self.touched is not None:
+            self.touched[offsets.astype(np.int64)[:, None] + np.arange(count)] = True
 
 
 class GlobalMemory:
-    """Allocations at their host addresses, each between guard bytes."""
+    """Allocations at their host addresses, each between guard bytes.
+
+    With `count_distinct`, `distinct` adds up how many bytes of the allocations freed since were touched at all: what a
+    perfect cache would move.
+    """
 
     def __init__(self) -> None:
+        self.count_distinct = False
+        self.distinct = 0
         self._bases: list[int] = []
         self._regions: list[Region] = []
 
@@ -112,6 +128,8 @@ class GlobalMemory:
     def adopt(self, data: Bytes, size: int, name: str, read_only: bool = False) -> Region:
         """Make a host buffer visible to kernels at its own address."""
         region = Region(data, data.ctypes.data, size, f"{name} ({size} bytes)", read_only)
+        if self.count_distinct:
+            region.touched = np.zeros(size, np.bool_)
         index = bisect.bisect(self._bases, region.base)
         self._bases.insert(index, region.base)
         self._regions.insert(index, region)
@@ -121,6 +139,9 @@ class GlobalMemory:
         index = bisect.bisect_left(self._bases, base)
         if index == len(self._bases) or self._bases[index] != base:
             raise MemoryFault(f"free of {base:#x}, which is no allocation")
+        touched = self._regions[index].touched
+        if touched is not None:
+            self.distinct += int(touched.sum())
         del self._bases[index], self._regions[index]
 
     def region(self, address: int) -> Region:

@@ -3,6 +3,7 @@
 #include "../generic_gemm.cuh"
 #include "../generic_quantize.cuh"
 #include "../heuristics/choose.h"
+#include "../w4a4_split.cuh"
 #include "validate.h"
 
 namespace trt_nvfp4 {
@@ -10,11 +11,13 @@ namespace {
 
 struct LinearWorkspace {
     Nvfp4Matrix quantized{};
+    float* partials = nullptr;
     size_t size;
 
     LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
         Workspace workspace(base);
         if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k);
+        if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.n));
         size = std::max(workspace.size(), w4a16::workspace_bytes(args));
     }
 };
@@ -31,7 +34,8 @@ TrtNvfp4Status generic_linear(TrtNvfp4LinearArgs const& args, LinearWorkspace co
     gemm.activation = args.activation;
     gemm.out = static_cast<T*>(args.y);
     if (!args.quantize_activations) return launch_gemm(DenseRows<T>{x}, gemm, stream);
-    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(x, args.m, args.k, args.input_tensor_scale, workspace.quantized, stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(x, args.m, args.k, args.input_tensor_scale, args.static_scales != 0,
+                                              workspace.quantized, stream));
     return launch_gemm(workspace.quantized.rows(), gemm, stream);
 }
 
@@ -39,7 +43,7 @@ TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic
                            cudaStream_t stream) {
     TRT_NVFP4_RETURN_IF_ERROR(dispatch_dtype(args.dtype, [&](auto element) {
         return launch_quantize(static_cast<decltype(element) const*>(args.x), args.m, args.k, args.input_tensor_scale,
-                               workspace.quantized, stream);
+                               args.static_scales != 0, workspace.quantized, stream);
     }));
     W4A4Gemm gemm{};
     gemm.m = args.m;
@@ -51,7 +55,7 @@ TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic
     gemm.bias = args.weight.bias;
     gemm.activation = args.activation;
     gemm.out = args.y;
-    return w4a4_kernels(tactic).dense(gemm, stream);
+    return launch_w4a4_dense(w4a4_kernels(tactic), gemm, workspace.partials, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {

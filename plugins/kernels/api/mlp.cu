@@ -4,6 +4,7 @@
 #include "../generic_quantize.cuh"
 #include "../generic_rmsnorm.cuh"
 #include "../heuristics/choose.h"
+#include "../w4a4_split.cuh"
 #include "validate.h"
 
 namespace trt_nvfp4 {
@@ -14,6 +15,7 @@ struct MlpWorkspace {
     void* hidden = nullptr;      // [m, intermediate] in T (W4A16) or float32 (W4A4)
     Nvfp4Matrix quantized_input{};
     Nvfp4Matrix quantized_hidden{};
+    float* partials = nullptr;  // of the down GEMM
     size_t size;
 
     MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) {
@@ -24,6 +26,7 @@ struct MlpWorkspace {
         if (args.quantize_activations) {
             quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in);
             quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);
+            if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.hidden_out));
         }
         size = std::max(workspace.size(), w4a16::workspace_bytes(args));
     }
@@ -59,14 +62,14 @@ GemmArgs<T, T> down_gemm(TrtNvfp4MlpArgs const& args, int64_t layer, T const* re
 }
 
 // Both GEMMs of a layer on tensor cores, from the quantized input; h leaves the first one in NVFP4. Where the hidden
-// tensor scale is 0 the first GEMM runs twice: once to find the amax, so that h is never stored in a wider type.
+// tensor scale may be 0 the first GEMM runs twice: once to find the amax, so that h is never stored in a wider type.
 TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, int64_t layer,
                           MlpWorkspace const& workspace, void const* residual, cudaStream_t stream) {
     W4A4Kernels const kernels = w4a4_kernels(tactic);
     int64_t const element = element_size(args.dtype);
     W4A4Gemm up{};
     up.m = args.m;
-    up.n = 2 * args.intermediate;
+    up.n = args.gated ? 2 * args.intermediate : args.intermediate;
     up.k = args.hidden_in;
     up.a = workspace.quantized_input.rows();
     up.w = weight_rows(args.up, up.n, up.k, layer);
@@ -77,12 +80,15 @@ TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, in
     up.limit = args.limit;
     up.hidden = workspace.quantized_hidden;
     up.hidden_scale = args.hidden_tensor_scale + layer;
-    up.amax_pass = true;
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaMemsetAsync(up.hidden.amax_bits, 0, sizeof(uint32_t), stream), "clear amax"));
-    TRT_NVFP4_RETURN_IF_ERROR(kernels.gated(up, stream));
+    W4A4Launch const launch_up = args.gated ? kernels.gated : kernels.plain;
+    if (!args.static_scales) {
+        up.amax_pass = true;
+        TRT_NVFP4_RETURN_IF_ERROR(
+            check_cuda(cudaMemsetAsync(up.hidden.amax_bits, 0, sizeof(uint32_t), stream), "clear amax"));
+        TRT_NVFP4_RETURN_IF_ERROR(launch_up(up, stream));
+    }
     up.amax_pass = false;
-    TRT_NVFP4_RETURN_IF_ERROR(kernels.gated(up, stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_up(up, stream));
 
     W4A4Gemm down{};
     down.m = args.m;
@@ -94,7 +100,7 @@ TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, in
     down.bias = static_cast<uint8_t const*>(args.down.bias) + layer * down.n * element;
     down.residual = residual;
     down.out = args.y;
-    return kernels.dense(down, stream);
+    return launch_w4a4_dense(kernels, down, workspace.partials, stream);
 }
 
 // y serves as x of every layer but the first: only the down GEMM writes it, and reads of it just the element it writes.
@@ -121,12 +127,13 @@ TrtNvfp4Status run_layer(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, int
         return launch_gemm(DenseRows<T>{static_cast<T const*>(workspace.hidden)}, down, stream);
     }
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(input, args.m, args.hidden_in, args.input_tensor_scale + layer,
-                                              workspace.quantized_input, stream));
+                                              args.static_scales != 0, workspace.quantized_input, stream));
     if (tactic != TRT_NVFP4_TACTIC_GENERIC) return w4a4_gemms(args, tactic, layer, workspace, down.residual, stream);
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_gemm(workspace.quantized_input.rows(), up_gemm<T, float>(args, layer, workspace.hidden), stream));
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(static_cast<float const*>(workspace.hidden), args.m, args.intermediate,
-                                              args.hidden_tensor_scale + layer, workspace.quantized_hidden, stream));
+                                              args.hidden_tensor_scale + layer, args.static_scales != 0,
+                                              workspace.quantized_hidden, stream));
     return launch_gemm(workspace.quantized_hidden.rows(), down, stream);
 }
 

@@ -34,7 +34,7 @@ TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace cons
     TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
     Nvfp4Matrix const out{static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales),
                           args.tensor_scale_out, workspace.amax_bits};
-    return launch_quantize<T>(n, args.m, args.k, args.tensor_scale, out, stream);
+    return launch_quantize<T>(n, args.m, args.k, args.tensor_scale, false, out, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4QuantizeArgs const* args) {

@@ -58,6 +58,7 @@ typedef struct {
     TrtNvfp4DataType dtype;
     TrtNvfp4Activation activation;
     int32_t quantize_activations;  // 1: x is quantized to NVFP4 and dequantized on the way in (W4A4)
+    int32_t static_scales;         // 1: the caller knows that the input's tensor scale is not 0
     TrtNvfp4Tactic tactic;
     int64_t m, n, k;
     void const* x;  // T [m, k]
@@ -75,6 +76,7 @@ typedef struct {
     int32_t norm;
     int32_t residual;
     int32_t quantize_activations;  // 1: both GEMM inputs pass through NVFP4; h is quantized from float32
+    int32_t static_scales;         // 1: the caller knows that the input and hidden tensor scales are not 0
     float epsilon, alpha, limit;
     TrtNvfp4Tactic tactic;
     int64_t layers, m, hidden_in, intermediate, hidden_out;

@@ -7,16 +7,28 @@ TrtNvfp4Status sm100_w4a4_dense(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<DenseOutput, 1>>(gemm, stream);
 }
 
+TrtNvfp4Status sm100_w4a4_partial(W4A4Gemm const& gemm, cudaStream_t stream) {
+    return launch_w4a4<sm100::Kernel<PartialOutput, 1>>(gemm, stream);
+}
+
+TrtNvfp4Status sm100_w4a4_plain(W4A4Gemm const& gemm, cudaStream_t stream) {
+    return launch_w4a4<sm100::Kernel<HiddenOutput<false>, 1>>(gemm, stream);
+}
+
 TrtNvfp4Status sm100_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream) {
-    return launch_w4a4<sm100::Kernel<GatedOutput, 1>>(gemm, stream);
+    return launch_w4a4<sm100::Kernel<HiddenOutput<true>, 1>>(gemm, stream);
 }
 
 TrtNvfp4Status sm100_w4a4_dense_pair(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<DenseOutput, 2>>(gemm, stream);
 }
 
+TrtNvfp4Status sm100_w4a4_plain_pair(W4A4Gemm const& gemm, cudaStream_t stream) {
+    return launch_w4a4<sm100::Kernel<HiddenOutput<false>, 2>>(gemm, stream);
+}
+
 TrtNvfp4Status sm100_w4a4_gated_pair(W4A4Gemm const& gemm, cudaStream_t stream) {
-    return launch_w4a4<sm100::Kernel<GatedOutput, 2>>(gemm, stream);
+    return launch_w4a4<sm100::Kernel<HiddenOutput<true>, 2>>(gemm, stream);
 }
 
 }  // namespace trt_nvfp4

@@ -1,6 +1,8 @@
 // Who serves W4A4 on tensor cores: the kernels that this library was compiled with and that the GPU can run.
 #pragma once
 
+#include <algorithm>
+
 #include "../w4a4_gemm.h"
 
 namespace trt_nvfp4 {
@@ -8,25 +10,56 @@ namespace trt_nvfp4 {
 using W4A4Launch = TrtNvfp4Status (*)(W4A4Gemm const&, cudaStream_t);
 
 struct W4A4Kernels {
-    W4A4Launch dense;
-    W4A4Launch gated;
+    W4A4Launch dense, plain, gated;
+    W4A4Launch partial;  // null: K is never split
+    int sm_count;
 };
+
+constexpr int kW4a4Tile = 128;  // rows and columns
+constexpr int kMaxKSplits = 16;
+constexpr int kMaxSplitTiles = 256;  // no GPU has more SMs to fill
+
+// How many parts K is cut into: as many as find an idle SM, none shorter than what hides a pipeline's start.
+inline int choose_splits(int64_t m, int64_t n, int64_t k, int sm_count) {
+    constexpr int64_t kShortest = 512;
+    constexpr int64_t kGrain = 64;  // values of K in a tile of scales
+    int64_t const tiles = (m + kW4a4Tile - 1) / kW4a4Tile * ((n + kW4a4Tile - 1) / kW4a4Tile);
+    int best = 1;
+    for (int splits = 2; splits <= kMaxKSplits; ++splits) {
+        if (tiles * splits > std::min(sm_count, kMaxSplitTiles) || k < splits * kShortest) break;
+        if (k % (splits * kGrain) == 0) best = splits;
+    }
+    return best;
+}
+
+// Partial sums that a GEMM may need on any GPU; never fewer for more rows.
+inline int64_t split_elements(int64_t m, int64_t n) {
+    return std::min(kMaxKSplits * m * n, int64_t{kMaxSplitTiles} * kW4a4Tile * kW4a4Tile);
+}
 
 // The kernels of the current GPU that `tactic` names; null where this library has none.
 inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
     int device = 0;
     int major = 0;
+    int sm_count = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
         return {};
     }
 #ifdef TRT_NVFP4_SM120
-    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) return {sm120_w4a4_dense, sm120_w4a4_gated};
+    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) {
+        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, sm120_w4a4_partial, sm_count};
+    }
 #endif
 #ifdef TRT_NVFP4_SM100
-    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) return {sm100_w4a4_dense, sm100_w4a4_gated};
+    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) {
+        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, sm100_w4a4_partial, sm_count};
+    }
     // Thor (11) gains nothing from clusters.
-    if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) return {sm100_w4a4_dense_pair, sm100_w4a4_gated_pair};
+    if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) {
+        return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair, nullptr, sm_count};
+    }
 #endif
     return {};
 }
@@ -36,9 +69,8 @@ inline bool w4a4_fits(TrtNvfp4LinearArgs const& args) {
     return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.k % 32 == 0;
 }
 
-// A hidden layer without a gate has no epilogue yet.
 inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
-    return args.quantize_activations && args.gated && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
            args.intermediate % 32 == 0;
 }
 

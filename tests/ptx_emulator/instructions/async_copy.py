@@ -34,6 +34,7 @@ class GlobalPort:
         if int(offsets.min()) < 0 or int(offsets.max()) + count > region.size:
             bad = int(addresses[np.argmax((offsets < 0) | (offsets + count > region.size))])
             raise MemoryFault(f"{action} of {count} bytes at {bad:#x} leaves {region.name}")
+        region.touch(offsets, count)
         return region, offsets[:, None] + np.arange(count)
 
     def read(self, addresses: Any, count: int) -> Bytes:

@@ -1,0 +1,130 @@
+"""Accuracy as a number: a budget such as `cosine>=0.999`, and the score of a model's outputs that it is asked of."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .agreement import Agreement
+from .errors import USAGE, BuilderError
+
+# Metric -> the relation that a budget states, and its range.
+METRICS = {"cosine": (">=", 0.0, 1.0), "sqnr": (">=", -math.inf, math.inf), "kl": ("<=", 0.0, math.inf)} | {
+    "perplexity": ("<=", 1.0, math.inf)
+}
+_SYNTAX = re.compile(r"\s*([a-z]+)\s*(>=|<=)\s*(\S+?)\s*(?:dB)?\s*")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the outputs on held-out samples must come to; see `Score` for the metrics."""
+
+    metric: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read `cosine>=0.999`, `sqnr>=30dB`, `kl<=0.01` or `perplexity<=16.5`; raises BuilderError (usage)."""
+        form = ", ".join(f"{metric}{relation}X" for metric, (relation, _, _) in METRICS.items())
+        match = _SYNTAX.fullmatch(text)
+        if match is None or match[1] not in METRICS:
+            raise BuilderError(USAGE, f"--accuracy-budget '{text}': expected one of {form}, such as cosine>=0.999")
+        metric, relation, number = match.groups()
+        expected, least, most = METRICS[metric]
+        if relation != expected:
+            raise BuilderError(USAGE, f"--accuracy-budget '{text}': a budget of {metric} is {metric}{expected}X")
+        try:
+            limit = float(number)
+        except ValueError:
+            raise BuilderError(USAGE, f"--accuracy-budget '{text}': '{number}' is not a number") from None
+        if not math.isfinite(limit) or not least <= limit <= most:
+            raise BuilderError(USAGE, f"--accuracy-budget '{text}': {metric} lies between {least:g} and {most:g}")
+        return cls(metric, limit)
+
+    def __str__(self) -> str:
+        return f"{self.metric}{METRICS[self.metric][0]}{self.limit:g}"
+
+    def met_by(self, value: float) -> bool:
+        """NaN meets nothing."""
+        return value >= self.limit if METRICS[self.metric][0] == ">=" else value <= self.limit
+
+
+@dataclass
+class Score:
+    """How a model's outputs compare with the original's over samples.
+
+    Metrics: "cosine" and "kl" are those of the worst sample and output, "sqnr" in dB that of the worst output over all
+    samples (as compare-engine states them), "perplexity" the exponential of the mean negative log likelihood of the
+    tokens `input_ids` under the first output, logits [..., sequence, vocabulary], where attention_mask is not 0.
+    """
+
+    metric: str
+    _outputs: dict[str, Agreement] = field(default_factory=dict)
+    _nll: float = 0.0
+    _tokens: int = 0
+
+    def add(
+        self, sample: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]
+    ) -> None:
+        """Account for one sample's outputs, the original's and the model's. Raises BuilderError (usage) where the
+        metric does not apply to the model."""
+        with_kl = self.metric in ("kl", "perplexity")
+        for name, values in actual.items():
+            if with_kl and (values.ndim < 1 or values.shape[-1] < 2):
+                raise BuilderError(USAGE, f"a budget of {self.metric} needs logits; output {name} is {values.shape}")
+            self._outputs.setdefault(name, Agreement(name, "output", with_kl)).add(expected[name], values)
+        if self.metric == "perplexity":
+            self._add_tokens(sample, next(iter(actual.values())))
+
+    def _add_tokens(self, sample: Mapping[str, np.ndarray], logits: np.ndarray) -> None:
+        ids = sample.get("input_ids")
+        if ids is None or logits.ndim != ids.ndim + 1 or logits.shape[:-1] != ids.shape:
+            raise BuilderError(
+                USAGE,
+                "a budget of perplexity needs a language model: an input input_ids [batch, sequence] and logits "
+                f"[batch, sequence, vocabulary] as first output; found {sorted(sample)} and {logits.shape}",
+            )
+        counted = sample.get("attention_mask", np.ones_like(ids))[..., 1:] != 0
+        scores = logits[..., :-1, :].astype(np.float64)
+        highest = scores.max(-1)
+        log_sum = highest + np.log(np.exp(scores - highest[..., None]).sum(-1))
+        chosen = np.take_along_axis(scores, ids[..., 1:, None].astype(np.int64), -1)[..., 0]
+        self._nll += float((log_sum - chosen)[counted].sum())
+        self._tokens += int(counted.sum())
+
+    @property
+    def value(self) -> float:
+        """The metric."""
+        rows = self._outputs.values()
+        if self.metric == "cosine":
+            return _worst([row.cosine for row in rows], least=True)
+        if self.metric == "sqnr":
+            return _worst([row.sqnr_db for row in rows], least=True)
+        if self.metric == "kl":
+            return self._kl
+        return math.exp(self._nll / self._tokens) if self._tokens else math.nan
+
+    @property
+    def loss(self) -> float:
+        """What several small errors add up in: 1 - cosine, the noise-to-signal ratio, or KL (for perplexity too, whose
+        own differences are noisier)."""
+        if self.metric == "cosine":
+            return 1 - self.value
+        if self.metric == "sqnr":
+            return float(10 ** (-self.value / 10))
+        return self._kl
+
+    @property
+    def _kl(self) -> float:
+        return _worst([row.kl or 0.0 for row in self._outputs.values()], least=False)
+
+
+def _worst(values: list[float], least: bool) -> float:
+    """NaN is the worst."""
+    if any(math.isnan(value) for value in values) or not values:
+        return math.nan
+    return min(values) if least else max(values)

@@ -1,0 +1,160 @@
+"""How one tensor agrees with its reference over all samples, and what agreement is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from polygraphy.comparator import (
+    CosineSimilarityCompareFunc,
+    IterationResult,
+    SimpleCompareFunc,
+    SnrCompareFunc,
+)
+from rich.table import Table
+
+from .errors import USAGE, BuilderError
+
+CompareFunc = Callable[[IterationResult, IterationResult], "OrderedDict[str, Any]"]
+
+
+@dataclass
+class Agreement:
+    """How one tensor agrees with the reference's, over all samples.
+
+    `cosine` is the worst sample's cosine similarity and `worst_sample` that sample's number, `sqnr_db` is
+    10 log10(sum x^2 / sum (x - y)^2) over all samples, `max_rel` the greatest |x - y| / |x| (infinite where x alone is
+    0), `argmax` the share of last-axis vectors whose largest entry is at the same place, `kl` the worst sample's mean
+    KL(softmax x || softmax y) over those vectors, in nats (computed on request).
+    """
+
+    name: str
+    kind: str
+    with_kl: bool = False
+    cosine: float = 1.0
+    sqnr_db: float = math.inf
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    argmax: float = 1.0
+    kl: float | None = None
+    worst_sample: int = 0
+    _samples: int = 0
+    _signal: float = 0.0
+    _noise: float = 0.0
+    _same: int = 0
+    _vectors: int = 0
+
+    def add(self, expected: np.ndarray, actual: np.ndarray) -> None:
+        """Account for one sample. Raises BuilderError when the shapes differ."""
+        if expected.shape != actual.shape:
+            raise BuilderError(
+                USAGE, f"{self.name}: shapes {expected.shape} and {actual.shape} differ: not the same model"
+            )
+        x, y = expected.astype(np.float64), actual.astype(np.float64)
+        difference = np.abs(x - y)
+        self._signal += float(np.square(x).sum())
+        self._noise += float(np.square(difference).sum())
+        norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
+        cosine = float((x * y).sum()) / norms if norms else float(np.array_equal(x, y))
+        # NaN must show and not pass for the best so far.
+        if not cosine >= self.cosine and not math.isnan(self.cosine):
+            self.cosine, self.worst_sample = cosine, self._samples
+        self.max_abs = _greatest(self.max_abs, difference)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self.max_rel = _greatest(self.max_rel, np.where(difference == 0, 0.0, difference / np.abs(x)))
+        self.sqnr_db = 10 * math.log10(self._signal / self._noise) if self._noise and self._signal else math.inf
+        if self._noise and not self._signal:
+            self.sqnr_db = -math.inf
+        if x.ndim and x.shape[-1] > 1:
+            same = x.argmax(-1) == y.argmax(-1)
+            self._same += int(same.sum())
+            self._vectors += same.size
+            self.argmax = self._same / max(self._vectors, 1)
+            if self.with_kl:
+                self.kl = _greatest(self.kl or 0.0, np.asarray(kl_divergence(x, y)))
+        self._samples += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which knows neither NaN nor infinity: those become null (`sqnr_db` of equal tensors is)."""
+        shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "with_kl"}
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in shown.items()
+        }
+
+
+def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
+    """Mean of KL(softmax x || softmax y) over the vectors of the last axis, in nats."""
+    log_p, log_q = _log_softmax(x), _log_softmax(y)
+    return float((np.exp(log_p) * (log_p - log_q)).sum(axis=-1).mean())
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _greatest(so_far: float, values: np.ndarray) -> float:
+    """NaN wins: it is the worst of differences."""
+    return float(np.maximum(so_far, values.max(initial=0.0)))
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What every sample has to meet; None asks nothing. See the options of compare-engine."""
+
+    min_cosine: float | None = None
+    min_sqnr: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+    max_kl: float | None = None
+
+    def functions(self) -> Iterator[tuple[str, CompareFunc]]:
+        """(what is asked, Polygraphy comparison function); each takes the result first and the reference second."""
+        if self.min_cosine is not None:
+            yield f"cosine >= {self.min_cosine}", CosineSimilarityCompareFunc(self.min_cosine, check_shapes=True)
+        if self.min_sqnr is not None:
+            yield f"SQNR >= {self.min_sqnr} dB", _swapped(SnrCompareFunc(self.min_sqnr, check_shapes=True))
+        if self.max_abs is not None:
+            yield f"max abs <= {self.max_abs}", _simple(atol=self.max_abs, rtol=0.0)
+        if self.max_rel is not None:
+            yield f"max rel <= {self.max_rel}", _simple(atol=0.0, rtol=self.max_rel)
+        if self.max_kl is not None:
+            yield f"KL <= {self.max_kl}", _kl_at_most(self.max_kl)
+
+
+def _simple(atol: float, rtol: float) -> CompareFunc:
+    function: CompareFunc = SimpleCompareFunc(atol=atol, rtol=rtol, check_error_stat="elemwise", check_shapes=True)
+    return function
+
+
+def _swapped(function: CompareFunc) -> CompareFunc:
+    """Polygraphy's SNR takes its first result for the signal; ours is the reference."""
+    return lambda result, reference: function(reference, result)
+
+
+def _kl_at_most(limit: float) -> CompareFunc:
+    def judge(result: IterationResult, reference: IterationResult) -> OrderedDict[str, bool]:
+        return OrderedDict(
+            (name, kl_divergence(np.float64(reference[name]), np.float64(result[name])) <= limit) for name in result
+        )
+
+    return judge
+
+
+def table(title: str, agreements: list[Agreement]) -> Table:
+    """Agreements for the terminal."""
+    with_kl = any(row.kl is not None for row in agreements)
+    shown = Table(title=title, title_justify="left")
+    headings = ["tensor", "kind", "cosine (worst)", "SQNR dB", "max abs", "max rel", "argmax", *(["KL"] * with_kl)]
+    for heading in headings:
+        shown.add_column(heading, overflow="fold", justify="left" if heading in ("tensor", "kind") else "right")
+    for row in agreements:
+        numbers = [f"{row.cosine:.6f}", f"{row.sqnr_db:.2f}", f"{row.max_abs:.4g}", f"{row.max_rel:.4g}"]
+        kl = ["-" if row.kl is None else f"{row.kl:.4g}"] * with_kl
+        shown.add_row(row.name, row.kind, *numbers, f"{row.argmax:.2%}", *kl)
+    return shown

@@ -1,0 +1,323 @@
+"""How fast a model is with NVFP4 plugins, against TensorRT FP8, TensorRT's own NVFP4 and BF16.
+
+Three ways, by what is at hand, and the result says which: whole engines on their GPU; the plugins subgraph by subgraph
+on any GPU; the roofline of the target, which is a prediction and no measurement.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from rich.table import Table
+
+from trt_nvfp4.calibration.samples import input_specs, load_samples
+from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.library import build_library
+
+from . import backend, pipeline, roofline, runtime
+from .engine_bench import bench_engines
+from .errors import UNAVAILABLE, USAGE, BuilderError
+from .random_inputs import random_samples, vocabulary
+from .report import versions
+from .shapes import Shape
+from .sides import ENGINES
+from .subgraph_bench import bench_subgraphs
+from .targets import TARGETS, Target, arch_of, find_target
+from .timing import CudaDevice, Device
+from .tokens import subgraph_tokens
+
+MODES = ("engine", "plugins", "roofline")
+LABELS = {
+    "engine": "measured: whole engines, CUDA graphs, interleaved",
+    "plugins": "measured: subgraph by subgraph through the plugin host, against cuBLAS products of the same shapes "
+    "(no activations or conversions between them)",
+    "roofline": "predicted: the least time by the target's published peaks; nothing was run",
+}
+# Baselines, by what they are called in results.
+BASELINES = ("fp8", "bf16")
+
+
+class Progress(Protocol):
+    def stage(self, text: str) -> None: ...
+
+    def step(self, done: int, total: int, text: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; see `bench-engine --help`."""
+
+    subject: Path
+    target: str | None = None
+    plan: Path | None = None
+    model: Path | None = None
+    mode: str | None = None
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    calib_data: Path | None = None
+    rounds: int = 50
+    warm_up: int = 5
+
+
+@dataclass
+class Result:
+    """What came of it. `contestants` holds microseconds (p50, p90, p99, ...) of the whole; `subgraphs` of its parts."""
+
+    mode: str
+    model: str
+    target: str
+    label: str = ""
+    contestants: dict[str, dict[str, float]] = field(default_factory=dict)
+    subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    layers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    cosine_to_bf16: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        with backend.replacing(path) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model behind what is benchmarked: its ONNX file, plan, target, and the engine if that was given."""
+
+    onnx: Path
+    plan: Plan
+    target: Target
+    engine: Path | None
+
+
+def bench(
+    request: Request,
+    progress: Progress,
+    device: Callable[[], Device] = CudaDevice,
+    open_host: Callable[[str], Any] = lambda arch: PluginHost(build_library(arch)),
+) -> Result:
+    """Carry out a request. `device` and `open_host` stand for this machine's GPU and plugin library.
+
+    Raises BuilderError: usage, or unavailable when the mode asked for cannot run here.
+    """
+    progress.stage("reading the model")
+    subject = _subject(request)
+    mode, note = _mode(request, subject)
+    result = Result(mode, str(request.subject), subject.target.name, LABELS[mode], versions=versions())
+    if note:
+        result.notes.append(note)
+    if mode == "roofline":
+        _predict(request, subject, result)
+        return result
+    here = device()
+    before = here.environment()
+    if mode == "plugins":
+        _bench_plugins(request, subject, result, here, open_host, progress)
+    else:
+        _bench_engines(request, subject, result, here, progress)
+    result.environment = {"before": before, "after": here.environment(), "machine": platform.platform()}
+    return result
+
+
+def _subject(request: Request) -> Subject:
+    path = request.subject
+    if not path.exists():
+        raise BuilderError(USAGE, f"{path}: no such file")
+    if path.suffix in ENGINES:
+        report = runtime.built_by(path)
+        files = report.get("files", {})
+        onnx = request.model or Path(files.get("exported model") or report.get("model") or "")
+        plan = request.plan or path.with_suffix(".plan.yaml")
+        if not onnx.is_file() or not plan.is_file():
+            missing = f"--model ({onnx} is not there)" if not onnx.is_file() else f"--plan ({plan} is not there)"
+            raise BuilderError(USAGE, f"{path}: baselines are built from the original ONNX and the plan: add {missing}")
+        loaded = Plan.load(plan)
+        return Subject(onnx, loaded, find_target(request.target or loaded.target), path)
+    if path.suffix != ".onnx":
+        raise BuilderError(USAGE, f"{path}: expected an engine (.engine) or an ONNX file")
+    model = load(path)
+    if request.plan is not None:
+        loaded = Plan.load(request.plan)
+        loaded.check(model)
+        return Subject(path, loaded, find_target(request.target or loaded.target), None)
+    target = find_target(request.target or _local_target())
+    calibrated = request.calib_data is not None
+    return Subject(
+        path, make_plan(model, find_subgraphs(model), target.capabilities, calibrated=calibrated), target, None
+    )
+
+
+def _local_target() -> str:
+    here = backend.local_compute_capability()
+    for name, target in TARGETS.items():
+        if target.compute_capability == here:
+            return name
+    raise BuilderError(USAGE, "nothing says for which GPU, and this machine has none that is known: add --target NAME")
+
+
+def _mode(request: Request, subject: Subject) -> tuple[str, str]:
+    """The best mode that can run here, or the one asked for; and why it is not a better one."""
+    here = backend.local_compute_capability()
+    installed = [module for module in subject.target.modules if importlib.util.find_spec(module) is not None]
+    name = subject.target.name
+    if here is None:
+        no_engine = no_plugins = "this machine has no NVIDIA GPU"
+    else:
+        no_plugins = ""
+        gpu = f"this machine's GPU has compute capability {here[0]}.{here[1]}"
+        wanted = subject.target.compute_capability
+        no_engine = f"{gpu}, {name} has {wanted[0]}.{wanted[1]}" if here != wanted else ""
+        if not no_engine and not installed:
+            no_engine = f"{' or '.join(subject.target.modules)} is not installed"
+    reasons = {"engine": no_engine, "plugins": no_plugins, "roofline": ""}
+    if request.mode is not None:
+        if reasons[request.mode]:
+            raise BuilderError(
+                UNAVAILABLE, f"--mode {request.mode} for {name} cannot run here: {reasons[request.mode]}"
+            )
+        return request.mode, ""
+    mode = next(mode for mode in MODES if not reasons[mode])
+    return mode, f"no whole engines: {no_engine}" if no_engine else ""
+
+
+def _predict(request: Request, subject: Subject, result: Result) -> None:
+    """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
+    limits = roofline.LIMITS[subject.target.name]
+    tokens = subgraph_tokens(load(subject.onnx), subject.plan, request.shapes)
+    result.subgraphs = roofline.predict(subject.plan, tokens, limits)
+    for name in ("nvfp4", *BASELINES):
+        total = sum(entry["predicted_us"][name] for entry in result.subgraphs)
+        result.contestants[name] = {"predicted_us": total}
+    result.environment = {"gpu": limits.gpu, "bandwidth": limits.bandwidth, "tflops": dict(limits.tflops)}
+    result.notes.append(f"peaks: {limits.source}")
+
+
+def _bench_plugins(
+    request: Request,
+    subject: Subject,
+    result: Result,
+    device: Device,
+    open_host: Callable[[str], Any],
+    progress: Progress,
+) -> None:
+    here = backend.local_compute_capability()
+    assert here is not None
+    arch = arch_of(here)
+    progress.stage(f"compiling the plugin library for {arch} (once; cached)")
+    host = open_host(arch)
+    progress.stage("quantizing weights")
+    model = load(subject.onnx)
+    tokens = subgraph_tokens(model, subject.plan, request.shapes)
+    with tempfile.TemporaryDirectory(prefix="trt-nvfp4-bench-") as folder:
+        rewritten = rewrite(model, subject.plan, _statistics(request), Path(folder) / "m.rewritten.onnx", progress.step)
+        progress.stage("timing subgraphs")
+        result.subgraphs = bench_subgraphs(
+            device,
+            host,
+            rewritten.path,
+            subject.plan,
+            tokens,
+            int(device.environment()["l2_bytes"]),
+            request.rounds,
+            request.warm_up,
+            progress.step,
+        )
+    if not result.subgraphs:
+        raise BuilderError(USAGE, f"{subject.onnx}: the plan has no NVFP4 subgraph to time")
+    for name in ("nvfp4", *BASELINES):
+        if all(name in entry["timings"] for entry in result.subgraphs):
+            result.contestants[name] = {
+                key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in result.subgraphs)
+                for key in ("p50_us", "p90_us", "p99_us")
+            }
+
+
+def _statistics(request: Request) -> Statistics | None:
+    if request.calib_data is None or not request.calib_data.name.endswith(".statistics.json"):
+        return None
+    return Statistics.load(request.calib_data)
+
+
+def _bench_engines(request: Request, subject: Subject, result: Result, device: Device, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix="trt-nvfp4-bench-") as name:
+        folder = Path(name)
+        engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
+        sample = _sample(request, subject)
+        data = request.calib_data or _save_sample(sample, folder / "sample.npz")
+        for contestant, build in _builds(request, subject, data, folder).items():
+            if contestant not in engines:
+                progress.stage(f"building the {contestant} engine")
+                pipeline.run(build, progress)
+                engines[contestant] = folder / f"{contestant}.engine"
+        progress.stage("timing engines")
+        result.contestants, result.layers, result.cosine_to_bf16 = bench_engines(
+            device,
+            engines,
+            sample,
+            request.rounds,
+            request.warm_up,
+            progress.step,
+        )
+
+
+def _builds(request: Request, subject: Subject, data: Path, folder: Path) -> dict[str, pipeline.Request]:
+    """How each contestant is built: the same model, target, shapes and data; the baselines replace the same kinds."""
+    kinds = tuple(dict.fromkeys(entry.kind for entry in subject.plan.subgraphs if entry.decision != "keep"))
+    plan = folder / "nvfp4.plan.yaml"
+    subject.plan.save(plan)
+    common = pipeline.Request(
+        subject.onnx, subject.target, kinds=kinds, calib_data=data, typical=request.shapes, timing_cache=None
+    )
+    return {
+        "nvfp4": replace(common, output=folder / "nvfp4.engine", plan=plan),
+        "fp8": replace(common, output=folder / "fp8.engine", precision="fp8"),
+        "bf16": replace(common, output=folder / "bf16.engine", precision="bf16"),
+    }
+
+
+def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
+    """One input: the user's first, or a random one of the typical shapes."""
+    specs = input_specs(subject.onnx)
+    if request.calib_data is not None and not request.calib_data.name.endswith(".statistics.json"):
+        return next(iter(load_samples(request.calib_data, specs)))
+    rng = np.random.default_rng(0)
+    return random_samples(specs, vocabulary(subject.onnx), 1, rng, request.shapes)[0]
+
+
+def _save_sample(sample: Mapping[str, np.ndarray], path: Path) -> Path:
+    np.savez(path, allow_pickle=False, **sample)
+    return path
+
+
+def tables(result: Result) -> list[Table]:
+    """The result for the terminal."""
+    unit = "predicted us" if result.mode == "roofline" else "p50 us"
+    whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
+    for heading in ("contestant", unit, "p90", "p99", "NVFP4 is faster by"):
+        whole.add_column(heading, justify="left" if heading == "contestant" else "right")
+    key = "predicted_us" if result.mode == "roofline" else "p50_us"
+    ours = result.contestants["nvfp4"][key]
+    for name, times in result.contestants.items():
+        tail = [f"{times[percentile]:.2f}" if percentile in times else "-" for percentile in ("p90_us", "p99_us")]
+        whole.add_row(name, f"{times[key]:.2f}", *tail, "-" if name == "nvfp4" else f"{times[key] / ours:.2f}x")
+    parts = Table(title="subgraphs", title_justify="left")
+    names = [name for name in result.contestants if result.subgraphs]
+    for heading in ("subgraph", "tokens", "decision", *names):
+        parts.add_column(heading, overflow="fold", justify="left" if heading in ("subgraph", "decision") else "right")
+    for entry in result.subgraphs:
+        times = entry.get("predicted_us") or {name: timing["p50_us"] for name, timing in entry["timings"].items()}
+        label = entry["names"][0] + (f" and {len(entry['names']) - 1} like it" if len(entry["names"]) > 1 else "")
+        parts.add_row(label, str(entry["tokens"]), entry["decision"], *(f"{times[name]:.2f}" for name in names))
+    return [whole, parts] if result.subgraphs else [whole]

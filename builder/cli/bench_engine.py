@@ -1,0 +1,93 @@
+"""bench-engine: how fast a model is with NVFP4 plugins, against FP8 and BF16."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json
+
+
+class Mode(str, Enum):
+    engine = "engine"
+    plugins = "plugins"
+    roofline = "roofline"
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@app.command(epilog=EXIT_CODES)
+def bench_engine(
+    subject: Annotated[
+        Path, typer.Argument(help="OUT.engine of build-engine (the files beside it are used), or an ONNX file.")
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="GPU, as for build-engine (default: the plan's, else the one in this machine).", metavar="NAME"
+        ),
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Follow this plan (default: made anew).", metavar="FILE")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="The ONNX file that an engine was built from, if it is not where it was.", metavar="FILE"),
+    ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="How to find out (default: the first of these that can run here).")
+    ] = None,
+    shapes: Annotated[str, typer.Option(help="Input shapes (default: typical ones).", metavar="x:1x16,...")] = "",
+    calib_data: Annotated[
+        Path | None,
+        typer.Option(help="As for build-engine; the first sample is the input that is timed.", metavar="FILE|DIR"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Timed runs of every contestant.")] = 50,
+    warm_up: Annotated[int, typer.Option(min=0, help="Runs before those.")] = 5,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the result here as JSON.", metavar="OUT.bench.json")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Time a model with NVFP4 plugins against TensorRT FP8 and BF16, built from the same model by the same builder.
+
+    engine: whole engines on their GPU, as CUDA graphs, interleaved, with percentiles, a profile by layer and clocks.
+    plugins: on any GPU, each subgraph through the plugin host, against cuBLAS products of the same shapes.
+    roofline: without a GPU, the least time that the target's published peaks allow; a prediction, and named one.
+
+    Example: bench-engine model.engine
+    """
+    with failures(debug, as_json):
+        from trt_nvfp4.builder import bench
+        from trt_nvfp4.builder.shapes import parse_shapes
+
+        request = bench.Request(
+            subject=subject,
+            target=target,
+            plan=plan,
+            model=model,
+            mode=mode.value if mode else None,
+            shapes=parse_shapes(shapes, "--shapes"),
+            calib_data=calib_data,
+            rounds=rounds,
+            warm_up=warm_up,
+        )
+        with ProgressBar() as progress:
+            result = bench.bench(request, progress)
+        if out is not None:
+            result.save(out)
+        if as_json:
+            print_json(json.dumps(asdict(result), indent=2))
+            return
+        for table in bench.tables(result):
+            output.print(table)
+        for note in result.notes:
+            output.print(note)
+
+
+main = app

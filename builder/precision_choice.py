@@ -1,0 +1,272 @@
+"""The cheapest mix of precisions that meets an accuracy budget.
+
+Each subgraph is measured alone in every precision that it allows. From the cheapest mix of all, one subgraph at a time
+is then raised in precision, the one that saves most error per second first (the greedy solution of the multiple-choice
+knapsack problem: Sinha, Zoltners, 1979). That gives one row of mixes, dearer and more accurate from each to the next,
+whatever the budget; the first of them that meets the budget on held-out samples, all subgraphs together, is found by
+bisection. So a tighter budget never costs less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from trt_nvfp4.calibration.samples import Sample
+from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, allowed_decisions
+from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.source import SourceModel
+
+from .accuracy_budget import Budget, Score
+from .errors import USAGE, VERIFICATION_FAILED, BuilderError
+from .roofline import LIMITS, subgraph_cost
+from .sides import session
+from .targets import Target
+
+# Of the calibration samples, every fourth is held out.
+_PERIOD, _HELD_OUT = 4, 1
+
+
+class Steps(Protocol):
+    """Told how far a measurement is."""
+
+    def step(self, done: int, total: int, text: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Option:
+    """One precision of one subgraph: the least time it takes, and what it does to the model's outputs alone."""
+
+    decision: str
+    seconds: float
+    loss: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan that meets the budget, and the numbers behind it, for the report."""
+
+    plan: Plan
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the samples: every fourth, or all others. Iterable any number of times."""
+
+    samples: Iterable[Sample]
+    held_out: bool
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (s for i, s in enumerate(self.samples) if (i % _PERIOD == _HELD_OUT) == self.held_out)
+
+
+class Trials:
+    """Runs mixes of precisions in ONNX Runtime: rewritten into a temporary folder, one at a time.
+
+    The original's outputs are recorded once, on disk.
+    """
+
+    def __init__(
+        self, model: SourceModel, plan: Plan, statistics: Statistics | None, budget: Budget, folder: Path
+    ) -> None:
+        self._model, self._plan, self._statistics, self._budget, self._folder = model, plan, statistics, budget, folder
+
+    def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
+        """Each sample with the file of the original's outputs. Raises BuilderError (usage) where there is none."""
+        runner = session(self._model.path)
+        names = [output.name for output in runner.get_outputs()]
+        recorded = []
+        for index, sample in enumerate(samples):
+            file = self._folder / f"{name}-{index}.npz"
+            np.savez(file, **dict(zip(names, runner.run(None, dict(sample)), strict=True)))
+            recorded.append((sample, file))
+        if not recorded:
+            raise BuilderError(
+                USAGE,
+                "an accuracy budget needs samples to choose by and others, held out, to verify with: give "
+                "--calib-data at least two samples (a folder of .npz files), or --accuracy-data",
+            )
+        return recorded
+
+    def score(self, decisions: Mapping[str, str], recorded: Sequence[tuple[Sample, Path]]) -> Score:
+        """How the model with these decisions (the rest kept) does on samples."""
+        entries = [replace(e, decision=decisions.get(e.name, "keep")) for e in self._plan.subgraphs]
+        mix = replace(self._plan, subgraphs=entries)
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            path = Path(name) / "mix.onnx"
+            rewrite(self._model, mix, self._statistics, path)
+            runner = session(path)
+            names = [output.name for output in runner.get_outputs()]
+            score = Score(self._budget.metric)
+            for sample, file in recorded:
+                with np.load(file) as expected:
+                    score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
+        return score
+
+
+def with_all_statistics(plan: Plan) -> Plan:
+    """The plan that asks for the statistics of every precision that may be chosen."""
+    most = [entry if entry.decision == "keep" else replace(entry, decision="nvfp4_w4a4") for entry in plan.subgraphs]
+    return replace(plan, subgraphs=most)
+
+
+def choose_precisions(
+    model: SourceModel,
+    plan: Plan,
+    statistics: Statistics | None,
+    target: Target,
+    budget: Budget,
+    choosing: Iterable[Sample],
+    held_out: Iterable[Sample],
+    tokens: Mapping[str, int],
+    require: str | None,
+    steps: Steps,
+) -> Choice:
+    """Decide anew on every subgraph that `plan` replaces.
+
+    Args:
+        choosing, held_out: samples to measure subgraphs on, and to verify the mix on.
+        tokens: rows of each subgraph's input, which its cost depends on.
+        require: "nvfp4" or "fp8": no lesser precision may be chosen; None: any, 16 bits included.
+
+    Raises BuilderError: a sample set is empty, or the metric does not apply (usage); no mix meets the budget
+    (verification), and the message says how near one comes.
+    """
+    with tempfile.TemporaryDirectory(prefix="precisions-") as name:
+        trials = Trials(model, plan, statistics, budget, Path(name))
+        verifying = trials.record("held-out", held_out)
+        recorded = trials.record("choosing", choosing)
+        options = _measure(trials, model, plan, target, recorded, tokens, require, steps)
+        mixes = mixes_by_cost(options)
+        steps.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
+        tried: dict[int, float] = {}
+
+        def meets(index: int) -> bool:
+            decisions = {name: option.decision for name, option in mixes[index].items()}
+            tried[index] = trials.score(decisions, verifying).value
+            return budget.met_by(tried[index])
+
+        index = first(len(mixes), meets)
+    if index is None:
+        best = (max if budget.met_by(math.inf) else min)(tried.values())
+        limited = f" with --require {require}" if require else ""
+        raise BuilderError(
+            VERIFICATION_FAILED,
+            f"no mix of precisions meets --accuracy-budget '{budget}'{limited}: on {len(verifying)} held-out samples "
+            f"the nearest comes to {budget.metric} {best:.6g}",
+        )
+    chosen = mixes[index]
+    entries = [_decided(entry, chosen, options, budget) for entry in plan.subgraphs]
+    numbers = {
+        "budget": str(budget),
+        "metric": budget.metric,
+        "achieved": tried[index],
+        "held_out_samples": len(verifying),
+        "choosing_samples": len(recorded),
+        "predicted_loss": sum(option.loss for option in chosen.values()),
+        "roofline_us": sum(option.seconds for option in chosen.values()) * 1e6,
+        "subgraphs": {name: [vars(option) for option in choices] for name, choices in options.items()},
+        "tried": [
+            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": value}
+            for i, value in sorted(tried.items())
+        ],
+    }
+    return Choice(replace(plan, subgraphs=entries), numbers)
+
+
+def _measure(
+    trials: Trials,
+    model: SourceModel,
+    plan: Plan,
+    target: Target,
+    recorded: Sequence[tuple[Sample, Path]],
+    tokens: Mapping[str, int],
+    require: str | None,
+    steps: Steps,
+) -> dict[str, list[Option]]:
+    """The options of every subgraph that the plan replaces."""
+    enough = {None: ("",), "nvfp4": ("nvfp4",), "fp8": ("nvfp4", "fp8")}[require]
+    wanted = [
+        (entry, decision)
+        for entry, subgraph in plan.check(model)
+        if entry.decision != "keep"
+        for decision in allowed_decisions(subgraph, target.capabilities, plan.precision)
+        if decision.startswith(enough)
+    ]
+    options: dict[str, list[Option]] = {}
+    for done, (entry, decision) in enumerate(wanted):
+        steps.step(done, len(wanted), f"{entry.name} as {decision}")
+        score = trials.score({entry.name: decision}, recorded)
+        cost = subgraph_cost(entry.kind, entry.shapes, decision, tokens[entry.name], LIMITS[target.name], entry.dtype)
+        options.setdefault(entry.name, []).append(Option(decision, cost.seconds, score.loss, score.value))
+    return options
+
+
+def mixes_by_cost(options: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
+    """From the cheapest mix to the most accurate one, each raising one subgraph of the one before."""
+    hulls = {name: efficient(choices) for name, choices in options.items()}
+    raises = [
+        ((low.loss - high.loss) / (high.seconds - low.seconds), -index, name, high)
+        for name, hull in hulls.items()
+        for index, (low, high) in enumerate(itertools.pairwise(hull))
+    ]
+    mix = {name: hull[0] for name, hull in hulls.items()}
+    mixes = [mix]
+    for _, _, name, option in sorted(raises, key=lambda item: item[:3], reverse=True):
+        mix = {**mix, name: option}
+        mixes.append(mix)
+    return mixes
+
+
+def efficient(choices: Sequence[Option]) -> list[Option]:
+    """The options on the lower convex hull of loss over seconds, cheapest first; NaN counts as the greatest loss."""
+    hull: list[Option] = []
+    for option in sorted(choices, key=lambda o: (o.seconds, _rank(o.loss))):
+        if hull and not option.loss < _rank(hull[-1].loss):
+            continue
+        while len(hull) > 1 and _slope(hull[-1], option) >= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _slope(low: Option, high: Option) -> float:
+    return (_rank(low.loss) - high.loss) / (high.seconds - low.seconds)
+
+
+def _rank(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def first(count: int, meets: Callable[[int], bool]) -> int | None:
+    """The first index below `count` that meets, by bisection; None where the last does not."""
+    low, high, found = 0, count - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        if meets(middle):
+            found, high = middle, middle - 1
+        else:
+            low = middle + 1
+    return found
+
+
+def _decided(
+    entry: PlannedSubgraph, chosen: Mapping[str, Option], options: Mapping[str, Sequence[Option]], budget: Budget
+) -> PlannedSubgraph:
+    if entry.name not in chosen:
+        return entry
+    option = chosen[entry.name]
+    alone = ", ".join(f"{o.decision} {o.value:.6g} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name])
+    reason = f"chosen for {budget}; alone, {budget.metric} and least time: {alone}"
+    op = entry.op if option.decision.startswith("nvfp4") else ""
+    return replace(entry, decision=option.decision, reason=reason, op=op)

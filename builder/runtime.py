@@ -1,0 +1,56 @@
+"""Loads an engine on the GPU that it was built for, with an error that says what stands in the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from . import backend
+from .errors import UNAVAILABLE, USAGE, BuilderError
+
+MODULES = ("tensorrt", "tensorrt_rtx")
+
+
+def built_by(engine: Path) -> dict[str, Any]:
+    """The report beside an engine, where there is one: its `backend`, `versions`, `model`, `target`, ..."""
+    beside = engine.with_suffix(".report.json")
+    try:
+        found = json.loads(beside.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def load_engine(path: Path) -> tuple[Any, backend.Backend]:
+    """The deserialized engine (`ICudaEngine`) and the back end that loaded it.
+
+    Raises BuilderError: usage when `path` is no file, unavailable when there is no NVIDIA GPU, no TensorRT, or
+    TensorRT refuses the engine (built by another version, or for another GPU).
+    """
+    if not path.is_file():
+        raise BuilderError(USAGE, f"{path}: no such file")
+    report = built_by(path)
+    module = report.get("backend") or next((name for name in MODULES if importlib.util.find_spec(name)), None)
+    built_with = report.get("versions", {}).get(module)
+    origin = f"{path} was built by {module} {built_with} for {report.get('target')}" if built_with else str(path)
+    if backend.local_compute_capability() is None:
+        rewritten = path.with_suffix(".rewritten.onnx")
+        instead = f"; {rewritten} computes the same without one" if rewritten.is_file() else ""
+        raise BuilderError(UNAVAILABLE, f"{path}: an engine runs on an NVIDIA GPU alone, and none is here{instead}")
+    if module is None:
+        raise BuilderError(UNAVAILABLE, f"{path}: an engine needs TensorRT: pip install tensorrt, or tensorrt-rtx")
+    loader = backend.Backend(module)
+    log = backend.logger(loader.trt)
+    runtime = loader.trt.Runtime(log)
+    # The plugin library travels in the engine.
+    runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    if engine is None:
+        raise BuilderError(
+            UNAVAILABLE,
+            f"{origin}; {module} {loader.version} on this GPU cannot load it: {log.last_errors()}; build it again "
+            "here, or install the version that built it",
+        )
+    return engine, loader

@@ -1,0 +1,162 @@
+"""What can be compared: an ONNX model (original or rewritten), a bundle, an engine; each as a Polygraphy runner."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from polygraphy.backend.base import BaseRunner
+from polygraphy.backend.onnxrt import OnnxrtRunner
+
+from trt_nvfp4.calibration.samples import InputSpec, input_specs
+from trt_nvfp4.calibration.widen import widen
+from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.plugins.ops import OPS
+
+from . import runtime
+from .bundle import MANIFEST, OPS_DOMAIN
+from .errors import MODEL_AT_FAULT, USAGE, BuilderError
+from .inspection import changed_files
+
+ENGINES = (".engine", ".plan")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things compared. `kind`: onnx, rewritten, bundle or engine; `model` is the ONNX file, if any."""
+
+    path: Path
+    kind: str
+    model: Path | None
+
+    @classmethod
+    def of(cls, path: Path) -> Side:
+        """Tell what `path` is. Raises BuilderError (usage) for what cannot be compared."""
+        if path.is_dir():
+            return cls(path, "bundle", _bundled_model(path))
+        if not path.exists():
+            raise BuilderError(USAGE, f"{path}: no such file")
+        if path.suffix in ENGINES:
+            return cls(path, "engine", None)
+        if path.suffix != ".onnx":
+            raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
+        return cls(path, "rewritten" if _plugin_nodes(_read(path)) else "onnx", path)
+
+    def subgraphs(self, plan: Path | None = None) -> dict[str, str]:
+        """Output tensor -> name of every replaced subgraph that can be seen inside.
+
+        From `plan` or the plan file beside; from the plugin nodes, which bear their subgraphs' names, without one.
+        """
+        if self.model is None or self.kind == "onnx":
+            return {}
+        base = self.path.name.removesuffix(".onnx").removesuffix(".rewritten")
+        beside = self.path.with_name(base + ".plan.yaml")
+        if plan is not None or beside.is_file():
+            entries = Plan.load(plan or beside).subgraphs
+            return {entry.output: entry.name for entry in entries if entry.decision != "keep"}
+        return {node.output[0]: node.name for node in _plugin_nodes(_read(self.model))}
+
+    def tensors(self) -> set[str]:
+        """Names of the tensors that can be marked as outputs."""
+        if self.model is None:
+            return set()
+        return {output for node in _read(self.model).graph.node for output in node.output}
+
+    def runner(self, inner: Iterable[str]) -> BaseRunner:
+        """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
+        if self.model is not None:
+            model = self.model
+            return OnnxrtRunner(lambda: session(model, inner), name=str(self.path))
+        engine, loaded_by = runtime.load_engine(self.path)
+        if loaded_by.module == "tensorrt_rtx":
+            os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"
+        from polygraphy.backend.trt import TrtRunner
+
+        runner: BaseRunner = TrtRunner(engine, name=str(self.path))
+        return runner
+
+    def input_specs(self, runner: BaseRunner) -> dict[str, InputSpec]:
+        """What its inputs take; `runner` is its runner, active."""
+        if self.model is not None:
+            return input_specs(self.model)
+        return {
+            name: InputSpec(tuple("" if int(dim) < 0 else int(dim) for dim in spec.shape), _numpy_type(spec.dtype))
+            for name, spec in runner.get_input_metadata().items()
+        }
+
+
+def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.InferenceSession:
+    """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
+
+    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32; ops whose function bodies the file does not
+    hold (a bundle's) get them. Constant folding is off: it would hold every weight decoded to float32. Raises
+    BuilderError (model) for a file that ONNX Runtime cannot run.
+    """
+    proto = _read(model)
+    present = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(
+        onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
+    )
+    _add_bodies(proto)
+    proto = widen(proto)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # fuses FP8 into kernels for INT8
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(model.parent.resolve())
+    )
+    try:
+        return onnxruntime.InferenceSession(
+            proto.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+        )
+    except Exception as error:  # ONNX Runtime's own error types
+        raise BuilderError(MODEL_AT_FAULT, f"{model}: ONNX Runtime cannot run this model: {error}") from error
+
+
+def _read(model: Path) -> onnx.ModelProto:
+    try:
+        proto = onnx.load(model, load_external_data=False)
+    except Exception as error:  # protobuf's own error types
+        raise BuilderError(MODEL_AT_FAULT, f"{model}: not an ONNX file, or a truncated one ({error})") from error
+    if not proto.graph.node:
+        raise BuilderError(MODEL_AT_FAULT, f"{model}: not an ONNX model: it has no nodes")
+    return proto
+
+
+def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in proto.graph.node if node.domain == OPS_DOMAIN]
+
+
+def _add_bodies(proto: onnx.ModelProto) -> None:
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    present = {function.name for function in proto.functions if function.domain == OPS_DOMAIN}
+    needed = {node.op_type for node in _plugin_nodes(proto)} - present
+    proto.functions.extend(OPS[name].function(opset) for name in sorted(needed))
+
+
+def _bundled_model(folder: Path) -> Path:
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {MANIFEST})")
+    data: Mapping[str, Any] = json.loads(manifest.read_text())
+    if changed := changed_files(folder, data["checksums"]):
+        raise BuilderError(USAGE, f"{folder}: {', '.join(changed)} missing or changed since the bundle was written")
+    return folder / str(data["model"])
+
+
+def _numpy_type(dtype: Any) -> np.dtype[Any]:
+    """bfloat16 inputs take float32 samples, as everywhere."""
+    from polygraphy.datatype import DataType
+
+    given = DataType.from_dtype(dtype)
+    return np.dtype(np.float32) if given == DataType.BFLOAT16 else np.dtype(given.numpy())

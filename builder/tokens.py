@@ -1,0 +1,54 @@
+"""How many rows each subgraph multiplies at given input shapes: what its cost and its speed depend on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+
+from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.source import SourceModel
+
+from .shapes import Shape, derive_profiles
+
+
+def subgraph_tokens(model: SourceModel, plan: Plan, typical: Mapping[str, Shape] | None = None) -> dict[str, int]:
+    """Rows of every planned subgraph's input, by subgraph name, from ONNX's shape inference.
+
+    `typical` overrides the derived typical shapes of the model's inputs. Where inference cannot tell, the rows are
+    those of the model's first input: all its entries for ids, all but the last axis for values.
+
+    Raises BuilderError (usage) when a shape does not fit the model's inputs.
+    """
+    declared = {
+        value.name or "": [dim if isinstance(dim, int) else str(dim.value or "") for dim in value.shape or ()]
+        for value in model.graph.inputs
+    }
+    profiles = derive_profiles(declared, typical=typical)
+    shapes = {
+        name: profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims)
+        for name, dims in declared.items()
+    }
+    proto = ir.to_proto(model.ir_model)
+    for value in proto.graph.input:
+        if value.name in shapes:
+            for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dim.dim_value = size
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    known = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*inferred.value_info, *inferred.input, *inferred.output)
+    }
+    first = next(iter(model.graph.inputs))
+    rows = shapes[first.name or ""]
+    fallback = math.prod(rows if first.dtype is not None and first.dtype.is_integer() else rows[:-1])
+    tokens = {}
+    for entry in plan.subgraphs:
+        dims = known.get(entry.input, [])
+        tokens[entry.name] = math.prod(dims[:-1]) if len(dims) > 1 and all(dims[:-1]) else fallback
+    return tokens

@@ -1,0 +1,129 @@
+"""What is known about the input x [rows, K] of a quantized matrix product, from calibration samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.plugins.ops import number_formats
+from trt_nvfp4.plugins.ops.number_formats import BLOCK
+
+from .errors import CalibrationError
+
+# Counts of blocks by their largest magnitude: bin b holds 2^(b - 40) <= max|x| < 2^(b - 39), the last all beyond.
+HISTOGRAM_BINS, HISTOGRAM_LEAST_EXPONENT = 64, -40
+
+
+@dataclass(frozen=True)
+class InputStatistics:
+    """Statistics over all rows of all samples; None where one was not collected. All tensors are float32.
+
+    Attributes:
+        amax: max |x|.
+        channel_amax: [K], max |x_k|.
+        mean_square: [K], E[x_k^2].
+        block_gram: [K/16, 16, 16], E[x_b x_b^T] of each block b of 16 channels.
+        hessian: [K, K], E[x x^T].
+        quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale that amax gives.
+        quantized_cross: [K, K], E[x q^T].
+        block_amax_histogram: [HISTOGRAM_BINS], how many blocks of 16 channels have a largest magnitude of each power
+            of two.
+    """
+
+    amax: float | None = None
+    channel_amax: Tensor | None = None
+    mean_square: Tensor | None = None
+    block_gram: Tensor | None = None
+    hessian: Tensor | None = None
+    quantized_hessian: Tensor | None = None
+    quantized_cross: Tensor | None = None
+    block_amax_histogram: Tensor | None = None
+
+    @classmethod
+    def of_rows(cls, x: Tensor, kinds: Collection[str]) -> InputStatistics:
+        """The statistics `kinds` of activations [..., K] in memory, K a multiple of 16 where blocks are asked for."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        return cls(**{kind: _MEASURES[kind](rows) for kind in kinds})
+
+    def __getitem__(self, kind: str) -> Tensor:
+        """A statistic that must be there; raises CalibrationError."""
+        value = getattr(self, kind)
+        if value is None:
+            raise CalibrationError(f"{kind} of the input was not collected; calibrate again with this recipe")
+        return torch.as_tensor(value)
+
+    @property
+    def width(self) -> int | None:
+        """K, where a statistic has it."""
+        if self.block_gram is not None:
+            return self.block_gram.shape[0] * BLOCK
+        known = (self.channel_amax, self.mean_square, self.hessian, self.quantized_hessian)
+        return next((value.shape[-1] for value in known if value is not None), None)
+
+    def only(self, kinds: Collection[str], device: torch.device | str) -> InputStatistics:
+        """Those of `kinds` (amax aside) that there are, on `device`."""
+        values = {kind: getattr(self, kind) for kind in kinds}
+        return InputStatistics(**{kind: None if value is None else value.to(device) for kind, value in values.items()})
+
+    def scaled(self, factors: Tensor) -> InputStatistics:
+        """The statistics of x * factors (float32 [K]). What cannot be known of it (amax without channel_amax, the
+        statistics of q, the histogram) is None."""
+        outer = factors[:, None] * factors
+
+        def over(value: Tensor | None, by: Tensor) -> Tensor | None:
+            return None if value is None else value * by.to(value.device)
+
+        channel_amax = over(self.channel_amax, factors.abs())
+        blocks = factors.reshape(-1, BLOCK) if self.block_gram is not None else factors
+        return InputStatistics(
+            amax=None if channel_amax is None else channel_amax.max().item(),
+            channel_amax=channel_amax,
+            mean_square=over(self.mean_square, factors.square()),
+            block_gram=over(self.block_gram, blocks[..., :, None] * blocks[..., None, :]),
+            hessian=over(self.hessian, outer),
+        )
+
+
+KINDS = tuple(field.name for field in fields(InputStatistics))
+
+
+def quantized(rows: Tensor, amax: Tensor) -> Tensor:
+    """x [rows, K] as the NVFP4 kernels see it, under the tensor scale that `amax` gives."""
+    scale = number_formats.tensor_scale(amax)
+    return number_formats.dequantize_blocks(*number_formats.quantize_blocks(rows, scale), scale)
+
+
+def _block_gram(rows: Tensor) -> Tensor:
+    blocks = rows.view(len(rows), -1, BLOCK).transpose(0, 1)
+    return blocks.transpose(1, 2) @ blocks / len(rows)
+
+
+def _quantized_hessian(rows: Tensor) -> Tensor:
+    seen = quantized(rows, rows.abs().max())
+    return seen.T @ seen / len(seen)
+
+
+def _quantized_cross(rows: Tensor) -> Tensor:
+    return rows.T @ quantized(rows, rows.abs().max()) / len(rows)
+
+
+def _histogram(rows: Tensor) -> Tensor:
+    largest = rows.view(-1, BLOCK).abs().amax(1)
+    exponents = torch.frexp(largest[largest > 0]).exponent - 1
+    bins = (exponents - HISTOGRAM_LEAST_EXPONENT).clamp(0, HISTOGRAM_BINS - 1)
+    return torch.bincount(bins, minlength=HISTOGRAM_BINS).float()
+
+
+_MEASURES = {
+    "amax": lambda rows: rows.abs().max().item(),
+    "channel_amax": lambda rows: rows.abs().amax(0),
+    "mean_square": lambda rows: rows.square().mean(0),
+    "block_gram": _block_gram,
+    "hessian": lambda rows: rows.T @ rows / len(rows),
+    "quantized_hessian": _quantized_hessian,
+    "quantized_cross": _quantized_cross,
+    "block_amax_histogram": _histogram,
+}

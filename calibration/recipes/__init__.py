@@ -1,0 +1,20 @@
+"""Recipes: how weights and activation scales become NVFP4. One file per method, each with its source."""
+
+from __future__ import annotations
+
+from trt_nvfp4.calibration.input_statistics import InputStatistics
+
+from .quantizer import QuantizedWeight, WeightQuantizer, quantize_weight
+from .recipe import DEFAULT, NAMES, SCALES, Recipe, parse
+
+__all__ = [
+    "DEFAULT",
+    "NAMES",
+    "SCALES",
+    "InputStatistics",
+    "QuantizedWeight",
+    "Recipe",
+    "WeightQuantizer",
+    "parse",
+    "quantize_weight",
+]

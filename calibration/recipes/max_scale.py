@@ -1,0 +1,20 @@
+"""Max scaling: the largest value of each block becomes 6 (NVIDIA, "Introducing NVFP4 for Efficient and Accurate
+Low-Precision Inference")."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX, E4M3_MAX, e4m3_round
+
+from .scale_choice import ScaleChoice
+
+
+def choose(weight: Tensor, tensor_scale: Tensor, _: InputStatistics) -> Tensor:
+    """In the order of operations of `nvfp4.quantize`, so that both agree bit by bit."""
+    amax = weight.view(len(weight), -1, BLOCK).abs().amax(-1)
+    return e4m3_round(amax / E2M1_MAX / tensor_scale)
+
+
+MAX = ScaleChoice("the largest value of each block becomes 6", frozenset(), E4M3_MAX, choose)

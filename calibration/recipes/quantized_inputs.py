@@ -1,0 +1,26 @@
+"""Weights for inputs that are quantized themselves: W4A4 multiplies with q = NVFP4(x), not with x.
+
+The W' that minimises E|W x - W' q|^2 is W E[x q^T] E[q q^T]^-1, linear least squares. What is rounded is W', under the
+Hessian of q, which makes good what it can of the activations' errors too. Such a target for GPTQ is that of Li et al.,
+"GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv 2504.02692.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.calibration.errors import CalibrationError
+
+# Of the mean diagonal, added to both matrices: where samples say little, W' is W.
+_DAMPING = 0.01
+
+
+def least_squares(cross: Tensor, quantized_hessian: Tensor) -> Tensor:
+    """The matrix [K, K] that W is multiplied with, from E[x q^T] and E[q q^T] (float32 [K, K])."""
+    damping = _DAMPING * quantized_hessian.diagonal().mean()
+    if not (damping > 0 and damping.isfinite() and cross.isfinite().all()):
+        raise CalibrationError("quantized-inputs: the input's statistics hold NaN or Inf, or it is always zero")
+    identity = torch.eye(len(cross), device=cross.device)
+    factor = torch.linalg.cholesky(quantized_hessian + damping * identity)
+    return torch.cholesky_solve((cross + damping * identity).T, factor).T

@@ -1,0 +1,108 @@
+"""How NVFP4 tensors are made: names joined by `+`, at most one for the block scales, the rest as the user likes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from torch import Tensor
+
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, SMALLEST_TENSOR_SCALE
+
+from .four_over_six import FOUR_OVER_SIX
+from .max_scale import MAX
+from .mse_sweep import DIAGONAL, LOCAL_HESSIAN, MSE
+from .scale_choice import ScaleChoice
+
+SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
+    {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
+)
+# The other parts: a line of help, and the statistics of the input that each takes besides those for weights.
+_OTHERS: Mapping[str, tuple[str, frozenset[str]]] = MappingProxyType(
+    {
+        "gptq": ("rounding with error feedback by the inverse Hessian", frozenset()),
+        "activation-order": ("gptq takes the columns with the largest activations first", frozenset()),
+        "quantized-inputs": ("gptq makes good the error of NVFP4 activations too (for W4A4)", frozenset()),
+        "awq": (
+            "per-channel scales folded into the norm or the up projection before",
+            frozenset({"channel_amax", "mean_square", "block_gram"}),
+        ),
+        "clamp": (
+            "W4A4's activation scales from the histogram of block maxima, larger values saturate",
+            frozenset({"block_amax_histogram"}),
+        ),
+    }
+)
+NAMES: Mapping[str, str] = MappingProxyType(
+    {name: choice.help for name, choice in SCALES.items()} | {name: help for name, (help, _) in _OTHERS.items()}
+)
+DEFAULT = "max"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A parsed recipe: `scales` is a key of SCALES, the others say which parts were named."""
+
+    scales: str = DEFAULT
+    gptq: bool = False
+    activation_order: bool = False
+    quantized_inputs: bool = False
+    awq: bool = False
+    clamp: bool = False
+
+    def __str__(self) -> str:
+        """The spelling that `parse` takes, in the order of NAMES."""
+        return "+".join([self.scales, *(name for name in _OTHERS if getattr(self, name.replace("-", "_")))])
+
+    @property
+    def weight_needs(self) -> frozenset[str]:
+        """The statistics that quantizing a weight takes of its input; empty for weight-only recipes."""
+        hessians = {"quantized_hessian", "quantized_cross"} if self.quantized_inputs else {"hessian"}
+        return SCALES[self.scales].needs | (hessians if self.gptq else set())
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """All statistics of a quantized weight's input that the recipe takes."""
+        named = (needs for name, (_, needs) in _OTHERS.items() if getattr(self, name.replace("-", "_")))
+        return self.weight_needs.union(*named)
+
+    def for_16_bit_activations(self) -> Recipe:
+        """The recipe without what concerns NVFP4 activations."""
+        return replace(self, quantized_inputs=False, clamp=False)
+
+    def tensor_scale(self, amax: Tensor) -> Tensor:
+        """The tensor scale (float32 scalar) of a weight whose largest magnitude is `amax`."""
+        return (amax.float() / (E2M1_MAX * SCALES[self.scales].largest)).clamp_min(SMALLEST_TENSOR_SCALE)
+
+
+def parse(text: str | Recipe) -> Recipe:
+    """The recipe that `text` spells, such as "local-hessian+gptq".
+
+    Raises CalibrationError: an unknown name, one twice, two for the block scales, an option of gptq without gptq.
+    """
+    if isinstance(text, Recipe):
+        return text
+    names = [name.strip() for name in text.split("+")]
+    for name in names:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            hint = f"did you mean '{near[0]}'? Known" if near else "known"
+            raise CalibrationError(f"recipe '{text}': unknown part '{name}'; {hint}: {', '.join(NAMES)}")
+        if names.count(name) > 1:
+            raise CalibrationError(f"recipe '{text}': '{name}' is named twice")
+    scales = [name for name in names if name in SCALES]
+    if len(scales) > 1:
+        raise CalibrationError(f"recipe '{text}': {' and '.join(scales)} both choose the block scales; name one")
+    options = [name for name in ("activation-order", "quantized-inputs") if name in names]
+    if options and "gptq" not in names:
+        raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
+    conflict = next((name for name in ("quantized-inputs", "clamp") if name in names and "awq" in names), None)
+    if conflict:
+        raise CalibrationError(
+            f"recipe '{text}': awq changes the activations that '{conflict}' measured; leave one out"
+        )
+    others = {name.replace("-", "_"): True for name in names if name in _OTHERS}
+    return Recipe(scales[0] if scales else DEFAULT, **others)

@@ -1,0 +1,78 @@
+"""Statistics on disk: numbers in a JSON file, arrays in a folder beside it, one memory-mapped .npy file each.
+
+`x.statistics.json` names the files of its folder `x.statistics/`. A save writes new files first, then replaces the
+JSON, then removes what nothing names any more: whenever it is interrupted, the JSON and what it names fit together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import CalibrationError
+
+Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
+_FORMAT = "trt-nvfp4 activation statistics 2"
+
+
+def folder(path: Path) -> Path:
+    """Where the arrays of the statistics file `path` lie."""
+    return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}.arrays")
+
+
+def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write all, or leave what was there. Arrays that are mapped from the folder already stay as they are."""
+    files: dict[str, dict[str, str]] = {}
+    for tensor, kinds in arrays.items():
+        for kind, array in kinds.items():
+            files.setdefault(tensor, {})[kind] = _stored(array, folder(path)) or _store(array, folder(path), kind)
+    text = json.dumps({"format": _FORMAT, **content, "arrays": files}, indent=1)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    named = {name for kinds in files.values() for name in kinds.values()}
+    for old in folder(path).glob("*.npy"):
+        if old.name not in named:
+            old.unlink()
+
+
+def read(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """What `write` wrote, arrays as private memory maps; raises CalibrationError for anything else."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
+        arrays = {
+            str(tensor): {str(kind): np.load(folder(path) / file, mmap_mode="c") for kind, file in kinds.items()}
+            for tensor, kinds in content["arrays"].items()
+        }
+        return content, arrays
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CalibrationError(f"{path}: not a file of activation statistics: {error!r}") from error
+
+
+def _stored(array: np.ndarray, folder: Path) -> str | None:
+    """The file's name where `array` is the whole map of a file in `folder`."""
+    if isinstance(array, np.memmap) and array.filename is not None:
+        file = Path(array.filename)
+        return file.name if file.parent == folder.absolute() else None
+    return None
+
+
+def _store(array: np.ndarray, folder: Path, kind: str) -> str:
+    folder.mkdir(exist_ok=True)
+    name = f"{kind}-{uuid.uuid4().hex}.npy"
+    np.save(folder / name, array)
+    return name

@@ -1,0 +1,88 @@
+"""Finds the routing under which the experts of a block give the values that the block computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+import torch
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.moe_probe import Probe
+from trt_nvfp4.graph_passes.moe_routing import Choice, candidates, weights
+from trt_nvfp4.graph_passes.nodes import FLOATS
+from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Routing
+from trt_nvfp4.graph_passes.weights import as_torch, constant
+
+_TOLERANCE = 1e-3
+
+
+class Fit:
+    """What the block's experts compute in a probe, to compare the block's values with."""
+
+    def __init__(self, probe: Probe, experts: Sequence[Mlp], nodes: Iterable[ir.Node]) -> None:
+        self._probe, self._experts = probe, experts
+        self._tokens = torch.from_numpy(probe.tokens).double()
+        self._logits = torch.from_numpy(probe.logits).double()
+        self._numbers, self._biases = _constants(nodes, len(experts))
+
+    def routing(self, choices: Sequence[Choice], keys: torch.Tensor, y: torch.Tensor) -> Routing | None:
+        """The routing that makes `y`, the weighted sum of chosen experts; `keys` are what the last choice compares."""
+        if keys.numel() != self._logits.numel():
+            return None
+        for routing, bias in candidates(choices, keys.reshape(self._logits.shape), self._logits, self._biases):
+            routed = self._routed(routing, bias)
+            if routed.shape != y.shape:
+                return None
+            factor = float((y * routed).sum() / (routed * routed).sum().clamp_min(1e-30))
+            if factor > 0 and same(y, routed * factor):
+                factor = self._exact(factor)
+                if factor == 1.0 or not routing.scale_input:
+                    return replace(routing, scaling_factor=factor)
+        return None
+
+    def _routed(self, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+        """The weighted sum [tokens, features] of the chosen experts."""
+        weight = weights(self._logits, routing, bias)
+        total = torch.zeros(0)
+        for expert, mlp in enumerate(self._experts):
+            rows = weight[:, expert].nonzero()[:, 0]
+            if len(rows) == 0:
+                continue
+            scale = weight[rows, expert, None]
+            x = self._tokens[rows]
+            out = self._probe.expert(mlp, x * scale) if routing.scale_input else self._probe.expert(mlp, x) * scale
+            total = total if total.numel() else torch.zeros(len(self._tokens), out.shape[1], dtype=torch.float64)
+            total[rows] += out
+        return total
+
+    def _exact(self, factor: float) -> float:
+        """The constant of the block, or 1, that was meant by a measured factor."""
+        nearest = min((1.0, *self._numbers), key=lambda number: abs(number - factor))
+        return nearest if abs(nearest - factor) < _TOLERANCE * factor else factor
+
+    def shared(self, mlp: Mlp, gate: Linear | None) -> torch.Tensor:
+        """What the shared expert adds."""
+        out = self._probe.expert(mlp, self._tokens)
+        return out if gate is None else out * self._probe.sigmoid(gate, self._tokens)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal up to float32's rounding in the probe."""
+    return a.shape == b.shape and bool((a - b).abs().max() <= _TOLERANCE * b.abs().max())
+
+
+def _constants(nodes: Iterable[ir.Node], experts: int) -> tuple[list[float], list[tuple[ir.Value, torch.Tensor]]]:
+    """The numbers, and the vectors of one number per expert, that `nodes` read."""
+    numbers, vectors = [], {}
+    for value in (value for node in nodes for value in node.inputs if value is not None):
+        tensor = get_const_tensor(value)
+        if tensor is None or tensor.dtype not in FLOATS or tensor.size not in (1, experts):
+            continue
+        array = as_torch(constant(value)).double().reshape(-1)
+        if tensor.size == experts and len(tensor.shape) <= 2:
+            vectors[value] = array
+        if tensor.size == 1:
+            numbers.append(float(array[0]))
+    return [number for number in numbers if number > 0], list(vectors.items())

@@ -1,0 +1,270 @@
+"""bench-engine: which mode runs, how contestants take turns, and its paths on a GPU that tests stand in for."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline
+from trt_nvfp4.builder.cli.bench_engine import app
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
+from trt_nvfp4.plugins.ops import OPS
+
+
+class Recorded:
+    """A Progress that keeps its stages."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        assert done >= 0
+
+
+class CpuDevice:
+    """Stands for a GPU: runs the work, and says that each run took one second more than the one before."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.clock = 0
+
+    def capture(self, work: Work) -> Work:
+        work()
+        return work
+
+    def seconds(self, replay: Work) -> float:
+        replay()
+        self.clock += 1
+        return float(self.clock)
+
+    def stream(self) -> int:
+        return 0
+
+    def environment(self) -> dict[str, Any]:
+        return {"gpu": "a test", "driver": "0", "sm_clock": "1 MHz", "l2_bytes": 1 << 10}
+
+
+class ReferenceHost:
+    """Stands for the plugin host: computes by the ops' Torch references, `wrong` times what is right."""
+
+    def __init__(self, wrong: float = 1.0) -> None:
+        self.wrong, self.workspace_size, self.calls = wrong, 16, 0
+
+    @contextmanager
+    def session(self, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> Iterator[ReferenceHost]:
+        self.op, self.attributes = op, attributes
+        yield self
+
+    def output_shapes(self, inputs: list[torch.Tensor]) -> list[tuple[int, ...]]:
+        return [tuple(OPS[self.op].reference(*inputs, **self.attributes).shape)]
+
+    def enqueue(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], workspace: torch.Tensor) -> None:
+        assert workspace.numel() >= self.workspace_size
+        self.calls += 1
+        outputs[0].copy_(OPS[self.op].reference(*inputs, **self.attributes) * self.wrong)
+
+
+def test_percentiles() -> None:
+    timing = Timing.of([float(x) for x in range(1, 101)])
+    assert [timing.p50_us, timing.p90_us, timing.p99_us] == pytest.approx([50.5, 90.1, 99.01])
+    assert timing.rounds == 100
+    assert timing.drift == 75.5 / 25.5
+
+
+def test_contestants_go_there_and_back() -> None:
+    order: list[str] = []
+
+    def contestant(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
+
+    device = CpuDevice()
+    timings = interleave(device, {name: contestant(name) for name in "abc"}, rounds=2, warm_up=1, calls={"b": 2})
+    assert "".join(order) == "abc" + "abc" + "cba" + "abc", "one run to capture, one round to warm up, two timed"
+    # Runs 6 and 7 are a's; b's, 5 and 8, hold two calls each.
+    assert timings["a"].p50_us == pytest.approx((6 + 7) / 2 * 1e6)
+    assert timings["b"].p50_us == pytest.approx((5 + 8) / 2 / 2 * 1e6)
+    assert all(timing.rounds == 2 for timing in timings.values())
+
+
+def request(model: Path, **options: Any) -> bench.Request:
+    return bench.Request(model, **{"target": "rtx-blackwell", "rounds": 2, "warm_up": 0, **options})
+
+
+def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    result = bench.bench(request(gated_mlps, shapes={"x": (16, 64)}), Recorded())
+    assert result.mode == "roofline"
+    assert result.label.startswith("predicted")
+    assert "no NVIDIA GPU" in result.notes[0]
+    # Three 64 x 128 matrices, 16 rows in and out of 64 values, two layers; 1.792 TB/s.
+    for name, bytes_per_weight in (("nvfp4", 0.5625), ("fp8", 1), ("bf16", 2)):
+        expected = 2 * (3 * 64 * 128 * bytes_per_weight + 16 * 128 * 2) / 1.792e12 * 1e6
+        assert result.contestants[name] == {"predicted_us": pytest.approx(expected)}
+    assert all("p50_us" not in entry for entry in result.subgraphs)
+
+
+@pytest.mark.parametrize("mode", ["engine", "plugins"])
+def test_a_mode_that_cannot_run_is_an_error(gated_mlps: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    with pytest.raises(BuilderError, match=f"--mode {mode} for rtx-blackwell cannot run here: .*no NVIDIA") as failure:
+        bench.bench(request(gated_mlps, mode=mode), Recorded())
+    assert failure.value.exit_code == errors.UNAVAILABLE
+
+
+def test_on_another_gpu_it_times_the_plugins(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    arches, host = [], ReferenceHost()
+
+    def open_host(arch: str) -> ReferenceHost:
+        arches.append(arch)
+        return host
+
+    result = bench.bench(request(gated_mlps, shapes={"x": (16, 64)}), Recorded(), CpuDevice, open_host)
+    assert result.mode == "plugins"
+    assert "plugin host" in result.label
+    assert "this machine's GPU has compute capability 9.0, rtx-blackwell has 12.0" in result.notes[0]
+    assert arches == ["sm_90a"]
+    assert host.calls > 0
+    (group,) = result.subgraphs
+    assert group["names"] == ["gated_mlp_0", "gated_mlp_1"], "equal subgraphs are timed once"
+    assert group["tokens"] == 16
+    assert {"nvfp4", "bf16"} <= group["timings"].keys()
+    assert group["timings"].keys() | group["missing"].keys() == {"nvfp4", "bf16", "fp8"}
+    # The whole is the sum over both.
+    assert result.contestants["bf16"]["p50_us"] == pytest.approx(2 * group["timings"]["bf16"]["p50_us"])
+    assert result.environment["before"]["driver"] == "0"
+    assert bench.tables(result)
+
+
+def test_a_wrong_plugin_is_not_timed(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    with pytest.raises(BuilderError, match="relative error") as failure:
+        bench.bench(request(gated_mlps), Recorded(), CpuDevice, lambda arch: ReferenceHost(wrong=1.2))
+    assert failure.value.exit_code == errors.VERIFICATION_FAILED
+
+
+class FakeTensorRT:
+    """Stands for TensorRT's Python API: an engine computes what the rewritten ONNX beside it computes."""
+
+    TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
+
+    class IProfiler:
+        pass
+
+    class Engine:
+        num_io_tensors = 2
+
+        def __init__(self, path: Path) -> None:
+            self.session = session(path.with_suffix(".rewritten.onnx"))
+
+        def get_tensor_name(self, index: int) -> str:
+            return ("x", "y1")[index]
+
+        def get_tensor_mode(self, name: str) -> str:
+            return "input" if name == "x" else "output"
+
+        def get_tensor_dtype(self, name: str) -> Any:
+            return SimpleNamespace(name="HALF")
+
+        def create_execution_context(self) -> FakeTensorRT.Context:
+            return FakeTensorRT.Context(self)
+
+    class Context:
+        profiler: Any = None
+
+        def __init__(self, engine: FakeTensorRT.Engine) -> None:
+            self.engine, self.addresses, self.shape = engine, {}, ()
+
+        def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+            self.shape = shape
+            return shape[-1] == 64
+
+        def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+            return self.shape
+
+        def set_tensor_address(self, name: str, address: int) -> None:
+            self.addresses[name] = address
+
+        def execute_async_v3(self, stream: int) -> bool:
+            size = int(np.prod(self.shape)) * 2
+            x = np.frombuffer(ctypes.string_at(self.addresses["x"], size), np.float16).reshape(self.shape)
+            (y,) = self.engine.session.run(None, {"x": x})
+            ctypes.memmove(self.addresses["y1"], y.tobytes(), size)
+            if self.profiler is not None:
+                self.profiler.report_layer_time("gated_mlp_0", 0.25)
+            return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="builds with TensorRT-RTX")
+@pytest.mark.parametrize("given", ["onnx", "engine"])
+def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All engines are built in earnest; running them is what this machine cannot do."""
+    subject = gated_mlps
+    if given == "engine":
+        subject = gated_mlps.parent / "out" / "o.engine"
+        pipeline.run(pipeline.Request(gated_mlps, find_target("rtx-blackwell"), subject), Recorded())
+    loaded = SimpleNamespace(trt=FakeTensorRT)
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    monkeypatch.setattr(engine_bench.runtime, "load_engine", lambda path: (FakeTensorRT.Engine(path), loaded))
+    progress = Recorded()
+    result = bench.bench(request(subject, target=None, shapes={"x": (16, 64)}), progress, CpuDevice)
+    assert result.mode == "engine"
+    assert result.target == "rtx-blackwell"
+    built = [stage for stage in progress.stages if stage.startswith("building the ")]
+    ours = ["building the nvfp4 engine"] if given == "onnx" else []
+    assert built == [*ours, "building the fp8 engine", "building the bf16 engine"]
+    assert list(result.contestants) == ["nvfp4", "fp8", "bf16"]
+    assert all({"p50_us", "p90_us", "p99_us"} <= times.keys() for times in result.contestants.values())
+    assert result.layers["nvfp4"] == [{"layer": "gated_mlp_0", "us": 250.0}]
+    assert result.cosine_to_bf16["bf16"] == pytest.approx(1)
+    assert 0.95 < result.cosine_to_bf16["nvfp4"] < result.cosine_to_bf16["fp8"] < 1
+
+
+def test_command(gated_mlps: Path, tmp_path: Path) -> None:
+    arguments = [str(gated_mlps), "--target", "thor", "--mode", "roofline"]
+    shown = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "b.json"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout) == json.loads((tmp_path / "b.json").read_text())
+    table = CliRunner().invoke(app, arguments)
+    assert table.exit_code == 0
+    assert "predicted" in table.stdout
+    assert "273" not in table.stdout or "Jetson" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none.engine", "no such file"), ("notes.txt", "expected an engine"), ("lonely.engine", "add --model")],
+)
+def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
+    if not name.startswith("none"):
+        (tmp_path / name).write_text("?")
+    shown = CliRunner().invoke(app, [str(tmp_path / name), "--target", "thor"])
+    assert shown.exit_code == errors.USAGE
+    assert message in shown.stderr
+
+
+@pytest.mark.gpu
+def test_plugins_on_this_gpu(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
+    model = save_gated_mlps(tmp_path / "m.onnx", hidden=256, intermediate=512)
+    result = bench.bench(bench.Request(model, mode="plugins", target="h200", rounds=5), Recorded(), CudaDevice)
+    assert 0 < result.contestants["nvfp4"]["p50_us"] < 1e4
+    assert 0 < result.contestants["bf16"]["p50_us"] < 1e4

@@ -1,0 +1,42 @@
+"""Hugging Face directories of mixtures of experts become engines with one plugin layer per block, on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from onnx_models import moe_zoo
+from onnx_models.zoo import LAYERS
+from trt_nvfp4.builder.cli.build_engine import app
+
+pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "deepseek_v3" else [pytest.mark.slow]) for name in moe_zoo.MOE_ZOO],
+)
+def test_one_plugin_layer_per_block(name: str, tmp_path: Path, seed: int) -> None:
+    entry = moe_zoo.MOE_ZOO[name]
+    config = getattr(transformers, entry.config)(**entry.arguments)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    options = ["-o", str(tmp_path / "o.engine"), "--target", "rtx-blackwell", "--require", "nvfp4", "--json"]
+    shapes = ["--max-shapes", "input_ids:2x16,attention_mask:2x16"]
+
+    result = CliRunner().invoke(app, [str(tmp_path / "model"), *options, *shapes])
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    blocks = [subgraph for subgraph in report["subgraphs"] if subgraph["kind"] == "moe"]
+    assert [block["realized"] for block in blocks] == ["nvfp4 plugin"] * LAYERS
+    assert {block["shapes"]["top_k"] for block in blocks} == {moe_zoo.ROUTING[name]["top_k"]}
+    assert report["plugin_layers"] == LAYERS
+    plan = (tmp_path / "o.plan.yaml").read_text()
+    assert plan.count("kind: moe") == plan.count("op: NVFP4MoE") == LAYERS

@@ -1,0 +1,68 @@
+"""--moe native: TensorRT's own MoE layer where target and block have it, else the plugin and the reason why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from onnx_models import moe_spellings
+from onnx_models.moe_spellings import Moe, MoeSpec
+from trt_nvfp4.builder.backend import Layer, check_layers
+from trt_nvfp4.builder.cli.build_engine import app
+
+OPTIONS = ["--moe", "native", "--kinds", "moe", "--max-shapes", "x:2x16x64", "--json"]
+
+
+@pytest.fixture
+def model(tmp_path: Path, seed: int) -> Path:
+    path = tmp_path / "model.onnx"
+    moe_spellings.export(Moe(MoeSpec("gathered", scoring="sigmoid", shared=True), seed).half(), path, seed)
+    return path
+
+
+def test_bundle_holds_the_layer(model: Path, tmp_path: Path) -> None:
+    """TensorRT's parser makes its MoE layer of it; the device needs a version that has one, and no plugin library."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="reads the model with TensorRT-RTX's parser")
+    bundle = tmp_path / "bundle"
+    result = CliRunner().invoke(app, [str(model), "--target", "b200", "--bundle", str(bundle), *OPTIONS])
+    assert result.exit_code == 0, result.output
+    (entry,) = [entry for entry in json.loads(result.stdout)["subgraphs"] if entry["kind"] == "moe"]
+    assert entry["decision"] == "native"
+    assert entry["reason"] == "TensorRT's own MoE layer, experts in float16"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["modules"] == {"tensorrt": "10.16"}
+    assert manifest["plugin_library"] is None
+    assert manifest["planned"] == [{"name": entry["name"], "decision": "native", "engine_nodes": [entry["name"]]}]
+    log = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    assert parser.parse_from_file(str(bundle / "model.onnx")), parser.get_error(0).desc()
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    (layer,) = [layer for layer in layers if layer.type == trt.LayerType.MOE]
+    layer.__class__ = trt.IMoELayer
+    assert layer.activation_type == trt.MoEActType.SILU
+    shapes = [tuple(layer.get_input(index).shape) for index in range(layer.num_inputs)]
+    assert shapes[0][-1] == 64
+    assert shapes[3:] == [(4, 64, 48), (4, 64, 48), (4, 48, 64)]
+
+
+def test_target_without_the_layer(model: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, [str(model), "--target", "h200", "-o", str(tmp_path / "o.engine"), "--stop-after", "plan", *OPTIONS]
+    )
+    # H200 engines are not built here; only the plan is asked for.
+    assert result.exit_code == 0, result.output
+    (entry,) = [entry for entry in json.loads(result.stdout)["subgraphs"] if entry["kind"] == "moe"]
+    assert entry["decision"] == "nvfp4_w4a16"
+    assert entry["reason"].startswith("TensorRT has no MoE layer for h200; NVFP4 weights")
+
+
+def test_layer_is_looked_for_in_the_engine() -> None:
+    planned = [{"name": "block", "decision": "native", "engine_nodes": ["block"]}]
+    layer = Layer("moe", "moe", frozenset({"Half"}), frozenset({"block"}))
+    assert check_layers([layer], planned)[0] == {"name": "block", "realized": "native", "problem": None}
+    assert "MoE layer is not in the engine" in check_layers([], planned)[0]["problem"]

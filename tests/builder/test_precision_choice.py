@@ -1,0 +1,182 @@
+"""The mix of precisions: the knapsack against brute force, and budgets on models, measured again from the files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trt_nvfp4.builder import pipeline
+from trt_nvfp4.builder.accuracy_budget import Budget, Score
+from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.precision_choice import Option, Part, efficient, first, mixes_by_cost
+from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.graph_passes.plan import Plan
+
+
+class Silent:
+    def stage(self, text: str) -> None: ...
+
+    def step(self, done: int, total: int, text: str = "") -> None: ...
+
+
+def random_options(rng: np.random.Generator, subgraphs: int) -> dict[str, list[Option]]:
+    """Dearer is usually better, not always; some cost or lose the same."""
+    options = {}
+    for index in range(subgraphs):
+        seconds = rng.integers(1, 6, 4) * 1e-6
+        losses = rng.integers(0, 9, 4) / 1000
+        options[f"mlp{index}"] = [
+            Option(decision, float(second), float(loss), 1 - float(loss))
+            for decision, second, loss in zip(
+                ("nvfp4_w4a4", "nvfp4_w4a16", "fp8", "keep"), seconds, losses, strict=True
+            )
+        ]
+    return options
+
+
+def totals(mix: dict[str, Option]) -> tuple[float, float]:
+    return sum(option.seconds for option in mix.values()), sum(option.loss for option in mix.values())
+
+
+def test_mixes_are_the_optimal_ones(rng: np.random.Generator) -> None:
+    for _ in range(20):
+        options = random_options(rng, 4)
+        mixes = mixes_by_cost(options)
+        costs, losses = zip(*map(totals, mixes), strict=True)
+        assert list(costs) == sorted(set(costs))
+        assert list(losses) == sorted(set(losses), reverse=True)
+        every = [totals(dict(zip(options, chosen, strict=True))) for chosen in itertools.product(*options.values())]
+        for cost, loss in zip(costs, losses, strict=True):
+            # No mix costs no more and loses less: the row lies on the convex hull of all mixes.
+            assert not any(c <= cost * (1 + 1e-9) and lost < loss - 1e-12 for c, lost in every)
+        assert losses[-1] == pytest.approx(min(lost for _, lost in every))
+        assert costs[0] == pytest.approx(min(c for c, _ in every))
+
+
+def test_nan_is_the_last_resort() -> None:
+    broken, sound = Option("nvfp4_w4a4", 1e-6, float("nan"), float("nan")), Option("keep", 2e-6, 0.0, 1.0)
+    assert efficient([broken, sound]) == [broken, sound]
+    assert efficient([Option("fp8", 1e-6, 0.1, 0.9), broken]) == [Option("fp8", 1e-6, 0.1, 0.9)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 30])
+def test_bisection_finds_the_first(count: int) -> None:
+    for threshold in range(count + 1):
+        found = first(count, lambda index, threshold=threshold: index >= threshold)
+        assert found == (threshold if threshold < count else None)
+
+
+def test_parts_share_no_sample() -> None:
+    samples = [{"x": np.array(i)} for i in range(10)]
+    chosen, held_out = ([int(s["x"]) for s in Part(samples, part)] for part in (False, True))
+    assert sorted(chosen + held_out) == list(range(10))
+    assert held_out == [1, 5, 9]
+
+
+@pytest.fixture
+def mlps(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> Path:
+    return save_gated_mlps(tmp_path / "model.onnx", layers=3, hidden=32, intermediate=64)
+
+
+@pytest.fixture
+def samples(tmp_path: Path, rng: np.random.Generator) -> Path:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    for index in range(8):
+        np.savez(folder / f"{index}.npz", x=rng.standard_normal((6, 32)).astype(np.float16))
+    return folder
+
+
+def run(model: Path, samples: Path, budget: str, **options: Any) -> dict[str, Any]:
+    options = {"target": find_target("thor"), "stop_after": "rewrite", "calib_data": samples, **options}
+    request = pipeline.Request(
+        model, output=model.parent / "out" / "o.engine", accuracy_budget=Budget.parse(budget), **options
+    )
+    report: dict[str, Any] = json.loads(pipeline.run(request, Silent()).json())
+    return report
+
+
+def measured_again(report: dict[str, Any], model: Path, samples: Path) -> float:
+    """The metric of the written model on the held-out samples."""
+    original, rewritten = session(model), session(Path(report["files"]["rewritten model"]))
+    score = Score(report["budget"]["metric"])
+    for file in sorted(samples.glob("*.npz"))[1::4]:
+        sample = dict(np.load(file))
+        expected, actual = original.run(None, sample)[0], rewritten.run(None, sample)[0]
+        score.add(sample, {"y": expected}, {"y": actual})
+    return score.value
+
+
+def test_budgets_are_met_and_tighter_ones_cost_more(mlps: Path, samples: Path) -> None:
+    costs, decisions = [], []
+    for limit in (10, 22, 28, 32, 45):
+        report = run(mlps, samples, f"sqnr>={limit}")
+        assert report["budget"]["achieved"] >= limit
+        assert measured_again(report, mlps, samples) == pytest.approx(report["budget"]["achieved"])
+        plan = Plan.load(report["files"]["plan"])
+        rewritten = onnx.load(report["files"]["rewritten model"], load_external_data=False)
+        plugins = [node.name for node in rewritten.graph.node if node.domain == "trt_nvfp4"]
+        assert plugins == [e.name for e in plan.subgraphs if e.decision.startswith("nvfp4")]
+        for entry in plan.subgraphs:
+            if entry.kind == "gated_mlp":
+                assert f"chosen for sqnr>={limit}" in entry.reason
+                assert "fp8 " in entry.reason
+        costs.append(report["budget"]["roofline_us"])
+        decisions.append({entry.decision for entry in plan.subgraphs if entry.kind == "gated_mlp"})
+    assert costs == sorted(costs)
+    assert all(decision.startswith("nvfp4") for decision in decisions[0])
+    assert costs[-1] > costs[0]
+
+
+def test_a_budget_out_of_reach_says_how_near_one_comes(mlps: Path, samples: Path) -> None:
+    with pytest.raises(BuilderError, match=r"no mix .*'sqnr>=60' with --require nvfp4.* nearest comes to sqnr \d") as e:
+        run(mlps, samples, "sqnr>=60", require="nvfp4")
+    assert e.value.exit_code == VERIFICATION_FAILED
+    near = float(str(e.value).rsplit(" ", 1)[1])
+    achieved = run(mlps, samples, f"sqnr>={near - 0.01:.2f}", require="nvfp4")["budget"]["achieved"]
+    assert achieved == pytest.approx(near, rel=1e-5)
+
+
+def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
+    model = save_gated_mlps(tmp_path / "wide.onnx", layers=1, hidden=32, elem_type=onnx.TensorProto.FLOAT)
+    rng = np.random.default_rng(5)
+    data = tmp_path / "x"
+    data.mkdir()
+    np.save(data / "x.npy", rng.standard_normal((8, 32)).astype(np.float32))
+    report = run(model, data, "cosine>=0.9999")
+    assert {entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"} <= {"fp8", "bf16"}
+
+
+def test_separate_held_out_data(mlps: Path, samples: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    for index in range(2):
+        np.savez(held_out / f"{index}.npz", x=rng.standard_normal((6, 32)).astype(np.float16))
+    report = run(mlps, samples, "cosine>=0.9", accuracy_data=held_out)
+    assert (report["budget"]["held_out_samples"], report["budget"]["choosing_samples"]) == (2, 8)
+
+
+def test_bad_requests(mlps: Path, samples: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    one.mkdir()
+    (one / "0.npz").write_bytes((samples / "0.npz").read_bytes())
+    cases = [
+        ({"samples": one}, "at least two samples"),
+        ({"plan": tmp_path / "p.yaml"}, "--plan and --accuracy-budget both decide"),
+        ({"calib_data": None}, "add --calib-data"),
+        ({"calib_data": tmp_path / "x.statistics.json"}, "needs input samples"),
+        ({"budget": "perplexity<=20"}, "needs a language model"),
+    ]
+    for changed, says in cases:
+        arguments: dict[str, Any] = {"samples": samples, "budget": "cosine>=0.9", **changed}
+        with pytest.raises(BuilderError, match=says) as caught:
+            run(mlps, **arguments)
+        assert caught.value.exit_code == USAGE

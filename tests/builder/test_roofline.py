@@ -1,0 +1,111 @@
+"""The roofline against hand-computed figures, and the rows of subgraphs against a run of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, parser
+
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.roofline import LIMITS, experts_touched, subgraph_cost
+from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.targets import TARGETS
+from trt_nvfp4.builder.tokens import subgraph_tokens
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.source import load
+
+STACK = {"in_features": 2048, "intermediate_features": 16384, "out_features": 2048, "layers": 18}
+
+
+def test_every_target_has_limits_and_they_fit_its_instructions() -> None:
+    assert LIMITS.keys() == TARGETS.keys()
+    for name, target in TARGETS.items():
+        limits = LIMITS[name]
+        assert ("fp4" in limits.tflops) == target.fp4_instructions
+        assert limits.tflops["fp8"] == pytest.approx(2 * limits.tflops["bf16"], rel=0.02)
+
+
+def test_few_tokens_are_bound_by_memory() -> None:
+    cost = subgraph_cost("gated_mlp", STACK, "nvfp4_w4a16", 1, LIMITS["thor"])
+    # 18 layers of 3 x 2048 x 16384 weights, 9 bits in 16 of 4, and 4096 activations of 2 bytes.
+    assert cost.bytes == 18 * 3 * 2048 * 16384 * 0.5625 + 4096 * 2
+    assert cost.operations == 2 * 18 * 3 * 2048 * 16384
+    assert cost.bound == "memory"
+    assert cost.seconds == pytest.approx(3.733e-3, rel=1e-3)
+
+
+def test_many_tokens_are_bound_by_arithmetic() -> None:
+    shapes = {"in_features": 8192, "out_features": 8192}
+    costs = {
+        decision: subgraph_cost("linear", shapes, decision, 8192, LIMITS["b200"])
+        for decision in ("nvfp4_w4a4", "nvfp4_w4a16", "fp8", "bf16")
+    }
+    assert {cost.bound for cost in costs.values()} == {"compute"}
+    # 1.0995e12 operations at 9, 2.25, 4.5 and 2.25 PFLOPS.
+    assert [round(cost.seconds * 1e6, 1) for cost in costs.values()] == [122.2, 488.7, 244.3, 488.7]
+
+
+def test_what_a_kept_subgraph_costs_depends_on_its_type() -> None:
+    shapes = {"in_features": 4096, "out_features": 4096}
+    half, single = (subgraph_cost("linear", shapes, "keep", 1, LIMITS["h200"], d) for d in ("float16", "float32"))
+    assert single.bytes == 2 * half.bytes
+    with pytest.raises(ValueError, match="H200 SXM has no fp4 tensor cores"):
+        subgraph_cost("linear", shapes, "nvfp4_w4a4", 1, LIMITS["h200"])
+
+
+def test_experts_touched_against_sampling(rng: np.random.Generator) -> None:
+    chosen = [
+        len({int(e) for _ in range(8) for e in rng.choice(32, 4, replace=False)})  # 8 tokens, 4 of 32 each
+        for _ in range(2000)
+    ]
+    assert experts_touched(32, 4, 8) == pytest.approx(np.mean(chosen), rel=0.02)
+    assert experts_touched(32, 4, 1) == pytest.approx(4)
+
+
+def test_experts_are_read_when_they_are_chosen() -> None:
+    """Mixtral 8x7B: one token reads two of eight experts, many tokens all of them."""
+    shapes = {"in_features": 4096, "intermediate_features": 14336, "out_features": 4096, "experts": 8, "top_k": 2}
+    expert = 3 * 4096 * 14336
+    one, many = (subgraph_cost("moe", shapes, "nvfp4_w4a16", t, LIMITS["b200"]) for t in (1, 512))
+    assert one.bytes == pytest.approx(2 * expert * 0.5625 + 8192 * 2)
+    assert many.bytes == pytest.approx(8 * expert * 0.5625 + 512 * 8192 * 2)
+    assert many.operations == 2 * 512 * 2 * expert
+    with_shared = subgraph_cost("moe", {**shapes, "shared_features": 2048}, "nvfp4_w4a16", 1, LIMITS["b200"])
+    assert with_shared.operations - one.operations == 2 * 3 * 4096 * 2048
+
+
+def test_rows_of_subgraphs(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A model that cuts its sequence: the second linear sees fewer rows than the first."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        cuts (float[batch, sequence, 32] x) => (float[batch, rest, 16] y)
+        <int64[1] begin = {2}, int64[1] end = {1000}, int64[1] axis = {1}> {
+            [first] a = MatMul(x, w1)
+            [cut] b = Slice(a, begin, end, axis)
+            [second] y = MatMul(b, w2)
+        }""")
+    for name, shape in (("w1", (32, 32)), ("w2", (32, 16))):
+        values = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    source = load(path)
+    plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True), kinds=("linear",))
+    tokens = subgraph_tokens(source, plan, {"x": (3, 7, 32)})
+    inner = session(path, [entry.input for entry in plan.subgraphs])
+    values = inner.run([entry.input for entry in plan.subgraphs], {"x": np.ones((3, 7, 32), np.float32)})
+    assert list(tokens.values()) == [value.size // value.shape[-1] for value in values] == [21, 15]
+    with pytest.raises(BuilderError, match="has no input 'z'"):
+        subgraph_tokens(source, plan, {"z": (1, 1)})
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_rows_of_a_typical_input(tmp_path: Path, save_gated_mlps: Callable[..., Path], elem_type: int) -> None:
+    source = load(save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type))
+    plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True))
+    assert list(subgraph_tokens(source, plan).values()) == [128, 128]
+    assert list(subgraph_tokens(source, plan, {"x": (5, 64)}).values()) == [5, 5]

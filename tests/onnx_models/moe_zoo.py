@@ -1,0 +1,126 @@
+"""Small mixtures of experts of transformers with random weights: every way of routing that published models use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onnx_models import zoo
+from onnx_models.zoo import Entry
+from trt_nvfp4.builder.real_arithmetic import real_arithmetic
+
+_TEXT = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_DECODER = {
+    **_TEXT,
+    "hidden_size": 64,
+    "num_hidden_layers": zoo.LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+_LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+
+
+def _entry(name: str, activation: str = "silu", **arguments: Any) -> Entry:
+    return Entry(f"{name}Model", f"{name}Config", {**_DECODER, **arguments}, "moe", activation)
+
+
+# Sizes: hidden 64, intermediate 48.
+MOE_ZOO: dict[str, Entry] = {
+    "qwen3_moe": _entry(
+        "Qwen3Moe", head_dim=16, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
+    ),
+    "mixtral": _entry("Mixtral", intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v3": _entry(
+        "DeepseekV3",
+        **_LATENT,
+        num_key_value_heads=4,
+        moe_intermediate_size=48,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        first_k_dense_replace=0,
+    ),
+    "olmoe": _entry("Olmoe", intermediate_size=48, num_experts=8, num_experts_per_tok=3),
+    "gpt_oss": _entry(
+        "GptOss", "swiglu_clamped", head_dim=16, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "llama4": Entry(
+        "Llama4TextModel",
+        "Llama4TextConfig",
+        {
+            **_DECODER,
+            "head_dim": 16,
+            "intermediate_size": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+        },
+        "moe",
+        "silu",
+    ),
+    "qwen2_moe": _entry(
+        "Qwen2Moe",
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=80,
+        num_experts=8,
+        num_experts_per_tok=3,
+    ),
+}
+# What each routes like: the attributes of NVFP4MoE that are not the default.
+ROUTING: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"top_k": 3, "scoring": "softmax", "renormalize": True},
+    "mixtral": {"top_k": 2, "scoring": "softmax", "renormalize": True},
+    "deepseek_v3": {
+        "top_k": 3,
+        "scoring": "sigmoid",
+        "renormalize": True,
+        "scaling_factor": 2.5,
+        "n_group": 4,
+        "topk_group": 2,
+        "group_score_top": 2,
+    },
+    "olmoe": {"top_k": 3, "scoring": "softmax"},
+    "gpt_oss": {"top_k": 2, "scoring": "softmax_of_chosen"},
+    "llama4": {"top_k": 1, "scoring": "sigmoid_of_chosen", "scale_input": True},
+    "qwen2_moe": {"top_k": 3, "scoring": "softmax"},
+}
+# Width of the shared expert, and whether it has a gate of its own.
+SHARED = {"deepseek_v3": (96, False), "llama4": (48, False), "qwen2_moe": (80, True)}
+
+
+def fastest_exporter(name: str) -> str:
+    """TorchScript takes a tenth of dynamo's time; of Llama 4's masks it makes a sum of booleans, which nothing runs."""
+    return "dynamo" if name == "llama4" else "torchscript"
+
+
+def instance(name: str, seed: int = 0) -> torch.nn.Module:
+    """The bare model, its matrices scaled so that experts and routers matter."""
+    model = zoo.instance(MOE_ZOO[name], seed)
+    model.set_experts_implementation("batched_mm")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        for key, buffer in model.named_buffers():
+            if key.endswith("correction_bias"):
+                buffer.normal_(std=0.2)
+    return model
+
+
+def build(
+    name: str, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> tuple[torch.nn.Module, Callable[[int], torch.Tensor]]:
+    """The model, and a function that draws an input for a seed."""
+    return zoo.wrapped(MOE_ZOO[name], instance(name, seed), dtype)
+
+
+def export(model: torch.nn.Module, example: torch.Tensor, path: Path, exporter: str) -> None:
+    """As `zoo.export`; Llama 4 computes with complex numbers."""
+    with real_arithmetic():
+        zoo.export(model, example, path, exporter)

@@ -1,0 +1,234 @@
+"""NVFP4MoE: routing against Hugging Face's routers, the expert sum against single MLPs, the body against both."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees, onnxruntime_outputs
+from torch import Tensor
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.llama4.modeling_llama4 import Llama4Router
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from trt_nvfp4.plugins.ops import OPS, Activation, OpError
+from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, no_shared_expert, route
+
+MOE = OPS["NVFP4MoE"]
+NAMES = [formal.name for formal in MOE.inputs]
+PLAIN_ROUTING = {
+    name: MOE.attributes[name]
+    for name in (
+        "top_k",
+        "scoring",
+        "renormalize",
+        "scaling_factor",
+        "n_group",
+        "topk_group",
+        "group_score_top",
+    )
+}
+DEEPSEEK = {"top_k": 4, "n_group": 4, "topk_group": 2, "renormalize": 1, "scaling_factor": 2.5}
+ROUTERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "qwen3": (Qwen3MoeTopKRouter, {"top_k": 4, "renormalize": 1}),
+    "olmoe": (Qwen3MoeTopKRouter, {"top_k": 4, "renormalize": 0}),
+    "deepseek_v3": (DeepseekV3TopkRouter, {**DEEPSEEK, "scoring": Scoring.SIGMOID, "group_score_top": 2}),
+    "deepseek_v2": (DeepseekV2TopkRouter, {**DEEPSEEK, "scoring": Scoring.SOFTMAX, "renormalize": 0}),
+    "gpt_oss": (GptOssTopKRouter, {"top_k": 3, "scoring": Scoring.SOFTMAX_OF_CHOSEN}),
+    "llama4": (Llama4Router, {"top_k": 2, "scoring": Scoring.SIGMOID_OF_CHOSEN}),
+}
+
+
+def routed(logits: Tensor, bias: Tensor, **attributes: Any) -> tuple[Tensor, Tensor]:
+    return route(logits, bias, **{**PLAIN_ROUTING, **attributes})
+
+
+@pytest.mark.parametrize("model", ROUTERS)
+def test_routing_is_that_of_hugging_face(model: str, seed: int) -> None:
+    router_class, attributes = ROUTERS[model]
+    experts = 32
+    config = SimpleNamespace(
+        num_experts_per_tok=attributes["top_k"],
+        num_experts=experts,
+        num_local_experts=experts,
+        hidden_size=experts,
+        norm_topk_prob=bool(attributes.get("renormalize")),
+        routed_scaling_factor=attributes.get("scaling_factor", 1.0),
+        n_group=attributes.get("n_group", 1),
+        topk_group=attributes.get("topk_group", 1),
+        topk_method="group_limited_greedy",
+    )
+    router = router_class(config)
+    router.weight.data = torch.eye(experts)  # so that the logits are what it is given
+    generator = torch.Generator().manual_seed(seed)
+    logits, bias = torch.randn(50, experts, generator=generator) * 3, torch.zeros(experts)
+    if model == "deepseek_v3":
+        bias = torch.randn(experts, generator=generator)
+        router.e_score_correction_bias.copy_(bias)
+    with torch.no_grad():
+        *_, weights, chosen = (None, *router(logits))
+    if model == "llama4":  # it returns the scores of all experts, and the logits
+        weights, chosen = weights.topk(attributes["top_k"], dim=-1)
+    found, found_weights = routed(logits, bias, **attributes)
+    dense = torch.zeros_like(logits).scatter(1, chosen, weights)
+    torch.testing.assert_close(torch.zeros_like(logits).scatter(1, found, found_weights), dense)
+    assert torch.equal(found.sort(-1).values, chosen.sort(-1).values)
+
+
+@pytest.mark.parametrize("scoring", Scoring)
+def test_ties_go_to_the_lower_index_and_nan_is_the_lowest(scoring: Scoring) -> None:
+    logits = torch.tensor([[1.0, 2, 2, torch.nan, 2], [torch.nan] * 5, [torch.nan, -torch.inf, 0, 0, torch.inf]])
+    experts, weights = routed(logits, torch.zeros(5), top_k=4, scoring=scoring)
+    assert experts[0].tolist() == [1, 2, 4, 0]
+    assert experts[1].tolist() == [0, 1, 2, 3]
+    assert experts[2, :3].tolist() == ([4, 2, 3] if scoring is not Scoring.SOFTMAX else [4, 0, 1])
+    assert weights.isfinite().all() or scoring is Scoring.SIGMOID
+
+
+def test_the_bias_chooses_and_does_not_weigh() -> None:
+    experts, weights = routed(torch.zeros(1, 4), torch.tensor([0.0, 3, 1, 2]), top_k=2, scoring=Scoring.SIGMOID)
+    assert experts.tolist() == [[1, 3]]
+    assert weights.tolist() == [[0.5, 0.5]]
+
+
+def test_zeros_renormalised_stay_zeros() -> None:
+    logits = torch.tensor([[-1000.0, -2000.0]])
+    _, weights = routed(logits, torch.zeros(2), top_k=2, scoring=Scoring.SIGMOID, renormalize=1)
+    assert weights.tolist() == [[0.0, 0.0]]
+
+
+@RUNNERS
+@pytest.mark.parametrize("model", ROUTERS)
+def test_body_routes_like_the_reference(runner: Any, model: str, seed: int) -> None:
+    tensors = Inputs(seed, torch.float32).moe((2, 5), 32, 16, 16)
+    assert_agrees("NVFP4MoE", tensors, runner, **ROUTERS[model][1])
+
+
+@RUNNERS
+@pytest.mark.parametrize("quantize_activations", [0, 1])
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.SWIGLU_CLAMPED, Activation.RELU2])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"top_k": 2, "renormalize": 1},
+        {"top_k": 3, "shared": 1},
+        {"top_k": 1, "scoring": 3, "scale_input": 1, "shared": 1},
+        {"top_k": 2, "shared": 1, "shared_gated": 1, "scaling_factor": 0.5},
+    ],
+    ids=str,
+)
+def test_body_variants(
+    runner: Any, attributes: dict[str, Any], activation: Activation, quantize_activations: int, seed: int
+) -> None:
+    gated = int(activation is not Activation.RELU2)
+    tensors = Inputs(seed, torch.float32).moe((4,), 32, 48, 6, gated, 32)
+    flags = {"gated": gated, "quantize_activations": quantize_activations, "alpha": 1.5, "limit": 0.75}
+    assert_agrees("NVFP4MoE", tensors, runner, activation=int(activation), **flags, **attributes)
+
+
+@RUNNERS
+@DTYPES
+@pytest.mark.parametrize("lead", [(), (5,), (2, 1, 3)], ids=str)
+def test_body_types_and_shapes(runner: Any, dtype: torch.dtype, lead: tuple[int, ...], seed: int) -> None:
+    tensors = Inputs(seed, dtype).moe(lead, 144, 32, 5, 1, 48)
+    assert_agrees("NVFP4MoE", tensors, runner, top_k=2, shared=1)
+
+
+@RUNNERS
+def test_body_of_logits_that_are_nan_infinite_or_equal(runner: Any, seed: int) -> None:
+    tensors = Inputs(seed, torch.float32).moe((4,), 32, 16, 6)
+    tensors[1][0] = torch.nan
+    tensors[1][1, 2:4] = torch.tensor([torch.inf, -torch.inf])
+    tensors[1][2] = 1.0
+    assert_agrees("NVFP4MoE", tensors, runner, top_k=3, scoring=int(Scoring.SIGMOID), renormalize=1)
+
+
+@RUNNERS
+def test_body_of_one_expert_for_all_tokens(runner: Any, seed: int) -> None:
+    tensors = Inputs(seed, torch.float32).moe((7,), 32, 16, 4)
+    tensors[2] = torch.tensor([0.0, 0, 100, 0])
+    assert routed(tensors[1], tensors[2])[0].unique().tolist() == [2]
+    assert_agrees("NVFP4MoE", tensors, runner)
+
+
+def test_is_the_weighted_sum_of_gated_mlps(seed: int) -> None:
+    tensors = Inputs(seed, torch.float32).moe((3,), 32, 48, 4, 1, 16)
+    named = dict(zip(NAMES, tensors, strict=True))
+    mlp = OPS["NVFP4GatedMLP"]
+    parts = [f.name for f in mlp.inputs[1:9]]
+    zero = torch.tensor(0.0)
+    outputs = [mlp.reference(tensors[0], *(named[p][e] for p in parts), zero, zero) for e in range(4)]
+    experts, weights = routed(tensors[1], tensors[2], top_k=2, renormalize=1)
+    expected = mlp.reference(tensors[0], *(named[f"shared_{p}"] for p in parts), zero, zero)
+    expected = expected * (tensors[0] @ named["shared_gate"]).sigmoid().unsqueeze(-1)
+    for row in range(3):
+        for rank in range(2):
+            expected[row] += weights[row, rank] * outputs[experts[row, rank]][row]
+    y = MOE.reference(*tensors, top_k=2, renormalize=1, shared=1, shared_gated=1)
+    torch.testing.assert_close(y, expected)
+
+
+def test_smallest_shared_expert_fits_and_is_not_read(seed: int) -> None:
+    tensors = Inputs(seed, torch.float16).moe((3,), 32, 48, 4)
+    expected = MOE.reference(*tensors, top_k=2)
+    for name, shape in no_shared_expert(32, 1).items():
+        found = tensors[NAMES.index(name)]
+        assert tuple(found.shape) == shape
+        tensors[NAMES.index(name)] = torch.full_like(found, 127 if found.dtype == torch.int8 else torch.nan)
+    assert torch.equal(MOE.reference(*tensors, top_k=2), expected)
+    assert_agrees("NVFP4MoE", tensors, onnxruntime_outputs, top_k=2)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"top_k": 9}, "top_k must be at most the 8 experts open, found 9"),
+        ({"top_k": 65}, "top_k must be 1 to 64, found 65"),
+        ({"top_k": 0}, "top_k must be 1 to 64, found 0"),
+        ({"top_k": 5, "n_group": 4, "topk_group": 2}, "at most the 4 experts open, found 5"),
+        ({"n_group": 3}, "n_group must divide the number of experts, 8, found 3"),
+        ({"n_group": 2, "topk_group": 3}, "topk_group must be at most n_group, 2, found 3"),
+        ({"n_group": 4, "group_score_top": 3}, "at most the 2 experts of a group, found 3"),
+        ({"scoring": 4}, "scoring must be 0 to 3, found 4"),
+        ({"scaling_factor": float("inf")}, "scaling_factor must be finite"),
+        ({"gated": 0, "activation": 7}, "needs a gate"),
+    ],
+)
+def test_attribute_errors(attributes: dict[str, Any], message: str, seed: int) -> None:
+    tensors = Inputs(seed, torch.float16).moe((3,), 32, 16, 8)
+    with pytest.raises(OpError, match=f"NVFP4MoE: .*{message}"):
+        MOE.reference(*tensors, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("router_logits", (3, 1025), "1 to 1024 experts, found 1025"),
+        ("router_logits", (4, 8), r"router_logits must have shape \[3, 8\], found \[4, 8\]"),
+        ("gate_up_weight", (7, 32, 16), r"gate_up_weight must have shape \[8, 32, 16\], found \[7, 32, 16\]"),
+        ("gate_up_weight", (8, 33, 16), "even number of rows"),
+        ("down_tensor_scale", (), r"down_tensor_scale must have shape \[8\]"),
+        ("shared_down_weight", (1, 1), r"shared_down_weight must have shape \[1, 8\]|shared_down_bias must have"),
+        ("shared_gate", (31,), r"shared_gate must have shape \[32\]"),
+    ],
+)
+def test_shape_errors(name: str, shape: tuple[int, ...], message: str, seed: int) -> None:
+    shapes = [tuple(tensor.shape) for tensor in Inputs(seed, torch.float16).moe((3,), 32, 16, 8)]
+    assert MOE.output_shapes(shapes) == [(3, 32)]
+    shapes[NAMES.index(name)] = shape
+    if name == "gate_up_weight":
+        shapes[NAMES.index("gate_up_scales")] = (shape[0], 128, 4)
+        shapes[NAMES.index("gate_up_bias")] = shape[:2]
+    with pytest.raises(OpError, match=message):
+        MOE.output_shapes(shapes)
+
+
+def test_logits_are_float32(seed: int) -> None:
+    tensors = Inputs(seed, torch.float16).moe((3,), 32, 16, 8)
+    tensors[1] = tensors[1].half()
+    with pytest.raises(OpError, match=r"router_logits must be tensor\(float\), found tensor\(float16\)"):
+        MOE.reference(*tensors)
