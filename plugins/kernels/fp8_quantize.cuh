@@ -1,5 +1,4 @@
-// A matrix to E4M3 under one scale: the given one, or amax / 448 where that is 0. Two kernels; the first, which finds
-// the amax, ends at once where the scale is given.
+// A matrix to E4M3 under one scale: the given one, or amax / 448 where that is 0, which a kernel of its own finds.
 #pragma once
 
 #include <algorithm>
@@ -85,10 +84,12 @@ __global__ __launch_bounds__(kFp8Threads) void fp8_quantize(T const* x, int64_t 
 }
 
 template <typename T>
-TrtNvfp4Status launch_fp8_quantize(T const* x, int64_t count, Fp8Quantization const& to, bool programmatic,
-                                   cudaStream_t stream) {
-    TRT_NVFP4_RETURN_IF_ERROR(
-        launch_kernel(fp8_amax<T>, kFp8AmaxBlocks, kFp8Threads, programmatic, stream, "fp8_amax", x, count, to));
+TrtNvfp4Status launch_fp8_quantize(T const* x, int64_t count, Fp8Quantization const& to, bool static_scale,
+                                   bool programmatic, cudaStream_t stream) {
+    if (!static_scale) {
+        TRT_NVFP4_RETURN_IF_ERROR(
+            launch_kernel(fp8_amax<T>, kFp8AmaxBlocks, kFp8Threads, programmatic, stream, "fp8_amax", x, count, to));
+    }
     int64_t const per_block = kFp8Threads * kFp8Vector;
     int64_t const blocks = std::max<int64_t>((count + per_block - 1) / per_block, 1);
     return launch_kernel(fp8_quantize<T>, blocks, kFp8Threads, programmatic, stream, "fp8_quantize", x, count, to);

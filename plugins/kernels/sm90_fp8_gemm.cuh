@@ -17,22 +17,14 @@
 
 namespace trt_nvfp4::sm90 {
 
-// One group of warps multiplies, and two CTAs share an SM: for few rows, where memory is the limit. The next kernel's
-// CTAs find room there early.
-using Plain = cutlass::gemm::KernelTmaWarpSpecializedFP8FastAccum;
-// Two groups of warps take tiles in turn: one multiplies while the other finishes its tile.
-using Pingpong = cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum;
-// Two groups of warps share a tile.
-using Cooperative = cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum;
+// Two groups of four warps take tiles in turn: one multiplies while the other finishes its tile.
+using Schedule = cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum;
 
-// A tile of rows x columns by one CTA, in clusters that share operands, K in steps of 128.
-template <class Schedule_, int kRows_, int kColumns_, int kClusterRows, int kClusterColumns>
+// A tile of rows x columns by four warps, in clusters that share operands, K in steps of 128.
+template <int kRows_, int kColumns_, int kClusterRows, int kClusterColumns>
 struct Config {
-    using Schedule = Schedule_;
     static constexpr int kRows = kRows_;
     static constexpr int kColumns = kColumns_;
-    static constexpr int kWarps = std::is_same_v<Schedule, Cooperative> ? 8 : 4;  // that share a tile
-    static constexpr bool kShared = std::is_same_v<Schedule, Plain>;              // two CTAs share an SM
     using Tile = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_128>;
     using Cluster = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
 };
@@ -54,7 +46,7 @@ class Epilogue {
     using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
     using StrideD = StrideC;
     struct SharedStorage {
-        float rows[Config::kWarps][16 * kPitch];
+        float rows[kFp8Warps][16 * kPitch];
     };
 
     template <class Problem>
@@ -109,7 +101,7 @@ class Epilogue {
                     }
                 }
                 __syncwarp();
-                int const row0 = get<0>(tile_coord) * Config::kRows + m * (Config::kWarps * 16) + warp * 16;
+                int const row0 = get<0>(tile_coord) * Config::kRows + m * (kFp8Warps * 16) + warp * 16;
 #pragma unroll 1
                 for (int i = first_row; i < 16; i += kRowsAtATime) {
                     float values[kFp8Columns];
@@ -137,7 +129,7 @@ class Epilogue {
         using namespace cute;
         constexpr int kVectors = decltype(size(accumulators))::value / 4;
         int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
-        int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * Config::kWarps + thread / 32;
+        int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * kFp8Warps + thread / 32;
         float4* const sums = reinterpret_cast<float4*>(params_.partials) + part * params_.splits * kVectors * 32;
         float4* const own = sums + get<3>(tile_coord) * kVectors * 32 + thread % 32;
         CUTLASS_PRAGMA_UNROLL
@@ -168,15 +160,11 @@ class Epilogue {
     Params const& params_;
 };
 
-constexpr int kHalfOfShared = 114 << 10;
-constexpr int kPrefetchBytes = 1024;
-
 template <class Output, class Config>
 using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::float_e4m3_t, cutlass::layout::RowMajor, 16,
     cutlass::float_e4m3_t, cutlass::layout::ColumnMajor, 16, float, typename Config::Tile, typename Config::Cluster,
-    cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage) +
-                                                    (Config::kShared ? kHalfOfShared : 0)>, typename Config::Schedule>::CollectiveOp;
+    cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage)>, Schedule>::CollectiveOp;
 
 template <class Output, class Config>
 using Gemm = cutlass::gemm::kernel::GemmUniversal<
@@ -187,29 +175,16 @@ using Gemm = cutlass::gemm::kernel::GemmUniversal<
 template <class Output, class Config>
 struct Fp8Kernel : Gemm<Output, Config> {
     using Base = Gemm<Output, Config>;
-    static constexpr uint32_t MinBlocksPerMultiprocessor = Config::kShared ? 2 : 1;
 
     CUTLASS_DEVICE void operator()(typename Base::Params const& params, char* shared) {
         Fp8Gemm const& gemm = params.epilogue;
         let_next_kernel_start();
-        if (Config::kShared) prefetch_weights(gemm);
         // The amax pass ends at once where the hidden scale is given: only the device knows.
         if (gemm.amax_pass) {
             wait_for_kernels_before();
             if (*gemm.hidden_scale.given != 0.0f) return;
         }
         Base::operator()(params, shared);
-    }
-
- private:
-    // The weights do not depend on the kernels before this one: the head of each row on its way to L2 while they end.
-    CUTLASS_DEVICE static void prefetch_weights(Fp8Gemm const& gemm) {
-        int64_t const row = int64_t{blockIdx.y} * Config::kColumns + threadIdx.x;
-        if (blockIdx.x != 0 || threadIdx.x >= Config::kColumns || row >= gemm.n) return;
-        int64_t const k = gemm.k / gemm.splits;
-        uint8_t const* const head = gemm.w.values + row * gemm.k + blockIdx.z * k;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head),
-                     "r"(static_cast<int>(k < kPrefetchBytes ? k : kPrefetchBytes)));
     }
 };
 

@@ -28,6 +28,9 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
         for gated in (0, 1):
             case = op_inputs.persistent_mlp(rng, 2, 5, 64, 48, 64, dtype, gated=gated)
             yield "NVFP4PersistentMLP", case.inputs, {"activation": 5, "gated": gated, **quantized}
+    for m, scales in ((3, (0, 0)), (130, (0.01, 0.02))):
+        inputs = op_inputs.fp8_gated_mlp(rng, m, 272, 208, 136, dtype, scales).inputs
+        yield "FP8GatedMLP", inputs, {"activation": 5, "static_scales": int(scales[0] != 0)}
     for norm in (0, 1):
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 
