@@ -85,6 +85,8 @@ def ours(name: str, spelling: str) -> dict[str, Any]:
 
 def modelopts(name: str, configuration: str, algorithm: str | None) -> dict[str, Any]:
     config = copy.deepcopy(getattr(mtq, configuration))
+    # Linears alone, as ours.
+    config["quant_cfg"].append({"quantizer_name": "*", "parent_class": "nn.LayerNorm", "enable": False})
     if algorithm is not None:
         config["algorithm"] = algorithm
     subject = SUBJECTS[name]()

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.filesize import decimal
 
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, load_nvfp4
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
-from trt_nvfp4.calibration.samples import Sample, input_specs, load_samples
+from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
-from . import bundle, engine, export
+from . import bundle, engine, export, html_report, roofline
 from .accuracy_budget import Budget
+from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .report import Report, versions
 from .shapes import Profile, Shape, derive_profiles
+from .sides import Side
 from .targets import Target, require_here
 from .tokens import subgraph_tokens
 
@@ -62,11 +67,13 @@ class Request:
     exclude: str | None = None
     kinds: tuple[str, ...] = DEFAULT_KINDS
     moe: str = "plugin"
+    packed_weights: Path | None = None
     require: str | None = None
     bundle: Path | None = None
     timing_cache: Path | None = None
     accuracy_budget: Budget | None = None
     accuracy_data: Path | None = None
+    accuracy_samples: int = 2
 
     @property
     def base(self) -> Path:
@@ -104,7 +111,7 @@ def run(request: Request, progress: Progress) -> Report:
         progress.stage("finding and planning subgraphs")
         plan = _plan(request, model)
         if request.accuracy_budget is None:
-            _take_plan(request, plan, report)
+            _take_plan(request, model, plan, report)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
@@ -113,7 +120,7 @@ def run(request: Request, progress: Progress) -> Report:
     if request.accuracy_budget is not None:
         with report.timed("choose"):
             plan = _choose(request, path, model, plan, statistics, profiles, report, progress)
-            _take_plan(request, plan, report)
+            _take_plan(request, model, plan, report)
         if request.stop_after == "plan":
             return _finish(request, report)
     if request.stop_after == "calibrate":
@@ -121,11 +128,15 @@ def run(request: Request, progress: Progress) -> Report:
 
     with report.timed("rewrite"):
         progress.stage("quantizing weights and rewriting")
-        rewritten = rewrite(model, plan, statistics, request.file(".rewritten.onnx"), progress=progress.step)
+        checkpoint = _checkpoint(request, plan, report)
+        destination = request.file(".rewritten.onnx")
+        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint)
         report.files["rewritten model"] = str(rewritten.path)
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
     # The build needs the memory.
     del model
+    with report.timed("compare"):
+        report.accuracy = _accuracy(request, path, rewritten.path, progress)
     if request.stop_after == "rewrite":
         return _finish(request, report)
 
@@ -213,10 +224,13 @@ def _check_budget(request: Request) -> None:
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 
 
-def _take_plan(request: Request, plan: Plan, report: Report) -> None:
+def _take_plan(request: Request, model: SourceModel, plan: Plan, report: Report) -> None:
     plan.save(request.file(".plan.yaml"))
     report.files["plan"] = str(request.file(".plan.yaml"))
     report.take_plan(plan, request.calib_data is not None)
+    limits = roofline.LIMITS[request.target.name]
+    subgraphs = roofline.predict(plan, subgraph_tokens(model, plan, request.typical), limits)
+    report.predicted = {**asdict(limits), "subgraphs": subgraphs}
     check_required(request, plan)
 
 
@@ -325,6 +339,44 @@ def _choose(
     return choice.plan
 
 
+def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint | None:
+    """The NVFP4 checkpoint whose experts are taken over; BuilderError (usage) where it has none of the plan's."""
+    if request.packed_weights is None:
+        return None
+    checkpoint = load_nvfp4(request.packed_weights)
+    blocks = [e.name for e in plan.subgraphs if e.kind == "moe" and e.decision.startswith("nvfp4")]
+    absent = [name for name in blocks if PackedExperts.find(checkpoint, name) is None]
+    if absent == blocks:
+        raise BuilderError(
+            USAGE, f"{request.packed_weights}: holds NVFP4 experts of none of the {len(blocks)} MoE blocks in the plan"
+        )
+    if absent:
+        report.warnings.append(
+            f"{request.packed_weights} lacks the experts of {', '.join(absent)}: quantized from the model's own weights"
+        )
+    return checkpoint
+
+
+def _accuracy(request: Request, original: Path, rewritten: Path, progress: Progress) -> dict[str, Any]:
+    """Agreement of the rewritten model with the original on the first of the user's samples, or why there is none."""
+    data = request.calib_data
+    if data is None or data.name.endswith(".statistics.json") or not request.accuracy_samples:
+        return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
+    progress.stage("comparing with the original")
+
+    def samples(specs: Mapping[str, InputSpec]) -> Iterator[Sample]:
+        for number, sample in enumerate(itertools.islice(_samples(request, original), request.accuracy_samples), 1):
+            yield sample
+            progress.step(number, request.accuracy_samples, f"sample {number}")
+
+    try:
+        found = compare(Side.of(original), Side.of(rewritten), samples)
+    except BuilderError as error:
+        # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
+        return {"not_measured": str(error)}
+    return {"samples": found.samples, "tensors": [row.as_dict() for row in found.agreements]}
+
+
 def _build(
     request: Request,
     plan: Plan,
@@ -414,6 +466,8 @@ def forward(progress: Progress) -> Callable[[dict[str, Any]], None]:
 
 
 def _finish(request: Request, report: Report) -> Report:
-    report.save(request.file(".report.json"))
     report.files["report"] = str(request.file(".report.json"))
+    report.files["page"] = str(request.file(".report.html"))
+    report.save(request.file(".report.json"))
+    html_report.write(request.file(".report.json"))
     return report

@@ -115,9 +115,14 @@ class Trials:
 
 
 def with_all_statistics(plan: Plan) -> Plan:
-    """The plan that asks for the statistics of every precision that may be chosen."""
-    most = [entry if entry.decision == "keep" else replace(entry, decision="nvfp4_w4a4") for entry in plan.subgraphs]
-    return replace(plan, subgraphs=most)
+    """A plan, not to be carried out, that asks for the statistics of every precision that may be chosen."""
+    entries = [
+        replace(entry, decision=decision)
+        for entry in plan.subgraphs
+        if entry.decision != "keep"
+        for decision in ("nvfp4_w4a4", "nvfp4_w4a16")
+    ]
+    return replace(plan, subgraphs=entries)
 
 
 def choose_precisions(

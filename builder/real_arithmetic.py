@@ -19,6 +19,10 @@ class _Complex:
     def __init__(self, real: torch.Tensor, imaginary: torch.Tensor) -> None:
         self.real, self.imaginary = real, imaginary
 
+    @property
+    def device(self) -> torch.device:
+        return self.real.device
+
     def __mul__(self, other: _Complex | torch.Tensor | float) -> _Complex:
         if isinstance(other, _Complex):
             return _Complex(

@@ -42,9 +42,9 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._file_of = _tensor_files(self._path)
-        self._modules = sorted(
+        self._modules = dict.fromkeys(
             name.removesuffix(".weight_scale")
-            for name in self._file_of
+            for name in sorted(self._file_of)
             if name.endswith(".weight_scale")
             and {f"{name}_2", name.removesuffix("scale") + "global_scale"} & self._file_of.keys()
         )
@@ -56,20 +56,26 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         return len(self._modules)
 
     def __getitem__(self, module: str) -> NVFP4Weight:
-        if module not in self._modules:
-            raise KeyError(module)
-        if f"{module}.weight_scale_2" in self._file_of:
-            packed = self._tensor(f"{module}.weight")
-            tensor_scale = self._scalar(f"{module}.weight_scale_2")
-            input_scale = self._optional(f"{module}.input_scale")
-        else:
-            packed = self._tensor(f"{module}.weight_packed")
-            tensor_scale = self._scalar(f"{module}.weight_global_scale").reciprocal()
-            input_scale = self._optional(f"{module}.input_global_scale")
-            input_scale = None if input_scale is None else input_scale.reciprocal()
+        tensor_scale, input_scale = self.tensor_scales(module)
+        packed = self._tensor(f"{module}.weight" if self._is_modelopt(module) else f"{module}.weight_packed")
         weight = NVFP4Weight(packed, self._tensor(f"{module}.weight_scale"), tensor_scale, input_scale)
         self._check(module, weight)
         return weight
+
+    def tensor_scales(self, module: str) -> tuple[Tensor, Tensor | None]:
+        """The tensor scales of a module's weight and input, without reading the weight."""
+        if module not in self._modules:
+            raise KeyError(module)
+        if self._is_modelopt(module):
+            return self._scalar(f"{module}.weight_scale_2"), self._optional(f"{module}.input_scale")
+        input_scale = self._optional(f"{module}.input_global_scale")
+        return (
+            self._scalar(f"{module}.weight_global_scale").reciprocal(),
+            None if input_scale is None else input_scale.reciprocal(),
+        )
+
+    def _is_modelopt(self, module: str) -> bool:
+        return f"{module}.weight_scale_2" in self._file_of
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._file_of:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
+from trt_nvfp4.graph_passes.packed_weights import PackedExperts, input_scale, packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
@@ -40,13 +41,15 @@ def lower_moe(
         # Lossless, so that the choice stays the model's own.
         new_nodes.append(ir.node("Cast", [logits], {"to": int(ir.DataType.FLOAT)}, name=f"{name}/logits"))
         logits = new_nodes[-1].outputs[0]
-    inputs = {"x": moe.x, "router_logits": logits} | _weights(moe, name, quantization)
-    for prefix, linears in (
-        ("input", [mlp.up for mlp in _mlps(moe)]),
-        ("hidden", [mlp.down for mlp in _mlps(moe)]),
-    ):
-        scale = _activation_scale(linears, amax if quantize_activations else {})
-        inputs[f"{prefix}_tensor_scale"] = initializer(f"{name}/{prefix}_tensor_scale", scale, ir.DataType.FLOAT)
+    packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, name)
+    inputs = {"x": moe.x, "router_logits": logits} | _weights(moe, name, quantization, packed)
+    for label, is_down in (("input", False), ("hidden", True)):
+        scale = torch.tensor(0.0)
+        if quantize_activations:
+            scale = _activation_scale([mlp.down if is_down else mlp.up for mlp in _mlps(moe)], amax)
+            if not scale and packed is not None:
+                scale = input_scale(packed.routed(moe.experts, is_down))
+        inputs[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
     for value in inputs.values():
         if value.const_value is not None:
             graph.register_initializer(value)
@@ -77,7 +80,7 @@ def _mlps(moe: Moe) -> tuple[Mlp, ...]:
     return moe.experts if moe.shared is None else (*moe.experts, moe.shared)
 
 
-def _weights(moe: Moe, name: str, quantization: Quantization) -> dict[str, ir.Value]:
+def _weights(moe: Moe, name: str, quantization: Quantization, packed: PackedExperts | None) -> dict[str, ir.Value]:
     """The op's constant inputs."""
     first = moe.experts[0]
     dtype = first.up.weight.dtype
@@ -85,14 +88,14 @@ def _weights(moe: Moe, name: str, quantization: Quantization) -> dict[str, ir.Va
     bias = moe.routing.correction_bias
     values = torch.zeros(len(moe.experts)) if bias is None else as_torch(constant(bias)).float().reshape(-1)
     inputs = {"correction_bias": initializer(f"{name}/correction_bias", values, ir.DataType.FLOAT)}
-    inputs |= _mlp_weights(moe.experts, f"{name}/", True, quantization)
+    inputs |= _mlp_weights(moe.experts, f"{name}/", True, quantization, packed)
     if moe.shared is None:
         for key, shape in no_shared_expert(features, int(first.gate is not None)).items():
             formal = next(formal for formal in _OP.inputs if formal.name == key)
             kind = {"tensor(int8)": ir.DataType.INT8, "tensor(float)": ir.DataType.FLOAT}.get(formal.type, dtype)
             inputs[key] = initializer(f"{name}/{key}", torch.zeros([int(d or 0) for d in shape]), kind)
         return inputs
-    shared = _mlp_weights([moe.shared], f"{name}/shared_", False, quantization)
+    shared = _mlp_weights([moe.shared], f"{name}/shared_", False, quantization, packed)
     inputs |= {f"shared_{key}": value for key, value in shared.items()}
     gate = torch.zeros(features)
     if moe.shared_gate is not None:
@@ -101,15 +104,30 @@ def _weights(moe: Moe, name: str, quantization: Quantization) -> dict[str, ir.Va
     return inputs
 
 
-def _mlp_weights(mlps: Sequence[Mlp], prefix: str, stacked: bool, quantization: Quantization) -> dict[str, ir.Value]:
-    """Packed weights, scales and biases of `mlps`, one matrix each for gate and up together and for down."""
+def _mlp_weights(
+    mlps: Sequence[Mlp],
+    prefix: str,
+    stacked: bool,
+    quantization: Quantization,
+    packed: PackedExperts | None,
+) -> dict[str, ir.Value]:
+    """Packed weights, scales and biases of `mlps`, one matrix each for gate and up together and for down.
+
+    `stacked` ones are the routed experts, otherwise there is the shared one; `packed` has them in NVFP4.
+    """
     inputs: dict[str, ir.Value] = {}
     for key, parts in (("gate_up", [mlp.linears[:-1] for mlp in mlps]), ("down", [mlp.linears[-1:] for mlp in mlps])):
-        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-        known = quantization.inputs(linears[0] for linears in parts)
-        weight, scales, scale = nvfp4_initializers(
-            f"{prefix}{key}_weight", matrices, stacked, quantization.recipe, known
-        )
+        groups = None
+        if packed is not None:
+            groups = packed.routed(mlps, key == "down") if stacked else packed.shared(mlps[0], key == "down")
+        if groups is not None:
+            weight, scales, scale = packed_initializers(f"{prefix}{key}_weight", groups, stacked)
+        else:
+            matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
+            known = quantization.inputs(linears[0] for linears in parts)
+            weight, scales, scale = nvfp4_initializers(
+                f"{prefix}{key}_weight", matrices, stacked, quantization.recipe, known
+            )
         inputs |= {f"{key}_weight": weight, f"{key}_scales": scales, f"{key}_tensor_scale": scale}
         rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
         dtype = parts[0][0].weight.dtype

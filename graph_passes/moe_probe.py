@@ -141,11 +141,21 @@ class Probe:
         return dims
 
     def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
-        """The shape that `value` has in the probe, where its dimensions are numbers or those of x."""
+        """The shape that `value` has in the probe, where its dimensions are numbers or those of x.
+
+        TorchScript gives one dimension a name per tensor: those before the last are taken for those of x, in order.
+        A wrong guess shows in what the probe computes.
+        """
         if value.shape is None:
             return None
-        dims = [dim if isinstance(dim, int) else self._dims.get(dim.value or "") for dim in value.shape]
+        leading = [self._size(dim) for dim in (self._x.shape or ())][:-1]
+        dims = [
+            self._size(dim) or (leading[axis] if axis < len(leading) else None) for axis, dim in enumerate(value.shape)
+        ]
         return None if None in dims else tuple(dim for dim in dims if dim is not None)
+
+    def _size(self, dim: int | ir.SymbolicDim) -> int | None:
+        return dim if isinstance(dim, int) else self._dims.get(dim.value or "")
 
     @staticmethod
     def _last(value: ir.Value) -> int:

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics import Statistics
@@ -78,14 +79,16 @@ def rewrite(
     statistics: Statistics | None,
     out_path: str | Path,
     progress: Progress | None = None,
+    checkpoint: NVFP4Checkpoint | None = None,
 ) -> RewriteResult:
     """Writes the planned model to `out_path` and its weights to `<out_path>.data`; both appear when both are complete.
 
-    `progress` is called with (bytes written, bytes in all, tensor name). `model` is not changed.
+    `progress` is called with (bytes written, bytes in all, tensor name). `model` is not changed. Experts that
+    `checkpoint` has in NVFP4 are taken over as they are.
 
     Raises:
         PlanError: the plan does not fit the model.
-        CalibrationError: its recipe needs statistics that are not there.
+        CalibrationError: its recipe needs statistics that are not there; the checkpoint does not fit the model.
         ModelError: a weight holds NaN or Inf.
         OSError: the destination cannot be written.
     """
@@ -99,7 +102,7 @@ def rewrite(
     for entry, subgraph in reversed(plan.check(target)):
         if entry.decision.startswith("nvfp4"):
             lower = lower_moe if subgraph.kind == "moe" else lower_nvfp4
-            quantization = Quantization(_recipe(plan, entry.decision), statistics)
+            quantization = Quantization(_recipe(plan, entry.decision), statistics, checkpoint)
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lower(target.graph, subgraph, w4a4, amax, quantization)
             functions[subgraph.op] = OPS[subgraph.op].function(target.opset)

@@ -322,6 +322,8 @@ class Session:
                 raise HostError(f"{self.op} does not support data type {kind} at position {position}")
         if self._lib.hostConfigure(self._build_plugin, descs, *counts) != 0:
             raise self.host.error(f"configurePlugin of {self.op}")
+        if self._lib.hostSetTactic(self._build_plugin, self.tactic) != 0:
+            raise self.host.error(f"setTactic({self.tactic}) of {self.op}")
         self.workspace_size = self._lib.hostWorkspaceSize(self._build_plugin, descs, *counts)
         if message := self.host.take_error():
             raise HostError(f"getWorkspaceSize of {self.op} failed: {message}")

@@ -94,6 +94,13 @@ def build_engine(
     moe: Annotated[
         Moe, typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one.")
     ] = Moe.plugin,
+    packed_weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="NVFP4 checkpoint of the same model (ModelOpt or compressed-tensors): MoE experts are taken from it.",
+            metavar="DIR",
+        ),
+    ] = None,
     require: Annotated[
         Require | None,
         typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
@@ -112,6 +119,10 @@ def build_engine(
             help="Held-out samples for the budget; default: every fourth of --calib-data.", metavar="FILE|DIR"
         ),
     ] = None,
+    accuracy_samples: Annotated[
+        int,
+        typer.Option(min=0, help="Samples on which the rewritten model is compared with the original, for the report."),
+    ] = 2,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Write a folder that builds and checks the engine on the device, instead.", metavar="DIR"),
@@ -126,7 +137,8 @@ def build_engine(
     """Build a TensorRT engine in which MoE, MLP and linear subgraphs run as NVFP4 plugins.
 
     Finds the subgraphs, plans their precision, calibrates, rewrites the ONNX, builds the engine and checks that it
-    holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json.
+    holds what was planned. Beside OUT.engine: OUT.plan.yaml, OUT.statistics.json, OUT.rewritten.onnx, OUT.report.json
+    and the same as a page, OUT.report.html.
 
     Example: build-engine model.onnx -o model.engine --target rtx-blackwell --calib-data samples.npz
     """
@@ -152,9 +164,11 @@ def build_engine(
             exclude=exclude,
             kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
             moe=moe.value,
+            packed_weights=packed_weights,
             require=require.value if require else None,
             bundle=bundle,
             timing_cache=timing_cache,
+            accuracy_samples=accuracy_samples,
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
             accuracy_data=accuracy_data,
         )

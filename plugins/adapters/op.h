@@ -125,6 +125,7 @@ Op const& linear_op();
 Op const& gated_mlp_op();
 Op const& persistent_mlp_op();
 Op const& fp8_gated_mlp_op();
+Op const& moe_op();
 Op const& quantize_op();
 
 }  // namespace trt_nvfp4

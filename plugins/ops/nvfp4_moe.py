@@ -122,6 +122,7 @@ def _reference(
 
     experts, weights = route(router_logits.reshape(-1, router_logits.shape[-1]), correction_bias, **routing)  # type: ignore[arg-type]
     rows = matrix.unsqueeze(1) * (weights if scale_input else torch.ones_like(weights)).unsqueeze(-1)
+    rows = rows.to(x.dtype).float()
     rows = gemm_input(rows, x.dtype, quantize_activations, input_tensor_scale)
     hidden = rows.new_empty(*experts.shape, 2 * down_weight.shape[-1])
     outputs = rows.new_empty(*experts.shape, down_weight.shape[-2])
@@ -350,7 +351,9 @@ _BODY = f"""
         output_factors = Where(scale_input, one_f, weights)
         input_factor_columns = Unsqueeze(input_factors, axis_last)
         x_once = Unsqueeze(x_rows, axis_ranks)
-        x_by_rank = Mul(x_once, input_factor_columns)
+        x_scaled = Mul(x_once, input_factor_columns)
+        x_scaled_typed = CastLike(x_scaled, x)
+        x_by_rank = Cast<to = {text.FLOAT}>(x_scaled_typed)
         x_by_rank_shape = Shape(x_by_rank)
         hidden_size = Shape<start = -1>(x_rows)
         x_matrix_shape = Concat<axis = 0>(axis_last, hidden_size)

@@ -20,7 +20,7 @@ from trt_nvfp4.graph_passes.plan import Plan
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
-STAGES = ["read", "plan", "calibrate", "rewrite", "compile", "build"]
+STAGES = ["read", "plan", "calibrate", "rewrite", "compare", "compile", "build"]
 
 
 class Recorded:
@@ -96,7 +96,7 @@ def test_samples_that_no_decision_uses(gated_mlps: Path, samples: Path) -> None:
 def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, samples: Path) -> None:
     out = gated_mlps.parent / "out"
     run(gated_mlps, calib_data=samples, stop_after="plan")
-    assert sorted(file.name for file in out.iterdir()) == ["o.plan.yaml", "o.report.json"]
+    assert sorted(file.name for file in out.iterdir()) == ["o.plan.yaml", "o.report.html", "o.report.json"]
 
     plan = yaml.safe_load((out / "o.plan.yaml").read_text())
     plan["subgraphs"][1]["decision"] = "fp16"

@@ -18,6 +18,7 @@ from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.precision_choice import Option, Part, efficient, first, mixes_by_cost
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.calibration.samples import input_specs, load_samples
 from trt_nvfp4.graph_passes.plan import Plan
 
 
@@ -155,6 +156,12 @@ def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: C
     assert {entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"} <= {"fp8", "bf16"}
 
 
+def test_statistics_of_every_precision_are_collected(mlps: Path, samples: Path) -> None:
+    """The recipe takes one Hessian for W4A4 and another for W4A16."""
+    report = run(mlps, samples, "cosine>=0.9", recipe="local-hessian+gptq+quantized-inputs")
+    assert report["budget"]["achieved"] >= 0.9
+
+
 def test_separate_held_out_data(mlps: Path, samples: Path, tmp_path: Path, rng: np.random.Generator) -> None:
     held_out = tmp_path / "held-out"
     held_out.mkdir()
@@ -180,3 +187,50 @@ def test_bad_requests(mlps: Path, samples: Path, tmp_path: Path) -> None:
         with pytest.raises(BuilderError, match=says) as caught:
             run(mlps, **arguments)
         assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.slow
+def test_five_budgets_on_a_trained_model(tmp_path: Path) -> None:
+    """Perplexity of held-out text, from what NVFP4 everywhere comes to down to what nothing does."""
+    pytest.importorskip("transformers")
+    fixtures = Path(__file__).resolve().parents[1] / "trained_models"
+    text = (fixtures / "text" / "train.txt").read_text()
+    (tmp_path / "calibration.txt").write_text(text[:3000])
+    (tmp_path / "held-out.txt").write_text((fixtures / "text" / "held_out.txt").read_text()[:3000])
+    exported = pipeline.export.export(fixtures / "llama", tmp_path / "llama.onnx")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((fixtures / "llama" / file).read_bytes())
+    options = {
+        "accuracy_data": tmp_path / "held-out.txt",
+        "include": r"layers\.[03]\.mlp",
+        "stop_after": "plan",
+        "recipe": "mse",
+    }
+
+    def chosen(limit: float) -> dict[str, Any]:
+        numbers: dict[str, Any] = run(exported, tmp_path / "calibration.txt", f"perplexity<={limit:.6g}", **options)[
+            "budget"
+        ]
+        return numbers
+
+    loosest = chosen(1000)
+    found = [loosest]
+    # From NVFP4's own perplexity to that of the original, which is what the most accurate mix comes to.
+    original = perplexity(exported, fixtures / "llama", tmp_path / "held-out.txt")
+    for share in (1.0, 0.5, 0.1):
+        limit = original + share * (loosest["achieved"] - original) + 1e-4
+        found.append(chosen(limit))
+        assert found[-1]["achieved"] <= limit
+    costs = [numbers["roofline_us"] for numbers in found]
+    assert costs == sorted(costs)
+    with pytest.raises(BuilderError, match="the nearest comes to perplexity") as caught:
+        chosen(original * 0.9)
+    assert caught.value.exit_code == VERIFICATION_FAILED
+
+
+def perplexity(model: Path, tokenizer: Path, text: Path) -> float:
+    runner, score = session(model), Score("perplexity")
+    for sample in load_samples(text, input_specs(model), tokenizer):
+        (logits,) = runner.run(None, dict(sample))
+        score.add(sample, {"logits": logits}, {"logits": logits})
+    return score.value

@@ -47,6 +47,7 @@ MOE_ZOO: dict[str, Entry] = {
         first_k_dense_replace=0,
     ),
     "olmoe": _entry("Olmoe", intermediate_size=48, num_experts=8, num_experts_per_tok=3),
+    "flex_olmo": _entry("FlexOlmo", intermediate_size=48, num_experts=8, num_experts_per_tok=2),
     "gpt_oss": _entry(
         "GptOss", "swiglu_clamped", head_dim=16, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2
     ),
@@ -86,6 +87,7 @@ ROUTING: dict[str, dict[str, Any]] = {
         "group_score_top": 2,
     },
     "olmoe": {"top_k": 3, "scoring": "softmax"},
+    "flex_olmo": {"top_k": 2, "scoring": "softmax"},
     "gpt_oss": {"top_k": 2, "scoring": "softmax_of_chosen"},
     "llama4": {"top_k": 1, "scoring": "sigmoid_of_chosen", "scale_input": True},
     "qwen2_moe": {"top_k": 3, "scoring": "softmax"},

@@ -70,6 +70,21 @@ def fp8_gated_mlp(
     return Case([*inputs, scalar(scales[0]), scalar(scales[1])])
 
 
+def moe(
+    rng: np.random.Generator, m: int, h: int, i: int, experts: int, dtype: torch.dtype, *, gated: int = 1, s: int = 16
+) -> Case:
+    """Logits that rounding cannot reorder: multiples of 1/64, with ties. The correction bias is zero."""
+    factor = 2 if gated else 1
+    up, down = Weight.random(rng, factor * i, h, (experts,)), Weight.random(rng, h, i, (experts,))
+    shared_up, shared_down = Weight.random(rng, factor * s, h), Weight.random(rng, h, s)
+    biases = [random_t(rng, shape, dtype) for shape in ((experts, factor * i), (experts, h), (factor * s,), (h,), (h,))]
+    logits = torch.from_numpy(rng.integers(-128, 128, (m, experts)) / np.float32(64))
+    inputs = [random_t(rng, (m, h), dtype), logits.float(), torch.zeros(experts)]
+    inputs += [*up.tensors, biases[0], *down.tensors, biases[1]]
+    inputs += [*shared_up.tensors, biases[2], *shared_down.tensors, biases[3], biases[4] / h**0.5]
+    return Case([*inputs, scalar(0), scalar(0)], [up, down, shared_up, shared_down])
+
+
 def quantize(rng: np.random.Generator, m: int, k: int, dtype: torch.dtype, scale: float = 0.0) -> Case:
     x, residual, norm = (random_t(rng, shape, dtype) for shape in ((m, k), (m, k), (k,)))
     return Case([x, residual, norm, scalar(scale)])

@@ -130,12 +130,51 @@ typedef struct {
     void* y;                    // T [m, hidden_out]
 } TrtNvfp4Fp8MlpArgs;
 
+typedef enum {
+    TRT_NVFP4_SOFTMAX = 0,  // over all experts
+    TRT_NVFP4_SIGMOID = 1,
+    TRT_NVFP4_SOFTMAX_OF_CHOSEN = 2,  // chosen by the logits themselves
+    TRT_NVFP4_SIGMOID_OF_CHOSEN = 3,
+} TrtNvfp4Scoring;
+
+#define TRT_NVFP4_MAX_EXPERTS 1024
+#define TRT_NVFP4_MAX_TOP_K 64
+
+// y[t] = T(sum over ranks r of weight[t][r] * expert[t][r](x[t]) + shared(x[t])); see NVFP4MoE in docs/ops.md for how
+// experts and weights follow from the logits. An expert is gated ? down(act(gate(x)) * up(x)) : down(act(up(x))).
+typedef struct {
+    TrtNvfp4DataType dtype;
+    TrtNvfp4Activation activation;
+    TrtNvfp4Scoring scoring;
+    int32_t gated;  // 1: up has 2 * intermediate rows, 2i = gate i, 2i + 1 = up i
+    int32_t quantize_activations;
+    int32_t renormalize;
+    int32_t scale_input;   // 1: weight[t][r] multiplies the expert's input, T(weight * x), instead of its output
+    int32_t shared;        // 1: there is a shared expert
+    int32_t shared_gated;  // 1: shared(x) is multiplied by sigmoid(x . shared_gate)
+    int32_t top_k, groups, open_groups, group_score_top;
+    float scaling_factor, alpha, limit;
+    TrtNvfp4Tactic tactic;
+    int64_t m, experts, hidden, intermediate, shared_intermediate;
+    void const* x;                 // T [m, hidden]
+    float const* router_logits;    // [m, experts]
+    float const* correction_bias;  // [experts]
+    TrtNvfp4Weight up, down;       // arrays over experts are dense
+    TrtNvfp4Weight shared_up, shared_down;
+    void const* shared_gate;           // T [hidden]
+    float const* input_tensor_scale;   // [1]; 0 = at run time
+    float const* hidden_tensor_scale;  // [1]; 0 = at run time
+    void* y;                           // T [m, hidden]
+} TrtNvfp4MoeArgs;
+
 // Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
-// asks on a machine without a GPU. It is the maximum over the tactics that `tactic` allows on any GPU.
+// asks on a machine without a GPU. It is the maximum over the tactics that `tactic` allows on any GPU; of NVFP4MoE,
+// whose generic kernels need far more than the others, that of the tactic that AUTO takes.
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
 // after.
@@ -143,6 +182,7 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, s
 TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 
 // The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the
 // plugin library, because TensorRT swallows what fails in a workspace query or in serialization.

@@ -1,0 +1,192 @@
+#include "../sm80_w4a16_moe.cuh"
+#include "launch.h"
+#include "moe_plan.h"
+#include "w4a16_moe.h"
+
+namespace trt_nvfp4::w4a16 {
+namespace {
+
+// Tokens of a launch up to which down may be split over blocks; later there are tiles enough.
+constexpr int64_t kSplitTokens = 16;
+
+ExpertWeights expert_weights(TrtNvfp4Weight const& weight, int64_t rows, int64_t k) {
+    ExpertWeights w{};
+    w.codes = static_cast<uint8_t const*>(weight.packed);
+    w.scales = static_cast<uint8_t const*>(weight.block_scales);
+    w.tensor_scale = weight.tensor_scale;
+    w.bias = weight.bias;
+    w.rows = static_cast<int>(rows);
+    w.k = static_cast<int>(k);
+    return w;
+}
+
+int64_t up_rows(TrtNvfp4MoeArgs const& args, int64_t intermediate) {
+    return args.gated ? 2 * intermediate : intermediate;
+}
+
+// Everything behind the plan is erased before a launch.
+template <typename T>
+struct Layout {
+    MoePlan plan;
+    T* hidden[2];
+    float* outputs[2];
+    size_t absent, size;  // bytes from the start
+
+    // For the launch's tokens and splits of down.
+    Layout(TrtNvfp4MoeArgs const& args, int64_t tokens, int64_t splits, void* base) {
+        Workspace workspace(base);
+        plan = take_plan(workspace, tokens, args.top_k, args.experts);
+        absent = workspace.size();
+        int64_t const shared = args.shared ? tokens : 0;
+        hidden[kRouted] = workspace.take<T>(tokens * args.top_k * args.intermediate);
+        hidden[kShared] = workspace.take<T>(shared * args.shared_intermediate);
+        outputs[kRouted] = workspace.take<float>(splits * tokens * args.top_k * args.hidden);
+        outputs[kShared] = workspace.take<float>(splits * shared * args.hidden);
+        size = workspace.size();
+    }
+};
+
+TrtNvfp4Status read_device(Device& device) {
+    int ordinal = 0, cooperative = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
+    auto const read = [&](int& value, cudaDeviceAttr attribute) {
+        return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
+    };
+    TRT_NVFP4_RETURN_IF_ERROR(read(device.sm_count, cudaDevAttrMultiProcessorCount));
+    TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
+    TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
+    device.cooperative = cooperative != 0;
+    return TRT_NVFP4_SUCCESS;
+}
+
+// Columns of the widest job, as the kernel pads them.
+int widest(int pairs) {
+    int columns = 8;
+    while (columns < pairs) columns *= 2;
+    return columns;
+}
+
+template <typename T>
+TrtNvfp4Status divide_memory(MoeArgs<T>& moe, Device const& device) {
+    cudaFuncAttributes attributes{};
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaFuncGetAttributes(&attributes, sm80_w4a16_moe<T>), "cudaFuncGetAttributes"));
+    int const fixed = static_cast<int>(attributes.sharedSizeBytes);
+    int const chunk = kPanelBytesPerChunk<1>;
+    int const k = std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
+    auto const divide = [&](int job_tokens) {
+        moe.job_tokens = job_tokens;
+        moe.memory = divide_moe_memory(k * chunk, job_tokens / 8 * chunk, kWarps * kStageBytes, fixed, device);
+    };
+    divide(std::min(kMoeJobTokens, widest(moe.m)));
+    if (moe.memory.stages < 2 && moe.job_tokens > kMoeFewestJobTokens) divide(kMoeFewestJobTokens);
+    if (moe.memory.stages > 0) return TRT_NVFP4_SUCCESS;
+    return record_error(TRT_NVFP4_UNSUPPORTED, "NVFP4MoE: the GPU gives a block " +
+                                                   std::to_string(device.shared_bytes) +
+                                                   " bytes of shared memory, too few for the W4A16 tactic");
+}
+
+template <typename T>
+TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t tokens, Device const& device,
+                             void* workspace, cudaStream_t stream) {
+    MoeArgs<T> moe{};
+    moe.m = static_cast<int>(tokens);
+    moe.top_k = args.top_k;
+    moe.scale_input = args.scale_input != 0;
+    moe.activation = args.activation;
+    moe.gated = args.gated != 0;
+    moe.alpha = args.alpha;
+    moe.limit = args.limit;
+    moe.x = static_cast<T const*>(args.x) + first * args.hidden;
+    moe.y = static_cast<T*>(args.y) + first * args.hidden;
+    moe.one = 1;
+    moe.weights[kUpPhase][kRouted] = expert_weights(args.up, up_rows(args, args.intermediate), args.hidden);
+    moe.weights[kDownPhase][kRouted] = expert_weights(args.down, args.hidden, args.intermediate);
+    moe.weights[kUpPhase][kShared] =
+        expert_weights(args.shared_up, up_rows(args, args.shared_intermediate), args.hidden);
+    moe.weights[kDownPhase][kShared] = expert_weights(args.shared_down, args.hidden, args.shared_intermediate);
+
+    float const jobs = expected_experts(static_cast<int>(args.experts), args.top_k, moe.m);
+    int const most_splits = tokens <= kSplitTokens ? kMoeMaxSplits : 1;
+    for (int phase : {kUpPhase, kDownPhase}) {
+        ExpertWeights* const w = moe.weights[phase];
+        float tiles = jobs * static_cast<float>(w[kRouted].tiles());
+        int splits = phase == kUpPhase ? 1 : most_splits;
+        if (args.shared) {
+            tiles += static_cast<float>(w[kShared].tiles());
+            splits = std::min(splits, w[kShared].chunks());
+        }
+        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), splits, device);
+        for (int segment : {kRouted, kShared}) {
+            w[segment].tasks_per_job =
+                ceil_div(w[segment].tiles(), kWarps / moe.split[phase].k_groups) * moe.split[phase].splits;
+        }
+    }
+    TRT_NVFP4_RETURN_IF_ERROR(divide_memory(moe, device));
+    moe.shared_jobs = args.shared ? ceil_div(moe.m, moe.job_tokens) : 0;
+    Layout<T> const layout(args, tokens, moe.split[kDownPhase].splits, workspace);
+    moe.plan = layout.plan;
+    std::copy_n(layout.hidden, 2, moe.hidden);
+    std::copy_n(layout.outputs, 2, moe.outputs);
+
+    RouteArgs route = route_args(args, layout.plan, first, tokens, moe.job_tokens);
+    route.absent = static_cast<uint8_t*>(workspace) + layout.absent;
+    route.absents = static_cast<int64_t>(layout.size - layout.absent);
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
+
+    auto const kernel = sm80_w4a16_moe<T>;
+    int const bytes = moe.memory.stages * kWarps * kStageBytes + moe.memory.panel_bytes;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"));
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(device.sm_count);
+    config.blockDim = kThreads;
+    config.dynamicSmemBytes = static_cast<size_t>(bytes);
+    config.stream = stream;
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    if (device.cooperative) {
+        config.attrs = &cooperative;
+        config.numAttrs = 1;
+    }
+    // Where the GPU cannot promise co-residency, a phase per launch: then no block waits for another.
+    int const phases = device.cooperative ? kMoePhases : 1;
+    for (moe.first_phase = 0; moe.first_phase < kMoePhases; moe.first_phase += phases) {
+        moe.last_phase = moe.first_phase + phases;
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaLaunchKernelEx(&config, kernel, moe), "sm80_w4a16_moe"));
+    }
+    return TRT_NVFP4_SUCCESS;
+}
+
+template <typename T>
+TrtNvfp4Status launch_blocks(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t stream) {
+    Device device{};
+    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
+    for (int64_t first = 0; first < args.m; first += kMoeTokens) {
+        int64_t const tokens = std::min<int64_t>(kMoeTokens, args.m - first);
+        TRT_NVFP4_RETURN_IF_ERROR(launch_tokens<T>(args, first, tokens, device, workspace, stream));
+    }
+    return TRT_NVFP4_SUCCESS;
+}
+
+}  // namespace
+
+bool serves(TrtNvfp4MoeArgs const& args) {
+    // Copies are 16 bytes: 32 codes of a row.
+    return args.dtype != TRT_NVFP4_FLOAT32 && !args.quantize_activations && args.hidden % 32 == 0 &&
+           args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
+}
+
+size_t workspace_bytes(TrtNvfp4MoeArgs const& args) {
+    if (!serves(args)) return 0;
+    size_t const split = Layout<__half>(args, std::min(args.m, kSplitTokens), kMoeMaxSplits, nullptr).size;
+    return std::max(split, Layout<__half>(args, std::min<int64_t>(args.m, kMoeTokens), 1, nullptr).size);
+}
+
+TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    return args.dtype == TRT_NVFP4_FLOAT16 ? launch_blocks<__half>(args, workspace, stream)
+                                           : launch_blocks<__nv_bfloat16>(args, workspace, stream);
+}
+
+}  // namespace trt_nvfp4::w4a16

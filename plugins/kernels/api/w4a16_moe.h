@@ -1,0 +1,16 @@
+// Launcher of the W4A16 kernel for mixtures of experts (sm80_w4a16_moe.cuh) behind trtNvfp4Moe.
+#pragma once
+
+#include "trt_nvfp4.h"
+
+namespace trt_nvfp4::w4a16 {
+
+// 16-bit activations that stay 16-bit, every K a multiple of 32; any number of tokens.
+bool serves(TrtNvfp4MoeArgs const& args);
+
+// Enough for every m up to args.m, on any GPU; 0 if the call is not served.
+size_t workspace_bytes(TrtNvfp4MoeArgs const& args);
+
+TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream);
+
+}  // namespace trt_nvfp4::w4a16

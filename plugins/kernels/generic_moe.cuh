@@ -1,0 +1,77 @@
+// NVFP4MoE for any shape and type: rows gathered in the order of their experts, a tile of GEMM per job, and the sum.
+#pragma once
+
+#include "generic_gemm.cuh"
+#include "moe_plan.cuh"
+
+namespace trt_nvfp4 {
+
+constexpr int kMoeThreads = 256;
+
+// Row p of out: token's x of the pair at position p, times the pair's weight where weights scale the input.
+template <typename T>
+__global__ __launch_bounds__(kMoeThreads) void generic_moe_gather(T const* x, int64_t hidden, int top_k,
+                                                                  bool scale_input, MoePlan plan, T* out) {
+    int const pair = plan.order[blockIdx.x];
+    T const* const source = x + pair / top_k * hidden;
+    float const weight = scale_input ? plan.weights[pair] : 1.0f;
+    for (int64_t i = threadIdx.x; i < hidden; i += kMoeThreads) {
+        out[blockIdx.x * hidden + i] = ptx::from_float<T>(ptx::to_float(source[i]) * weight);
+    }
+}
+
+// As generic_gemm, the weights being those of all experts: blockIdx.y is a job of at most kGemmTile rows.
+template <typename A, typename T, typename Out>
+__global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArgs<T, Out> args, MoePlan plan) {
+    if (static_cast<int>(blockIdx.y) >= *plan.job_count) return;
+    ExpertJob const job = plan.jobs[blockIdx.y];
+    args.m = job.first + job.count;
+    args.w.packed += job.expert * (args.n * args.k / 2);
+    args.w.block_scales += job.expert * scale_bytes(args.n, args.k);
+    args.w.tensor_scale += job.expert;
+    args.bias += job.expert * args.n;
+    gemm_tile(a, args, job.first, int64_t{blockIdx.x} * kGemmTile);
+}
+
+// y = T(sum over ranks of weight * outputs + factor * shared). `shared` null: none.
+template <typename T>
+__global__ __launch_bounds__(kMoeThreads) void generic_moe_sum(float const* outputs, float const* shared,
+                                                               int64_t hidden, int top_k, bool scale_input,
+                                                               MoePlan plan, T* y) {
+    int64_t const token = blockIdx.x;
+    for (int64_t i = threadIdx.x; i < hidden; i += kMoeThreads) {
+        float sum = 0.0f;
+        for (int rank = 0; rank < top_k; ++rank) {
+            int64_t const pair = token * top_k + rank;
+            sum += (scale_input ? 1.0f : plan.weights[pair]) * outputs[plan.position[pair] * hidden + i];
+        }
+        if (shared != nullptr) sum += plan.shared_factor[token] * shared[token * hidden + i];
+        y[token * hidden + i] = ptx::from_float<T>(sum);
+    }
+}
+
+template <typename T>
+TrtNvfp4Status launch_moe_gather(T const* x, int64_t hidden, int top_k, bool scale_input, int64_t pairs,
+                                 MoePlan const& plan, T* out, cudaStream_t stream) {
+    generic_moe_gather<<<static_cast<unsigned>(pairs), kMoeThreads, 0, stream>>>(x, hidden, top_k, scale_input, plan,
+                                                                                 out);
+    return check_cuda(cudaGetLastError(), "generic_moe_gather");
+}
+
+template <typename A, typename T, typename Out>
+TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out> const& args, int64_t jobs, MoePlan const& plan,
+                                  cudaStream_t stream) {
+    dim3 const grid(static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile), static_cast<unsigned>(jobs));
+    generic_expert_gemm<<<grid, kGemmThreads, 0, stream>>>(a, args, plan);
+    return check_cuda(cudaGetLastError(), "generic_expert_gemm");
+}
+
+template <typename T>
+TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int64_t tokens, int64_t hidden, int top_k,
+                              bool scale_input, MoePlan const& plan, T* y, cudaStream_t stream) {
+    generic_moe_sum<<<static_cast<unsigned>(tokens), kMoeThreads, 0, stream>>>(outputs, shared, hidden, top_k,
+                                                                               scale_input, plan, y);
+    return check_cuda(cudaGetLastError(), "generic_moe_sum");
+}
+
+}  // namespace trt_nvfp4

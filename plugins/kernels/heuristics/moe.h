@@ -1,0 +1,57 @@
+// Launch choices of the W4A16 kernel for mixtures of experts.
+#pragma once
+
+#include <cmath>
+
+#include "w4a16.h"
+
+namespace trt_nvfp4::w4a16 {
+
+// Tokens of a launch: more go in blocks of this many, which bounds the workspace.
+constexpr int kMoeTokens = 512;
+// Pairs of one expert that read its weights once.
+constexpr int kMoeJobTokens = 64;
+constexpr int kMoeMaxSplits = 4;
+
+// Experts that `tokens` tokens are expected to choose, were every choice as likely.
+inline float expected_experts(int experts, int top_k, int tokens) {
+    float const missed = 1.0f - static_cast<float>(top_k) / static_cast<float>(experts);
+    return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
+}
+
+// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk. `most_splits` is 1 where
+// outputs cannot be summed later.
+inline Split choose_moe_split(float tiles, int chunks, int most_splits, Device const& device) {
+    Split best;
+    float best_cost = 1e30f;
+    for (int splits = 1; splits <= std::min(chunks, most_splits); ++splits) {
+        for (int k_groups = 1; k_groups <= kWarps; k_groups *= 2) {
+            float const tasks = tiles * static_cast<float>(splits * k_groups) / kWarps;
+            float const rounds = std::ceil(tasks / static_cast<float>(device.sm_count));
+            float const walk = static_cast<float>(ceil_div(ceil_div(chunks, splits), k_groups));
+            float const cost = rounds * (walk + (k_groups > 1 ? 0.4f : 0.3f)) + 0.2f * static_cast<float>(splits);
+            if (cost < best_cost) {
+                best_cost = cost;
+                best = {k_groups, splits};
+            }
+        }
+    }
+    return best;
+}
+
+// Stages of the rings and what is left for activations: as many stages as let `wanted` bytes of activations fit beside
+// them, but not fewer than three where `least` bytes (one chunk of the widest job) leave room for them.
+struct MoeMemory {
+    int stages, panel_bytes;  // no stage: it does not fit
+};
+
+inline MoeMemory divide_moe_memory(int wanted, int least, int stage_bytes, int fixed, Device const& device) {
+    int const free = device.shared_bytes - fixed;
+    for (int stages = kMaxStages; stages >= 1; --stages) {
+        int const panel = free - stages * stage_bytes;
+        if (panel >= (stages > 3 ? std::max(wanted, least) : least)) return {stages, panel};
+    }
+    return {0, 0};
+}
+
+}  // namespace trt_nvfp4::w4a16

@@ -1,0 +1,107 @@
+"""The accuracy benchmark measures what is built: its Torch arithmetic against the rewritten ONNX in ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trt_nvfp4.builder.agreement import kl_divergence
+from trt_nvfp4.builder.export import export
+from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.calibration import nvfp4, recipes
+from trt_nvfp4.calibration.statistics import collect
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.plan import make_plan
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
+from trt_nvfp4.graph_passes.source import load
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture
+def subjects(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import subjects
+
+    yield subjects
+    del sys.modules["subjects"]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_torch_agrees_with_the_rewritten_model(subjects: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W4A16: the same outputs. W4A4: a difference in the last bit moves values over rounding boundaries, and more of
+    them layer by layer, so that only the distance to the original is the same."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(subjects, "CALIBRATION_WINDOWS", 8)
+    subject = subjects.language_model("llama")
+    seen: list[torch.Tensor] = []
+    hook = subject.model.register_forward_pre_hook(lambda _, __, kw: seen.append(kw["input_ids"]), with_kwargs=True)
+    statistics = subjects.input_statistics(subject, frozenset())
+    hook.remove()
+    (ids,) = seen
+    samples = [{"input_ids": ids.numpy(), "attention_mask": np.ones(ids.shape, np.int64)}]
+    original = subject.model(input_ids=ids).logits.numpy()
+    for site in subject.sites:
+        site.set_weight(nvfp4.dequantize(*recipes.quantize_weight(site.weight, "mse", statistics[site.name])))
+    expected = {"nvfp4_w4a16": subject.model(input_ids=ids).logits.numpy()}
+    with subjects.quantized_activations(subject, statistics):
+        expected["nvfp4_w4a4"] = subject.model(input_ids=ids).logits.numpy()
+
+    model = load(export(subjects.FIXTURES / "llama", tmp_path / "m.onnx"))
+    plan = make_plan(
+        model,
+        find_subgraphs(model),
+        find_target("thor").capabilities,
+        kinds=("gated_mlp", "linear"),
+        exclude="lm_head",
+        calibrated=True,
+        recipe="mse",
+    )
+    found = collect(model.path, calibration_tensors(plan), samples)
+    actual = {}
+    for decision in expected:
+        for entry in plan.subgraphs:
+            entry.decision = "keep" if entry.decision == "keep" else decision
+        rewritten = rewrite(model, plan, found, tmp_path / "m.rewritten.onnx")
+        (actual[decision],) = session(rewritten.path).run(None, samples[0])
+    noise = np.linalg.norm(expected["nvfp4_w4a16"] - original)
+    assert np.linalg.norm(actual["nvfp4_w4a16"] - expected["nvfp4_w4a16"]) < 0.01 * noise
+    distance = kl_divergence(original, expected["nvfp4_w4a4"])
+    assert kl_divergence(original, actual["nvfp4_w4a4"]) == pytest.approx(distance, rel=0.1)
+    assert distance > 1.2 * kl_divergence(original, expected["nvfp4_w4a16"])
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / "accuracy.json").read_text())
+    return result
+
+
+def test_recorded_order_of_recipes(recorded: dict[str, Any]) -> None:
+    """What is said of the recipes holds in the recorded run: each of these loses less than the one before."""
+    for name, subject in recorded["subjects"].items():
+        for mode in ("W4A16", "W4A4"):
+            metric = "kl" if name != "minilm" else "cosine"
+            loss = {
+                recipe: row[mode][metric] if metric == "kl" else 1 - row[mode][metric]
+                for recipe, row in subject["recipes"].items()
+            }
+            order = [loss[recipe] for recipe in ("max", "mse", "local-hessian", "local-hessian+gptq")]
+            assert order == sorted(order, reverse=True), (name, mode, order)
+
+
+def test_recorded_gap_is_half_closed(recorded: dict[str, Any]) -> None:
+    for name in ("llama",):
+        subject = recorded["subjects"][name]
+        original = subject["original"]["perplexity"]
+        gaps = {recipe: row["W4A4"]["perplexity"] - original for recipe, row in subject["recipes"].items()}
+        assert min(gaps.values()) <= gaps["max"] / 2

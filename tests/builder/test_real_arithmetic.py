@@ -1,0 +1,38 @@
+"""Rotary embeddings written with complex numbers, in real ones: the same values, and nothing patched afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.llama4 import modeling_llama4
+
+from trt_nvfp4.builder.real_arithmetic import real_arithmetic
+
+
+def rotated(module: object, angles: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    numbers = torch.polar(torch.ones_like(angles), angles) * 1.5
+    return module.apply_rotary_emb(x, y, numbers.to(x.device))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("module", [modeling_llama4, modeling_deepseek_v2], ids=["llama4", "deepseek_v2"])
+def test_rotary_embeddings(module: object, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, 5, 4, 16) if module is modeling_llama4 else (2, 4, 5, 16)  # heads behind or before the positions
+    x, y = torch.randn(2, *shape, generator=generator)
+    angles = torch.rand(2, 5, 8, generator=generator) * 6
+    expected = rotated(module, angles, x, y)
+    with real_arithmetic():
+        found = rotated(module, angles, x, y)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+        assert not a.is_complex()
+
+
+def test_torch_is_restored() -> None:
+    originals = torch.polar, torch.view_as_complex, torch.view_as_real
+    with real_arithmetic():
+        assert torch.polar is not originals[0]
+    with pytest.raises(ZeroDivisionError), real_arithmetic():
+        _ = 1 / 0
+    assert (torch.polar, torch.view_as_complex, torch.view_as_real) == originals

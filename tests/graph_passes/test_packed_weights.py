@@ -1,0 +1,154 @@
+"""Experts from NVFP4 checkpoints, in both conventions: the published bytes, no other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from safetensors.torch import save_file
+
+from onnx_models import moe_zoo
+from onnx_models.graphs import run
+from onnx_models.passes import plan_all
+from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.calibration.checkpoint import load_nvfp4
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.plugins.ops import OPS
+
+Tensors = dict[str, torch.Tensor]
+MODELOPT, COMPRESSED = "modelopt", "compressed-tensors"
+
+
+def publish(tensors: Tensors, module: str, weight: torch.Tensor, scale: torch.Tensor, convention: str) -> torch.Tensor:
+    """Adds a quantized weight to a checkpoint; returns its values."""
+    packed, block_scales, _ = nvfp4.quantize(weight.contiguous(), scale)
+    tensors[f"{module}.weight_scale"] = block_scales
+    if convention == MODELOPT:
+        tensors |= {f"{module}.weight": packed, f"{module}.weight_scale_2": scale.clone()}
+        tensors[f"{module}.input_scale"] = torch.tensor(0.01 + 0.001 * len(tensors))
+    else:
+        tensors |= {f"{module}.weight_packed": packed, f"{module}.weight_global_scale": scale.reciprocal()}
+        scale = tensors[f"{module}.weight_global_scale"].reciprocal()
+    return nvfp4.dequantize(packed, block_scales, scale, torch.float32)
+
+
+def quantized(
+    model: torch.nn.Module, convention: str, linears: tuple[str, str, str]
+) -> tuple[torch.nn.Module, Tensors]:
+    """The model with quantized experts, and the checkpoint of them; scales are not what this project chooses."""
+    model, tensors = copy.deepcopy(model), {}
+    gate, up, down = linears
+    with torch.no_grad():
+        for layer, block in enumerate(model.model.layers):
+            name = f"model.layers.{layer}.mlp"
+            experts = block.mlp.experts
+            for e, (gate_up, out) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
+                half = len(gate_up) // 2
+                scale = gate_up.abs().max() / 2000
+                for part, rows in ((gate, slice(0, half)), (up, slice(half, None))):
+                    gate_up[rows] = publish(tensors, f"{name}.experts.{e}.{part}", gate_up[rows], scale, convention)
+                out.copy_(publish(tensors, f"{name}.experts.{e}.{down}", out, out.abs().max() / 1500, convention))
+            if hasattr(block.mlp, "shared_expert"):
+                shared = block.mlp.shared_expert
+                scale = max(shared.gate_proj.weight.abs().max(), shared.up_proj.weight.abs().max()) / 2000
+                for part in ("gate_proj", "up_proj", "down_proj"):
+                    weight = getattr(shared, part).weight
+                    weight.copy_(publish(tensors, f"{name}.shared_expert.{part}", weight, scale, convention))
+    return model, tensors
+
+
+@pytest.fixture(scope="module", params=["qwen2_moe", "mixtral"])
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, torch.nn.Module, Callable[[int], torch.Tensor], SourceModel]:
+    path = tmp_path_factory.mktemp("packed") / "model.onnx"
+    model, draw = moe_zoo.build(request.param)
+    moe_zoo.export(model, draw(0), path, "torchscript")
+    return request.param, model, draw, load(path)
+
+
+Exported = tuple[str, torch.nn.Module, Callable[[int], torch.Tensor], SourceModel]
+
+
+@pytest.mark.parametrize("convention", [MODELOPT, COMPRESSED])
+def test_experts_of_a_checkpoint(exported: Exported, convention: str, tmp_path: Path, seed: int) -> None:
+    name, model, draw, source = exported
+    names = ("w1", "w3", "w2") if name == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    reference, tensors = quantized(model, convention, names)
+    save_file(tensors, tmp_path / "model.safetensors")
+    plan = plan_all(source, kinds=("moe",))
+    for entry in plan.subgraphs:
+        entry.decision = "nvfp4_w4a16" if entry.kind == "moe" else "keep"
+    result = rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=load_nvfp4(tmp_path))
+    x = draw(seed)
+    with torch.no_grad():
+        expected = reference(x).numpy()
+    (y,) = run(result.path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_bytes_and_input_scales(exported: Exported, tmp_path: Path) -> None:
+    """Gate and up rows interleaved, nothing requantized; 4-bit activations are scaled as the checkpoint says."""
+    name, model, _, source = exported
+    names = ("w1", "w3", "w2") if name == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    _, tensors = quantized(model, MODELOPT, names)
+    save_file(tensors, tmp_path / "model.safetensors")
+    plan = plan_all(source, kinds=("moe",))
+    for entry in plan.subgraphs:
+        entry.decision = "nvfp4_w4a4" if entry.kind == "moe" else "keep"
+    written = onnx.load(rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=load_nvfp4(tmp_path)).path)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
+    node = next(node for node in written.graph.node if node.domain)
+    inputs = dict(zip([formal.name for formal in OPS["NVFP4MoE"].inputs], node.input, strict=True))
+    gate, up = (tensors[f"model.layers.0.mlp.experts.1.{part}.weight"].view(torch.int8).numpy() for part in names[:2])
+    np.testing.assert_array_equal(arrays[inputs["gate_up_weight"]][1][0::2], gate)
+    np.testing.assert_array_equal(arrays[inputs["gate_up_weight"]][1][1::2], up)
+    for key, parts in (("input", names[:2]), ("hidden", names[2:])):
+        scales = [
+            scale
+            for module, scale in tensors.items()
+            if ".layers.0.mlp.experts." in module and module.endswith(tuple(f"{part}.input_scale" for part in parts))
+        ]
+        assert arrays[inputs[f"{key}_tensor_scale"]] == max(scales)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (
+            lambda t: [t.pop(key) for key in list(t) if ".layers.1.mlp.experts.2.w3" in key],
+            r"no NVFP4 weight '.*2\.w3'",
+        ),
+        (lambda t: t.update({"model.layers.0.mlp.experts.0.w3.weight_scale_2": torch.tensor(9.0)}), "one tensor scale"),
+        (
+            lambda t: t.update(
+                {
+                    "model.layers.0.mlp.experts.3.w2.weight": torch.zeros(64, 32, dtype=torch.uint8),
+                    "model.layers.0.mlp.experts.3.w2.weight_scale": torch.ones(64, 4).to(torch.float8_e4m3fn),
+                }
+            ),
+            r"experts.3.w2 is \(64, 64\) in the checkpoint and \(64, 48\) in the model",
+        ),
+    ],
+    ids=["missing", "two scales", "shape"],
+)
+def test_checkpoints_that_do_not_fit(damage: Callable[[Tensors], object], text: str, tmp_path: Path) -> None:
+    model, draw = moe_zoo.build("mixtral")
+    moe_zoo.export(model, draw(0), tmp_path / "model.onnx", "torchscript")
+    _, tensors = quantized(model, MODELOPT, ("w1", "w3", "w2"))
+    damage(tensors)
+    (tmp_path / "weights").mkdir()
+    save_file(tensors, tmp_path / "weights" / "model.safetensors")
+    source = load(tmp_path / "model.onnx")
+    plan = plan_all(source, kinds=("moe",))
+    with pytest.raises(CalibrationError, match=text):
+        rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=load_nvfp4(tmp_path / "weights"))
+    assert not (tmp_path / "out.onnx").exists()

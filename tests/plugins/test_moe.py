@@ -1,0 +1,210 @@
+"""NVFP4MoE on the GPU, generic and W4A16, against float64: routing, skewed loads, every kind of scoring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import op_inputs
+import pytest
+import torch
+from nvfp4_reference import Array, activate, gated_activate, rounded
+from op_inputs import float64
+from test_kernels import GENERIC, check_mlp, quantized, run
+
+from trt_nvfp4.plugins.host import HostError, PluginHost
+from trt_nvfp4.plugins.ops import OPS
+
+pytestmark = pytest.mark.gpu
+
+W4A16 = 2
+OP = OPS["NVFP4MoE"]
+NAMES = [formal.name for formal in OP.inputs]
+LARGEST = np.finfo(np.float32).max
+DEEPSEEK = {"top_k": 4, "scoring": 1, "n_group": 4, "topk_group": 2, "group_score_top": 2, "renormalize": 1}
+SCORINGS: list[dict[str, Any]] = [
+    {"top_k": 2, "scoring": 0, "renormalize": 1},
+    {"top_k": 3, "scoring": 0},
+    {**DEEPSEEK, "scaling_factor": 2.5, "shared": 1},
+    {"top_k": 4, "scoring": 2},
+    {"top_k": 1, "scoring": 3, "scale_input": 1, "shared": 1},
+    {"top_k": 2, "shared": 1, "shared_gated": 1},
+]
+
+
+def finite(x: Array) -> Array:
+    return np.clip(np.where(np.isnan(x), -LARGEST, x), -LARGEST, LARGEST)
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
+def route(logits: Array, bias: Array, attributes: dict[str, Any]) -> tuple[np.ndarray, Array]:
+    """Experts and weights by rank, in float64."""
+    logits = finite(logits)
+    scores = {0: softmax, 1: sigmoid}.get(attributes["scoring"], lambda x: x)(logits)
+    keys = finite(scores + bias)
+    tokens, count = keys.shape
+    groups = keys.reshape(tokens, attributes["n_group"], -1)
+    group_scores = -np.sort(-groups, -1)[..., : attributes["group_score_top"]].sum(-1)
+    best = np.argsort(-group_scores, -1, kind="stable")[:, : attributes["topk_group"]]
+    opened = np.zeros(group_scores.shape, bool)
+    np.put_along_axis(opened, best, True, -1)
+    keys = np.where(opened[..., None], groups, -np.inf).reshape(tokens, count)
+    experts = np.argsort(-keys, -1, kind="stable")[:, : attributes["top_k"]]
+    weights = np.take_along_axis(scores, experts, -1)
+    weights = {2: softmax, 3: sigmoid}.get(attributes["scoring"], lambda x: x)(weights)
+    if attributes["renormalize"]:
+        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+    return experts, weights * attributes["scaling_factor"]
+
+
+def reference(case: op_inputs.Case, attributes: dict[str, Any], dtype: torch.dtype) -> tuple[Array, Array]:
+    """y in float64, and the sum of the magnitudes that make it up."""
+    named = {name: float64(x) for name, x in zip(NAMES, case.inputs, strict=True) if x.dtype != torch.int8}
+    x, w4a4 = named["x"], attributes["quantize_activations"]
+    up, down, shared_up, shared_down = (w.values for w in case.weights)
+
+    def hidden_of(rows: Array, weight: Array, bias: Array) -> Array:
+        pre = rows @ weight.T + bias
+        if attributes["gated"]:
+            gate, linear = pre[:, 0::2], pre[:, 1::2]
+            return gated_activate(gate, linear, attributes["activation"], attributes["alpha"], attributes["limit"])
+        return activate(pre, attributes["activation"])
+
+    def seen(rows: Array) -> Array:
+        return quantized(rows) if w4a4 else rounded(rows, dtype)
+
+    experts, weights = route(named["router_logits"], named["correction_bias"], attributes)
+    tokens, top_k = experts.shape
+    rows = np.repeat(x, top_k, axis=0)
+    if attributes["scale_input"]:
+        rows = rounded(rows * weights.reshape(-1, 1).astype(np.float32), dtype)
+        weights = np.ones_like(weights)
+    rows, chosen = seen(rows), experts.reshape(-1)
+    hidden = np.concatenate(
+        [hidden_of(rows[p : p + 1], up[e], named["gate_up_bias"][e]) for p, e in enumerate(chosen)]
+    ).reshape(tokens * top_k, -1)
+    hidden = seen(hidden)
+    bias = named["down_bias"][chosen]
+    outputs = np.einsum("pi,phi->ph", hidden, down[chosen]) + bias
+    magnitudes = np.einsum("pi,phi->ph", np.abs(hidden), np.abs(down[chosen])) + np.abs(bias)
+    y = np.einsum("tr,trh->th", weights, outputs.reshape(tokens, top_k, -1))
+    magnitude = np.einsum("tr,trh->th", np.abs(weights), magnitudes.reshape(tokens, top_k, -1))
+    if attributes["shared"]:
+        shared = seen(hidden_of(seen(x), shared_up, named["shared_gate_up_bias"]))
+        factor = sigmoid(x @ named["shared_gate"])[:, None] if attributes["shared_gated"] else 1.0
+        y = y + factor * (shared @ shared_down.T + named["shared_down_bias"])
+        magnitude = magnitude + factor * (np.abs(shared) @ np.abs(shared_down).T + np.abs(named["shared_down_bias"]))
+    return y, magnitude
+
+
+def check(
+    host: PluginHost, case: op_inputs.Case, attributes: dict[str, Any], dtype: torch.dtype, tactic: int
+) -> torch.Tensor:
+    complete = OP.complete_attributes(**{"alpha": 1.5, "limit": 2.0, **attributes})
+    (y,) = run(host, "NVFP4MoE", case.inputs, complete, tactic)
+    assert y.shape == case.inputs[0].shape
+    expected, magnitude = reference(case, complete, dtype)
+    # A token whose weights vanish is all zeros.
+    check_mlp(y, expected, magnitude + np.finfo(np.float32).tiny, complete["quantize_activations"])
+    return y
+
+
+TACTICS = pytest.mark.parametrize("tactic", [GENERIC, W4A16])
+
+
+@pytest.mark.parametrize("scoring", SCORINGS, ids=str)
+@pytest.mark.parametrize("activation", [3, 7])
+@TACTICS
+def test_scorings(host: PluginHost, seed: int, tactic: int, activation: int, scoring: dict[str, Any]) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 5, 64, 96, 8, torch.float16, s=160)
+    check(host, case, {"activation": activation, **scoring}, torch.float16, tactic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("w4a4", [0, 1])
+@pytest.mark.parametrize("scoring", SCORINGS[2:5], ids=str)
+def test_generic_types(host: PluginHost, seed: int, dtype: torch.dtype, w4a4: int, scoring: dict[str, Any]) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 7, 48, 80, 8, dtype, s=16)
+    check(host, case, {"quantize_activations": w4a4, **scoring}, dtype, GENERIC)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 17, 33, 64, 65, 200])
+@pytest.mark.parametrize(("h", "i", "experts", "top_k"), [(288, 544, 16, 4), (32, 32, 3, 1), (1056, 32, 12, 8)])
+def test_w4a16_shapes(
+    host: PluginHost, seed: int, dtype: torch.dtype, m: int, h: int, i: int, experts: int, top_k: int
+) -> None:
+    """Widths that are no multiple of a tile or a chunk; several jobs an expert; more tokens than a job takes."""
+    case = op_inputs.moe(np.random.default_rng(seed), m, h, i, experts, dtype, s=96)
+    check(host, case, {"top_k": top_k, "shared": 1, "renormalize": 1}, dtype, W4A16)
+
+
+@pytest.mark.parametrize("gated", [0, 1])
+@pytest.mark.parametrize("activation", range(8))
+def test_w4a16_activations(host: PluginHost, seed: int, gated: int, activation: int) -> None:
+    if activation == 7 and not gated:
+        pytest.skip("needs a gate")
+    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 64, 4, torch.bfloat16, gated=gated)
+    check(host, case, {"top_k": 2, "gated": gated, "activation": activation}, torch.bfloat16, W4A16)
+
+
+@pytest.mark.parametrize("m", [3, 40, 100])
+@TACTICS
+def test_one_expert_takes_all_tokens_and_others_none(host: PluginHost, seed: int, m: int, tactic: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), m, 96, 64, 5, torch.float16)
+    case.inputs[2][:] = torch.tensor([0.0, -100, 100, 0, -100])
+    check(host, case, {"top_k": 2, "scoring": 1}, torch.float16, tactic)
+
+
+@TACTICS
+def test_logits_that_are_nan_infinite_or_equal(host: PluginHost, seed: int, tactic: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 5, 64, 32, 6, torch.float16)
+    logits = case.inputs[1]
+    logits[0] = torch.nan
+    logits[1, 2:4] = torch.tensor([torch.inf, -torch.inf])
+    logits[2] = 1.0
+    logits[3, 1] = torch.nan
+    for scoring in range(4):
+        check(host, case, {"top_k": 3, "scoring": scoring}, torch.float16, tactic)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(1024, 64), (1, 1), (33, 33)])
+def test_many_experts(host: PluginHost, seed: int, experts: int, top_k: int) -> None:
+    """Both tactics route alike."""
+    case = op_inputs.moe(np.random.default_rng(seed), 70, 32, 32, experts, torch.float16)
+    ys = [run(host, "NVFP4MoE", case.inputs, {"top_k": top_k, "scoring": 1}, tactic)[0] for tactic in (GENERIC, W4A16)]
+    torch.testing.assert_close(ys[0].float(), ys[1].float(), rtol=0.02, atol=0.02 * ys[0].abs().max().item())
+
+
+def test_tokens_beyond_a_launch(host: PluginHost, seed: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 600, 32, 32, 4, torch.bfloat16)
+    check(host, case, {"top_k": 2, "shared": 1}, torch.bfloat16, W4A16)
+
+
+def test_no_tokens(host: PluginHost, seed: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 0, 32, 32, 4, torch.float16)
+    assert run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, 0)[0].shape == (0, 32)
+
+
+def test_nan_in_x_reaches_its_token_alone(host: PluginHost, seed: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 64, 4, torch.float16)
+    case.inputs[0][4, 3] = torch.nan
+    for tactic in (GENERIC, W4A16):
+        (y,) = run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, tactic)
+        assert y[4].isnan().all()
+        assert y[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+
+
+def test_w4a16_refuses_what_it_does_not_serve(host: PluginHost, seed: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 2, 48, 32, 4, torch.float16)
+    with pytest.raises(HostError, match="NVFP4MoE: tactic 2 cannot serve this call"):
+        run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, W4A16)
