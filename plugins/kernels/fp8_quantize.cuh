@@ -15,21 +15,6 @@ constexpr int kFp8Threads = 256;
 constexpr int kFp8AmaxBlocks = 128;
 constexpr int kFp8Vector = 8;  // values at a time; the number of values is a multiple
 
-// Weights that the next kernel begins with: on their way to L2 while the kernels before end. They depend on none.
-struct Fp8Prefetch {
-    uint8_t const* rows;
-    int64_t count, pitch;
-    int bytes;  // of the head of each row, a multiple of 16
-
-    __device__ __forceinline__ void operator()(int64_t thread, int64_t threads) const {
-#if __CUDA_ARCH__ >= 900
-        for (int64_t row = thread; row < count; row += threads) {
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + row * pitch), "r"(bytes));
-        }
-#endif
-    }
-};
-
 struct Fp8Quantization {
     float const* given_scale;  // [1]
     uint32_t* block_amax;      // [kFp8AmaxBlocks]; scratch
@@ -37,7 +22,6 @@ struct Fp8Quantization {
     float* scale;      // [1]; the scale used
     uint32_t* zeroed;  // what later kernels want zeroed, on the side
     int64_t zeroed_count;
-    Fp8Prefetch prefetch;
 };
 
 template <typename T>
@@ -75,8 +59,6 @@ __global__ __launch_bounds__(kFp8Threads) void fp8_amax(T const* x, int64_t coun
 template <typename T>
 __global__ __launch_bounds__(kFp8Threads) void fp8_quantize(T const* x, int64_t count, Fp8Quantization to) {
     let_next_kernel_start();
-    int64_t const thread = int64_t{blockIdx.x} * kFp8Threads + threadIdx.x;
-    to.prefetch(thread, int64_t{gridDim.x} * kFp8Threads);
     wait_for_kernels_before();
     float scale = *to.given_scale;
     if (scale == 0.0f) {
@@ -85,6 +67,7 @@ __global__ __launch_bounds__(kFp8Threads) void fp8_quantize(T const* x, int64_t 
         amax_bits = ptx::warp_max(amax_bits);
         scale = Fp8Scale{to.given_scale, &amax_bits}.resolve();
     }
+    int64_t const thread = int64_t{blockIdx.x} * kFp8Threads + threadIdx.x;
     if (thread == 0) *to.scale = scale;
     for (int64_t i = thread; i < to.zeroed_count; i += int64_t{gridDim.x} * kFp8Threads) to.zeroed[i] = 0;
     int64_t const first = thread * kFp8Vector;

@@ -49,8 +49,7 @@ TrtNvfp4Status generic_mlp(TrtNvfp4Fp8MlpArgs const& args, Fp8Workspace const& w
     up.out = workspace.wide_hidden;
     TRT_NVFP4_RETURN_IF_ERROR(launch_gemm(Fp8Rows{workspace.input, {workspace.input_scale, nullptr}}, up, stream));
     Fp8Quantization const quantization{args.hidden_scale,      workspace.block_amax, workspace.hidden,
-                                       workspace.hidden_scale, nullptr,              0,
-                                       {}};
+                                       workspace.hidden_scale, nullptr,              0};
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_fp8_quantize(workspace.wide_hidden, args.m * args.intermediate, quantization, args.static_scales != 0,
                             false, stream));
@@ -139,8 +138,7 @@ TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, s
     return dispatch_dtype(args->dtype, [&](auto element) {
         using T = decltype(element);
         Fp8Quantization const quantization{args->input_scale,  pieces.block_amax, pieces.input,
-                                           pieces.input_scale, pieces.counters,   1 + fp8::kMaxArrivals,
-                                           generic ? Fp8Prefetch{} : fp8::choose_prefetch(*args)};
+                                           pieces.input_scale, pieces.counters,   1 + fp8::kMaxArrivals};
         TRT_NVFP4_RETURN_IF_ERROR(launch_fp8_quantize(static_cast<T const*>(args->x), args->m * args->hidden_in,
                                                       quantization, args->static_scales != 0, !generic, stream));
         return generic ? generic_mlp<T>(*args, pieces, stream) : tensor_core_mlp(*args, pieces, stream);

@@ -2,11 +2,9 @@
 // layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md).
 #pragma once
 
-#include <algorithm>
 #include <climits>
 
 #include "../fp8_gemm.h"
-#include "../fp8_quantize.cuh"
 
 namespace trt_nvfp4::fp8 {
 
@@ -46,14 +44,6 @@ inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
     int splits = 1;
     while (splits < kMaxSplits && 2 * splits * tiles <= kMaxSplitTiles && gemm.k / 16 % (2 * splits) == 0) splits *= 2;
     return splits;
-}
-
-// The heads of the gate-up weights' rows that the first tiles on the SMs read.
-inline Fp8Prefetch choose_prefetch(TrtNvfp4Fp8MlpArgs const& args) {
-    constexpr int64_t kRows = 132 * 128;
-    constexpr int64_t kBytes = 1024;
-    return {static_cast<uint8_t const*>(args.up.values), std::min(2 * args.intermediate, kRows), args.hidden_in,
-            static_cast<int>(std::min(args.hidden_in, kBytes))};
 }
 
 #ifdef TRT_NVFP4_SM90
