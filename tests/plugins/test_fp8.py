@@ -25,7 +25,8 @@ def expected(case: Case, **attributes: int | float) -> torch.Tensor:
     x, up, up_scale, up_bias, down, down_scale, down_bias, input_scale, hidden_scale = (t.cuda() for t in case.inputs)
 
     def seen(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        scale = given if given != 0 else (values.abs().amax() / 448).float()
+        # By a tensor: Torch on a GPU multiplies by the reciprocal of a number.
+        scale = given if given != 0 else values.abs().amax().float() / torch.tensor(448.0, device="cuda")
         return (values.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()
 
     def weight(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
