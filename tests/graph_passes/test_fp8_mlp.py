@@ -20,6 +20,10 @@ Load = Callable[..., Any]
 HOPPER = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_mlp=True)
 
 
+def draw(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("linear", ["matmul", "transpose", "gemm_transposed"])
 def test_values(linear: str, calibrated: bool, loaded: Load, seed: int) -> None:
@@ -39,7 +43,8 @@ def test_values(linear: str, calibrated: bool, loaded: Load, seed: int) -> None:
     assert attributes["static_scales"] == int(calibrated)
     x = draw(seed, *((5,) if linear.startswith("gemm") else (2, 3)), 32)
     (expected,), (found,) = run(model, x), run(result.path, x)
-    np.testing.assert_allclose(found, expected, atol=(0.1 if calibrated else 0.06) * np.abs(expected).max())
+    # Three roundings to four bits each; a scale or a row in the wrong place gives errors near one.
+    assert np.linalg.norm(found - expected) <= 0.15 * np.linalg.norm(expected)
 
 
 def test_only_where_the_target_has_kernels(loaded: Load, seed: int) -> None:
