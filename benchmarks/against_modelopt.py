@@ -4,7 +4,8 @@
 
 modelopt's NVFP4 rounding needs a GPU (Triton or CUDA). Its two rounding operators are therefore replaced by Torch ones
 with the same arithmetic; everything else, the choice of scales and rounding directions and its calibration loops, is
-modelopt's own. Seconds are those from the trained model to the quantized one, calibration included.
+modelopt's own. AWQ is left out: ours folds into an ONNX graph and not into a Torch model. Seconds are those from the
+trained model to the quantized one, calibration included.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ PAIRS: dict[str, tuple[str, str, Any]] = {
     "mse": ("mse", "NVFP4_W4A4_WEIGHT_MSE_FP8_SWEEP_CFG", None),
     "local hessian": ("local-hessian", "NVFP4_W4A4_WEIGHT_LOCAL_HESSIAN_CFG", None),
     "gptq": ("max+gptq", "NVFP4_DEFAULT_CFG", "gptq"),
-    "awq": ("awq", "NVFP4_AWQ_LITE_CFG", None),
 }
 
 

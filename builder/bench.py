@@ -305,7 +305,7 @@ def tables(result: Result) -> list[Table]:
     """The result for the terminal."""
     unit = "predicted us" if result.mode == "roofline" else "p50 us"
     whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
-    for heading in ("contestant", unit, "p90", "p99", "NVFP4 is faster by"):
+    for heading in ("contestant", unit, "p90", "p99", "NVFP4 speed-up"):
         whole.add_column(heading, justify="left" if heading == "contestant" else "right")
     key = "predicted_us" if result.mode == "roofline" else "p50_us"
     ours = result.contestants["nvfp4"][key]

@@ -38,9 +38,9 @@ def page(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) 
     style = resources.files(__package__).joinpath("report.css").read_text()
     sections = [
         _section("Speed against baselines", _speed(report, bench)),
+        _section("Size of the weights", _sizes(report)),
         _section("Accuracy by layer", _accuracy(report)),
         _section("Roofline", _roofline(report)),
-        _section("Size of the weights", _sizes(report)),
         _section("Plan, and what TensorRT built", _plan(report), wide=True),
         _section("What to try next", _next_steps(report, bench, name), wide=True),
         _section("The build", _build(report), wide=True),
@@ -226,12 +226,12 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
         steps.append(
             f"{kept} linears outside of MLPs stay as they are; <code>--kinds</code> with linear takes them too."
         )
-    judged = [row for row in report.get("accuracy", {}).get("tensors", []) if row["kind"] == "subgraph"]
-    if judged and (worst := min(judged, key=_decibels)) and _decibels(worst) < LOW_SQNR_DB:
+    outputs = [row for row in report.get("accuracy", {}).get("tensors", []) if row["kind"] == "output"]
+    if outputs and (worst := min(outputs, key=_decibels)) and _decibels(worst) < LOW_SQNR_DB:
         steps.append(
-            f"<code>{escape(worst['name'])}</code> has the lowest SQNR ({_decibels(worst):.1f} dB): set its decision "
-            f"to fp8 in <code>{escape(name)}.plan.yaml</code> and hand that back with <code>--plan</code>, or state "
-            "what you need with <code>--accuracy-budget</code>."
+            f"Output <code>{escape(worst['name'])}</code> is at {_decibels(worst):.1f} dB: state what you need with "
+            "<code>--accuracy-budget</code>, which measures each subgraph alone and mixes precisions; or set decisions "
+            f"to fp8 in <code>{escape(name)}.plan.yaml</code> and hand that back with <code>--plan</code>."
         )
     if report.get("bundle"):
         steps.append("Copy the bundle to the device and run <code>python build_engine.py</code> in it.")
@@ -257,4 +257,4 @@ def _build(report: Mapping[str, Any]) -> str:
         rows.append([f"input {escape(key)}", f"from {least} to {most}, typically {typical}"])
     rows.append(["versions", escape(", ".join(f"{key} {value}" for key, value in report["versions"].items()))])
     rows += [['<span class="warn">warning</span>', escape(warning)] for warning in report["warnings"]]
-    return _table(["what", ""], rows, "The build", ["", "name"])
+    return _table(["what", "is"], rows, "The build", ["", "name"])

@@ -13,9 +13,6 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 from .errors import CalibrationError
 
-# Counts of blocks by their largest magnitude: bin b holds 2^(b - 40) <= max|x| < 2^(b - 39), the last all beyond.
-HISTOGRAM_BINS, HISTOGRAM_LEAST_EXPONENT = 64, -40
-
 
 @dataclass(frozen=True)
 class InputStatistics:
@@ -29,8 +26,6 @@ class InputStatistics:
         hessian: [K, K], E[x x^T].
         quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale that amax gives.
         quantized_cross: [K, K], E[x q^T].
-        block_amax_histogram: [HISTOGRAM_BINS], how many blocks of 16 channels have a largest magnitude of each power
-            of two.
     """
 
     amax: float | None = None
@@ -40,7 +35,6 @@ class InputStatistics:
     hessian: Tensor | None = None
     quantized_hessian: Tensor | None = None
     quantized_cross: Tensor | None = None
-    block_amax_histogram: Tensor | None = None
 
     @classmethod
     def of_rows(cls, x: Tensor, kinds: Collection[str]) -> InputStatistics:
@@ -68,24 +62,6 @@ class InputStatistics:
         values = {kind: getattr(self, kind) for kind in kinds}
         return InputStatistics(**{kind: None if value is None else value.to(device) for kind, value in values.items()})
 
-    def scaled(self, factors: Tensor) -> InputStatistics:
-        """The statistics of x * factors (float32 [K]). What cannot be known of it (amax without channel_amax, the
-        statistics of q, the histogram) is None."""
-        outer = factors[:, None] * factors
-
-        def over(value: Tensor | None, by: Tensor) -> Tensor | None:
-            return None if value is None else value * by.to(value.device)
-
-        channel_amax = over(self.channel_amax, factors.abs())
-        blocks = factors.reshape(-1, BLOCK) if self.block_gram is not None else factors
-        return InputStatistics(
-            amax=None if channel_amax is None else channel_amax.max().item(),
-            channel_amax=channel_amax,
-            mean_square=over(self.mean_square, factors.square()),
-            block_gram=over(self.block_gram, blocks[..., :, None] * blocks[..., None, :]),
-            hessian=over(self.hessian, outer),
-        )
-
 
 KINDS = tuple(field.name for field in fields(InputStatistics))
 
@@ -110,13 +86,6 @@ def _quantized_cross(rows: Tensor) -> Tensor:
     return rows.T @ quantized(rows, rows.abs().max()) / len(rows)
 
 
-def _histogram(rows: Tensor) -> Tensor:
-    largest = rows.view(-1, BLOCK).abs().amax(1)
-    exponents = torch.frexp(largest[largest > 0]).exponent - 1
-    bins = (exponents - HISTOGRAM_LEAST_EXPONENT).clamp(0, HISTOGRAM_BINS - 1)
-    return torch.bincount(bins, minlength=HISTOGRAM_BINS).float()
-
-
 _MEASURES = {
     "amax": lambda rows: rows.abs().max().item(),
     "channel_amax": lambda rows: rows.abs().amax(0),
@@ -125,5 +94,4 @@ _MEASURES = {
     "hessian": lambda rows: rows.T @ rows / len(rows),
     "quantized_hessian": _quantized_hessian,
     "quantized_cross": _quantized_cross,
-    "block_amax_histogram": _histogram,
 }

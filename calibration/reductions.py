@@ -13,7 +13,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 from .errors import CalibrationError
-from .input_statistics import HISTOGRAM_BINS, HISTOGRAM_LEAST_EXPONENT
 
 # The operators that reductions along axes are written in: negative axes of Flatten.
 _LEAST_OPSET = 11
@@ -86,23 +85,11 @@ def _block_gram(graph: Builder, tensor: str) -> str:
     )
 
 
-def _at_least(graph: Builder, tensor: str) -> str:
-    """How many blocks have a largest magnitude of at least each bin's lower end."""
-    largest = graph.reduce("ReduceMax", graph.node("Abs", graph.blocks(tensor)), 2)
-    column = graph.node("Reshape", largest, graph.constant(np.array([-1, 1])))
-    ends = np.exp2(np.arange(HISTOGRAM_BINS) + HISTOGRAM_LEAST_EXPONENT).astype(np.float32)
-    ends[0] = np.finfo(np.float32).smallest_subnormal  # the first bin takes all that is smaller, zeros aside
-    reached = graph.node("Not", graph.node("Less", column, graph.constant(ends)))
-    return graph.reduce("ReduceSum", graph.node("Cast", reached, to=TensorProto.FLOAT), 0)
-
-
 REDUCTIONS: Mapping[str, Reduction] = {
     "amax": Reduction(lambda g, x: g.node("ReduceMax", g.magnitudes(x), keepdims=0), np.maximum),
     "channel_amax": Reduction(lambda g, x: g.reduce("ReduceMax", g.node("Abs", g.rows(x)), 0), np.maximum),
     "mean_square": Reduction(lambda g, x: g.reduce("ReduceSumSquare", g.rows(x), 0), np.add, np.divide),
     "block_gram": Reduction(_block_gram, np.add, np.divide),
-    # Blocks of at least each magnitude became blocks of each.
-    "block_amax_histogram": Reduction(_at_least, np.add, lambda total, rows: total - np.append(total[1:], 0)),
 }
 
 

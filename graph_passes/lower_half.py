@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.graph_passes.nodes import is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
 
@@ -16,17 +18,27 @@ _CHUNK_VALUES = 1 << 23
 
 
 def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str) -> list[str]:
-    """Computes the MLPs or the linear of `subgraph` in 16 bits; norms and residuals of merged blocks stay.
+    """Computes the MLPs, the linear, or every linear of the experts of `subgraph` in 16 bits.
 
-    Returns the names of the multiplying nodes.
+    Norms and residuals of merged blocks stay, as does the routing. Returns the names of the multiplying nodes.
     """
     to = _TYPES[decision]
     parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
     if subgraph.linear is not None:
         parts.append(subgraph.linear)
+    if subgraph.moe is not None:
+        parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
     for part in parts:
         _lower(graph, part, to)
-    return [linear.multiply.name or "" for linear in subgraph.linears]
+    return list(dict.fromkeys(linear.multiply.name or "" for linear in subgraph.linears))
+
+
+def _whole(linear: Linear) -> Linear:
+    """The fused projection that `linear` is a part of, or itself."""
+    *nodes, last = linear.nodes
+    if last is linear.y.producer() and is_op(last, "Split", "Slice", "Gather"):
+        return replace(linear, y=operand(last, 0), nodes=tuple(nodes))
+    return linear
 
 
 def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType) -> None:

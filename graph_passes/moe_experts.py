@@ -88,6 +88,7 @@ def _after(y: ir.Value, features: int, nodes: list[ir.Node]) -> tuple[ir.Value, 
             if source is None or source[1] or _last(source[0]) != features:
                 break
             bias = Bias(source[0], 1.0)
+            nodes.extend(source[2])
         elif node.inputs[0] is not y or not _keeps(node, features):
             break
         nodes.append(node)

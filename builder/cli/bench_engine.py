@@ -49,7 +49,13 @@ def bench_engine(
     rounds: Annotated[int, typer.Option(min=2, help="Timed runs of every contestant.")] = 50,
     warm_up: Annotated[int, typer.Option(min=0, help="Runs before those.")] = 5,
     out: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the result here as JSON.", metavar="OUT.bench.json")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write the result here as JSON (default: beside an engine).",
+            metavar="OUT.bench.json",
+        ),
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
@@ -60,11 +66,14 @@ def bench_engine(
     plugins: on any GPU, each subgraph through the plugin host, against cuBLAS products of the same shapes.
     roofline: without a GPU, the least time that the target's published peaks allow; a prediction, and named one.
 
+    The result of an engine lies beside it, OUT.bench.json, and its page, OUT.report.html, shows it from then on.
+
     Example: bench-engine model.engine
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder import bench
+        from trt_nvfp4.builder import bench, html_report
         from trt_nvfp4.builder.shapes import parse_shapes
+        from trt_nvfp4.builder.sides import ENGINES
 
         request = bench.Request(
             subject=subject,
@@ -79,8 +88,12 @@ def bench_engine(
         )
         with ProgressBar() as progress:
             result = bench.bench(request, progress)
-        if out is not None:
-            result.save(out)
+        destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
+        if destination is not None:
+            result.save(destination)
+            report = destination.with_name(destination.name.removesuffix(".bench.json") + ".report.json")
+            if report.is_file():
+                html_report.write(report)
         if as_json:
             print_json(json.dumps(asdict(result), indent=2))
             return

@@ -79,7 +79,7 @@ def build_engine(
         typer.Option(
             help="How weights become NVFP4, parts joined by +. Block scales: max (the default), four-over-six, mse; "
             "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
-            "Besides: awq, clamp. docs/calibration.md explains them. Example: local-hessian+gptq",
+            "docs/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
         ),
     ] = None,

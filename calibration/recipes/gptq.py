@@ -22,10 +22,11 @@ class GPTQ:
     """Rounds the rows of matrices that share one input. Factorizes its Hessian once: 2 K^3 operations."""
 
     def __init__(self, hessian: Tensor, activation_order: bool = False) -> None:
-        """`hessian`: float32 [K, K], symmetric. Raises CalibrationError where it is not finite or all zero."""
+        """`hessian`: float32 [K, K], symmetric. Raises CalibrationError where it is not finite or, even damped,
+        not positive definite."""
         diagonal = hessian.diagonal()
-        if not hessian.isfinite().all() or not (diagonal > 0).any():
-            raise CalibrationError("gptq: the Hessian of the input holds NaN or Inf, or the input is always zero")
+        if not hessian.isfinite().all():
+            raise CalibrationError("gptq: the Hessian of the input holds NaN or Inf")
         self._order = torch.argsort(diagonal, descending=True, stable=True) if activation_order else None
         self._factor = _inverse_factor(hessian if self._order is None else hessian[self._order][:, self._order])
 
@@ -63,6 +64,8 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse of H + damping; channels that are always zero count as independent."""
     dead = hessian.diagonal() <= 0
     mean = hessian.diagonal().mean()
+    if mean == 0:  # an expert that no sample reached
+        return torch.eye(len(hessian), device=hessian.device)
     for damping in _DAMPING:
         damped = hessian.clone()
         damped.diagonal()[dead] = mean

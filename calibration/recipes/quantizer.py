@@ -37,8 +37,8 @@ class WeightQuantizer:
     def __init__(
         self, recipe: Recipe, inputs: InputStatistics | None = None, device: torch.device | str = "cpu"
     ) -> None:
-        self._inputs = InputStatistics() if inputs is None else inputs.only(recipe.weight_needs, device)
-        missing = sorted(kind for kind in recipe.weight_needs if getattr(self._inputs, kind) is None)
+        self._inputs = InputStatistics() if inputs is None else inputs.only(recipe.needs, device)
+        missing = sorted(kind for kind in recipe.needs if getattr(self._inputs, kind) is None)
         if missing:
             raise CalibrationError(f"recipe '{recipe}' needs {', '.join(missing)} of the input: give it samples")
         self._scales = SCALES[recipe.scales]
@@ -74,7 +74,7 @@ def quantize_weight(
 ) -> QuantizedWeight:
     """Quantize a weight [N, K] (any float type, K a multiple of 16) by a recipe, where it lies (CPU or GPU).
 
-    Folding (awq) and activation scales (clamp) concern more than one weight, and are left out here. `tensor_scale`:
+    `tensor_scale`:
     one positive, finite number, such as one that gate and up share; None: what the recipe takes for this weight.
 
     Raises:

@@ -20,25 +20,15 @@ from .scale_choice import ScaleChoice
 SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
 )
-# The other parts: a line of help, and the statistics of the input that each takes besides those for weights.
-_OTHERS: Mapping[str, tuple[str, frozenset[str]]] = MappingProxyType(
+# The other parts and what each does.
+_OTHERS: Mapping[str, str] = MappingProxyType(
     {
-        "gptq": ("rounding with error feedback by the inverse Hessian", frozenset()),
-        "activation-order": ("gptq takes the columns with the largest activations first", frozenset()),
-        "quantized-inputs": ("gptq makes good the error of NVFP4 activations too (for W4A4)", frozenset()),
-        "awq": (
-            "per-channel scales folded into the norm or the up projection before",
-            frozenset({"channel_amax", "mean_square", "block_gram"}),
-        ),
-        "clamp": (
-            "W4A4's activation scales from the histogram of block maxima, larger values saturate",
-            frozenset({"block_amax_histogram"}),
-        ),
+        "gptq": "rounding with error feedback by the inverse Hessian",
+        "activation-order": "gptq takes the columns with the largest activations first",
+        "quantized-inputs": "gptq makes good the error of NVFP4 activations too (for W4A4)",
     }
 )
-NAMES: Mapping[str, str] = MappingProxyType(
-    {name: choice.help for name, choice in SCALES.items()} | {name: help for name, (help, _) in _OTHERS.items()}
-)
+NAMES: Mapping[str, str] = MappingProxyType({name: choice.help for name, choice in SCALES.items()} | dict(_OTHERS))
 DEFAULT = "max"
 
 
@@ -50,28 +40,20 @@ class Recipe:
     gptq: bool = False
     activation_order: bool = False
     quantized_inputs: bool = False
-    awq: bool = False
-    clamp: bool = False
 
     def __str__(self) -> str:
         """The spelling that `parse` takes, in the order of NAMES."""
         return "+".join([self.scales, *(name for name in _OTHERS if getattr(self, name.replace("-", "_")))])
 
     @property
-    def weight_needs(self) -> frozenset[str]:
-        """The statistics that quantizing a weight takes of its input; empty for weight-only recipes."""
+    def needs(self) -> frozenset[str]:
+        """The statistics of a weight's input that quantizing it takes; empty for weight-only recipes."""
         hessians = {"quantized_hessian", "quantized_cross"} if self.quantized_inputs else {"hessian"}
         return SCALES[self.scales].needs | (hessians if self.gptq else set())
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """All statistics of a quantized weight's input that the recipe takes."""
-        named = (needs for name, (_, needs) in _OTHERS.items() if getattr(self, name.replace("-", "_")))
-        return self.weight_needs.union(*named)
-
     def for_16_bit_activations(self) -> Recipe:
         """The recipe without what concerns NVFP4 activations."""
-        return replace(self, quantized_inputs=False, clamp=False)
+        return replace(self, quantized_inputs=False)
 
     def tensor_scale(self, amax: Tensor) -> Tensor:
         """The tensor scale (float32 scalar) of a weight whose largest magnitude is `amax`."""
@@ -99,10 +81,5 @@ def parse(text: str | Recipe) -> Recipe:
     options = [name for name in ("activation-order", "quantized-inputs") if name in names]
     if options and "gptq" not in names:
         raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
-    conflict = next((name for name in ("quantized-inputs", "clamp") if name in names and "awq" in names), None)
-    if conflict:
-        raise CalibrationError(
-            f"recipe '{text}': awq changes the activations that '{conflict}' measured; leave one out"
-        )
     others = {name.replace("-", "_"): True for name in names if name in _OTHERS}
     return Recipe(scales[0] if scales else DEFAULT, **others)

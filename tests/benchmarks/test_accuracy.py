@@ -99,6 +99,25 @@ def test_recorded_order_of_recipes(recorded: dict[str, Any]) -> None:
             assert order == sorted(order, reverse=True), (name, mode, order)
 
 
+def test_the_page_shows_the_recorded_run(recorded: dict[str, Any], subjects: Any) -> None:
+    """Every row of docs/accuracy.md, and of README's extract of it."""
+    from accuracy import table
+
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    rows = table(recorded)
+    assert "\n".join(rows) in page
+    cells = {row.split(" | ")[0]: row.strip("| ").split(" | ") for row in rows}
+    readme = (ROOT / "README.md").read_text().split("## Accuracy")[1].split("## Limits")[0]
+    shown = [
+        row for row in readme.splitlines() if row.startswith("| `") and "llama" not in row and "--recipe" not in row
+    ]
+    assert len(shown) == 4
+    for row in shown:
+        recipe, _, *numbers = row.strip("| ").split(" | ")
+        known = cells[f"| {recipe}"]
+        assert numbers == [*known[1:3], *known[5:7]], recipe
+
+
 def test_recorded_gap_is_half_closed(recorded: dict[str, Any]) -> None:
     for name in ("llama",):
         subject = recorded["subjects"][name]

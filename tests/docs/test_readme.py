@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from trt_nvfp4.builder import errors
-from trt_nvfp4.builder.cli import build_engine
+from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
 from trt_nvfp4.builder.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +30,14 @@ def test_targets_and_their_architectures() -> None:
     assert rows == {name: (target.arch, target.fp4_instructions) for name, target in TARGETS.items()}
 
 
-def test_options_of_build_engine() -> None:
-    command = typer.main.get_command(build_engine.app)
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert set(re.findall(r"--[a-z][a-z-]+", _section("The command line"))) - {"--help"} <= known
+def test_options_of_the_commands() -> None:
+    commands = {"build": build_engine, "compare": compare_engine, "bench": bench_engine, "inspect": inspect_engine}
+    rows = re.findall(r"^\| `(\w+)-engine[^`]*` \|(.*)\|$", _section("The command line"), re.MULTILINE)
+    assert {name for name, _ in rows} == commands.keys()
+    for name, row in rows:
+        command = typer.main.get_command(commands[name].app)
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z][a-z-]+", row)) <= known
 
 
 def test_exit_codes() -> None:

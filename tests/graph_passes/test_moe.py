@@ -264,10 +264,9 @@ def test_plan(tmp_path: Path, seed: int) -> None:
     reread = Plan.load(tmp_path / "plan.yaml")
     assert [vars(e) | {"line": 0} for e in reread.subgraphs] == [vars(e) for e in plan.subgraphs]
     assert len(reread.check(source)) == 2
-    for precision in ("fp8", "bf16"):
-        (entry, _) = plan_all(source, precision, kinds=("moe",)).subgraphs
-        assert entry.decision == "keep"
-        assert "of MoE blocks is not implemented" in entry.reason
+    (entry, _) = plan_all(source, "fp8", kinds=("moe",)).subgraphs
+    assert entry.decision == "bf16"
+    assert "FP8 of MoE blocks is not implemented" in entry.reason
 
 
 def test_4_bit_activations(tmp_path: Path, seed: int) -> None:
@@ -286,6 +285,41 @@ def test_4_bit_activations(tmp_path: Path, seed: int) -> None:
     scales = [float(tensors[name]) for name in node.input[-2:]]
     np.testing.assert_allclose(scales, [value / 2688 for value in largest], rtol=1e-6)
     assert {a.name: helper.get_attribute_value(a) for a in node.attribute}["quantize_activations"] == 1
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4"])
+def test_16_bits(name: str, exported: Callable[[str, str, str], Exported], seed: int) -> None:
+    """Experts of a float32 model in float16, stacked weights converted; routing stays in float32."""
+    _, draw, path = exported(name, moe_zoo.fastest_exporter(name), "fp32")
+    source = load(path)
+    plan = plan_all(source, "bf16", kinds=("moe",))
+    for entry in plan.subgraphs:
+        assert entry.decision == ("bf16" if entry.kind == "moe" else "keep")
+        entry.decision = "fp16" if entry.kind == "moe" else "keep"  # ONNX Runtime has no kernels for bfloat16
+    result = rewritten(source, plan)
+    onnx.checker.check_model(str(result.path), full_check=True)
+    written = onnx.load(result.path)
+    assert {t.data_type for t in written.graph.initializer if len(t.dims) == 3} == {onnx.TensorProto.FLOAT16}
+    x = draw(seed).numpy()
+    (expected,), (y,) = run(path, x), run(written, x)
+    assert not np.array_equal(y, expected)
+    np.testing.assert_allclose(y, expected, atol=1e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dispatch", ["loop", "gathered", "dense"])
+@pytest.mark.parametrize(("dtype", "opset", "dynamic"), [("fp16", 14, True), ("fp32", 17, False)])
+def test_other_exports(dispatch: str, dtype: str, opset: int, dynamic: bool, tmp_path: Path, seed: int) -> None:
+    """Older opsets, 16-bit weights, sizes fixed."""
+    model = Moe(MoeSpec(dispatch, shared=True), seed).to(DTYPES[dtype])
+    moe_spellings.export(model, tmp_path / "model.onnx", seed, opset, dynamic)
+    source = load(tmp_path / "model.onnx")
+    (subgraph,) = moes(source)
+    assert subgraph.refusal is None
+    x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.to(DTYPES[dtype]).numpy())
+    with torch.no_grad():
+        expected = quantized_spelling(model.float())(x).numpy()  # type: ignore[union-attr]
+    np.testing.assert_allclose(y, expected, atol=5e-3 * np.abs(expected).max())
 
 
 NATIVE = replace(EVERYTHING, native=True)

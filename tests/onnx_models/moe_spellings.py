@@ -95,7 +95,7 @@ class Moe(nn.Module):
         return y
 
     def _all(self, weights: Tensor, chosen: Tensor) -> Tensor:
-        return torch.zeros(weights.shape[0], self.spec.experts).scatter(1, chosen, weights)
+        return torch.zeros(weights.shape[0], self.spec.experts, dtype=weights.dtype).scatter(1, chosen, weights)
 
     def _scatter(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         every = self._all(weights, chosen)
@@ -115,8 +115,8 @@ class Moe(nn.Module):
         return ((hidden @ self.stacked_down) * self._all(weights, chosen).T[..., None]).sum(0)
 
 
-def export(model: Moe, path: Path, seed: int) -> None:
-    """By TorchScript, batch and sequence dynamic."""
+def export(model: Moe, path: Path, seed: int, opset: int = 17, dynamic: bool = True) -> None:
+    """By TorchScript; `dynamic`: batch and sequence, of 2 and 5 otherwise."""
     x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -128,8 +128,8 @@ def export(model: Moe, path: Path, seed: int) -> None:
                 path,
                 input_names=["x"],
                 dynamo=False,
-                opset_version=17,
-                dynamic_axes={"x": {0: "batch", 1: "sequence"}},
+                opset_version=opset,
+                dynamic_axes={"x": {0: "batch", 1: "sequence"}} if dynamic else {},
             )
         finally:
             logging.disable(logging.NOTSET)

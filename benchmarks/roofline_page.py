@@ -1,0 +1,137 @@
+"""Writes docs/roofline.md: the least time of every workload on three Blackwell GPUs, beside published figures.
+
+python benchmarks/roofline_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trt_nvfp4.builder.roofline import LIMITS, Cost, roofline, subgraph_cost
+from trt_nvfp4.builder.svg_charts import number
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "roofline.md"
+TARGETS = ("thor", "b200", "rtx-blackwell")
+DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16")
+ARITHMETIC = {"nvfp4_w4a4": "fp4", "nvfp4_w4a16": "bf16"}
+NVFP4_BYTES = 0.5 + 1 / 16
+
+INTRODUCTION = """# Roofline
+
+**Predictions, nothing on this page was run.** The least time that a workload of `benchmarks/workloads.json` can take:
+bytes over the published memory bandwidth, or operations over the published dense peak, whichever is longer
+(`builder/roofline.py`). Weights and scales are read once (9 bits in 16 per weight), 16-bit inputs and outputs are moved
+once, what lies between two products stays on the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies
+in BF16. A multiply-add is two operations. A kernel that reaches half of this is a good one; nobody reaches all of it.
+
+Written by `python benchmarks/roofline_page.py`; a test holds it to that.
+"""
+
+
+def workloads() -> Iterator[tuple[str, str, list[Any], str, dict[str, int], int]]:
+    """(section, what, its key in published.json, kind, shapes, tokens)."""
+    found = json.loads((HERE / "workloads.json").read_text())
+    stack = found["mlp_stack"]
+    shapes = {
+        "in_features": stack["hidden"],
+        "intermediate_features": stack["intermediate"],
+        "out_features": stack["hidden"],
+        "layers": stack["layers"],
+    }
+    for tokens in stack["tokens"]:
+        what = f"{stack['layers']} gated MLPs {stack['hidden']}/{stack['intermediate']}, M = {tokens}"
+        yield "mlp_stack", what, [tokens], "gated_mlp", shapes, tokens
+    for m, n, k in found["linear"]["shapes"]:
+        yield "linear", f"{m} x {n} x {k}", [m, n, k], "linear", {"in_features": k, "out_features": n}, m
+    for m, n, k in found["dual_gemm_swiglu"]["shapes"]:
+        # Gate and up without down: one product of twice the width, half of which is written.
+        shapes = {"in_features": k, "out_features": 2 * n}
+        yield "dual_gemm_swiglu", f"{m} x {n} x {k}", [m, n, k], "linear", shapes, m
+    for case in found["grouped_gemm"]["cases"]:
+        groups, n, k = len(case["tokens"]), case["n"], case["k"]
+        shapes = {"in_features": k, "out_features": n, "groups": groups}
+        what = f"{groups} groups, {sum(case['tokens'])} tokens, {n} x {k}"
+        yield "grouped_gemm", what, [groups, n, k], "grouped", shapes, sum(case["tokens"])
+    for model in found["moe"]["models"]:
+        shapes = {
+            "in_features": model["hidden"],
+            "intermediate_features": model["intermediate"],
+            "out_features": model["hidden"],
+            "experts": model["experts"],
+            "top_k": model["top_k"],
+            "shared_features": model.get("shared_experts", 0) * model["intermediate"],
+        }
+        for tokens in found["moe"]["tokens"]:
+            yield "moe", f"{model['name']}, M = {tokens}", [tokens], "moe", shapes, tokens
+
+
+def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: str) -> Cost:
+    """Grouped products read every group's weights; the rest is what a plan knows."""
+    if kind != "grouped":
+        return subgraph_cost(kind, shapes, decision, tokens, LIMITS[target])
+    n, k = shapes["out_features"], shapes["in_features"]
+    moved = shapes["groups"] * n * k * NVFP4_BYTES + 2 * tokens * (n + k)
+    return roofline(moved, 2.0 * tokens * n * k, LIMITS[target], ARITHMETIC[decision])
+
+
+TITLES = {
+    "mlp_stack": "The reference stack",
+    "linear": "Linears (M x N x K)",
+    "dual_gemm_swiglu": "Gate and up in one (M x N x K, N the intermediate size)",
+    "grouped_gemm": "Grouped products",
+    "moe": "MoE blocks, experts chosen evenly",
+}
+
+
+def page() -> str:
+    """The page's text."""
+    published = json.loads((HERE / "published.json").read_text())
+    lines = [INTRODUCTION, "| target | GPU | TB/s | FP4, FP8, BF16 TFLOPS (dense) | source |", "|---|---|---|---|---|"]
+    for target in TARGETS:
+        limits = LIMITS[target]
+        peaks = ", ".join(f"{limits.tflops[kind]:g}" for kind in ("fp4", "fp8", "bf16"))
+        lines.append(f"| `{target}` | {limits.gpu} | {limits.bandwidth / 1e12:g} | {peaks} | {limits.source} |")
+    section = ""
+    for name, what, key, kind, shapes, tokens in workloads():
+        if name != section:
+            section = name
+            columns = " | ".join(f"{target} W4A4 / W4A16" for target in TARGETS)
+            lines += ["", f"## {TITLES[name]}", "", f"| | MB | Gop | us: {columns} | published by others |"]
+            lines.append("|---|---|---|" + "---|" * (len(TARGETS) + 1))
+        costs = {(t, d): cost(kind, shapes, d, tokens, t) for t in TARGETS for d in DECISIONS}
+        any_cost = costs[TARGETS[0], DECISIONS[0]]
+        times = [" / ".join(_time(costs[target, d]) for d in DECISIONS) for target in TARGETS]
+        notes = [
+            f"{entry['us']:g} us on {entry['target']} ({entry['by']}): "
+            f"{costs[entry['target'], entry['decision']].seconds * 1e6 / entry['us']:.0%} of the roofline"
+            for entry in published.get(name, [])
+            if entry["shape"] == key
+        ]
+        size = f"{number(any_cost.bytes / 1e6)} | {number(any_cost.operations / 1e9)}"
+        lines.append(f"| {what} | {size} | {' | '.join(times)} | {'; '.join(notes)} |")
+    lines += ["", published["note"], "", "Bound by arithmetic where a time is marked *, by memory elsewhere.", ""]
+    return "\n".join(lines)
+
+
+def _time(found: Cost) -> str:
+    return number(found.seconds * 1e6) + ("*" if found.bound == "compute" else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether docs/roofline.md is up to date")
+    if parser.parse_args().check:
+        sys.exit(
+            0 if PAGE.read_text() == page() else "docs/roofline.md is out of date: python benchmarks/roofline_page.py"
+        )
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The page of a build: what it holds, and how a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_nvfp4.builder import html_report, pipeline
+from trt_nvfp4.builder.targets import find_target
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Silent:
+    def stage(self, text: str) -> None: ...
+
+    def step(self, done: int, total: int, text: str = "") -> None: ...
+
+
+@pytest.fixture
+def report(gated_mlps: Path, rng: np.random.Generator) -> Path:
+    """Of a run as far as the rewritten model, with samples."""
+    (gated_mlps.parent / "samples").mkdir()
+    np.savez(gated_mlps.parent / "samples" / "0.npz", x=rng.standard_normal((5, 64)).astype(np.float16))
+    pipeline.run(
+        pipeline.Request(
+            gated_mlps,
+            find_target("rtx-blackwell"),
+            gated_mlps.parent / "out" / "o.engine",
+            calib_data=gated_mlps.parent / "samples",
+            stop_after="rewrite",
+        ),
+        Silent(),
+    )
+    return gated_mlps.parent / "out" / "o.report.json"
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order; keeps text, tables and whatever would be loaded from elsewhere."""
+
+    VOID = frozenset({"meta", "br", "link", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_page_says_what_the_report_says(report: Path) -> None:
+    data = json.loads(report.read_text())
+    page = Page(report.with_name("o.report.html").read_text())
+    text = " ".join(page.text)
+    for section in ("Speed against baselines", "Accuracy by layer", "Roofline", "Size of the weights", "The build"):
+        assert section in text
+    for entry in data["subgraphs"]:
+        assert entry["name"] in text
+        assert entry["reason"] in text
+    assert "Predicted, nothing was run" in text
+    assert f"{sum(entry['predicted_us']['bf16'] for entry in data['predicted']['subgraphs']):.3g} us" in text
+    for row in data["accuracy"]["tensors"]:
+        assert f"{row['cosine']:.6f}" in text
+    assert "no engine built yet" in text
+
+
+def test_page_needs_nothing_from_elsewhere(report: Path) -> None:
+    page = Page(report.with_name("o.report.html").read_text())
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
+    loaded = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert not loaded
+    assert "url(" not in " ".join(page.text)
+
+
+def test_tables_and_charts_are_accessible(report: Path) -> None:
+    page = Page(report.with_name("o.report.html").read_text())
+    assert all(attributes.get("scope") == "col" for tag, attributes in page.tags if tag == "th")
+    charts = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(charts) == 4
+    assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
+    assert dict(page.tags)["html"] == {"lang": "en"}
+
+
+def test_measured_times_take_the_place_of_predicted_ones(report: Path) -> None:
+    bench = {
+        "mode": "engine",
+        "label": "measured: whole engines",
+        "target": "rtx-blackwell",
+        "contestants": {"nvfp4": {"p50_us": 123.4}, "fp8": {"p50_us": 234.5}, "bf16": {"p50_us": 345.6}},
+        "environment": {"before": {"gpu": "RTX PRO 6000"}},
+    }
+    report.with_name("o.bench.json").write_text(json.dumps(bench))
+    text = html_report.write(report).read_text()
+    assert "measured: whole engines (RTX PRO 6000)" in text
+    assert "123 us" in text
+    assert "Predicted, nothing was run" not in text
+
+
+def test_names_are_escaped(report: Path) -> None:
+    data: dict[str, Any] = json.loads(report.read_text())
+    data["subgraphs"][0]["name"] = "<script>alert(1)</script>"
+    data["accuracy"]["tensors"][0] |= {"name": '"><b>', "cosine": None, "sqnr_db": None, "max_abs": None}
+    text = html_report.page(data, None, "<i>o</i>")
+    Page(text)
+    assert "<script>" not in text
+    assert "<i>o" not in text
+    assert '"><b>' not in text
+
+
+def test_every_stage_has_a_page(gated_mlps: Path) -> None:
+    output = gated_mlps.parent / "out" / "o.engine"
+    pipeline.run(pipeline.Request(gated_mlps, find_target("h200"), output, stop_after="plan"), Silent())
+    text = " ".join(Page(output.with_suffix(".report.html").read_text()).text)
+    assert "Not measured" in text
+    assert "--calib-data" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_page_in_a_browser(report: Path, tmp_path: Path, width: int) -> None:
+    """No console error, and no sideways scrolling: a frame of that width says how wide the page wants to be."""
+    page = report.with_name("o.report.html")
+    frame = report.with_name("frame.html")
+    frame.write_text(
+        f'<iframe id="f" src="{page.name}" style="width:{width}px;height:900px;border:0"></iframe><script>'
+        "f.onload = () => { const d = f.contentDocument.documentElement;"
+        'document.title = d.scrollWidth + " " + d.clientWidth; }</script>'
+    )
+    found = subprocess.run(
+        [
+            str(CHROMIUM),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--allow-file-access-from-files",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            frame.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    sizes = re.search(r"<title>(\d+) (\d+)</title>", found.stdout)
+    assert sizes is not None, found.stdout[-500:]
+    wanted, shown = map(int, sizes.groups())
+    assert width - 20 <= shown <= width
+    assert wanted <= shown, "the page scrolls sideways"
+    assert "CONSOLE" not in found.stderr

@@ -1,0 +1,97 @@
+"""GPTQ rounding against the algorithm written out in float64, column by column."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from trt_nvfp4.calibration import nvfp4, recipes
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.recipes import InputStatistics
+from trt_nvfp4.calibration.recipes.gptq import GPTQ
+
+E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(weight: np.ndarray, hessian: np.ndarray, scales: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Optimal brain surgery: each column in turn is rounded, the rest follow by the inverse Hessian, from which the
+    column is then eliminated. `scales` are per element. Returns the rounded weight."""
+    weight, rounded = weight.astype(np.float64), np.zeros(weight.shape)
+    inverse = np.linalg.inv(hessian + 0.01 * hessian.diagonal().mean() * np.eye(len(hessian)))
+    for i in order:
+        values = E2M1 * scales[:, i : i + 1]
+        rounded[:, i] = np.take_along_axis(values, np.abs(weight[:, i : i + 1] - values).argmin(1)[:, None], 1)[:, 0]
+        weight = weight - np.outer((weight[:, i] - rounded[:, i]) / inverse[i, i], inverse[i])
+        inverse = inverse - np.outer(inverse[:, i], inverse[i]) / inverse[i, i]
+        inverse[i, i] = 1.0  # eliminated: never read again, and never divided by
+    return rounded
+
+
+@pytest.mark.parametrize("activation_order", [False, True])
+def test_against_float64(activation_order: bool, seed: int) -> None:
+    k = 160  # more than one batch of columns
+    weight = random(seed, 24, k)
+    x = random(seed + 1, 900, k) @ random(seed + 2, k, k) * random(seed + 3, k).exp()
+    statistics = InputStatistics.of_rows(x, {"hessian"})
+    recipe = "mse+gptq+activation-order" if activation_order else "mse+gptq"
+    found = recipes.quantize_weight(weight, recipe, statistics)
+    nearest = recipes.quantize_weight(weight, "mse")
+    assert torch.equal(found.block_scales.float(), nearest.block_scales.float()), "scales are fixed before rounding"
+    hessian = statistics["hessian"].double().numpy()
+    order = np.argsort(-hessian.diagonal(), kind="stable") if activation_order else np.arange(k)
+    scales = np.repeat(found.block_scales.double().numpy(), 16, 1) * found.tensor_scale.double().item()
+    expected = reference(weight.numpy(), hessian, scales, order)
+    restored = nvfp4.dequantize(*found)
+    # One value that falls to the other side of an edge in float32 moves those after it.
+    assert np.isclose(restored.numpy(), expected, rtol=1e-5, atol=1e-7).mean() > 0.97
+
+    def error(rounded: torch.Tensor) -> float:
+        return (x @ (rounded - weight).T).square().sum().item()
+
+    assert error(restored) == pytest.approx(error(torch.from_numpy(expected).float()), rel=0.02)
+    assert error(restored) < 0.8 * error(nvfp4.dequantize(*nearest))
+
+
+def test_independent_channels_are_rounded_to_nearest(seed: int) -> None:
+    """With a diagonal Hessian there is nothing to make good."""
+    weight = random(seed, 16, 64)
+    statistics = InputStatistics(hessian=torch.diag(random(seed, 64).exp()))
+    for a, b in zip(
+        recipes.quantize_weight(weight, "gptq", statistics), recipes.quantize_weight(weight, "max"), strict=True
+    ):
+        assert torch.equal(a.float(), b.float())
+
+
+def test_silent_channels_and_zero_blocks(seed: int) -> None:
+    """Channels that are always zero leave the others' result as it is without them; zero blocks stay zero."""
+    weight, x = random(seed, 16, 64), random(seed + 1, 300, 64) @ random(seed + 2, 64, 64)
+    weight[:, 16:32] = 0
+    x[:, 40:44] = 0
+    restored = nvfp4.dequantize(*recipes.quantize_weight(weight, "gptq", InputStatistics.of_rows(x, {"hessian"})))
+    assert restored.isfinite().all()
+    plain = nvfp4.dequantize(*recipes.quantize_weight(weight, "max"))
+    assert torch.equal(restored[:, 40:44], plain[:, 40:44])
+    assert restored[:, 16:32].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_hessians_that_are_none(bad: float) -> None:
+    hessian = torch.eye(32)
+    hessian[3, 4] = bad
+    with pytest.raises(CalibrationError, match="NaN or Inf"):
+        GPTQ(hessian)
+
+
+def test_indefinite_hessians_are_damped_or_refused() -> None:
+    hessian = torch.eye(32)
+    hessian[0, 1] = hessian[1, 0] = 1.2  # an eigenvalue of -0.2
+    assert GPTQ(hessian).round(torch.ones(1, 32), torch.ones(1, 2).to(torch.float8_e4m3fn), torch.tensor(1.0)).any()
+    hessian[0, 1] = hessian[1, 0] = 9.0
+    with pytest.raises(CalibrationError, match="not positive definite"):
+        GPTQ(hessian)

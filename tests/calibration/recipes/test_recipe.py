@@ -1,0 +1,42 @@
+"""The spelling of recipes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trt_nvfp4.calibration import recipes
+from trt_nvfp4.calibration.errors import CalibrationError
+
+
+@given(st.permutations(["local-hessian", "gptq", "activation-order", "quantized-inputs"]))
+def test_parts_may_come_in_any_order(parts: list[str]) -> None:
+    recipe = recipes.parse("+".join(parts))
+    assert str(recipe) == "local-hessian+gptq+activation-order+quantized-inputs"
+    assert recipes.parse(str(recipe)) == recipe == recipes.parse(recipe)
+    assert recipe.needs >= {"block_gram", "quantized_hessian"}
+    assert recipe.for_16_bit_activations().needs == {"block_gram", "hessian"}
+
+
+def test_what_recipes_need() -> None:
+    for name in ("max", "four-over-six", "mse"):
+        assert recipes.parse(name).needs == set()
+    assert recipes.parse("diagonal").needs == {"mean_square"}
+    assert recipes.parse("gptq").needs == {"hessian"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "unknown part ''; known: max, "),
+        ("mse+gtpq", "unknown part 'gtpq'; did you mean 'gptq'"),
+        ("mse+max", "mse and max both choose the block scales"),
+        ("mse+mse", "'mse' is named twice"),
+        ("mse+activation-order", r"'activation-order' is an option of gptq; add \+gptq"),
+        ("MSE", "unknown part 'MSE'"),
+    ],
+)
+def test_misspelt_recipes(text: str, message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        recipes.parse(text)

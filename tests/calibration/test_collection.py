@@ -1,0 +1,170 @@
+"""Statistics beyond amax against the same from the tensors themselves; interruption and resumption; memory's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from trt_nvfp4.calibration import collection
+from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.calibration.statistics import KINDS, Statistics, collect
+
+K, HIDDEN = 32, 48
+Sample = dict[str, np.ndarray]
+
+
+def model(folder: Path, seed: int, opset: int = 18) -> Path:
+    """h = tanh(x up), y = h down."""
+    generator = np.random.default_rng(seed)
+    weights = {
+        "up": generator.standard_normal((K, HIDDEN)).astype(np.float32) / 4,
+        "down": generator.standard_normal((HIDDEN, K)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["h"]),
+        helper.make_node("MatMul", ["h", "down"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", "n", K]) for name in "xy")
+    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "mlp", [x], [y], initializers)
+    path = folder / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+def samples(seed: int, count: int = 4) -> list[Sample]:
+    generator = np.random.default_rng(seed)
+    return [{"x": generator.standard_normal((2, 3 + i, K)).astype(np.float32) * (i + 1)} for i in range(count)]
+
+
+def expected(path: Path, data: list[Sample]) -> dict[str, InputStatistics]:
+    up = torch.from_numpy(numpy_helper.to_array(onnx.load(path).graph.initializer[0]).copy())
+    x = torch.cat([torch.from_numpy(sample["x"]).reshape(-1, K) for sample in data])
+    return {name: InputStatistics.of_rows(rows, KINDS) for name, rows in (("x", x), ("h", (x @ up).tanh()))}
+
+
+def assert_same(found: Statistics, reference: dict[str, InputStatistics], kinds: set[str]) -> None:
+    for name, statistics in reference.items():
+        for kind in kinds:
+            a, b = torch.as_tensor(getattr(found.of(name), kind)), torch.as_tensor(getattr(statistics, kind))
+            assert a.shape == b.shape
+            # Where a value lies on an edge between two FP4 values, it may fall to either side.
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=(2e-3 if "quantized" in kind else 1e-5) * b.abs().max())
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18, 21])
+def test_every_kind(opset: int, tmp_path: Path, seed: int) -> None:
+    path, data = model(tmp_path, seed, opset), samples(seed)
+    found = collect(path, {"x": set(KINDS), "h": set(KINDS)}, data)
+    assert_same(found, expected(path, data), set(KINDS))
+    only = collect(path, {"h": {"block_gram"}}, data)
+    assert only.of("h").hessian is None
+    assert only.of("x").amax is None
+
+
+def test_a_tight_budget_takes_more_passes_and_gives_the_same(tmp_path: Path, seed: int) -> None:
+    path, data = model(tmp_path, seed), samples(seed)
+    events: list[tuple[int, int]] = []
+    kinds = {"x": {"hessian"}, "h": {"hessian"}}
+    tight = collect(path, kinds, data, lambda done, total: events.append((done, total)), budget_bytes=1)
+    assert events == [(i + 1, 3 * len(data)) for i in range(3 * len(data))]
+    assert_same(tight, expected(path, data), {"hessian"})
+    events.clear()
+    collect(path, kinds, data, lambda done, total: events.append((done, total)))
+    assert events[-1] == (2 * len(data), 2 * len(data))
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 7, 10])
+def test_an_interrupted_run_goes_on(stop: int, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the first pass, or in one over Hessians: what was done is not computed again, and all agrees."""
+    monkeypatch.setattr(collection, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(collection, "_SAVE_SHARE", 0)
+    path, data, state = model(tmp_path, seed), samples(seed), tmp_path / "s.statistics.json"
+    kinds = {"x": set(KINDS), "h": {"hessian"}}
+
+    def interrupt(done: int, total: int) -> None:
+        if done == stop:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        collect(path, kinds, data, interrupt, resume=state, budget_bytes=4 * HIDDEN**2)
+    if stop > 1:
+        with pytest.raises(CalibrationError, match="its run was interrupted"):
+            Statistics.load(state)
+    done: list[int] = []
+    found = collect(path, kinds, data, lambda n, _: done.append(n), resume=state, budget_bytes=4 * HIDDEN**2)
+    assert done[0] == stop  # reported before it was saved
+    reference = expected(path, data)
+    assert_same(found, {"x": reference["x"]}, set(KINDS))
+    assert_same(found, {"h": reference["h"]}, {"hessian"})
+    found.save(state)
+    assert_same(Statistics.load(state), {"x": reference["x"]}, set(KINDS))
+    assert len(list((tmp_path / "s.statistics").iterdir())) == len(KINDS)  # x: all but amax; h: one
+
+
+def test_other_samples_do_not_go_on(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(collection, "_SAVE_SHARE", 0)
+    path, state = model(tmp_path, seed), tmp_path / "s.statistics.json"
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 3:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        collect(path, ["h"], samples(seed), interrupt, resume=state)
+    with pytest.raises(CalibrationError, match=r"s\.statistics\.json.*saw other samples; delete it"):
+        collect(path, ["h"], samples(seed + 1), resume=state)
+    # Other tensors: a new run, which replaces the state.
+    found = collect(path, {"x": {"mean_square"}}, samples(seed + 1), resume=state)
+    assert_same(found, {"x": expected(path, samples(seed + 1))["x"]}, {"mean_square", "amax"})
+
+
+def test_what_cannot_be_collected(tmp_path: Path, seed: int) -> None:
+    path = model(tmp_path, seed)
+
+    def stream() -> Iterator[Sample]:
+        yield from samples(seed)
+
+    with pytest.raises(CalibrationError, match="samples that can be read again"):
+        collect(path, {"h": {"hessian"}}, stream())
+    with pytest.raises(CalibrationError, match="unknown statistic 'median' of tensor h"):
+        collect(path, {"h": {"median"}}, samples(seed))
+    with pytest.raises(CalibrationError, match="no calibration sample"):
+        collect(path, {"h": {"hessian"}}, [])
+
+    class Changing:
+        def __init__(self) -> None:
+            self.reads = 0
+
+        def __iter__(self) -> Iterator[Sample]:
+            self.reads += 1
+            return iter(samples(seed + self.reads))
+
+    with pytest.raises(CalibrationError, match="samples changed between passes"):
+        collect(path, {"h": {"hessian"}}, Changing())
+
+
+def test_arrays_are_mapped_from_disk(tmp_path: Path, seed: int) -> None:
+    path, data = model(tmp_path, seed), samples(seed)
+    found = collect(path, {"h": {"hessian"}}, data)
+    found.save(tmp_path / "s.statistics.json")
+    loaded = Statistics.load(tmp_path / "s.statistics.json")
+    assert isinstance(loaded.arrays["h"]["hessian"], np.memmap)
+    torch.testing.assert_close(loaded.of("h").hessian, found.of("h").hessian)
+    (file,) = (tmp_path / "s.statistics").iterdir()
+    file.unlink()
+    with pytest.raises(CalibrationError, match="not a file of activation statistics"):
+        Statistics.load(tmp_path / "s.statistics.json")
