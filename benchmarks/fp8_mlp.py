@@ -112,7 +112,9 @@ def main() -> None:
     host = PluginHost(build_library("sm_90a"))
     torch.manual_seed(0)
     bandwidth, peak = read_bandwidth(), scaled_mm_peak(arguments.rounds)
-    print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s, peak {({k: f'{v / 1e12:.0f} TFLOP/s' for k, v in peak.items()})}")
+    print(
+        f"read bandwidth {bandwidth / 1e12:.3f} TB/s, peak { ({k: f'{v / 1e12:.0f} TFLOP/s' for k, v in peak.items()}) }"
+    )
     ups = [Fp8Weight.random(2 * intermediate, hidden) for _ in range(spec["layers"])]
     downs = [Fp8Weight.random(hidden, intermediate) for _ in range(spec["layers"])]
     weights = spec["layers"] * 3 * hidden * intermediate
@@ -123,7 +125,10 @@ def main() -> None:
         contestants: dict[str, Work] = {}
         contestants["fp8 plugin"], outputs = plugin_stack(host, x, layers)
         contestants["fp8 plugin"]()
-        errors = {"first layer": relative_error(outputs[0], expected[0]), "stack": relative_error(outputs[-1], expected[-1])}
+        errors = {
+            "first layer": relative_error(outputs[0], expected[0]),
+            "stack": relative_error(outputs[-1], expected[-1]),
+        }
         if not errors["first layer"] < 2e-2:
             raise SystemExit(f"wrong at {m} tokens: relative errors {errors}")
         contestants["torch"] = fp8_stack(x, ups, downs)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-// What happens to a row's 16 neighbouring accumulators of an FP8 GEMM: scales and bias, then 16 values of T, or the gate
-// and 8 hidden values in E4M3.
+// What happens to a row's 16 neighbouring accumulators of an FP8 GEMM: scales and bias, then 16 values of T, or the
+// gate and 8 hidden values in E4M3.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -11,7 +11,8 @@
 
 namespace trt_nvfp4 {
 
-constexpr int kFp8Columns = 16;  // of a row, that a thread turns into output at a time; the number of columns is a multiple of 8
+constexpr int kFp8Columns =
+    16;  // of a row, that a thread turns into output at a time; the number of columns is a multiple of 8
 
 // Two elements of T, float16 or bfloat16.
 __device__ __forceinline__ float2 unpack_pair(bool is_half, uint32_t pair) {
@@ -40,8 +41,8 @@ struct Fp8ChannelValues {
             if (column0 + part < static_cast<int>(gemm.n)) {
                 scales[0] = __ldg(reinterpret_cast<float4 const*>(gemm.w.scales + column0 + part));
                 scales[1] = __ldg(reinterpret_cast<float4 const*>(gemm.w.scales + column0 + part) + 1);
-                biases = __ldg(
-                    reinterpret_cast<uint4 const*>(static_cast<uint16_t const*>(gemm.bias) + column0 + part));
+                biases =
+                    __ldg(reinterpret_cast<uint4 const*>(static_cast<uint16_t const*>(gemm.bias) + column0 + part));
             }
             uint32_t const pairs[4] = {biases.x, biases.y, biases.z, biases.w};
 #pragma unroll
@@ -150,9 +151,8 @@ class Fp8GatedOutput {
             for (float const value : hidden) amax_bits_ = max(amax_bits_, ptx::magnitude_bits(value));
             return;
         }
-        *reinterpret_cast<uint2*>(gemm_.hidden + int64_t{row} * width + column0 / 2) =
-            make_uint2(pack(hidden[0], hidden[1], hidden[2], hidden[3]),
-                       pack(hidden[4], hidden[5], hidden[6], hidden[7]));
+        *reinterpret_cast<uint2*>(gemm_.hidden + int64_t{row} * width + column0 / 2) = make_uint2(
+            pack(hidden[0], hidden[1], hidden[2], hidden[3]), pack(hidden[4], hidden[5], hidden[6], hidden[7]));
     }
 
     __device__ __forceinline__ void finish() {

@@ -9,7 +9,7 @@ namespace trt_nvfp4 {
 // Dense: out = T(a W^T + bias). Gated: hidden = E4M3(act(gate) * up), rows 2i and 2i + 1 of W being gate i and up i.
 struct Fp8Gemm {
     int64_t m, n, k;
-    Fp8Rows a;     // [m, k]
+    Fp8Rows a;      // [m, k]
     Fp8Channels w;  // [n, k]
     TrtNvfp4DataType dtype;
     void const* bias;  // T [n]
@@ -21,7 +21,7 @@ struct Fp8Gemm {
     // Gated only.
     TrtNvfp4Activation activation;
     float alpha, limit;
-    uint8_t* hidden;         // E4M3 [m, n/2]
+    uint8_t* hidden;  // E4M3 [m, n/2]
     Fp8Scale hidden_scale;
     uint32_t* hidden_amax;  // where the amax pass leaves the amax's bits
     bool amax_pass;         // only find the amax; nothing to do where the scale is given
@@ -29,8 +29,8 @@ struct Fp8Gemm {
 
 constexpr int kFp8Warps = 4;  // that share a tile; each adds up its own part of the splits
 
-// Tiles of rows x columns by one CTA, with the CTAs of a cluster along rows x columns. Asynchronous; no workspace beyond
-// what the arguments point to. m, n and k are at most 2^31 - 1.
+// Tiles of rows x columns by one CTA, with the CTAs of a cluster along rows x columns. Asynchronous; no workspace
+// beyond what the arguments point to. m, n and k are at most 2^31 - 1.
 TrtNvfp4Status sm90_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
 TrtNvfp4Status sm90_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);  // clusters 2 x 1
 TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);    // clusters 1 x 2

@@ -1,6 +1,6 @@
-// out = epilogue(a W^T): W in NVFP4, a in T or in NVFP4, or both in E4M3, float32 FMA over a 64x64 tile. Any m, n and k % 16 == 0; one
-// block owns a tile and walks k in order, so results are deterministic. The yardstick that the fast kernels are tested
-// against.
+// out = epilogue(a W^T): W in NVFP4, a in T or in NVFP4, or both in E4M3, float32 FMA over a 64x64 tile. Any m, n and k
+// % 16 == 0; one block owns a tile and walks k in order, so results are deterministic. The yardstick that the fast
+// kernels are tested against.
 #pragma once
 
 #include "activation.cuh"
@@ -142,15 +142,18 @@ __device__ __forceinline__ void gemm_tile(A const& a, GemmArgs<T, Out, W> const&
         for (int pair = 0; pair < 2; ++pair) {
             int64_t const column = column0 + thread_column + pair * 32;
             if (column >= args.n) break;
-            float const first = accumulators[i][2 * pair] * (a_scale * channel_scale(args.w, column)) + ptx::to_float(args.bias[column]);
+            float const first = accumulators[i][2 * pair] * (a_scale * channel_scale(args.w, column)) +
+                                ptx::to_float(args.bias[column]);
             if (args.gated) {
-                float const up = accumulators[i][2 * pair + 1] * (a_scale * channel_scale(args.w, column + 1)) + ptx::to_float(args.bias[column + 1]);
+                float const up = accumulators[i][2 * pair + 1] * (a_scale * channel_scale(args.w, column + 1)) +
+                                 ptx::to_float(args.bias[column + 1]);
                 store(row, column / 2, gated_activate(args.activation, first, up, args.alpha, args.limit));
                 continue;
             }
             store(row, column, activate(args.activation, first));
             if (column + 1 >= args.n) break;
-            float const second = accumulators[i][2 * pair + 1] * (a_scale * channel_scale(args.w, column + 1)) + ptx::to_float(args.bias[column + 1]);
+            float const second = accumulators[i][2 * pair + 1] * (a_scale * channel_scale(args.w, column + 1)) +
+                                 ptx::to_float(args.bias[column + 1]);
             store(row, column + 1, activate(args.activation, second));
         }
     }

@@ -75,8 +75,8 @@ class Epilogue {
         if (get<0>(tile_coord) * Config::kRows >= params_.m || column0 >= params_.n) return;
         if (params_.splits > 1 && !add_up(accumulators, tile_coord, thread)) return;
 
-        // wgmma spreads a row over a quad of threads. A warp's 16 rows pass through shared memory, a group of columns at
-        // a time, so that a thread has neighbouring columns of a row, and a short loop, rather than a long unrolled
+        // wgmma spreads a row over a quad of threads. A warp's 16 rows pass through shared memory, a group of columns
+        // at a time, so that a thread has neighbouring columns of a row, and a short loop, rather than a long unrolled
         // text, does what is to be done.
         int const lane = thread % 32;
         int const warp = thread / 32;
@@ -164,7 +164,8 @@ template <class Output, class Config>
 using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::float_e4m3_t, cutlass::layout::RowMajor, 16,
     cutlass::float_e4m3_t, cutlass::layout::ColumnMajor, 16, float, typename Config::Tile, typename Config::Cluster,
-    cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage)>, Schedule>::CollectiveOp;
+    cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage)>,
+    Schedule>::CollectiveOp;
 
 template <class Output, class Config>
 using Gemm = cutlass::gemm::kernel::GemmUniversal<
@@ -206,9 +207,10 @@ TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
     // Tiles that share weights run together, so that weights are read from memory once.
     arguments.scheduler.raster_order = Kernel::TileScheduler::RasterOrderOptions::AlongM;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-        cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount, arguments.hw_info.device_id),
-        "number of multiprocessors"));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
+                                          arguments.hw_info.device_id),
+                   "number of multiprocessors"));
     auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
 
     auto* const kernel = cutlass::device_kernel<Kernel>;

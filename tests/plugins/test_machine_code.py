@@ -34,6 +34,22 @@ def find_cuobjdump() -> str:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")  # skips where there is no compiler
+def test_fp8_instructions() -> None:
+    """wgmma on E4M3 in every FP8 kernel of Hopper, and no call or spill that would make it wait."""
+    cuobjdump = find_cuobjdump()
+    library = build_library("sm_90a")
+    sass = subprocess.run([cuobjdump, "-sass", library], capture_output=True, text=True, check=True).stdout
+    kernels = [text for text in sass.split("Function : ") if "Fp8Kernel" in text.splitlines()[0]]
+    assert len(kernels) == 5
+    assert all(len(re.findall(r"QGMMA\S*E4M3\.E4M3", kernel)) >= 4 for kernel in kernels)
+    assert "C7510" not in resource_report(library)
+    for kernel in kernels:
+        first, last = kernel.index("QGMMA"), kernel.rindex("QGMMA")
+        assert not re.search(r"\b(CALL|LDL|STL)\b", kernel[first:last]), "the main loop spills or calls"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")  # skips where there is no compiler
 @pytest.mark.parametrize("arch", BLOCK_SCALED)
 def test_block_scaled_instructions(arch: str) -> None:
     cuobjdump = find_cuobjdump()

@@ -7,8 +7,8 @@ namespace trt_nvfp4 {
 namespace {
 
 struct Fp8Workspace {
-    uint8_t* input;    // E4M3 [m, hidden_in]
-    uint8_t* hidden;   // E4M3 [m, intermediate]
+    uint8_t* input;      // E4M3 [m, hidden_in]
+    uint8_t* hidden;     // E4M3 [m, intermediate]
     float* wide_hidden;  // [m, intermediate]; the generic kernels' hidden values before they are quantized
     float* input_scale;
     float* hidden_scale;
@@ -48,11 +48,10 @@ TrtNvfp4Status generic_mlp(TrtNvfp4Fp8MlpArgs const& args, Fp8Workspace const& w
     up.limit = args.limit;
     up.out = workspace.wide_hidden;
     TRT_NVFP4_RETURN_IF_ERROR(launch_gemm(Fp8Rows{workspace.input, {workspace.input_scale, nullptr}}, up, stream));
-    Fp8Quantization const quantization{args.hidden_scale,      workspace.block_amax, workspace.hidden,
-                                       workspace.hidden_scale, nullptr,              0};
-    TRT_NVFP4_RETURN_IF_ERROR(
-        launch_fp8_quantize(workspace.wide_hidden, args.m * args.intermediate, quantization, args.static_scales != 0,
-                            false, stream));
+    Fp8Quantization const quantization{
+        args.hidden_scale, workspace.block_amax, workspace.hidden, workspace.hidden_scale, nullptr, 0};
+    TRT_NVFP4_RETURN_IF_ERROR(launch_fp8_quantize(workspace.wide_hidden, args.m * args.intermediate, quantization,
+                                                  args.static_scales != 0, false, stream));
     GemmArgs<T, T, Fp8Channels> down{};
     down.m = args.m;
     down.n = args.hidden_out;
@@ -129,8 +128,7 @@ TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, s
     Fp8Workspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("FP8GatedMLP", pieces.size, bytes));
     bool const served = fp8::serves(*args);
-    bool const generic =
-        args->tactic == TRT_NVFP4_TACTIC_GENERIC || (args->tactic == TRT_NVFP4_TACTIC_AUTO && !served);
+    bool const generic = args->tactic == TRT_NVFP4_TACTIC_GENERIC || (args->tactic == TRT_NVFP4_TACTIC_AUTO && !served);
     if (!generic && !(served && (args->tactic == TRT_NVFP4_TACTIC_AUTO || args->tactic == TRT_NVFP4_TACTIC_FP8))) {
         return unsupported_tactic("FP8GatedMLP", args->tactic);
     }
