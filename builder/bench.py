@@ -28,6 +28,7 @@ from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 
 from . import backend, pipeline, roofline, runtime
+from .bundle import is_rewritten
 from .engine_bench import bench_engines
 from .errors import UNAVAILABLE, USAGE, BuilderError
 from .random_inputs import random_samples, vocabulary
@@ -147,6 +148,10 @@ def _subject(request: Request) -> Subject:
         return Subject(onnx, loaded, find_target(request.target or loaded.target), path)
     if path.suffix != ".onnx":
         raise BuilderError(USAGE, f"{path}: expected an engine (.engine) or an ONNX file")
+    if is_rewritten(path):
+        raise BuilderError(
+            USAGE, f"{path} has been rewritten already: give its engine, or the original ONNX and --plan"
+        )
     model = load(path)
     if request.plan is not None:
         loaded = Plan.load(request.plan)

@@ -189,16 +189,16 @@ def _sizes(report: Mapping[str, Any]) -> str:
 
 def _plan(report: Mapping[str, Any]) -> str:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for entry in report["subgraphs"]:
+    for entry in sorted(report["subgraphs"], key=lambda entry: entry["decision"] == "keep"):
         shape = ", ".join(f"{key.removesuffix('_features')} {value}" for key, value in entry["shapes"].items())
-        built = entry["realized"] or "not built"
+        built = entry["realized"] or ("as in the model" if entry["decision"] == "keep" else "not yet")
         key = (entry["kind"], shape, entry["decision"], built, entry["activations"], entry["reason"])
         groups.setdefault(key, []).append(entry)
     rows = []
     for (kind, shape, decision, built, activations, reason), entries in groups.items():
-        names = ", ".join(entry["name"] for entry in entries[:3])
-        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
-        tone = "bad" if built == "missing" else "dim" if decision == "keep" or built == "not built" else "good"
+        names = ", ".join(entry["name"] for entry in entries[:2])
+        more = f" and {len(entries) - 2} more" if len(entries) > 2 else ""
+        tone = "bad" if built == "missing" else "dim" if decision == "keep" or built == "not yet" else "good"
         rows.append(
             [
                 escape(names + more),

@@ -25,7 +25,7 @@ def random_samples(
 
     Shapes are the derived typical ones, overridden by `shapes`.
     """
-    profiles = derive_profiles({name: spec.shape for name, spec in specs.items()}, typical=shapes)
+    profiles = derive_profiles({name: spec.shape for name, spec in specs.items()}, typical=shapes, flags=("--shapes",))
     return [
         {
             name: _random_input(

@@ -43,25 +43,27 @@ def derive_profiles(
     typical: Mapping[str, Shape] | None = None,
     most: Mapping[str, Shape] | None = None,
     longest: int | None = None,
+    flags: tuple[str, ...] = ("--min-shapes", "--opt-shapes", "--max-shapes"),
 ) -> dict[str, Profile]:
     """A profile for every input that has a dynamic dimension.
 
     `inputs`: name -> dimensions, a number or the name of a dynamic one ("" unnamed). An override of one bound leaves
     the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all three.
-    `longest` is the model's longest sequence, where it is known.
+    `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where there
+    is one alone it is that of the typical shapes.
 
     Raises BuilderError: usage for an override that does not fit, model for a dimension without a range.
     """
-    bounds = {"--min-shapes": dict(least or {}), "--opt-shapes": dict(typical or {}), "--max-shapes": dict(most or {})}
-    for flag, given in bounds.items():
+    bounds = [dict(least or {}), dict(typical or {}), dict(most or {})]
+    for flag, given in zip(flags * (3 // len(flags)), bounds, strict=True):
         for name, shape in given.items():
             _check_override(flag, name, shape, inputs)
     profiles = {}
     for name, dims in inputs.items():
         if all(isinstance(dim, int) for dim in dims):
             continue
-        overrides = [given.get(name) for given in bounds.values()]
-        ranges = [_range_of(name, axis, dim, dims, overrides, longest) for axis, dim in enumerate(dims)]
+        overrides = [given.get(name) for given in bounds]
+        ranges = [_range_of(name, axis, dim, dims, overrides, longest, flags) for axis, dim in enumerate(dims)]
         low, middle, high = zip(*ranges, strict=True)
         profiles[name] = Profile(low, middle, high)
     return profiles
@@ -88,6 +90,7 @@ def _range_of(
     dims: Sequence[int | str],
     overrides: Sequence[Shape | None],
     longest: int | None,
+    flags: tuple[str, ...],
 ) -> tuple[int, int, int]:
     if isinstance(dim, int):
         return dim, dim, dim
@@ -104,7 +107,7 @@ def _range_of(
         raise BuilderError(
             USAGE,
             f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and nothing says its range; "
-            f"add --min-shapes, --opt-shapes and --max-shapes {name}:{example} with the sizes you need",
+            f"add {', '.join(flags)} {name}:{example} with the sizes you need",
         )
     low, middle, high = default or (min(stated), stated[len(stated) // 2], max(stated))
     low = given[0] if given[0] is not None else min([low, *stated])

@@ -30,11 +30,11 @@ def by_layer(rows: Sequence[tuple[str, float, bool]], label: str) -> str:
     """A dot per (name, dB, is an output), in the model's order, over a line from the axis; the y axis starts at 0."""
     finite = [value for _, value, _ in rows if math.isfinite(value)]
     top = max(10.0, math.ceil(max(finite, default=10.0) / 10) * 10)
-    left, height = 44, 220
-    plot_height, step = height - 34, (WIDTH - left - 16) / max(len(rows), 1)
+    left, top_margin, height = 44, 14, 226
+    plot_height, step = height - 26 - top_margin, (WIDTH - left - 16) / max(len(rows), 1)
 
     def y_of(value: float) -> float:
-        return 8 + plot_height * (1 - min(max(value, 0.0), top) / top)
+        return top_margin + plot_height * (1 - min(max(value, 0.0), top) / top)
 
     parts = []
     for tick in range(0, int(top) + 1, 10 if top <= 60 else 20):
@@ -59,7 +59,7 @@ def roofline(
     bandwidth: float, tflops: Mapping[str, float], points: Sequence[tuple[str, float, float]], label: str
 ) -> str:
     """Operations per byte against attainable operations per second, both logarithmic; `points`: (name, x, y)."""
-    left, right, top, height = 56, 70, 10, 250
+    left, right, top, height = 56, 70, 14, 256
     floor = height - 40
     peak = max(tflops.values()) * 1e12
     xs = [x for _, x, _ in points if x > 0]

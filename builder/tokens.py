@@ -26,7 +26,7 @@ def subgraph_tokens(model: SourceModel, plan: Plan, typical: Mapping[str, Shape]
         value.name or "": [dim if isinstance(dim, int) else str(dim.value or "") for dim in value.shape or ()]
         for value in model.graph.inputs
     }
-    profiles = derive_profiles(declared, typical=typical)
+    profiles = derive_profiles(declared, typical=typical, flags=("--shapes",))
     shapes = {
         name: profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims)
         for name, dims in declared.items()

@@ -79,6 +79,8 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     Raises ToolchainError when CUTLASS is needed and not found.
     """
     sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
+    if arch == "sm_90a":
+        return [*sources, ROOT / "kernels" / "hopper" / "sm90_w4a16.cu"], ["-DTRT_NVFP4_SM90"]
     match = re.fullmatch(r"sm_(\d+)a", arch)
     family = _FAMILIES.get(match[1]) if match else None
     if family is None:

@@ -97,7 +97,7 @@ def compare_engine(
             )
             plugins = _on_this_gpu(found, inputs, progress)
         saved = found.save_worst(save_worst) if save_worst is not None else []
-        replay = f"compare-engine {shlex.quote(str(reference))} {shlex.quote(str(result))} --data {save_worst}"
+        replay = shlex.join(["compare-engine", str(reference), str(result), "--data", str(save_worst)])
         if as_json:
             shown: dict[str, Any] = found.as_dict()
             if plugins:

@@ -6,14 +6,14 @@ Exact and memory-bounded: weights are read in tiles that stay in a CPU's cache, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX, E4M3_MAX, E4M3_VALUES, e4m3_round
 
-# Elements of a tile. On a CPU: within a core's cache, and below Torch's threshold for parallel loops, whose barriers
-# cost more than they bring at this size. A GPU wants many at once.
+# Elements of a tile. On a CPU: within a core's cache. A GPU wants many at once.
 _CPU_TILE, _GPU_TILE = 1 << 15, 1 << 24
 _TILE_COLUMNS = 512
 # (x + c) - c rounds to a multiple of 0.5 * 2^e, ties to even, for c = 1.5 * 2^22 * 2^e: float32 has 23 fraction bits.
@@ -25,6 +25,18 @@ Distance = Callable[[Tensor, int], Tensor]
 # Codes (int32 [blocks, rows]) to try, of the largest magnitudes [blocks, rows] and the tensor scale; the first is kept
 # where no other is better.
 Candidates = Callable[[Tensor, Tensor], Iterator[Tensor]]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's CPU loops without threads: at the size of a tile their barriers cost more than they bring, a thousand
+    times more where other processes keep the cores busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def squared(errors: Tensor, _: int) -> Tensor:

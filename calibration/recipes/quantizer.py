@@ -13,6 +13,7 @@ from trt_nvfp4.calibration.input_statistics import InputStatistics
 from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
+from .block_search import one_thread
 from .gptq import GPTQ
 from .quantized_inputs import least_squares
 from .recipe import SCALES, Recipe, parse
@@ -55,14 +56,16 @@ class WeightQuantizer:
             raise CalibrationError(f"statistics of {self._inputs.width} channels for a weight of K = {rows.shape[1]}")
         if self._target is not None:
             rows = rows @ self._target
-        scales = self._scales.choose(rows, tensor_scale, self._inputs)
+        with one_thread():
+            scales = self._scales.choose(rows, tensor_scale, self._inputs)
         if self._gptq is not None:
             return number_formats.pack(self._gptq.round(rows, scales, tensor_scale)), scales
         packed = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=torch.uint8, device=rows.device)
         step = max(1, _CHUNK // rows.shape[1])
-        for start in range(0, len(rows), step):
-            part = slice(start, start + step)
-            packed[part] = number_formats.pack(_nearest(rows[part], scales[part], tensor_scale))
+        with one_thread():
+            for start in range(0, len(rows), step):
+                part = slice(start, start + step)
+                packed[part] = number_formats.pack(_nearest(rows[part], scales[part], tensor_scale))
         return packed, scales
 
 

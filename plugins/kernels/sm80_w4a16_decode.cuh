@@ -64,11 +64,16 @@ struct Decoder<__half> {
     static constexpr int kScaleShift = kNativeE2m1 ? 8 : 7;
     static constexpr bool kNeighbours = kNativeE2m1;  // pairs are codes 2i, 2i + 1; otherwise i, i + 4
 
+    // A block scale, given as a byte in both halves.
+    static __device__ __forceinline__ uint32_t widen(uint32_t splat, uint32_t one) {
+        uint32_t const shifted = shift_left<7>(splat, one);  // scale * 2^-8
+        return kNativeE2m1 ? shifted : multiply<__half>(shifted, 0x78007800u);
+    }
+
     // Block scale number kByte of four, in both halves.
     template <int kByte>
     static __device__ __forceinline__ uint32_t scale(uint32_t four, uint32_t one) {
-        uint32_t const shifted = shift_left<7>(splat_byte<kByte>(four), one);  // scale * 2^-8
-        return kNativeE2m1 ? shifted : multiply<__half>(shifted, 0x78007800u);
+        return widen(splat_byte<kByte>(four), one);
     }
 
     // The four pairs of a word of eight codes, unscaled.
@@ -104,10 +109,14 @@ struct Decoder<__nv_bfloat16> {
     static constexpr int kScaleShift = 7;
     static constexpr bool kNeighbours = false;
 
+    static __device__ __forceinline__ uint32_t widen(uint32_t splat, uint32_t one) {
+        uint32_t const shifted = shift_left<4>(splat, one);  // scale * 2^-120
+        return multiply<__nv_bfloat16>(multiply<__nv_bfloat16>(shifted, 0x7b007b00u), 0x7b807b80u);
+    }
+
     template <int kByte>
     static __device__ __forceinline__ uint32_t scale(uint32_t four, uint32_t one) {
-        uint32_t const shifted = shift_left<4>(splat_byte<kByte>(four), one);  // scale * 2^-120
-        return multiply<__nv_bfloat16>(multiply<__nv_bfloat16>(shifted, 0x7b007b00u), 0x7b807b80u);
+        return widen(splat_byte<kByte>(four), one);
     }
 
     static __device__ __forceinline__ void codes(uint32_t word, uint32_t one, uint32_t (&pairs)[4]) {

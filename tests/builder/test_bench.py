@@ -247,7 +247,7 @@ def test_command(gated_mlps: Path, tmp_path: Path) -> None:
     table = CliRunner().invoke(app, arguments)
     assert table.exit_code == 0
     assert "predicted" in table.stdout
-    assert "273" not in table.stdout or "Jetson" in table.stdout
+    assert "Jetson Thor data sheet" in table.stdout
 
 
 @pytest.mark.parametrize(
@@ -260,6 +260,30 @@ def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
     shown = CliRunner().invoke(app, [str(tmp_path / name), "--target", "thor"])
     assert shown.exit_code == errors.USAGE
     assert message in shown.stderr
+
+
+def test_command_takes_the_original(gated_mlps: Path) -> None:
+    rewritten = gated_mlps.parent / "out" / "o.engine"
+    target = find_target("rtx-blackwell")
+    pipeline.run(pipeline.Request(gated_mlps, target, rewritten, stop_after="rewrite"), Recorded())
+    shown = CliRunner().invoke(app, [str(rewritten.with_suffix(".rewritten.onnx")), "--target", "thor"])
+    assert shown.exit_code == errors.USAGE
+    assert "the original ONNX and --plan" in shown.stderr
+    misfit = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "--shapes", "x:1x65"])
+    assert misfit.exit_code == errors.USAGE
+    assert "--shapes x:1x65 does not fit" in misfit.stderr
+
+
+def test_result_of_an_engine_shows_on_its_page(gated_mlps: Path) -> None:
+    engine = gated_mlps.parent / "out" / "o.engine"
+    target = find_target("rtx-blackwell")
+    pipeline.run(pipeline.Request(gated_mlps, target, engine, stop_after="rewrite"), Recorded())
+    engine.write_bytes(b"an engine that is not run")
+    before = engine.with_suffix(".report.html").read_text()
+    shown = CliRunner().invoke(app, [str(engine), "--mode", "roofline"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(engine.with_suffix(".bench.json").read_text())["mode"] == "roofline"
+    assert engine.with_suffix(".report.html").read_text() != before
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 #include "../sm80_w4a16_mlp.cuh"
 #include "launch.h"
+#include "sm90_w4a16.h"
 #include "w4a16.h"
 
 namespace trt_nvfp4::w4a16 {
@@ -184,7 +185,7 @@ size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
     if (!serves(most)) return 0;
     Workspace workspace;
     workspace.take<Partial>(most_partials(args.n, args.k, most.m));
-    return workspace.size();
+    return std::max(workspace.size(), sm90::workspace_bytes(most));
 }
 
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
@@ -197,14 +198,16 @@ size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
     workspace.take<Partial>(most_partials(args.hidden_out, args.intermediate, most.m));
     workspace.take<__half>(kHiddenBuffers * most.m * args.intermediate);
     workspace.take<__half>(kXBuffers * most.m * args.hidden_in);
-    return workspace.size();
+    return std::max(workspace.size(), sm90::workspace_bytes(most));
 }
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    if (sm90::serves(args)) return sm90::launch(args, workspace, stream);
     return launch_dtype(args, workspace, stream);
 }
 
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    if (sm90::serves(args)) return sm90::launch(args, workspace, stream);
     return launch_dtype(args, workspace, stream);
 }
 

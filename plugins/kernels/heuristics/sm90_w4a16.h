@@ -1,0 +1,54 @@
+// Launch choices of the SM90 W4A16 kernels: how rows and K are spread over clusters.
+#pragma once
+
+#include <algorithm>
+
+namespace trt_nvfp4::sm90 {
+
+constexpr int kMinTokens = 17;
+constexpr int kMaxTokens = 64;
+constexpr int kTileRows = 256;  // of a block
+constexpr int kMaxCluster = 2;
+constexpr int kMaxSplits = 16;
+// Rows times splits of a split projection: bounds the workspace without knowing the GPU.
+constexpr int kMaxSplitRows = 65536;
+
+#ifdef __CUDACC__
+#define TRT_NVFP4_HOST_DEVICE __host__ __device__
+#else
+#define TRT_NVFP4_HOST_DEVICE
+#endif
+
+// A cluster's blocks take neighbouring tiles at the same K.
+TRT_NVFP4_HOST_DEVICE constexpr int padded_rows(int rows, int cluster) {
+    return (rows + kTileRows * cluster - 1) / (kTileRows * cluster) * (kTileRows * cluster);
+}
+
+struct Split {
+    int cluster = 1;  // blocks: 1 or 2
+    int splits = 1;   // clusters that share a tile's K
+
+    TRT_NVFP4_HOST_DEVICE int tasks(int rows) const {
+        return padded_rows(rows, cluster) / (kTileRows * cluster) * splits;
+    }
+};
+
+// The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.
+inline Split choose_split(int rows, int chunks, int cluster, int clusters) {
+    Split best{cluster, 1};
+    float best_cost = 1e30f;
+    for (int splits = 1; splits <= std::min(chunks, kMaxSplits); ++splits) {
+        if (splits > 1 && padded_rows(rows, cluster) * splits > kMaxSplitRows) break;
+        Split const split{cluster, splits};
+        int const rounds = (split.tasks(rows) + clusters - 1) / clusters;
+        float const cost = static_cast<float>(rounds * ((chunks + splits - 1) / splits)) + 1.5f +
+                           (splits > 1 ? 2.0f + 0.1f * static_cast<float>(splits) : 0.0f);
+        if (cost < best_cost) {
+            best_cost = cost;
+            best = split;
+        }
+    }
+    return best;
+}
+
+}  // namespace trt_nvfp4::sm90

@@ -1,0 +1,40 @@
+// What blocks know of their cluster and of the launches before and after theirs (sm_90 on).
+#pragma once
+
+#include <cstdint>
+
+namespace trt_nvfp4::ptx {
+
+__device__ __forceinline__ int cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+
+__device__ __forceinline__ int cluster_size() {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return static_cast<int>(size);
+}
+
+// A meeting of all threads of the cluster that orders no memory accesses.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile(
+        "barrier.cluster.arrive.relaxed.aligned;\n"
+        "barrier.cluster.wait.aligned;" ::
+            : "memory");
+}
+
+// The next launch of the stream may begin while this one still runs; to await_previous_launch() it is ahead.
+__device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Brings a line of read-only data nearer.
+__device__ __forceinline__ void prefetch(void const* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// Returns once the launch before has finished and its writes can be read. Every block must call it: else the launch
+// after this one could run before the launch before.
+__device__ __forceinline__ void await_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace trt_nvfp4::ptx

@@ -1,0 +1,34 @@
+// Activations as wgmma reads them (operand B), ready to be copied into shared memory as they lie: the image of kTokens
+// tokens is made of units of 16 bytes, image[unit][token], a unit being 8 values of K.
+//
+// K's order inside a contraction is free. In a group of 64 values lane t of a row's four multiplies scale block t: 16
+// values in a row, so that it decodes one scale. Unit 4 w + p of a group holds, for t = 0..3, the pair that
+// decode.cuh's codes() makes of word w's codes p and p + 4 of that block.
+#pragma once
+
+#include <cstdint>
+
+namespace trt_nvfp4::sm90 {
+
+constexpr int kGroup = 64;   // values of K: eight units
+constexpr int kChunk = 256;  // images are padded to whole chunks, with zeros
+
+__host__ __device__ constexpr int chunks_of(int k) { return (k + kChunk - 1) / kChunk; }
+
+__host__ __device__ constexpr int64_t image_bytes(int k, int tokens) {
+    return int64_t{2} * chunks_of(k) * kChunk * tokens;
+}
+
+// Value k of the first of a pair; its second is k + 4.
+__host__ __device__ constexpr int pair_k(int unit, int t) {
+    return unit / 8 * kGroup + t * 16 + unit % 8 / 4 * 8 + unit % 4;
+}
+
+// Where the pair of values k and k + 4 of a token lies, in bytes.
+template <int kTokens>
+__device__ __forceinline__ int64_t pair_offset(int k, int token) {
+    int const unit = k / kGroup * 8 + k % 16 / 8 * 4 + k % 4;
+    return (static_cast<int64_t>(unit) * kTokens + token) * 16 + k % kGroup / 16 * 4;
+}
+
+}  // namespace trt_nvfp4::sm90

@@ -1,0 +1,48 @@
+"""The SM90 W4A16 kernels (wgmma, clusters, chained launches), from enqueue down to their PTX, on the PTX emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import op_inputs
+import pytest
+import torch
+
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.ops import OPS, Activation
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["h200"], indirect=True)]
+
+W4A16 = 2
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def check(host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> None:
+    with host.session(op, inputs, attributes, tactic=W4A16) as session:
+        (y,) = session.run(inputs)
+    reference = OPS[op].reference(*inputs, **attributes)
+    error = float((y.double() - reference.double()).norm() / reference.double().norm())
+    assert error < TOLERANCE[y.dtype]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"),
+    [(20, 77, 288, torch.float16), (50, 300, 1056, torch.bfloat16)],
+    ids=["rows, K and tokens end inside a tile", "K split over blocks"],
+)
+def test_linear(emulated: PluginHost, seed: int, m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    call = op_inputs.linear(np.random.default_rng(seed), m, n, k, dtype)
+    check(emulated, "NVFP4Linear", call.inputs, {"activation": Activation.SILU})
+
+
+def test_layers_with_norm_and_residual(emulated: PluginHost, seed: int) -> None:
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 2, 17, 256, 544, 256, torch.float16, gated=1)
+    attributes = {"activation": Activation.GELU_TANH, "gated": 1, "norm": 1, "residual": 1}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes)
+
+
+def test_mlp_without_a_gate(emulated: PluginHost, seed: int) -> None:
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, 40, 256, 544, 96, torch.bfloat16, gated=0)
+    attributes = {"activation": Activation.GELU, "gated": 0, "norm": 0, "residual": 0}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes)
