@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 
 ROOT = Path(__file__).resolve().parent
 _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
-#: The family of kernels, built on CUTLASS, that an architecture runs, and the folder of each.
+#: The family of kernels that an architecture runs, built on CUTLASS all or in part, and the folder of each.
 _FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
 _FOLDERS = {"sm90": "hopper", "sm100": "blackwell", "sm120": "blackwell"}
 #: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
@@ -79,8 +79,6 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     Raises ToolchainError when CUTLASS is needed and not found.
     """
     sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
-    if arch == "sm_90a":
-        return [*sources, ROOT / "kernels" / "hopper" / "sm90_w4a16.cu"], ["-DTRT_NVFP4_SM90"]
     match = re.fullmatch(r"sm_(\d+)a", arch)
     family = _FAMILIES.get(match[1]) if match else None
     if family is None:

@@ -78,9 +78,9 @@ _BODY = f"""
 
 FP8_GATED_MLP = OpDefinition(
     name="FP8GatedMLP",
-    doc="""y = down(act(gate(x)) * up(x)) in E4M3: weights with a scale per channel, x and the hidden activations with one
-scale each, e4m3(x / scale). Row 2i of gate_up is row i of gate, row 2i+1 row i of up; the biases alike. Sums in float32,
-or in the tensor cores' FP8 accumulators, which keep fewer bits.""",
+    doc="""y = down(act(gate(x)) * up(x)) in E4M3: weights with a scale per channel, x and the hidden activations with
+one scale each, e4m3(x / scale). Row 2i of gate_up is row i of gate, row 2i+1 row i of up; the biases alike. Sums in
+float32, or in the tensor cores' FP8 accumulators, which keep fewer bits.""",
     inputs=(
         Formal("x", "T", "[..., K], K a multiple of 16"),
         Formal("gate_up_weight", "tensor(int8)", "[2I, K] E4M3 bytes"),

@@ -1,4 +1,4 @@
-"""FP8GatedMLP on the GPU, through the plugin's whole life in the plugin host: generic kernels and SM90's tensor cores."""
+"""FP8GatedMLP on the GPU, through the plugin's whole life in the plugin host: generic kernels, SM90's tensor cores."""
 
 from __future__ import annotations
 

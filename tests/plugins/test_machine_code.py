@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.library import build_library, resource_report
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
 
 # A scale per 16 values, which is NVFP4: mma.sync's instruction and tcgen05's, which SM103 spells otherwise.
