@@ -138,38 +138,43 @@ def test_every_stage_has_a_page(gated_mlps: Path) -> None:
     assert "--calib-data" in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
-@pytest.mark.parametrize("width", [1280, 400])
-def test_page_in_a_browser(report: Path, tmp_path: Path, width: int) -> None:
-    """No console error, and no sideways scrolling: a frame of that width says how wide the page wants to be."""
-    page = report.with_name("o.report.html")
-    frame = report.with_name("frame.html")
+def in_browser(page: Path, width: int, profile: Path) -> tuple[int, int, str]:
+    """(width that the page wants, width that it has, messages), from a frame of that width."""
+    frame = page.with_name("frame.html")
     frame.write_text(
         f'<iframe id="f" src="{page.name}" style="width:{width}px;height:900px;border:0"></iframe><script>'
         "f.onload = () => { const d = f.contentDocument.documentElement;"
         'document.title = d.scrollWidth + " " + d.clientWidth; }</script>'
     )
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    options += ["--enable-logging=stderr", "--virtual-time-budget=5000", f"--user-data-dir={profile}"]
     found = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--allow-file-access-from-files",
-            "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            frame.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+        [str(CHROMIUM), *options, frame.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
     sizes = re.search(r"<title>(\d+) (\d+)</title>", found.stdout)
     assert sizes is not None, found.stdout[-500:]
-    wanted, shown = map(int, sizes.groups())
+    return int(sizes[1]), int(sizes[2]), found.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_page_in_a_browser(report: Path, tmp_path: Path, width: int) -> None:
+    """No console error and no sideways scrolling, whatever the names."""
+    data = json.loads(report.read_text())
+    data["subgraphs"][0]["name"] = "model.layers.0.mlp_without_any_break_" * 5
+    data["warnings"].append("w" * 200)
+    page = report.with_name("o.report.html")
+    page.write_text(html_report.page(data, None, "o" * 90))
+    wanted, shown, messages = in_browser(page, width, tmp_path / "profile")
     assert width - 20 <= shown <= width
     assert wanted <= shown, "the page scrolls sideways"
-    assert "CONSOLE" not in found.stderr
+    assert "CONSOLE" not in messages
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt install chromium)")
+def test_the_browser_sees_faults(tmp_path: Path) -> None:
+    page = tmp_path / "faulty.html"
+    page.write_text("<div style='width: 900px'>wide</div><script>undefinedFunction()</script>")
+    wanted, shown, messages = in_browser(page, 400, tmp_path / "profile")
+    assert wanted > shown
+    assert "CONSOLE" in messages
