@@ -108,6 +108,7 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
     proto = widen(proto)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # fuses FP8 into kernels for INT8
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(model.parent.resolve())

@@ -12,6 +12,8 @@ from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
+from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import native_obstacle
 from trt_nvfp4.graph_passes.plan_file import PlanError
@@ -43,13 +45,15 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can compute with; `target` is its name, for the reasons."""
+    """What a target can compute with; `target` is its name, for the reasons. `fp8_mlp`: the plugin for FP8 MLPs has
+    kernels of its own there."""
 
     target: str
     nvfp4_w4a4: bool = False
     nvfp4_w4a16: bool = False
     native: bool = False
     fp8: bool = False
+    fp8_mlp: bool = False
     bf16: bool = True
 
 
@@ -137,6 +141,10 @@ class Plan:
             if list(entry.nodes) != list(subgraph.nodes):
                 raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
+            if entry.decision == "fp8" and entry.op not in ("", FP8_MLP):
+                obstacle = f"its op is '{entry.op}', of FP8 there is only {FP8_MLP}, or none for Q/DQ nodes"
+            elif entry.decision == "fp8" and entry.op:
+                obstacle = obstacle or fp8_mlp_obstacle(subgraph)
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")
             checked[entry.name] = entry, subgraph
@@ -203,7 +211,7 @@ def make_plan(
                 kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
-                op=subgraph.op if decision.startswith("nvfp4") else NATIVE_MOE if decision == "native" else "",
+                op=_op(subgraph, decision, capabilities),
                 shapes=dict(subgraph.shapes),
                 activation=subgraph.activation,
                 dtype=subgraph.dtype,
@@ -214,6 +222,16 @@ def make_plan(
             )
         )
     return Plan(model.path.name, capabilities.target, precision, recipe, entries)
+
+
+def _op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
+    """The operator that replaces the subgraph, "" where none does."""
+    if decision.startswith("nvfp4"):
+        return subgraph.op
+    if decision == "native":
+        return NATIVE_MOE
+    served = decision == "fp8" and capabilities.fp8_mlp and subgraph.dtype != "float32"
+    return FP8_MLP if served and fp8_mlp_obstacle(subgraph) is None else ""
 
 
 def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:

@@ -4,222 +4,74 @@
 // activations. Hidden activations and the experts' outputs are their own flags (sm80_w4a16_exchange.cuh).
 #pragma once
 
-#include "heuristics/moe.h"
-#include "moe_plan.cuh"
 #include "sm80_w4a16_mlp.cuh"
+#include "sm80_w4a16_moe_stream.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
-enum MoePhase { kUpPhase = 0, kDownPhase = 1, kSumPhase = 2, kMoePhases = 3 };
+// Bytes of a chunk of activations of `places` tokens; eight share a column.
+__host__ __device__ constexpr int job_panel_bytes(int places) { return kChunk * 2 * places; }
 
-// One projection of all routed experts, or of the shared one.
-struct ExpertWeights {
-    uint8_t const* codes;
-    uint8_t const* scales;
-    float const* tensor_scale;
-    void const* bias;
-    int rows, k;
-    int tasks_per_job;
-
-    __host__ __device__ int chunks() const { return (k + kChunk - 1) / kChunk; }
-    __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
-};
-
-constexpr int kRouted = 0, kShared = 1;  // what jobs come in: first all routed ones, then the shared expert's
-
-template <typename T>
-struct MoeArgs {
-    ExpertWeights weights[2][2];  // [phase][kRouted, kShared]
-    Split split[2];               // [phase]; up is not split over blocks
-    int first_phase, last_phase;  // half open
-    MoePlan plan;
-    int m, top_k, job_tokens, shared_jobs;
-    bool scale_input;
-    TrtNvfp4Activation activation;
-    bool gated;
-    float alpha, limit;
-    T const* x;
-    T* y;
-    T* hidden[2];       // [pairs in sorted order, k of down], [m, k of the shared down]
-    float* outputs[2];  // [splits, pairs in sorted order, hidden], [splits, m, hidden]
-    MoeMemory memory;
-    uint32_t one;  // 1, see shift_left
-};
-
-// A warp's part of a block's task: some tiles of a job by one of `splits` parts of K.
-struct ExpertTask {
-    int segment, job;  // the job's number within its segment
-    int tile, k_group, split;
-    int begin, end;  // chunks
-
-    template <typename T>
-    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, int task) {
-        int const routed = routed_jobs * args.weights[phase][kRouted].tasks_per_job;
-        segment = task < routed ? kRouted : kShared;
-        ExpertWeights const& w = args.weights[phase][segment];
-        Split const& way = args.split[phase];
-        task -= segment == kRouted ? 0 : routed;
-        job = task / w.tasks_per_job;
-        int const part = task % w.tasks_per_job;
-        int const warp = threadIdx.x / 32;
-        split = part % way.splits;
-        tile = part / way.splits * (kWarps / way.k_groups) + warp / way.k_groups;
-        k_group = warp % way.k_groups;
-        begin = split * w.chunks() / way.splits;
-        end = (split + 1) * w.chunks() / way.splits;
-    }
-};
-
-template <typename T>
-__device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask const& task) {
-    if (task.segment == kRouted) return args.plan.jobs[task.job];
-    int const first = task.job * args.job_tokens;
-    return {0, first, min(args.job_tokens, args.m - first), 0};
+// A job's tokens in a panel: of up to eight just as many as a power of two has, so that few tokens take few bytes.
+__host__ __device__ constexpr int job_places(int count) {
+    return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : count <= 32 ? 32 : 64;
 }
 
-// A block's tasks of a phase.
-struct TaskRange {
-    int begin, end;
-
-    template <typename T>
-    __device__ __forceinline__ TaskRange(MoeArgs<T> const& args, int phase, int routed_jobs) {
-        int const tasks = routed_jobs * args.weights[phase][kRouted].tasks_per_job +
-                          args.shared_jobs * args.weights[phase][kShared].tasks_per_job;
-        begin = static_cast<int>(static_cast<int64_t>(tasks) * blockIdx.x / gridDim.x);
-        end = static_cast<int>(static_cast<int64_t>(tasks) * (blockIdx.x + 1) / gridDim.x);
-    }
-};
-
-// As WeightStream: a warp's copies run ahead over tasks and phases. Stages are laid out as there.
-template <typename T>
-class ExpertStream {
- public:
-    __device__ ExpertStream(MoeArgs<T> const& args, int routed_jobs, uint8_t* ring)
-        : args_(args),
-          routed_jobs_(routed_jobs),
-          ring_(ptx::shared_address(ring)),
-          stages_(args.memory.stages),
-          phase_(args.first_phase - 1) {
-        open_phase();
-        for (int stage = 0; stage < stages_; ++stage) fetch(stage);
-    }
-
-    __device__ __forceinline__ int acquire() {
-        static_assert(kMaxStages == 5, "a case per number of stages");
-        switch (stages_) {
-            case 1:
-                ptx::cp_async_wait<0>();
-                break;
-            case 2:
-                ptx::cp_async_wait<1>();
-                break;
-            case 3:
-                ptx::cp_async_wait<2>();
-                break;
-            case 4:
-                ptx::cp_async_wait<3>();
-                break;
-            default:
-                ptx::cp_async_wait<4>();
-        }
-        __syncwarp();
-        return stage_;
-    }
-
-    __device__ __forceinline__ void release() {
-        __syncwarp();
-        fetch(stage_);
-        stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1;
-    }
-
- private:
-    __device__ void open_phase() {
-        while (++phase_ < min(args_.last_phase, static_cast<int>(kSumPhase))) {
-            TaskRange const range(args_, phase_, routed_jobs_);
-            task_ = range.begin;
-            end_task_ = range.end;
-            if (open_task()) return;
-        }
-        phase_ = kSumPhase;
-    }
-
-    __device__ bool open_task() {
-        for (; task_ < end_task_; ++task_) {
-            ExpertTask const task(args_, phase_, routed_jobs_, task_);
-            ExpertWeights const& w = args_.weights[phase_][task.segment];
-            step_ = args_.split[phase_].k_groups;
-            chunk_ = task.begin + task.k_group;
-            end_ = task.end;
-            if (chunk_ >= end_ || task.tile >= w.tiles()) continue;
-            int const lane = threadIdx.x % 32;
-            int const group = task.tile / kTilesPerGroup;
-            int const row = task.tile % kTilesPerGroup * 8;
-            int64_t const expert = job_of(args_, task).expert;
-            k_ = w.k;
-            pitch_ = w.k / 2;
-            whole_ = group * 128 + 128 <= w.rows && w.k % kChunk == 0;
-            int const first_row = group * 128 + row + lane / 8;
-            rows_left_ = w.rows - first_row;
-            codes_ = w.codes + (expert * w.rows + first_row) * pitch_ + lane % 8 * 16 + chunk_ * (kChunk / 2);
-            int const scale_tiles = static_cast<int>(padded_blocks(w.k) / 4);
-            scales_ = w.scales + expert * scale_bytes(w.rows, w.k) +
-                      (static_cast<int64_t>(group) * scale_tiles + chunk_ * 4 + lane / 8) * 512 + (row + lane % 8) * 16;
-            return true;
-        }
-        return false;
-    }
-
-    __device__ __forceinline__ void fetch(int stage) {
-        if (phase_ < kSumPhase) {
-            int const lane = threadIdx.x % 32;
-            uint32_t const destination = ring_ + stage * kStageBytes;
-            uint32_t const row = destination + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
-            uint32_t const scale = destination + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
-            if (whole_) {
+// As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept.
+template <typename T, int kColumns>
+__device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
+                                                   Accumulators<kColumns>& acc) {
+    int const lane = threadIdx.x % 32;
+    int const g = lane / 4;
+    int const t = lane % 4;
+    int const pitch = kColumns > 1 ? 32 : places * 4;
+    int const place = kColumns > 1 ? lane : (g & (places - 1)) * 4 + t;
+    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
+    uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(pitch_) * offset(i));
+    for (int half = 0; half < 2; ++half) {
+        uint4 codes[4];
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            codes[row] =
+                *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
+        }
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            uint32_t a[4][4];
+#pragma unroll
+            for (int row = 0; row < 4; ++row) {
+                uint32_t const four = row_scales[row];
+                uint32_t const scale = half == 0 ? (word < 2 ? Decoder<T>::template scale<0>(four, one)
+                                                             : Decoder<T>::template scale<1>(four, one))
+                                                 : (word < 2 ? Decoder<T>::template scale<2>(four, one)
+                                                             : Decoder<T>::template scale<3>(four, one));
+                uint4 const& c = codes[row];
+                Decoder<T>::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a[row]);
+#pragma unroll
+                for (int pair = 0; pair < 4; ++pair) a[row][pair] = multiply<T>(a[row][pair], scale);
+            }
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column) {
+                uint4 const b = *reinterpret_cast<uint4 const*>(
+                    panel + (((half * 4 + word) * kColumns + column) * pitch + place) * 16);
+                // Neighbours in this order belong to different accumulators, so that none waits for the one before.
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    auto const& top = a[2 * i];
+                    auto const& bottom = a[2 * i + 1];
+                    ptx::mma_m16n8k16<T>(acc[i][column], top[0], bottom[0], top[1], bottom[1], b.x, b.y);
                 }
-                ptx::cp_async_16(scale, scales_);
-            } else {
-                fetch_edge(row, scale);
-            }
-            codes_ += step_ * (kChunk / 2);
-            scales_ += step_ * 2048;
-            chunk_ += step_;
-            if (chunk_ >= end_) {
-                ++task_;
-                if (!open_task()) open_phase();
-            }
-        }
-        ptx::cp_async_commit();
-    }
-
-    __device__ __forceinline__ void fetch_edge(uint32_t row, uint32_t scale) {
-        int const lane = threadIdx.x % 32;
-        bool const inside = chunk_ * kChunk + lane % 8 * 32 < k_;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            bool const valid = inside && offset(i) < rows_left_;
-            ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(valid ? pitch_ : 0) * offset(i),
-                             valid);
+                for (int i = 0; i < 2; ++i) {
+                    auto const& top = a[2 * i];
+                    auto const& bottom = a[2 * i + 1];
+                    ptx::mma_m16n8k16<T>(acc[i][column], top[2], bottom[2], top[3], bottom[3], b.z, b.w);
+                }
+            }
         }
-        ptx::cp_async_16(scale, scales_, (chunk_ * 4 + lane / 8) * 64 < k_);
     }
-
-    static __device__ constexpr int offset(int i) { return i / 2 * 32 + i % 2 * 4; }
-
-    MoeArgs<T> const& args_;
-    int const routed_jobs_;
-    uint32_t const ring_;
-    int const stages_;
-    int stage_ = 0;
-    int phase_, task_, end_task_, chunk_, end_;
-    int step_, k_, pitch_, rows_left_;
-    bool whole_;
-    uint8_t const* codes_;
-    uint8_t const* scales_;
-};
+}
 
 // What a job's columns read: the row of x or of the hidden activations, and what it is multiplied by.
 struct ColumnSource {
@@ -231,7 +83,7 @@ struct ColumnSource {
 // that the job does not have stays: it reaches no column that is kept.
 template <typename T, int kColumns>
 __device__ void stage_job(T const* rows, ColumnSource const& source, bool scaled, bool awaited, int count, int k,
-                          int begin, int end, uint8_t* panel) {
+                          int begin, int end, int places, uint8_t* panel) {
     constexpr int kBatch = 8;
     int const lane = threadIdx.x % 32;
     int const t = lane / 2 % 4;
@@ -271,8 +123,8 @@ __device__ void stage_job(T const* rows, ColumnSource const& source, bool scaled
                     values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * source.factor[tokens[i]]);
                 }
             }
-            int const slot = (word * kColumns + tokens[i] / 8) * 32 + tokens[i] % 8 * 4 + t;
-            *reinterpret_cast<uint4*>(panel + chunks[i] * kPanelBytesPerChunk<kColumns> + slot * 16) =
+            int const slot = (word * kColumns + tokens[i] / 8) * min(32, places * 4) + tokens[i] % 8 * 4 + t;
+            *reinterpret_cast<uint4*>(panel + chunks[i] * job_panel_bytes(places) + slot * 16) =
                 pair_activations<T>(eights[i]);
         }
     }
@@ -281,7 +133,7 @@ __device__ void stage_job(T const* rows, ColumnSource const& source, bool scaled
 // Eight rows of a tile for one token: scale and bias, then the activation in T, or the plain float32 output.
 template <typename T>
 __device__ __noinline__ void finish_rows(MoeArgs<T> const& args, int phase, int segment, int split, int row, int at,
-                                         uint4 bias_eight, float scale, float const* turned, int pitch) {
+                                         uint4 bias_eight, float tensor_scale, float const* turned, int pitch) {
     ExpertWeights const& w = args.weights[phase][segment];
     float values[8] = {};
     for (int group = 0; group < args.split[phase].k_groups; ++group) {
@@ -289,6 +141,7 @@ __device__ __noinline__ void finish_rows(MoeArgs<T> const& args, int phase, int 
         for (int i = 0; i < 8; ++i) values[i] += turned[group * pitch + i];
     }
     T const* const bias = reinterpret_cast<T const*>(&bias_eight);
+    float const scale = tensor_scale * static_cast<float>(1 << Decoder<T>::kScaleShift);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i]));
     if (phase == kDownPhase) {
@@ -343,9 +196,10 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         bias = *reinterpret_cast<uint4 const*>(static_cast<T const*>(w.bias) +
                                                static_cast<int64_t>(job.expert) * w.rows + row);
     }
-    float const scale = w.tensor_scale[job.expert] * static_cast<float>(1 << Decoder<T>::kScaleShift);
+    float const tensor_scale = w.tensor_scale[job.expert];
 
-    int const capacity = args.memory.panel_bytes / kPanelBytesPerChunk<kColumns>;
+    int const places = kColumns > 1 ? 8 * kColumns : job_places(job.count);
+    int const capacity = args.memory.panel_bytes / job_panel_bytes(places);
     // A single token is every expert's.
     bool const scaled = phase == kUpPhase && args.scale_input && task.segment == kRouted;
     int const staged_job = phase == kUpPhase && args.m == 1 && !args.scale_input ? 0 : 2 * task.job + task.segment;
@@ -369,7 +223,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
             }
             __syncthreads();
             stage_job<T, kColumns>(phase == kUpPhase ? args.x : args.hidden[task.segment], source, scaled,
-                                   phase == kDownPhase, job.count, w.k, begin, end, panel);
+                                   phase == kDownPhase, job.count, w.k, begin, end, places, panel);
             __syncthreads();
             staged = {staged_job, begin};
         }
@@ -377,8 +231,8 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         int const behind = (begin - task.begin) % k_groups;
         for (int chunk = begin + (task.k_group - behind + k_groups) % k_groups; chunk < end; chunk += k_groups) {
             int const stage = stream.acquire();
-            multiply_chunk<T, kColumns>(ring + stage * kStageBytes,
-                                        panel + (chunk - begin) * kPanelBytesPerChunk<kColumns>, args.one, acc);
+            multiply_job_chunk<T, kColumns>(ring + stage * kStageBytes,
+                                            panel + (chunk - begin) * job_panel_bytes(places), places, args.one, acc);
             stream.release();
         }
     }
@@ -393,7 +247,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         if (k_groups > 1) __syncthreads();
         int const token = column * 8 + lane / 4;
         if (!has_rows || column % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
-        finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, scale,
+        finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
                     &turned[warp - task.k_group][lane / 4][lane % 4 * 8], static_cast<int>(sizeof(Turned) / 4));
     }
 }
@@ -474,15 +328,16 @@ __global__ __launch_bounds__(kThreads, 1) void sm80_w4a16_moe(__grid_constant__ 
     uint8_t* const panel = shared + kWarps * ring_bytes;
     int const routed_jobs = *args.plan.job_count;
 
-    ExpertStream<T> stream(args, routed_jobs, ring);
+    TaskRanges const ranges(args, routed_jobs);
+    ExpertStream<T> stream(args, routed_jobs, ranges, ring);
     // While the first weights are on their way: no column may be uninitialised.
     for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += kThreads) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
         Staged staged{-1, -1};
-        TaskRange const range(args, phase, routed_jobs);
-        for (int index = range.begin; index < range.end; ++index) {
+        int const end = phase == kUpPhase ? ranges.end[kUpPhase] : ranges.end[kDownPhase];
+        for (int index = phase == kUpPhase ? ranges.begin[kUpPhase] : ranges.begin[kDownPhase]; index < end; ++index) {
             ExpertTask const task(args, phase, routed_jobs, index);
             ExpertJob const job = job_of(args, task);
             auto const run = [&](auto columns) {

@@ -186,7 +186,7 @@ def test_many_experts(host: PluginHost, seed: int, experts: int, top_k: int) -> 
 
 
 def test_tokens_beyond_a_launch(host: PluginHost, seed: int) -> None:
-    case = op_inputs.moe(np.random.default_rng(seed), 600, 32, 32, 4, torch.bfloat16)
+    case = op_inputs.moe(np.random.default_rng(seed), 600, 32, 32, 4, torch.bfloat16, s=32)
     check(host, case, {"top_k": 2, "shared": 1}, torch.bfloat16, W4A16)
 
 

@@ -17,6 +17,7 @@ inline MoePlan take_plan(Workspace& workspace, int64_t tokens, int64_t top_k, in
     plan.shared_factor = workspace.take<float>(tokens);
     plan.jobs = workspace.take<ExpertJob>(most_jobs(pairs, experts, kMoeFewestJobTokens));
     plan.job_count = workspace.take<int>(1);
+    plan.total_cost = workspace.take<int>(1);
     return plan;
 }
 

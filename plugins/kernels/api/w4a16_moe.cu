@@ -59,26 +59,19 @@ TrtNvfp4Status read_device(Device& device) {
     return TRT_NVFP4_SUCCESS;
 }
 
-// Columns of the widest job, as the kernel pads them.
-int widest(int pairs) {
-    int columns = 8;
-    while (columns < pairs) columns *= 2;
-    return columns;
-}
-
 template <typename T>
 TrtNvfp4Status divide_memory(MoeArgs<T>& moe, Device const& device) {
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaFuncGetAttributes(&attributes, sm80_w4a16_moe<T>), "cudaFuncGetAttributes"));
     int const fixed = static_cast<int>(attributes.sharedSizeBytes);
-    int const chunk = kPanelBytesPerChunk<1>;
-    int const k = std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
+    int const chunks = std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
+    int const wanted = std::min(chunks * job_panel_bytes(std::min(8, job_places(moe.m))), kMoePanelBytes);
     auto const divide = [&](int job_tokens) {
         moe.job_tokens = job_tokens;
-        moe.memory = divide_moe_memory(k * chunk, job_tokens / 8 * chunk, kWarps * kStageBytes, fixed, device);
+        moe.memory = divide_moe_memory(wanted, job_panel_bytes(job_tokens), kWarps * kStageBytes, fixed, device);
     };
-    divide(std::min(kMoeJobTokens, widest(moe.m)));
+    divide(std::min(kMoeJobTokens, std::max(8, job_places(moe.m))));
     if (moe.memory.stages < 2 && moe.job_tokens > kMoeFewestJobTokens) divide(kMoeFewestJobTokens);
     if (moe.memory.stages > 0) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_UNSUPPORTED, "NVFP4MoE: the GPU gives a block " +

@@ -12,6 +12,8 @@ constexpr int kMoeTokens = 512;
 // Pairs of one expert that read its weights once.
 constexpr int kMoeJobTokens = 64;
 constexpr int kMoeMaxSplits = 4;
+// More activations at a time are not worth a stage of the rings.
+constexpr int kMoePanelBytes = 72 << 10;
 
 // Experts that `tokens` tokens are expected to choose, were every choice as likely.
 inline float expected_experts(int experts, int top_k, int tokens) {

@@ -1,0 +1,227 @@
+"""Few-token speed of NVFP4MoE against BF16 experts (grouped_mm, compiled) and humming-kernels' MoE GEMMs, checked.
+
+    python benchmarks/moe.py [--models qwen3-30b-a3b ...] [--tokens 1 8 64] [--out benchmarks/results/moe.json]
+
+Needs a GPU. The bytes counted are those of the distinct experts chosen (and the shared one), once, in NVFP4. Calls
+rotate through inputs that choose other experts, so that the L2 cache is cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from contestants import Work
+from harness import as_json, environment, interleave, read_bandwidth, relative_error
+from torch.nn import functional
+
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.number_formats import tile_scales
+from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, no_shared_expert, route
+
+HERE = Path(__file__).resolve().parent
+BYTES_PER_WEIGHT = 0.5 + 1 / 16
+HAS_HUMMING = importlib.util.find_spec("humming") is not None
+COLD_BYTES = 512 << 20
+OP = OPS["NVFP4MoE"]
+ROUTING = ("top_k", "scoring", "renormalize", "scaling_factor", "n_group", "topk_group", "group_score_top")
+DTYPE = torch.bfloat16
+
+
+def attributes_of(spec: dict[str, Any]) -> dict[str, int | float]:
+    """The op's attributes for a model of workloads.json."""
+    sigmoid = spec["scoring"] == "sigmoid"
+    grouped = {"n_group": 8, "topk_group": 4, "group_score_top": 2, "scaling_factor": 2.5} if sigmoid else {}
+    return {
+        "top_k": spec["top_k"],
+        "scoring": int(Scoring.SIGMOID if sigmoid else Scoring.SOFTMAX_OF_CHOSEN),
+        "renormalize": int(sigmoid),
+        "activation": int(Activation.SWIGLU_CLAMPED if "clamp" in spec else Activation.SILU),
+        "limit": spec.get("clamp", 7.0),
+        "shared": int("shared_experts" in spec),
+        **grouped,
+    }
+
+
+def random_weight(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Packed codes, tiled scales, tensor scales and a bias: of [..., n, k], outputs near one."""
+    *batch, n, k = shape
+    packed = torch.randint(-128, 128, (*batch, n, k // 2), dtype=torch.int8, device="cuda")
+    scales = torch.randint(0x30, 0x40, (*batch, n, k // 16), dtype=torch.uint8, device="cuda")
+    tensor_scale = torch.full(batch, 1.0 / (3.7 * math.sqrt(k)), device="cuda")
+    bias = (0.25 * torch.randn(*batch, n, device="cuda")).to(DTYPE)
+    return [packed, tile_scales(scales).view(torch.int8), tensor_scale, bias]
+
+
+@dataclass
+class Experts:
+    spec: dict[str, Any]
+    attributes: dict[str, int | float]
+    tensors: list[torch.Tensor]  # the op's, from gate_up_weight to hidden_tensor_scale
+
+    @classmethod
+    def random(cls, spec: dict[str, Any]) -> Experts:
+        h, i, experts = spec["hidden"], spec["intermediate"], spec["experts"]
+        tensors = [*random_weight((experts, 2 * i, h)), *random_weight((experts, h, i))]
+        if "shared_experts" in spec:
+            width = i * spec["shared_experts"]
+            tensors += [
+                *random_weight((2 * width, h)),
+                *random_weight((h, width)),
+                torch.zeros(h, device="cuda").to(DTYPE),
+            ]
+        else:
+            shapes = no_shared_expert(h, 1)
+            types = {f.name: f.type for f in OP.inputs}
+            torch_types = {"T": DTYPE, "tensor(int8)": torch.int8, "tensor(float)": torch.float32}
+            tensors += [
+                torch.zeros(shape, dtype=torch_types[types[name]], device="cuda")  # type: ignore[arg-type]
+                for name, shape in shapes.items()
+            ]
+        return cls(spec, attributes_of(spec), [*tensors, *torch.zeros(2, device="cuda")])
+
+    @property
+    def expert_bytes(self) -> float:
+        return 3 * self.spec["hidden"] * self.spec["intermediate"] * BYTES_PER_WEIGHT
+
+    def chosen(self, logits: torch.Tensor) -> torch.Tensor:
+        routing = {name: value for name, value in OP.complete_attributes(**self.attributes).items() if name in ROUTING}
+        return route(logits, torch.zeros(logits.shape[1], device="cuda"), **routing)[0]
+
+    def inputs(self, tokens: int, calls: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """x and logits of each call. A single token's experts follow a permutation: no two calls in a row meet."""
+        result = []
+        order = torch.randperm(self.spec["experts"], device="cuda")
+        for call in range(calls):
+            logits = torch.randn(tokens, self.spec["experts"], device="cuda")
+            if tokens == 1:
+                top_k = self.spec["top_k"]
+                logits[0, order[torch.arange(top_k, device="cuda") + call * top_k % (len(order) - top_k + 1)]] += 5
+            result.append((torch.randn(tokens, self.spec["hidden"], device="cuda").to(DTYPE), logits))
+        return result
+
+    def reference(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The op's Torch reference, of the experts that these tokens chose: the others are left out."""
+        used, numbers = self.chosen(logits).unique(return_inverse=True)
+        tensors = [t[used] for t in self.tensors[:8]]
+        few = torch.full((x.shape[0], len(used)), -1e4, device="cuda").scatter(
+            1, numbers, logits.gather(1, self.chosen(logits))
+        )
+        attributes = {**self.attributes, "n_group": 1, "topk_group": 1, "group_score_top": 1}
+        bias = torch.zeros(len(used), device="cuda")
+        return OP.reference(x, few, bias, *tensors, *self.tensors[8:], **attributes)  # type: ignore[return-value]
+
+
+def plugin(
+    host: PluginHost, experts: Experts, inputs: list[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[Work, torch.Tensor]:
+    bias = torch.zeros(experts.spec["experts"], device="cuda")
+    calls = [[x, logits, bias, *experts.tensors] for x, logits in inputs]
+    session = host.session("NVFP4MoE", calls[0], experts.attributes)
+    y = torch.empty_like(inputs[0][0])
+    workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+    return lambda: [session.enqueue(call, [y], workspace) for call in calls], y
+
+
+def dense(experts: Experts, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> Work:
+    """16-bit experts by grouped_mm under torch.compile: as Hugging Face's implementation, random weights."""
+    h, i, count, top_k = (experts.spec[name] for name in ("hidden", "intermediate", "experts", "top_k"))
+    up = torch.empty(count, 2 * i, h, dtype=DTYPE, device="cuda").normal_(0, h**-0.5)
+    down = torch.empty(count, h, i, dtype=DTYPE, device="cuda").normal_(0, i**-0.5)
+    shared = [torch.randn(2 * i, h, device="cuda").to(DTYPE), torch.randn(h, i, device="cuda").to(DTYPE)]
+
+    @torch.compile(dynamic=False)
+    def moe(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        values, chosen = logits.topk(top_k, dim=-1)
+        weights = values.softmax(-1)
+        order = chosen.flatten().argsort()
+        offsets = torch.nn.functional.one_hot(chosen.flatten(), count).sum(0).cumsum(0).to(torch.int32)
+        rows = x[order // top_k]
+        gate, linear = torch._grouped_mm(rows, up.transpose(1, 2), offs=offsets).chunk(2, dim=-1)
+        hidden = functional.silu(gate) * linear
+        out = torch._grouped_mm(hidden, down.transpose(1, 2), offs=offsets) * weights.flatten()[order, None]
+        y = torch.zeros_like(out).index_copy(0, order, out).view(x.shape[0], top_k, h).sum(1)
+        if "shared_experts" in experts.spec:
+            gate, linear = functional.linear(x, shared[0]).chunk(2, dim=-1)
+            y = y + functional.linear(functional.silu(gate) * linear, shared[1])
+        return y.to(DTYPE)
+
+    return lambda: [moe(x, logits) for x, logits in inputs]
+
+
+def bench(
+    host: PluginHost, experts: Experts, tokens: int, rounds: int, bandwidth: float, alone: bool
+) -> dict[str, Any]:
+    distinct = lambda logits: len(experts.chosen(logits).unique())  # noqa: E731
+    guess = distinct(torch.randn(tokens, experts.spec["experts"], device="cuda"))
+    calls = max(2, math.ceil(COLD_BYTES / (guess * experts.expert_bytes)))
+    inputs = experts.inputs(tokens, calls)
+    mean = sum(distinct(logits) for _, logits in inputs) / calls
+    weight_bytes = experts.expert_bytes * (mean + experts.spec.get("shared_experts", 0))
+    contestants: dict[str, Work] = {}
+    contestants["nvfp4"], y = plugin(host, experts, inputs)
+    contestants["nvfp4"]()
+    x, logits = inputs[-1]
+    sample = slice(0, min(tokens, 4))
+    error = relative_error(y[sample], experts.reference(x[sample], logits[sample]))
+    if not alone:
+        contestants["bf16 grouped_mm"] = dense(experts, inputs)
+    timings = interleave(contestants, dict.fromkeys(contestants, calls), rounds)
+    fraction = weight_bytes / timings["nvfp4"].median_us * 1e6 / bandwidth
+    case = {"model": experts.spec["name"], "tokens": tokens, "experts": mean, "megabytes": weight_bytes / 1e6}
+    print(f"{case['model']} tokens={tokens} experts={mean:.1f} {case['megabytes']:.0f} MB", flush=True)
+    for name, timing in timings.items():
+        line = (
+            f"  {name:16s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"
+        )
+        if name == "nvfp4":
+            line += f"  {fraction:6.1%} of bandwidth  relative error {error:.1e}"
+        print(line, flush=True)
+    if not error < 1e-2:
+        raise SystemExit(f"NVFP4MoE is wrong: relative error {error:.2e}, at most 1e-2 is expected")
+    return {**case, "timings": as_json(timings), "relative_error": error, "bandwidth_fraction": fraction}
+
+
+def main() -> None:
+    workloads = json.loads((HERE / "workloads.json").read_text())["moe"]
+    names = [spec["name"] for spec in workloads["models"]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=names, default=names)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--alone", action="store_true", help="the plugin without the others")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "moe.json")
+    arguments = parser.parse_args()
+
+    major, minor = torch.cuda.get_device_capability()
+    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    torch.manual_seed(0)
+    bandwidth = read_bandwidth()
+    print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s" + ("" if HAS_HUMMING else "; humming-kernels is not installed"))
+    result: dict[str, Any] = {"environment": environment(), "read_bandwidth": bandwidth, "moe": []}
+    for spec in workloads["models"]:
+        if spec["name"] not in arguments.models:
+            continue
+        experts = Experts.random(spec)
+        for tokens in arguments.tokens:
+            result["moe"].append(bench(host, experts, tokens, arguments.rounds, bandwidth, arguments.alone))
+            torch.cuda.empty_cache()
+        del experts
+        torch.cuda.empty_cache()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = arguments.out.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(arguments.out)
+    print(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+// The stream of weights of a mixture of experts: which tasks a block has, and the copies that run ahead of them.
+#pragma once
+
+#include "heuristics/moe.h"
+#include "moe_plan.cuh"
+#include "sm80_w4a16_stream.cuh"
+
+namespace trt_nvfp4::w4a16 {
+
+enum MoePhase { kUpPhase = 0, kDownPhase = 1, kSumPhase = 2, kMoePhases = 3 };
+
+// One projection of all routed experts, or of the shared one.
+struct ExpertWeights {
+    uint8_t const* codes;
+    uint8_t const* scales;
+    float const* tensor_scale;
+    void const* bias;
+    int rows, k;
+    int tasks_per_job;
+
+    __host__ __device__ int chunks() const { return (k + kChunk - 1) / kChunk; }
+    __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
+};
+
+constexpr int kRouted = 0, kShared = 1;  // what jobs come in: first all routed ones, then the shared expert's
+
+template <typename T>
+struct MoeArgs {
+    ExpertWeights weights[2][2];  // [phase][kRouted, kShared]
+    Split split[2];               // [phase]; up is not split over blocks
+    int first_phase, last_phase;  // half open
+    MoePlan plan;
+    int m, top_k, job_tokens, shared_jobs;
+    bool scale_input;
+    TrtNvfp4Activation activation;
+    bool gated;
+    float alpha, limit;
+    T const* x;
+    T* y;
+    T* hidden[2];       // [pairs in sorted order, k of down], [m, k of the shared down]
+    float* outputs[2];  // [splits, pairs in sorted order, hidden], [splits, m, hidden]
+    MoeMemory memory;
+    uint32_t one;  // 1, see shift_left
+};
+
+// A warp's part of a block's task: some tiles of a job by one of `splits` parts of K.
+struct ExpertTask {
+    int segment, job;  // the job's number within its segment
+    int tile, k_group, split;
+    int begin, end;  // chunks
+
+    template <typename T>
+    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, int task) {
+        int const routed = routed_jobs * args.weights[phase][kRouted].tasks_per_job;
+        segment = task < routed ? kRouted : kShared;
+        ExpertWeights const& w = args.weights[phase][segment];
+        Split const& way = args.split[phase];
+        task -= segment == kRouted ? 0 : routed;
+        job = task / w.tasks_per_job;
+        int const part = task % w.tasks_per_job;
+        int const warp = threadIdx.x / 32;
+        split = part % way.splits;
+        tile = part / way.splits * (kWarps / way.k_groups) + warp / way.k_groups;
+        k_group = warp % way.k_groups;
+        begin = split * w.chunks() / way.splits;
+        end = (split + 1) * w.chunks() / way.splits;
+    }
+};
+
+template <typename T>
+__device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask const& task) {
+    if (task.segment == kRouted) return args.plan.jobs[task.job];
+    int const first = task.job * args.job_tokens;
+    return {0, first, min(args.job_tokens, args.m - first), 0};
+}
+
+// The first task that begins at or after `target` in the running cost of a phase's tasks. By a whole warp.
+template <typename T>
+__device__ __forceinline__ int task_at(MoeArgs<T> const& args, int phase, int routed_jobs, int64_t routed_cost,
+                                       int64_t target) {
+    int const per_job = args.weights[phase][kRouted].tasks_per_job;
+    if (target >= routed_cost) {
+        int task = routed_jobs * per_job;
+        target -= routed_cost;
+        int const shared_per_job = args.weights[phase][kShared].tasks_per_job;
+        for (int job = 0; job < args.shared_jobs && target > 0; ++job) {
+            int const cost = job_cost(min(args.job_tokens, args.m - job * args.job_tokens));
+            task += static_cast<int>(min(int64_t{shared_per_job}, (target + cost - 1) / cost));
+            target -= int64_t{shared_per_job} * cost;
+        }
+        return task;
+    }
+    int begun = 0;
+    for (int job = threadIdx.x % 32; job < routed_jobs; job += 32) {
+        begun += int64_t{args.plan.jobs[job].cost_before} * per_job <= target;
+    }
+    int const job = static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(begun))) - 1;
+    ExpertJob const found = args.plan.jobs[job];
+    int const cost = job_cost(found.count);
+    return job * per_job + static_cast<int>((target - int64_t{found.cost_before} * per_job + cost - 1) / cost);
+}
+
+// A block's tasks of the phases, of even cost.
+struct TaskRanges {
+    int begin[2], end[2];
+
+    template <typename T>
+    __device__ __forceinline__ TaskRanges(MoeArgs<T> const& args, int routed_jobs) {
+        int64_t const jobs_cost = *args.plan.total_cost;
+        int64_t shared_cost = 0;
+        for (int job = 0; job < args.shared_jobs; ++job) {
+            shared_cost += job_cost(min(args.job_tokens, args.m - job * args.job_tokens));
+        }
+#pragma unroll
+        for (int phase = 0; phase < 2; ++phase) {
+            int64_t const routed = jobs_cost * args.weights[phase][kRouted].tasks_per_job;
+            int64_t const all = routed + shared_cost * args.weights[phase][kShared].tasks_per_job;
+            begin[phase] = task_at(args, phase, routed_jobs, routed, all * blockIdx.x / gridDim.x);
+            end[phase] = task_at(args, phase, routed_jobs, routed, all * (blockIdx.x + 1) / gridDim.x);
+        }
+    }
+};
+
+// As WeightStream: a warp's copies run ahead over tasks and phases. Stages are laid out as there.
+template <typename T>
+class ExpertStream {
+ public:
+    __device__ ExpertStream(MoeArgs<T> const& args, int routed_jobs, TaskRanges const& ranges, uint8_t* ring)
+        : args_(args),
+          ranges_(ranges),
+          routed_jobs_(routed_jobs),
+          ring_(ptx::shared_address(ring)),
+          stages_(args.memory.stages),
+          phase_(args.first_phase - 1) {
+        open_phase();
+        for (int stage = 0; stage < stages_; ++stage) fetch(stage);
+    }
+
+    __device__ __forceinline__ int acquire() {
+        static_assert(kMaxStages == 5, "a case per number of stages");
+        switch (stages_) {
+            case 1:
+                ptx::cp_async_wait<0>();
+                break;
+            case 2:
+                ptx::cp_async_wait<1>();
+                break;
+            case 3:
+                ptx::cp_async_wait<2>();
+                break;
+            case 4:
+                ptx::cp_async_wait<3>();
+                break;
+            default:
+                ptx::cp_async_wait<4>();
+        }
+        __syncwarp();
+        return stage_;
+    }
+
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        fetch(stage_);
+        stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1;
+    }
+
+ private:
+    __device__ void open_phase() {
+        while (++phase_ < min(args_.last_phase, static_cast<int>(kSumPhase))) {
+            task_ = phase_ == kUpPhase ? ranges_.begin[kUpPhase] : ranges_.begin[kDownPhase];
+            end_task_ = phase_ == kUpPhase ? ranges_.end[kUpPhase] : ranges_.end[kDownPhase];
+            if (open_task()) return;
+        }
+        phase_ = kSumPhase;
+    }
+
+    __device__ bool open_task() {
+        for (; task_ < end_task_; ++task_) {
+            ExpertTask const task(args_, phase_, routed_jobs_, task_);
+            ExpertWeights const& w = args_.weights[phase_][task.segment];
+            step_ = args_.split[phase_].k_groups;
+            chunk_ = task.begin + task.k_group;
+            end_ = task.end;
+            if (chunk_ >= end_ || task.tile >= w.tiles()) continue;
+            int const lane = threadIdx.x % 32;
+            int const group = task.tile / kTilesPerGroup;
+            int const row = task.tile % kTilesPerGroup * 8;
+            int64_t const expert = job_of(args_, task).expert;
+            k_ = w.k;
+            pitch_ = w.k / 2;
+            whole_ = group * 128 + 128 <= w.rows && w.k % kChunk == 0;
+            int const first_row = group * 128 + row + lane / 8;
+            rows_left_ = w.rows - first_row;
+            codes_ = w.codes + (expert * w.rows + first_row) * pitch_ + lane % 8 * 16 + chunk_ * (kChunk / 2);
+            int const scale_tiles = static_cast<int>(padded_blocks(w.k) / 4);
+            scales_ = w.scales + expert * scale_bytes(w.rows, w.k) +
+                      (static_cast<int64_t>(group) * scale_tiles + chunk_ * 4 + lane / 8) * 512 + (row + lane % 8) * 16;
+            return true;
+        }
+        return false;
+    }
+
+    __device__ __forceinline__ void fetch(int stage) {
+        if (phase_ < kSumPhase) {
+            int const lane = threadIdx.x % 32;
+            uint32_t const destination = ring_ + stage * kStageBytes;
+            uint32_t const row = destination + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
+            uint32_t const scale = destination + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
+            if (whole_) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(pitch_) * offset(i));
+                }
+                ptx::cp_async_16(scale, scales_);
+            } else {
+                fetch_edge(row, scale);
+            }
+            codes_ += step_ * (kChunk / 2);
+            scales_ += step_ * 2048;
+            chunk_ += step_;
+            if (chunk_ >= end_) {
+                ++task_;
+                if (!open_task()) open_phase();
+            }
+        }
+        ptx::cp_async_commit();
+    }
+
+    __device__ __forceinline__ void fetch_edge(uint32_t row, uint32_t scale) {
+        int const lane = threadIdx.x % 32;
+        bool const inside = chunk_ * kChunk + lane % 8 * 32 < k_;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            bool const valid = inside && offset(i) < rows_left_;
+            ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(valid ? pitch_ : 0) * offset(i),
+                             valid);
+        }
+        ptx::cp_async_16(scale, scales_, (chunk_ * 4 + lane / 8) * 64 < k_);
+    }
+
+    static __device__ constexpr int offset(int i) { return i / 2 * 32 + i % 2 * 4; }
+
+    MoeArgs<T> const& args_;
+    TaskRanges const ranges_;
+    int const routed_jobs_;
+    uint32_t const ring_;
+    int const stages_;
+    int stage_ = 0;
+    int phase_, task_, end_task_, chunk_, end_;
+    int step_, k_, pitch_, rows_left_;
+    bool whole_;
+    uint8_t const* codes_;
+    uint8_t const* scales_;
+};
+
+}  // namespace trt_nvfp4::w4a16
