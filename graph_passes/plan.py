@@ -89,7 +89,7 @@ class Plan:
     model: str
     target: str
     precision: str
-    recipe: str = recipes.DEFAULT
+    recipe: str = "max"
     subgraphs: list[PlannedSubgraph] = field(default_factory=list)
     path: Path | None = None
 
@@ -165,7 +165,7 @@ def make_plan(
     include: str | None = None,
     exclude: str | None = None,
     calibrated: bool = False,
-    recipe: str = recipes.DEFAULT,
+    recipe: str = "max",
     moe: str = "plugin",
 ) -> Plan:
     """Decides on every subgraph.
