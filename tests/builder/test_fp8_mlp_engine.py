@@ -31,7 +31,7 @@ def test_one_plugin_layer(tmp_path: Path, seed: int) -> None:
         "fp8",
         "--json",
     ]
-    common += ["--max-shapes", "x:2x4x32"]
+    common += ["--min-shapes", "x:1x1x32", "--opt-shapes", "x:2x4x32", "--max-shapes", "x:2x4x32"]
     planned = CliRunner().invoke(app, [*common, "--stop-after", "plan"])
     assert planned.exit_code == 0, planned.output
     plan_path = tmp_path / "out.plan.yaml"
