@@ -141,9 +141,8 @@ class Plan:
             if list(entry.nodes) != list(subgraph.nodes):
                 raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
-            if entry.decision == "fp8" and entry.op not in ("", FP8_MLP):
-                obstacle = f"its op is '{entry.op}', of FP8 there is only {FP8_MLP}, or none for Q/DQ nodes"
-            elif entry.decision == "fp8" and entry.op:
+            # Any other op is left from the decision that was edited: Q/DQ nodes.
+            if entry.decision == "fp8" and entry.op == FP8_MLP:
                 obstacle = obstacle or fp8_mlp_obstacle(subgraph)
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")

@@ -13,7 +13,7 @@ from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Capabilities, PlanError, make_plan
+from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]
@@ -55,9 +55,12 @@ def test_only_where_the_target_has_kernels(loaded: Load, seed: int) -> None:
         assert [(entry.decision, entry.op) for entry in plan.subgraphs] == [("fp8", "")], "float32 has none"
 
 
-def test_another_op_is_an_error(loaded: Load, seed: int) -> None:
+def test_an_op_left_from_another_decision_means_qdq_nodes(loaded: Load, seed: int) -> None:
     source = loaded(mlp_model(spec(seed=seed))[0])
-    plan = plan_all(source, precision="fp8")
-    plan.subgraphs[0].op = "NVFP4GatedMLP"
-    with pytest.raises(PlanError, match="of FP8 there is only FP8GatedMLP"):
-        plan.check(source)
+    plan = plan_all(source)
+    assert plan.subgraphs[0].op.startswith("NVFP4")
+    plan.subgraphs[0].decision = "fp8"
+    result = rewritten(source, plan)
+    kinds = {node.op_type for node in onnx.load(result.path, load_external_data=False).graph.node}
+    assert {"DequantizeLinear", "MatMul"} <= kinds
+    assert "FP8GatedMLP" not in kinds
