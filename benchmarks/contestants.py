@@ -58,7 +58,7 @@ def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Wo
         weight.bias.to(x.dtype),
         torch.zeros((), device="cuda"),
     ]
-    return _plugin(host, "NVFP4Linear", inputs, {})
+    return plugin_call(host, "NVFP4Linear", inputs, {})
 
 
 def plugin_stack(
@@ -71,7 +71,7 @@ def plugin_stack(
         inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]
         inputs += [torch.stack([w.tensor_scale for w in weights]), torch.stack([w.bias for w in weights]).to(x.dtype)]
     inputs += [torch.zeros(len(ups), device="cuda"), torch.zeros(len(ups), device="cuda")]
-    return _plugin(host, "NVFP4PersistentMLP", inputs, attributes)
+    return plugin_call(host, "NVFP4PersistentMLP", inputs, attributes)
 
 
 def plugin_layers(
@@ -99,8 +99,11 @@ def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work
     return lambda: stack(x)
 
 
-def fp8_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:
-    """FP8 E4M3 weights and activations, ``torch._scaled_mm``, under torch.compile. It takes rows in sixteens."""
+def fp8_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight], fast: bool = False) -> Work:
+    """FP8 E4M3 weights and activations, ``torch._scaled_mm``, under torch.compile. It takes rows in sixteens.
+
+    ``fast``: sums stay in the tensor cores' accumulators, which keep fewer bits than float32.
+    """
     fp8, one = torch.float8_e4m3fn, torch.ones((), device="cuda")
     weights = [(_gate_first(u.dense).to(fp8).t(), d.dense.to(fp8).t()) for u, d in zip(ups, downs, strict=True)]
     padded = functional.pad(x, (0, 0, 0, -x.shape[0] % 16))
@@ -108,10 +111,10 @@ def fp8_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:
     @torch.compile(dynamic=False)
     def stack(x: torch.Tensor) -> torch.Tensor:
         for up, down in weights:
-            both = torch._scaled_mm(x.to(fp8), up, one, one, out_dtype=torch.bfloat16)
+            both = torch._scaled_mm(x.to(fp8), up, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
             gate, linear = both.chunk(2, dim=-1)
             hidden = functional.gelu(gate, approximate="tanh") * linear
-            x = torch._scaled_mm(hidden.to(fp8), down, one, one, out_dtype=torch.bfloat16)
+            x = torch._scaled_mm(hidden.to(fp8), down, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
         return x
 
     return lambda: stack(padded)
@@ -162,7 +165,7 @@ def _gate_first(up: torch.Tensor) -> torch.Tensor:
     return torch.cat([up[0::2], up[1::2]])
 
 
-def _plugin(
+def plugin_call(
     host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, int | float]
 ) -> tuple[Work, torch.Tensor]:
     session = host.session(op, inputs, attributes)

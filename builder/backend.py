@@ -147,15 +147,16 @@ def layers_of_inspector(text: str) -> list[Layer]:
 
 
 # How TensorRT's layer lists spell the precision a GEMM reads its operands in.
+PLUGINS = {"nvfp4": "nvfp4 plugin", "fp8_plugin": "fp8 plugin"}
 DATATYPES = {"fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
 
 
 def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of each planned subgraph.
 
-    `planned`: name, decision (nvfp4 | native | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that carry it:
-    plugin nodes for nvfp4, TRT_MoE for native, matrix products otherwise. Returns name, realized and problem (None when
-    it is as planned).
+    `planned`: name, decision (nvfp4 | fp8_plugin | native | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that
+    carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise. Returns name,
+    realized and problem (None when it is as planned).
     """
     results = []
     for subgraph in planned:
@@ -165,7 +166,7 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dic
             problems.append("no node carries it")
         for node in nodes:
             mine = [layer for layer in layers if node in layer.nodes]
-            if decision == "nvfp4":
+            if decision in PLUGINS:
                 plugins = [layer for layer in mine if layer.is_plugin]
                 if len(plugins) != 1:
                     problems.append(f"node {node!r}: {len(plugins)} plugin layers in the engine, expected 1")
@@ -175,7 +176,7 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dic
             elif not any(layer.datatypes & DATATYPES[decision] for layer in mine):
                 seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
                 problems.append(f"node {node!r}: expected a layer that reads {decision}, TensorRT built {seen}")
-        realized = "missing" if problems else "nvfp4 plugin" if decision == "nvfp4" else decision
+        realized = "missing" if problems else PLUGINS.get(decision, decision)
         results.append({"name": subgraph["name"], "realized": realized, "problem": "; ".join(problems) or None})
     return results
 

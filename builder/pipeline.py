@@ -26,7 +26,7 @@ from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
-from . import bundle, engine, export, html_report, roofline
+from . import backend, bundle, engine, export, html_report, roofline
 from .accuracy_budget import Budget
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
@@ -155,9 +155,10 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     report.take_plan(plan, request.calib_data is not None)
     check_required(request, plan)
     profiles = _profiles(request, request.model, report)
-    # A plugin or TRT_MoE node bears its subgraph's name; other decisions keep their nodes.
+    # A plugin or TRT_MoE node bears its subgraph's name, with a number where there are several; other decisions keep
+    # their nodes.
     realized = {
-        entry.name: [entry.name] if entry.decision.startswith(("nvfp4", "native")) else entry.nodes
+        entry.name: [entry.name, *(f"{entry.name}/{i}" for i in range(len(entry.nodes)))] if entry.op else entry.nodes
         for entry in plan.subgraphs
     }
     _build(request, plan, request.model, realized, profiles, report, progress)
@@ -423,7 +424,7 @@ def _plugins(
     request: Request, planned: list[dict[str, Any]], report: Report, progress: Progress
 ) -> tuple[Path | None, bool]:
     """The plugin library of the target, and whether its sources must travel because it cannot be built here."""
-    if not any(entry["decision"] == "nvfp4" for entry in planned):
+    if not any(entry["decision"] in backend.PLUGINS for entry in planned):
         return None, False
     progress.stage(f"compiling the plugin library for {request.target.arch} (once; cached)")
     try:

@@ -43,6 +43,7 @@ class Target:
             nvfp4_w4a16=True,
             native=self.moe_layer,
             fp8=True,
+            fp8_mlp=self.compute_capability == (9, 0),
             bf16=True,
         )
 

@@ -12,6 +12,8 @@ from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
+from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import native_obstacle
 from trt_nvfp4.graph_passes.plan_file import PlanError
@@ -43,13 +45,15 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can compute with; `target` is its name, for the reasons."""
+    """What a target can compute with; `target` is its name, for the reasons. `fp8_mlp`: the plugin for FP8 MLPs has
+    kernels of its own there."""
 
     target: str
     nvfp4_w4a4: bool = False
     nvfp4_w4a16: bool = False
     native: bool = False
     fp8: bool = False
+    fp8_mlp: bool = False
     bf16: bool = True
 
 
@@ -85,7 +89,7 @@ class Plan:
     model: str
     target: str
     precision: str
-    recipe: str = recipes.DEFAULT
+    recipe: str = "max"
     subgraphs: list[PlannedSubgraph] = field(default_factory=list)
     path: Path | None = None
 
@@ -137,6 +141,9 @@ class Plan:
             if list(entry.nodes) != list(subgraph.nodes):
                 raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
+            # Any other op is left from the decision that was edited: Q/DQ nodes.
+            if entry.decision == "fp8" and entry.op == FP8_MLP:
+                obstacle = obstacle or fp8_mlp_obstacle(subgraph)
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")
             checked[entry.name] = entry, subgraph
@@ -157,7 +164,7 @@ def make_plan(
     include: str | None = None,
     exclude: str | None = None,
     calibrated: bool = False,
-    recipe: str = recipes.DEFAULT,
+    recipe: str = "max",
     moe: str = "plugin",
 ) -> Plan:
     """Decides on every subgraph.
@@ -203,7 +210,7 @@ def make_plan(
                 kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
-                op=subgraph.op if decision.startswith("nvfp4") else NATIVE_MOE if decision == "native" else "",
+                op=_op(subgraph, decision, capabilities),
                 shapes=dict(subgraph.shapes),
                 activation=subgraph.activation,
                 dtype=subgraph.dtype,
@@ -214,6 +221,16 @@ def make_plan(
             )
         )
     return Plan(model.path.name, capabilities.target, precision, recipe, entries)
+
+
+def _op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
+    """The operator that replaces the subgraph, "" where none does."""
+    if decision.startswith("nvfp4"):
+        return subgraph.op
+    if decision == "native":
+        return NATIVE_MOE
+    served = decision == "fp8" and capabilities.fp8_mlp and subgraph.dtype != "float32"
+    return FP8_MLP if served and fp8_mlp_obstacle(subgraph) is None else ""
 
 
 def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:

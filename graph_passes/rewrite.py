@@ -16,6 +16,8 @@ from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
+from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
+from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
 from trt_nvfp4.graph_passes.lower_half import lower_half
 from trt_nvfp4.graph_passes.lower_moe import lower_moe
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
@@ -109,6 +111,9 @@ def rewrite(
         elif entry.decision == "native":
             realized[entry.name] = lower_native_moe(target.graph, subgraph)
             functions[NATIVE_MOE] = native_function(target.opset)
+        elif entry.decision == "fp8" and entry.op == FP8_MLP:
+            realized[entry.name] = lower_fp8_mlp(target.graph, subgraph, amax)
+            functions[entry.op] = OPS[entry.op].function(target.opset)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
         elif entry.decision in ("bf16", "fp16"):

@@ -28,10 +28,16 @@ Progress = Callable[[int, int, str], None]
 
 ROOT = Path(__file__).resolve().parent
 _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
-#: Architectures with block-scaled tensor cores: the family whose kernels, built on CUTLASS, they run.
-_BLACKWELL = {"100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
+#: The family of kernels that an architecture runs, built on CUTLASS all or in part, and the folder of each.
+_FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
+_FOLDERS = {"sm90": "hopper", "sm100": "blackwell", "sm120": "blackwell"}
 #: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
-_SOURCE_FLAGS = {"sm120_w4a4.cu": ["-Xptxas=-O2"]}
+_SOURCE_FLAGS = {
+    "sm120_w4a4.cu": ["-Xptxas=-O2"],
+    # CUTLASS's assertions are function calls, before which wgmma drains.
+    "sm90_fp8_gated.cu": ["-DNDEBUG"],
+    "sm90_fp8_dense.cu": ["-DNDEBUG"],
+}
 _HEADERS = ("adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
 _HASHED = (*_SOURCES, "kernels/blackwell/*.cu", "kernels/hopper/*.cu", *_HEADERS)
 _FLAGS = (
@@ -73,16 +79,15 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     Raises ToolchainError when CUTLASS is needed and not found.
     """
     sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
-    if arch == "sm_90a":
-        return [*sources, ROOT / "kernels" / "hopper" / "sm90_w4a16.cu"], ["-DTRT_NVFP4_SM90"]
     match = re.fullmatch(r"sm_(\d+)a", arch)
-    family = _BLACKWELL.get(match[1]) if match else None
+    family = _FAMILIES.get(match[1]) if match else None
     if family is None:
         return sources, []
     include, version = find_cutlass()
     # The version is in a macro so that it counts in the cache's key.
     flags = [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
-    return [*sources, ROOT / "kernels" / "blackwell" / f"{family}_w4a4.cu"], [*flags, f"-isystem={include}"]
+    own = sorted((ROOT / "kernels" / _FOLDERS[family]).glob(f"{family}_*.cu"))
+    return [*sources, *own], [*flags, f"-isystem={include}"]
 
 
 def build_host() -> Path:

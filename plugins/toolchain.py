@@ -93,7 +93,7 @@ def find_cutlass() -> tuple[Path, str]:
         spec = importlib.util.find_spec("cutlass_library")
         if spec is None or spec.origin is None:
             raise ToolchainError(
-                "CUTLASS, which the kernels for Blackwell GPUs are built with, is not installed: pip install "
+                "CUTLASS, which kernels for Hopper and Blackwell GPUs are built with, is not installed: pip install "
                 "nvidia-cutlass, or set CUTLASS_DIR to a checkout"
             )
         origin, include = "package nvidia-cutlass", Path(spec.origin).parent / "source" / "include"

@@ -77,7 +77,7 @@ def build_engine(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="How weights become NVFP4, parts joined by +. Block scales: max (the default), four-over-six, mse; "
+            help="How weights become NVFP4, parts joined by +. Block scales: mse (the default), max, four-over-six; "
             "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
             "docs/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",

@@ -124,6 +124,7 @@ std::vector<int64_t> scale_dims(int64_t rows, int64_t k, std::vector<int64_t> le
 Op const& linear_op();
 Op const& gated_mlp_op();
 Op const& persistent_mlp_op();
+Op const& fp8_gated_mlp_op();
 Op const& moe_op();
 Op const& quantize_op();
 

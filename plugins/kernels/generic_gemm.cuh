@@ -1,9 +1,10 @@
-// out = epilogue(a W^T): W in NVFP4, a in T or in NVFP4, float32 FMA over a 64x64 tile. Any m, n and k % 16 == 0; one
-// block owns a tile and walks k in order, so results are deterministic. The yardstick that the fast kernels are tested
-// against.
+// out = epilogue(a W^T): W in NVFP4, a in T or in NVFP4, or both in E4M3, float32 FMA over a 64x64 tile. Any m, n and k
+// % 16 == 0; one block owns a tile and walks k in order, so results are deterministic. The yardstick that the fast
+// kernels are tested against.
 #pragma once
 
 #include "activation.cuh"
+#include "fp8_matrix.cuh"
 #include "nvfp4_matrix.cuh"
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
@@ -17,10 +18,10 @@ struct DenseRows {
     T const* values;
 };
 
-template <typename T, typename Out>
+template <typename T, typename Out, typename W = Nvfp4Rows>
 struct GemmArgs {
     int64_t m, n, k;
-    Nvfp4Rows w;
+    W w;
     T const* bias;  // [n]
     TrtNvfp4Activation activation;
     int gated;  // rows 2i and 2i + 1 of W are gate i and up i; out is [m, n/2]
@@ -64,15 +65,40 @@ __device__ __forceinline__ void load_tile(GemmTile& tile, DenseRows<T> const& a,
     }
 }
 
+template <typename Bytes>
+__device__ __forceinline__ void load_e4m3_tile(GemmTile& tile, Bytes const& a, int64_t row0, int64_t rows, int64_t k0,
+                                               int64_t k) {
+    int const local_k = threadIdx.x % kGemmTile;
+    for (int local_row = threadIdx.x / kGemmTile; local_row < kGemmTile; local_row += kGemmThreads / kGemmTile) {
+        int64_t const row = row0 + local_row;
+        bool const inside = row < rows && k0 + local_k < k;
+        tile[local_k][local_row] = inside ? ptx::e4m3_decode(a.values[row * k + k0 + local_k]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void load_tile(GemmTile& tile, Fp8Rows const& a, int64_t row0, int64_t rows, int64_t k0,
+                                          int64_t k) {
+    load_e4m3_tile(tile, a, row0, rows, k0, k);
+}
+
+__device__ __forceinline__ void load_tile(GemmTile& tile, Fp8Channels const& w, int64_t row0, int64_t rows, int64_t k0,
+                                          int64_t k) {
+    load_e4m3_tile(tile, w, row0, rows, k0, k);
+}
+
+__device__ __forceinline__ float tensor_scale(Fp8Rows const& a) { return a.scale.resolve(); }
 __device__ __forceinline__ float tensor_scale(Nvfp4Rows const& a) { return *a.tensor_scale; }
 template <typename T>
 __device__ __forceinline__ float tensor_scale(DenseRows<T> const&) {
     return 1.0f;
 }
 
+__device__ __forceinline__ float channel_scale(Nvfp4Rows const& w, int64_t) { return *w.tensor_scale; }
+__device__ __forceinline__ float channel_scale(Fp8Channels const& w, int64_t channel) { return w.scales[channel]; }
+
 // The tile at row0, column0, by one block.
-template <typename A, typename T, typename Out>
-__device__ __forceinline__ void gemm_tile(A const& a, GemmArgs<T, Out> const& args, int64_t row0, int64_t column0) {
+template <typename A, typename T, typename Out, typename W>
+__device__ __forceinline__ void gemm_tile(A const& a, GemmArgs<T, Out, W> const& args, int64_t row0, int64_t column0) {
     __shared__ GemmTile a_tile;
     __shared__ GemmTile w_tile;
     // Each thread owns 4 rows and 2 pairs of neighbouring columns: a pair is a gate with its up.
@@ -101,7 +127,7 @@ __device__ __forceinline__ void gemm_tile(A const& a, GemmArgs<T, Out> const& ar
         __syncthreads();
     }
 
-    float const scale = tensor_scale(a) * tensor_scale(args.w);
+    float const a_scale = tensor_scale(a);
     int64_t const out_columns = args.gated ? args.n / 2 : args.n;
     auto const store = [&](int64_t row, int64_t column, float value) {
         int64_t const offset = row * out_columns + column;
@@ -116,29 +142,32 @@ __device__ __forceinline__ void gemm_tile(A const& a, GemmArgs<T, Out> const& ar
         for (int pair = 0; pair < 2; ++pair) {
             int64_t const column = column0 + thread_column + pair * 32;
             if (column >= args.n) break;
-            float const first = accumulators[i][2 * pair] * scale + ptx::to_float(args.bias[column]);
+            float const first = accumulators[i][2 * pair] * (a_scale * channel_scale(args.w, column)) +
+                                ptx::to_float(args.bias[column]);
             if (args.gated) {
-                float const up = accumulators[i][2 * pair + 1] * scale + ptx::to_float(args.bias[column + 1]);
+                float const up = accumulators[i][2 * pair + 1] * (a_scale * channel_scale(args.w, column + 1)) +
+                                 ptx::to_float(args.bias[column + 1]);
                 store(row, column / 2, gated_activate(args.activation, first, up, args.alpha, args.limit));
                 continue;
             }
             store(row, column, activate(args.activation, first));
             if (column + 1 >= args.n) break;
-            float const second = accumulators[i][2 * pair + 1] * scale + ptx::to_float(args.bias[column + 1]);
+            float const second = accumulators[i][2 * pair + 1] * (a_scale * channel_scale(args.w, column + 1)) +
+                                 ptx::to_float(args.bias[column + 1]);
             store(row, column + 1, activate(args.activation, second));
         }
     }
 }
 
-template <typename A, typename T, typename Out>
-__global__ __launch_bounds__(kGemmThreads) void generic_gemm(A a, GemmArgs<T, Out> args) {
+template <typename A, typename T, typename Out, typename W>
+__global__ __launch_bounds__(kGemmThreads) void generic_gemm(A a, GemmArgs<T, Out, W> args) {
     // Neighbouring blocks share the weights' tile.
     int64_t const tiles_m = (args.m + kGemmTile - 1) / kGemmTile;
     gemm_tile(a, args, blockIdx.x % tiles_m * kGemmTile, blockIdx.x / tiles_m * kGemmTile);
 }
 
-template <typename A, typename T, typename Out>
-TrtNvfp4Status launch_gemm(A const& a, GemmArgs<T, Out> const& args, cudaStream_t stream) {
+template <typename A, typename T, typename Out, typename W>
+TrtNvfp4Status launch_gemm(A const& a, GemmArgs<T, Out, W> const& args, cudaStream_t stream) {
     if (args.m == 0 || args.n == 0) return TRT_NVFP4_SUCCESS;
     int64_t const tiles = ((args.m + kGemmTile - 1) / kGemmTile) * ((args.n + kGemmTile - 1) / kGemmTile);
     generic_gemm<<<static_cast<unsigned>(tiles), kGemmThreads, 0, stream>>>(a, args);

@@ -133,7 +133,7 @@ __device__ void stage_job(T const* rows, ColumnSource const& source, bool scaled
 // Eight rows of a tile for one token: scale and bias, then the activation in T, or the plain float32 output.
 template <typename T>
 __device__ __noinline__ void finish_rows(MoeArgs<T> const& args, int phase, int segment, int split, int row, int at,
-                                         uint4 bias_eight, float scale, float const* turned, int pitch) {
+                                         uint4 bias_eight, float tensor_scale, float const* turned, int pitch) {
     ExpertWeights const& w = args.weights[phase][segment];
     float values[8] = {};
     for (int group = 0; group < args.split[phase].k_groups; ++group) {
@@ -141,6 +141,7 @@ __device__ __noinline__ void finish_rows(MoeArgs<T> const& args, int phase, int 
         for (int i = 0; i < 8; ++i) values[i] += turned[group * pitch + i];
     }
     T const* const bias = reinterpret_cast<T const*>(&bias_eight);
+    float const scale = tensor_scale * static_cast<float>(1 << Decoder<T>::kScaleShift);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i]));
     if (phase == kDownPhase) {
@@ -195,7 +196,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         bias = *reinterpret_cast<uint4 const*>(static_cast<T const*>(w.bias) +
                                                static_cast<int64_t>(job.expert) * w.rows + row);
     }
-    float const scale = w.tensor_scale[job.expert] * static_cast<float>(1 << Decoder<T>::kScaleShift);
+    float const tensor_scale = w.tensor_scale[job.expert];
 
     int const places = kColumns > 1 ? 8 * kColumns : job_places(job.count);
     int const capacity = args.memory.panel_bytes / job_panel_bytes(places);
@@ -246,7 +247,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         if (k_groups > 1) __syncthreads();
         int const token = column * 8 + lane / 4;
         if (!has_rows || column % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
-        finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, scale,
+        finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
                     &turned[warp - task.k_group][lane / 4][lane % 4 * 8], static_cast<int>(sizeof(Turned) / 4));
     }
 }

@@ -27,6 +27,7 @@ Shape = tuple[Dim, ...]
 # Where an op has this attribute: 1 promises that its activations' tensor scales are not 0. The kernels then spare the
 # passes that would find them; the result is the same.
 STATIC_SCALES = "static_scales"
+ACTIVATION_SCALES = ("input_tensor_scale", "hidden_tensor_scale", "input_scale", "hidden_scale")
 
 ACTIVATION_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)")
 _TORCH_TYPES = {
@@ -124,7 +125,7 @@ class OpDefinition:
         complete = self.complete_attributes(**attributes)
         if complete.pop(STATIC_SCALES, 0):
             for formal, tensor in zip(self.inputs, tensors, strict=True):
-                if formal.name in ("input_tensor_scale", "hidden_tensor_scale") and not tensor.all():
+                if formal.name in ACTIVATION_SCALES and not tensor.all():
                     raise OpError(f"{self.name}: {STATIC_SCALES} promises a {formal.name} that is not 0")
         return self.torch_reference(*tensors, **complete)
 
@@ -206,6 +207,15 @@ class ShapeRule:
         self.expect(tensor, (*batch, n, k // 2))
         self.expect(scales, (*batch, *tiled_shape(n, k // BLOCK)))
         return n
+
+    def plain_weight(self, tensor: str, k: int) -> int:
+        """Check weights [N, k] of a byte per value; return N."""
+        self._check_blocks(tensor, k)
+        shape = self.shapes[tensor]
+        if len(shape) != 2 or not isinstance(shape[0], int):
+            raise OpError(f"{self.op}: {tensor} must have shape {_text(('N', k))}, found {_text(shape)}")
+        self.expect(tensor, (shape[0], k))
+        return shape[0]
 
     def _check_blocks(self, tensor: str, k: int) -> None:
         if k <= 0 or k % BLOCK:

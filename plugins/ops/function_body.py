@@ -44,6 +44,19 @@ def constants() -> str:
     """
 
 
+def e4m3_constants() -> str:
+    """What `through_e4m3` and `dequantize_e4m3` use: once at the head of a body."""
+    values = ", ".join(map(repr, (*E4M3_VALUES, float("nan"), *(-v for v in E4M3_VALUES), float("nan"))))
+    return f"""
+        zero_f = Constant<value = float {{0}}>()
+        one_f = Constant<value = float {{1}}>()
+        axis_last = Constant<value = int64[1] {{-1}}>()
+        byte_count = Constant<value = int32 {{256}}>()
+        e4m3_bytes = Constant<value = float[256] {{{values}}}>()
+        e4m3_steps = Constant<value = float[15] {{{", ".join(map(repr, E4M3_STEPS))}}}>()
+    """
+
+
 def attribute_int(name: str) -> str:
     return f"{name} = Constant<value_int: int = @{name}>()"
 
@@ -98,6 +111,48 @@ def dequantize_weight(y: str, packed: str, scales: str, tensor_scale: str) -> st
         {y}_n = Shape<start = 0, end = 1>({packed})
         {y}_shape = Concat<axis = 0>({y}_n, axis_last)
         {y} = Reshape({y}_scaled, {y}_shape)"""
+
+
+def dequantize_e4m3(y: str, weight: str, scale: str) -> str:
+    """y [N, K] float32 from E4M3 bytes (INT8 [N, K]) and one multiplier per row, float32 [N]."""
+    return f"""{y}_bytes_float = DequantizeLinear({weight}, one_f)
+        {y}_signed = Cast<to = {INT32}>({y}_bytes_float)
+        {y}_bytes = Mod({y}_signed, byte_count)
+        {y}_values = Gather(e4m3_bytes, {y}_bytes)
+        {y}_scale = Unsqueeze({scale}, axis_last)
+        {y} = Mul({y}_values, {y}_scale)"""
+
+
+def through_e4m3(y: str, x: str, scale: str) -> str:
+    """y [M, K] float32: x [M, K] quantized to E4M3 and back; `scale` 0 means: amax / 448. Rounded as in
+    `quantize_blocks`."""
+    return f"""{y}_largest = Constant<value_float: float = {E4M3_MAX}>()
+        {y}_smallest = Constant<value_float: float = {SMALLEST_TENSOR_SCALE!r}>()
+        {y}_least = Constant<value_float: float = {E4M3_STEPS[0]}>()
+        {y}_log2_e = Constant<value_float: float = 1.44269504>()
+        {y}_six = Constant<value_float: float = 6.0>()
+        {y}_abs = Abs({x})
+        {y}_amax = ReduceMax<keepdims = 0>({y}_abs)
+        {y}_ratio = Div({y}_amax, {y}_largest)
+        {y}_computed = Max({y}_ratio, {y}_smallest)
+        {y}_absent = Equal({scale}, zero_f)
+        {y}_scale = Where({y}_absent, {y}_computed, {scale})
+        {y}_unbounded = Div({y}_abs, {y}_scale)
+        {y}_bounded = Min({y}_unbounded, {y}_largest)
+        {y}_positive = Max({y}_bounded, {y}_least)
+        {y}_ln = Log({y}_positive)
+        {y}_log2 = Mul({y}_ln, {y}_log2_e)
+        {y}_exponent = Floor({y}_log2)
+        {y}_raised = Add({y}_exponent, {y}_six)
+        {y}_binade = Max({y}_raised, zero_f)
+        {y}_index = Cast<to = {INT32}>({y}_binade)
+        {y}_step = Gather(e4m3_steps, {y}_index)
+        {y}_in_steps = Div({y}_bounded, {y}_step)
+        {y}_steps = Round({y}_in_steps)
+        {y}_magnitude = Mul({y}_steps, {y}_step)
+        {y}_sign = Sign({x})
+        {y}_rounded = Mul({y}_magnitude, {y}_sign)
+        {y} = Mul({y}_rounded, {y}_scale)"""
 
 
 def linear(y: str, x: str, weight: str, bias: str) -> str:

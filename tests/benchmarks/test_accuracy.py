@@ -124,3 +124,12 @@ def test_recorded_gap_is_half_closed(recorded: dict[str, Any]) -> None:
         original = subject["original"]["perplexity"]
         gaps = {recipe: row["W4A4"]["perplexity"] - original for recipe, row in subject["recipes"].items()}
         assert min(gaps.values()) <= gaps["max"] / 2
+
+
+def test_recorded_against_modelopt() -> None:
+    recorded = json.loads((RESULTS / "modelopt.json").read_text())
+    for row in recorded["rows"]:
+        ours, theirs = row["ours"], row["modelopt"]
+        assert ours["W4A4"]["kl"] <= 1.02 * theirs["W4A4"]["kl"], row["recipe"]
+        assert ours["W4A16"]["kl"] <= 1.02 * theirs["W4A16"]["kl"], row["recipe"]
+        assert ours["seconds"] <= theirs["seconds"], row["recipe"]

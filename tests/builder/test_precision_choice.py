@@ -195,8 +195,8 @@ def test_five_budgets_on_a_trained_model(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     fixtures = Path(__file__).resolve().parents[1] / "trained_models"
     text = (fixtures / "text" / "train.txt").read_text()
-    (tmp_path / "calibration.txt").write_text(text[:3000])
-    (tmp_path / "held-out.txt").write_text((fixtures / "text" / "held_out.txt").read_text()[:3000])
+    (tmp_path / "calibration.txt").write_text(text[:1500])
+    (tmp_path / "held-out.txt").write_text((fixtures / "text" / "held_out.txt").read_text()[:1500])
     exported = pipeline.export.export(fixtures / "llama", tmp_path / "llama.onnx")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((fixtures / "llama" / file).read_bytes())

@@ -57,6 +57,17 @@ def test_speed_is_what_was_recorded() -> None:
         assert f"| {' | '.join(row)} |" in _section("Speed")
 
 
+def test_fp8_speed_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "fp8_mlp.json").read_text())
+    for run in recorded["stack"]:
+        times = {name: timing["median_us"] for name, timing in run["timings"].items()}
+        ours = times["fp8 plugin"]
+        ratios = [times[name] / ours for name in ("torch", "torch, fast accumulation")]
+        fractions = [run["floor_us"] / ours, run["fraction_of_peak"]]
+        row = [str(run["m"]), f"{ours:.0f} us", *(f"{f:.0%}" for f in fractions), *(f"{r:.2f}x" for r in ratios)]
+        assert f"| {' | '.join(row)} |" in _section("Speed")
+
+
 def test_links_lead_to_files() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert link.startswith("http") or (ROOT / link).exists(), link

@@ -56,6 +56,20 @@ def persistent_mlp(
     return Case(inputs, [up, down])
 
 
+def fp8_gated_mlp(
+    rng: np.random.Generator, m: int, k: int, i: int, h: int, dtype: torch.dtype, scales: tuple[float, float] = (0, 0)
+) -> Case:
+    """Every finite E4M3 byte; hidden values and outputs near one."""
+    finite = np.array([code for code in range(256) if code % 128 != 127], np.uint8)
+
+    def weight(n: int, k: int) -> list[torch.Tensor]:
+        values = torch.from_numpy(rng.choice(finite, (n, k))).view(torch.int8)
+        return [values, torch.from_numpy((0.5 + rng.random(n)) / (130 * k**0.5)).float(), random_t(rng, (n,), dtype)]
+
+    inputs = [random_t(rng, (m, k), dtype), *weight(2 * i, k), *weight(h, i)]
+    return Case([*inputs, scalar(scales[0]), scalar(scales[1])])
+
+
 def moe(
     rng: np.random.Generator, m: int, h: int, i: int, experts: int, dtype: torch.dtype, *, gated: int = 1, s: int = 16
 ) -> Case:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import test_kernels
+import test_moe
 import torch
 
 from trt_nvfp4.plugins.host import PluginHost
@@ -34,3 +35,11 @@ def test_quantize_bits(emulated: PluginHost, seed: int, add_residual: int) -> No
 
 def test_nan_reaches_the_output(emulated: PluginHost, seed: int) -> None:
     test_kernels.test_nan_reaches_the_output(emulated, seed, 1)
+
+
+def test_moe_w4a16(emulated: PluginHost, seed: int) -> None:
+    test_moe.test_w4a16_shapes(emulated, seed, torch.bfloat16, 9, 32, 32, 3, 1)
+
+
+def test_moe_generic(emulated: PluginHost, seed: int) -> None:
+    test_moe.test_generic_types(emulated, seed, torch.float16, 1, test_moe.SCORINGS[2])

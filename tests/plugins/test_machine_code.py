@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.library import build_library, resource_report
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
 
 # A scale per 16 values, which is NVFP4: mma.sync's instruction and tcgen05's, which SM103 spells otherwise.
@@ -30,6 +30,24 @@ def find_cuobjdump() -> str:
     if found := shutil.which("cuobjdump") or shutil.which("cuobjdump", path=":".join(packaged)):
         return found
     pytest.skip("no cuobjdump: put a CUDA toolkit on PATH or install nvidia-cuda-cuobjdump")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")  # skips where there is no compiler
+def test_fp8_instructions() -> None:
+    """wgmma on E4M3 in every FP8 kernel of Hopper, no call that would make it wait, no more than a few spills."""
+    cuobjdump = find_cuobjdump()
+    library = build_library("sm_90a")
+    sass = subprocess.run([cuobjdump, "-sass", library], capture_output=True, text=True, check=True).stdout
+    kernels = [text for text in sass.split("Function : ") if "Fp8Kernel" in text.splitlines()[0]]
+    assert len(kernels) == 5
+    assert all(len(re.findall(r"QGMMA\S*E4M3\.E4M3", kernel)) >= 4 for kernel in kernels)
+    assert "C7510" not in resource_report(library)
+    for kernel in kernels:
+        first, last = kernel.index("QGMMA"), kernel.rindex("QGMMA")
+        assert not re.search(r"\bCALL\b", kernel[first:last]), "the main loop calls"
+        # The state of the tile scheduler, around a tile.
+        assert len(re.findall(r"\b(?:LDL|STL)\b", kernel)) <= 60
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+#include "../fused_quantize.cuh"
 #include "../generic_quantize.cuh"
 #include "../generic_rmsnorm.cuh"
 #include "validate.h"
@@ -8,18 +9,38 @@ namespace {
 struct QuantizeWorkspace {
     void* normalized;  // T [m, k]
     uint32_t* amax_bits;
+    uint32_t* row_amax;  // [m]
     size_t size;
 
     QuantizeWorkspace(TrtNvfp4QuantizeArgs const& args, void* base) {
         Workspace workspace(base);
         normalized = args.norm ? workspace.take<uint8_t>(args.m * args.k * element_size(args.dtype)) : nullptr;
         amax_bits = workspace.take<uint32_t>(1);
+        row_amax = workspace.take<uint32_t>(args.m);
         size = workspace.size();
     }
 };
 
 template <typename T>
+TrtNvfp4Status fused(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& workspace, cudaStream_t stream) {
+    FusedQuantizeArgs<T> fused{};
+    fused.m = args.m;
+    fused.k = args.k;
+    fused.x = static_cast<T const*>(args.x);
+    fused.residual = args.add_residual ? static_cast<T const*>(args.residual) : nullptr;
+    fused.norm_weight = args.norm ? static_cast<T const*>(args.norm_weight) : nullptr;
+    fused.epsilon = args.epsilon;
+    fused.r = static_cast<T*>(args.residual_out);
+    fused.given_scale = args.tensor_scale;
+    fused.row_amax = workspace.row_amax;
+    fused.out = {static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales), args.tensor_scale_out,
+                 nullptr};
+    return launch_fused_quantize(fused, stream);
+}
+
+template <typename T>
 TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& workspace, cudaStream_t stream) {
+    if (args.k * static_cast<int64_t>(sizeof(T)) <= kFusedQuantizeRowBytes) return fused<T>(args, workspace, stream);
     T* const r = static_cast<T*>(args.residual_out);
     T* const n = args.norm ? static_cast<T*>(workspace.normalized) : r;
     RmsNormArgs<T> norm{};

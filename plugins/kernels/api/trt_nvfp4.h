@@ -44,6 +44,7 @@ typedef enum {
     // Block-scaled tensor cores: quantize_activations, float16 or bfloat16, K % 32 == 0.
     TRT_NVFP4_TACTIC_W4A4 = 3,
     TRT_NVFP4_TACTIC_W4A4_PAIR = 4,  // the same by clusters of two CTAs
+    TRT_NVFP4_TACTIC_FP8 = 5,        // FP8 tensor cores of SM90: float16 or bfloat16, hidden_out % 8 == 0
 } TrtNvfp4Tactic;
 
 typedef struct {
@@ -106,6 +107,29 @@ typedef struct {
     void* residual_out;         // T [m, k] = r
 } TrtNvfp4QuantizeArgs;
 
+// E4M3 weights: w[n][k] = values[n][k] * scales[n].
+typedef struct {
+    void const* values;   // [rows, K]
+    float const* scales;  // [rows]
+    void const* bias;     // T [rows]
+} TrtNvfp4Fp8Weight;
+
+// h = act(gate(x)) * up(x), y = T(down(h)); x and h are E4M3 under one scale each: e4m3(x / scale).
+typedef struct {
+    TrtNvfp4DataType dtype;
+    TrtNvfp4Activation activation;
+    int32_t static_scales;  // 1: the caller knows that both activation scales are not 0
+    float alpha, limit;
+    TrtNvfp4Tactic tactic;
+    int64_t m, hidden_in, intermediate, hidden_out;
+    void const* x;              // T [m, hidden_in]
+    TrtNvfp4Fp8Weight up;       // rows = 2 * intermediate: 2i = gate i, 2i + 1 = up i
+    TrtNvfp4Fp8Weight down;     // rows = hidden_out
+    float const* input_scale;   // [1]; 0 = amax / 448 at run time
+    float const* hidden_scale;  // [1]; 0 = amax / 448 at run time
+    void* y;                    // T [m, hidden_out]
+} TrtNvfp4Fp8MlpArgs;
+
 typedef enum {
     TRT_NVFP4_SOFTMAX = 0,  // over all experts
     TRT_NVFP4_SIGMOID = 1,
@@ -149,6 +173,7 @@ typedef struct {
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
@@ -156,6 +181,7 @@ TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 
 // The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the

@@ -13,6 +13,11 @@ __device__ __forceinline__ float e4m3_decode_unsigned(uint32_t code) {
     return magnitude == 0x7fu ? __uint_as_float(0x7fffffffu) : __uint_as_float(magnitude << 20) * 0x1p120f;
 }
 
+__device__ __forceinline__ float e4m3_decode(uint32_t code) {
+    float const magnitude = e4m3_decode_unsigned(code);
+    return (code & 0x80u) != 0 ? -magnitude : magnitude;
+}
+
 // Round to nearest even, saturating at 448, subnormals kept; NaN stays NaN.
 __device__ __forceinline__ uint8_t e4m3_encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 

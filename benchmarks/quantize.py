@@ -1,0 +1,115 @@
+"""NVFP4Quantize (residual, RMSNorm and quantization in one pass) against the same under torch.compile.
+
+    python benchmarks/quantize.py [--out benchmarks/results/quantize.json]
+
+Needs a GPU. The fraction counts x, residual, r, codes and scales once each, against the read bandwidth measured in
+the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import as_json, environment, interleave, read_bandwidth
+
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.library import build_library
+
+HERE = Path(__file__).resolve().parent
+SHAPES = [(1, 2048), (64, 2048), (968, 2048), (8192, 8192)]
+ATTRIBUTES: dict[str, int | float] = {"norm": 1, "add_residual": 1, "epsilon": 1e-5}
+#: Inputs rotate through this many bytes: several times any L2.
+COLD_BYTES = 512 << 20
+
+
+def reference(
+    x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, tensor_scale: torch.Tensor, found: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Packed codes, block scales row by row (not tiled, which is less work) and r."""
+    r = x + residual
+    inverse_rms = (r.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    blocks = (r.float() * inverse_rms * norm_weight.float()).to(x.dtype).float().view(len(x), -1, 16)
+    scale = blocks.abs().amax() / 2688 if found else tensor_scale
+    block_scales = (blocks.abs().amax(-1, keepdim=True) / 6 / scale).clamp(max=448).to(torch.float8_e4m3fn)
+    q = (blocks * (1 / scale / block_scales.float())).flatten(-2)
+    a = q.abs()
+    code = (
+        (a > 0.25).byte()
+        + (a >= 0.75)
+        + (a > 1.25)
+        + (a >= 1.75)
+        + (a > 2.5)
+        + (a >= 3.5)
+        + (a > 5)
+        + 8 * (q < 0).byte()
+    )
+    return code[..., 0::2] | code[..., 1::2] << 4, block_scales, r
+
+
+def bench(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth: float) -> dict[str, Any]:
+    """One shape; ``scale`` 0 has the tensor scale found at run time."""
+    copies = max(2, min(64, COLD_BYTES // (m * k * 4)))
+    compiled: Callable[..., Any] = torch.compile(reference)
+
+    def inputs() -> list[torch.Tensor]:
+        x, residual = (torch.randn(m, k, device="cuda").half() for _ in range(2))
+        return [x, residual, torch.randn(k, device="cuda").half(), torch.tensor(scale, device="cuda")]
+
+    sets = [inputs() for _ in range(copies)]
+    with host.session("NVFP4Quantize", sets[0], ATTRIBUTES) as session:
+        workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+        types = (torch.int8, torch.int8, torch.float32, torch.float16)
+        outputs = [
+            torch.empty(s, dtype=t, device="cuda") for s, t in zip(session.output_shapes(sets[0]), types, strict=True)
+        ]
+
+        def plugin() -> None:
+            for each in sets:
+                session.enqueue(each, outputs, workspace)
+
+        contestants = {"plugin": plugin, "torch.compile": lambda: [compiled(*each, scale == 0) for each in sets]}
+        timings = interleave(contestants, dict.fromkeys(contestants, copies), rounds)
+        session.enqueue(sets[0], outputs, workspace)
+        expected = compiled(*sets[0], scale == 0)
+    agreeing = float((outputs[0] == expected[0].view(torch.int8)).float().mean())
+    if agreeing < 0.98:  # the norm may round to T's other neighbour, which moves few codes
+        raise SystemExit(f"only {agreeing:.1%} of the codes agree at {m}x{k}")
+    fraction = m * k * (3 * 2 + 0.5 + 1 / 16) / timings["plugin"].median_us * 1e6 / bandwidth
+    times = ", ".join(f"{name} {timing.median_us:.2f} us" for name, timing in timings.items())
+    print(f"m={m} k={k} scale {'given' if scale else 'found'}: {times}; {fraction:.0%} of bandwidth", flush=True)
+    return {
+        "m": m,
+        "k": k,
+        "scale_given": scale != 0.0,
+        "timings": as_json(timings),
+        "bandwidth_fraction": fraction,
+        "codes_agreeing": agreeing,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "quantize.json")
+    arguments = parser.parse_args()
+    major, minor = torch.cuda.get_device_capability()
+    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    torch.manual_seed(0)
+    bandwidth = read_bandwidth()
+    print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
+    cases = [bench(host, m, k, scale, arguments.rounds, bandwidth) for m, k in SHAPES for scale in (0.01, 0.0)]
+    result = {"environment": environment(), "read_bandwidth": bandwidth, "cases": cases}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    partial = arguments.out.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(arguments.out)
+    print(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

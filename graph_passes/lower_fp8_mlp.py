@@ -1,0 +1,99 @@
+"""Lowers the gated MLPs of a subgraph to one FP8 plugin node each; norms and residuals around them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.calibration import fp8
+from trt_nvfp4.graph_passes.source import OPS_DOMAIN, ModelError
+from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
+from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, bias_vector, initializer
+from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, E4M3_MAX, SMALLEST_TENSOR_SCALE
+
+OP = "FP8GatedMLP"
+
+
+def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
+    """Why `FP8GatedMLP` cannot compute the subgraph."""
+    if subgraph.kind != "gated_mlp":
+        return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
+    for linear in subgraph.linears:
+        if linear.weight.shape[1] % BLOCK:
+            return f"{OP} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' has another"
+    return None
+
+
+def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
+    """Replaces each MLP by one node; returns their names: the subgraph's, numbered where there are several.
+
+    `amax` holds largest magnitudes of activations by tensor name; those without one are scaled at run time.
+    Raises ModelError where a weight holds NaN or Inf.
+    """
+    mlps = [block.mlp for block in subgraph.blocks]
+    names = [subgraph.name] if len(mlps) == 1 else [f"{subgraph.name}/{i}" for i in range(len(mlps))]
+    # From the last to the first, so that no MLP is replaced before those that read its output.
+    for name, mlp in reversed(list(zip(names, mlps, strict=True))):
+        _lower(graph, name, mlp, amax)
+    return names
+
+
+def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> None:
+    assert mlp.gate is not None
+    features = mlp.down.weight.shape[0]
+    inputs = [mlp.x]
+    for part, linears in (("gate_up", [mlp.gate, mlp.up]), ("down", [mlp.down])):
+        inputs += _weights(f"{name}/{part}", linears)
+    given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
+    for part, largest in zip(("input_scale", "hidden_scale"), given, strict=True):
+        scale = torch.tensor(0.0) if largest is None else _scale(torch.tensor(largest))
+        inputs.append(initializer(f"{name}/{part}", scale, ir.DataType.FLOAT))
+    for value in inputs[1:]:
+        graph.register_initializer(value)
+    attributes = OPS[OP].complete_attributes(
+        activation=int(Activation[mlp.activation.upper()]),
+        alpha=mlp.alpha,
+        limit=mlp.limit,
+        **{STATIC_SCALES: int(None not in given)},
+    )
+    nodes = [ir.node(OP, inputs, attributes, domain=OPS_DOMAIN, version=1, name=name)]
+    if mlp.flattens:
+        shape = ir.val(f"{name}/rows", const_value=ir.tensor([-1, features], name=f"{name}/rows"))
+        graph.register_initializer(shape)
+        nodes.append(ir.node("Reshape", [nodes[0].outputs[0], shape], name=f"{name}/flatten"))
+        nodes[0].outputs[0].name = f"{name}/output"
+    replaced = set(mlp.nodes)
+    old_nodes = [node for node in graph if node in replaced]
+    ir.convenience.replace_nodes_and_values(graph, old_nodes[-1], old_nodes, nodes, [mlp.y], [nodes[-1].outputs[0]])
+
+
+def _weights(prefix: str, linears: list[Linear]) -> list[ir.Value]:
+    """E4M3 bytes, a scale per row, and the bias of linears whose rows interleave."""
+    matrix = Matrix([linear.weight for linear in linears])
+    channels = torch.cat([chunk.abs().amax(1) for chunk in matrix.chunks()])
+    if not torch.isfinite(channels).all():
+        stored = " or ".join(f"'{linear.weight.stored.name}'" for linear in linears)
+        raise ModelError(f"weight {stored} holds NaN or Inf and cannot be quantized; repair the checkpoint")
+    scale = _scale(channels)
+
+    def quantized() -> Iterator[torch.Tensor]:
+        start = 0
+        for chunk in matrix.chunks():
+            yield fp8.quantize(chunk, scale[start : start + len(chunk)], axis=0)[0].view(torch.int8)
+            start += len(chunk)
+
+    values = StreamedTensor(f"{prefix}_weight", ir.DataType.INT8, matrix.shape, quantized)
+    bias = bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0])
+    return [
+        ir.Value(name=values.name, shape=values.shape, type=ir.TensorType(ir.DataType.INT8), const_value=values),
+        initializer(f"{prefix}_scale", scale, ir.DataType.FLOAT),
+        initializer(f"{prefix}_bias", bias, linears[0].weight.dtype),
+    ]
+
+
+def _scale(amax: torch.Tensor) -> torch.Tensor:
+    return (amax / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)

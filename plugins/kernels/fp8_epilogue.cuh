@@ -1,0 +1,193 @@
+// What happens to a row's 16 neighbouring accumulators of an FP8 GEMM: scales and bias, then 16 values of T, or the
+// gate and 8 hidden values in E4M3.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "activation.cuh"
+#include "fp8_gemm.h"
+#include "ptx/element.cuh"
+#include "ptx/reduce.cuh"
+
+namespace trt_nvfp4 {
+
+constexpr int kFp8Columns =
+    16;  // of a row, that a thread turns into output at a time; the number of columns is a multiple of 8
+
+// Two elements of T, float16 or bfloat16.
+__device__ __forceinline__ float2 unpack_pair(bool is_half, uint32_t pair) {
+    if (is_half) return __half22float2(reinterpret_cast<__half2 const&>(pair));
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+__device__ __forceinline__ uint32_t pack_pair(bool is_half, float low, float high) {
+    if (is_half) {
+        __half2 const pair = __floats2half2_rn(low, high);
+        return reinterpret_cast<uint32_t const&>(pair);
+    }
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<uint32_t const&>(pair);
+}
+
+// A thread's channels: their scales, times the activations', and biases. Zeros beyond the last channel.
+struct Fp8ChannelValues {
+    float scale[kFp8Columns], bias[kFp8Columns];
+
+    __device__ __forceinline__ Fp8ChannelValues(Fp8Gemm const& gemm, float a_scale, int column0) {
+#pragma unroll
+        for (int part = 0; part < kFp8Columns; part += 8) {
+            float4 scales[2]{};
+            uint4 biases{};
+            if (column0 + part < static_cast<int>(gemm.n)) {
+                scales[0] = __ldg(reinterpret_cast<float4 const*>(gemm.w.scales + column0 + part));
+                scales[1] = __ldg(reinterpret_cast<float4 const*>(gemm.w.scales + column0 + part) + 1);
+                biases =
+                    __ldg(reinterpret_cast<uint4 const*>(static_cast<uint16_t const*>(gemm.bias) + column0 + part));
+            }
+            uint32_t const pairs[4] = {biases.x, biases.y, biases.z, biases.w};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                scale[part + i] = reinterpret_cast<float const*>(scales)[i] * a_scale;
+                float2 const pair = unpack_pair(gemm.dtype == TRT_NVFP4_FLOAT16, pairs[i / 2]);
+                bias[part + i] = i % 2 == 0 ? pair.x : pair.y;
+            }
+        }
+    }
+};
+
+class Fp8DenseOutput {
+ public:
+    explicit __device__ __forceinline__ Fp8DenseOutput(Fp8Gemm const& gemm) : gemm_(gemm) {}
+
+    // `row` is inside.
+    __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
+        int const width = static_cast<int>(gemm_.n);
+        uint16_t* const out = static_cast<uint16_t*>(gemm_.out) + int64_t{row} * width + column0;
+        bool const is_half = gemm_.dtype == TRT_NVFP4_FLOAT16;
+#pragma unroll
+        for (int i = 0; i < kFp8Columns; i += 8) {
+            if (column0 + i >= width) return;
+            *reinterpret_cast<uint4*>(out + i) = make_uint4(
+                pack_pair(is_half, values[i], values[i + 1]), pack_pair(is_half, values[i + 2], values[i + 3]),
+                pack_pair(is_half, values[i + 4], values[i + 5]), pack_pair(is_half, values[i + 6], values[i + 7]));
+        }
+    }
+
+    __device__ __forceinline__ void finish() {}
+
+ private:
+    Fp8Gemm const& gemm_;
+};
+
+// gate * sigmoid(slope * gate + cubic * gate^3) * (up + shift), gate and up clamped: every activation that a sigmoid
+// makes, with two special-function instructions, accurate to a few units in float32's last place where E4M3 keeps four
+// bits.
+class SigmoidGate {
+ public:
+    __device__ __forceinline__ explicit SigmoidGate(Fp8Gemm const& gemm) {
+        constexpr float kLog2E = 1.4426950408889634f;
+        constexpr float kTwiceRootTwoOverPi = 1.5957691216057308f;  // (1 + tanh(z)) / 2 = sigmoid(2 z)
+        bool const clamped = gemm.activation == TRT_NVFP4_SWIGLU_CLAMPED;
+        bool const tanh = gemm.activation == TRT_NVFP4_GELU_TANH;
+        float const rate = gemm.activation == TRT_NVFP4_GELU_QUICK ? 1.702f : 1.0f;
+        slope_ = -kLog2E * (clamped ? gemm.alpha : tanh ? kTwiceRootTwoOverPi : rate);
+        cubic_ = tanh ? -kLog2E * kTwiceRootTwoOverPi * 0.044715f : 0.0f;
+        limit_ = clamped ? gemm.limit : __uint_as_float(0x7f800000u);
+        shift_ = clamped ? 1.0f : 0.0f;
+    }
+
+    __device__ __forceinline__ static bool covers(TrtNvfp4Activation activation) {
+        return activation == TRT_NVFP4_SILU || activation == TRT_NVFP4_GELU_TANH ||
+               activation == TRT_NVFP4_GELU_QUICK || activation == TRT_NVFP4_SWIGLU_CLAMPED;
+    }
+
+    __device__ __forceinline__ float operator()(float gate, float up) const {
+        gate = min_or_nan(gate, limit_);
+        up = max_or_nan(min_or_nan(up, limit_), -limit_) + shift_;
+        float exponential, sigmoid;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(fmaf(gate * gate, cubic_, slope_) * gate));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + exponential));
+        return gate * sigmoid * up;
+    }
+
+ private:
+    __device__ __forceinline__ static float min_or_nan(float a, float b) {
+        float c;
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+        return c;
+    }
+
+    __device__ __forceinline__ static float max_or_nan(float a, float b) {
+        float c;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+        return c;
+    }
+
+    float slope_, cubic_, limit_, shift_;
+};
+
+class Fp8GatedOutput {
+ public:
+    explicit __device__ __forceinline__ Fp8GatedOutput(Fp8Gemm const& gemm)
+        : gemm_(gemm), gate_(gemm), sigmoid_(SigmoidGate::covers(gemm.activation)) {
+        inverse_ = gemm.amax_pass ? 1.0f : __fdividef(1.0f, gemm.hidden_scale.resolve());
+    }
+
+    // `row` is inside; a pair of values is a gate and its up.
+    __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
+        constexpr int kHidden = kFp8Columns / 2;
+        float hidden[kHidden];
+        if (sigmoid_) {
+#pragma unroll
+            for (int i = 0; i < kHidden; ++i) hidden[i] = gate_(values[2 * i], values[2 * i + 1]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kHidden; ++i) hidden[i] = plain_activate(values[2 * i]) * values[2 * i + 1];
+        }
+        int const width = static_cast<int>(gemm_.n) / 2;  // a multiple of 16
+        if (column0 / 2 >= width) return;
+        if (gemm_.amax_pass) {
+#pragma unroll
+            for (float const value : hidden) amax_bits_ = max(amax_bits_, ptx::magnitude_bits(value));
+            return;
+        }
+        *reinterpret_cast<uint2*>(gemm_.hidden + int64_t{row} * width + column0 / 2) = make_uint2(
+            pack(hidden[0], hidden[1], hidden[2], hidden[3]), pack(hidden[4], hidden[5], hidden[6], hidden[7]));
+    }
+
+    __device__ __forceinline__ void finish() {
+        if (!gemm_.amax_pass) return;
+        // A maximum is the same in any order.
+        uint32_t const largest = ptx::warp_max(amax_bits_);
+        if (threadIdx.x % 32 == 0) atomicMax(gemm_.hidden_amax, largest);
+    }
+
+ private:
+    // What no sigmoid makes; the activation's name is a constant so that no division, a function call, comes along.
+    __device__ __forceinline__ float plain_activate(float x) const {
+        switch (gemm_.activation) {
+            case TRT_NVFP4_RELU:
+                return activate(TRT_NVFP4_RELU, x);
+            case TRT_NVFP4_RELU2:
+                return activate(TRT_NVFP4_RELU2, x);
+            case TRT_NVFP4_GELU:
+                return activate(TRT_NVFP4_GELU, x);
+            default:
+                return x;
+        }
+    }
+
+    __device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) const {
+        uint32_t const low = __nv_cvt_float2_to_fp8x2({a * inverse_, b * inverse_}, __NV_SATFINITE, __NV_E4M3);
+        uint32_t const high = __nv_cvt_float2_to_fp8x2({c * inverse_, d * inverse_}, __NV_SATFINITE, __NV_E4M3);
+        return low | high << 16;
+    }
+
+    Fp8Gemm const& gemm_;
+    SigmoidGate gate_;
+    bool sigmoid_;
+    float inverse_;
+    uint32_t amax_bits_ = 0;
+};
+
+}  // namespace trt_nvfp4

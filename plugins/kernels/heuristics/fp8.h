@@ -1,0 +1,64 @@
+// Launch choices of FP8GatedMLP on SM90's tensor cores: tiles, clusters and splits of K, as measured on an H200 for
+// layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md).
+#pragma once
+
+#include <climits>
+
+#include "../fp8_gemm.h"
+
+namespace trt_nvfp4::fp8 {
+
+using Launch = TrtNvfp4Status (*)(Fp8Gemm const&, cudaStream_t);
+
+constexpr int kMaxSplits = 8;
+// Tiles times splits of a split GEMM: bounds the workspace without knowing the GPU. All fit on an H200 at a time.
+constexpr int kMaxSplitTiles = 132;
+constexpr int64_t kMaxArrivals = int64_t{kMaxSplitTiles} * kFp8Warps;
+constexpr int64_t kMaxPartials = int64_t{kMaxSplitTiles} * 128 * 128;
+
+struct Split {
+    Launch launch;
+    int splits;
+};
+
+// Whether this library and the current GPU have the kernels and they serve the call.
+inline bool serves(TrtNvfp4Fp8MlpArgs const& args) {
+#ifdef TRT_NVFP4_SM90
+    int device = 0;
+    int major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+        return false;
+    }
+    return major == 9 && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 && args.m <= INT_MAX &&
+           args.intermediate <= INT_MAX / 2;
+#else
+    static_cast<void>(args);
+    return false;
+#endif
+}
+
+// Splits of K that fill the SMs with tiles of rows x columns, in clusters of two along rows or columns.
+inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
+    int64_t const tiles = (gemm.m + rows - 1) / rows * ((gemm.n + columns - 1) / columns);
+    int splits = 1;
+    while (splits < kMaxSplits && 2 * splits * tiles <= kMaxSplitTiles && gemm.k / 16 % (2 * splits) == 0) splits *= 2;
+    return splits;
+}
+
+#ifdef TRT_NVFP4_SM90
+inline Launch choose_gated(Fp8Gemm const& gemm) {
+    return gemm.m <= 64 ? sm90_fp8_gated_64x128 : sm90_fp8_gated_128x128;
+}
+
+inline Split choose_dense(Fp8Gemm const& gemm) {
+    if (gemm.m <= 64) return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64)};
+    if (gemm.m <= 256) return {sm90_fp8_dense_128x64, choose_splits(gemm, 128, 64)};
+    return {sm90_fp8_dense_128x128, choose_splits(gemm, 128, 128)};
+}
+#else
+inline Launch choose_gated(Fp8Gemm const&) { return nullptr; }
+inline Split choose_dense(Fp8Gemm const&) { return {}; }
+#endif
+
+}  // namespace trt_nvfp4::fp8

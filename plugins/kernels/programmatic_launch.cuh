@@ -1,0 +1,43 @@
+// Programmatic dependent launch (sm_90 on): a kernel starts while the one before it ends, and waits for its writes.
+#pragma once
+
+#include "api/launch.h"
+
+namespace trt_nvfp4 {
+
+// Returns once all kernels before this one have ended and their writes are visible.
+__device__ __forceinline__ void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start, once every block has said so or ended.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+inline cudaLaunchAttribute programmatic_attribute() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return attribute;
+}
+
+// Launches a kernel that waits for those before it; where `programmatic` is false the stream waits instead.
+template <typename... Parameters, typename... Arguments>
+TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), int64_t blocks, int threads, bool programmatic,
+                             cudaStream_t stream, char const* name, Arguments&&... arguments) {
+    cudaLaunchAttribute attribute = programmatic_attribute();
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(blocks);
+    config.blockDim = threads;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = programmatic ? 1 : 0;
+    return check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+
+}  // namespace trt_nvfp4
