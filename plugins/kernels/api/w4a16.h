@@ -13,7 +13,8 @@ bool serves(TrtNvfp4MlpArgs const& args);
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args);
 
-// From sm_90 on the kernel reads weights while the kernel launched before it still runs, so that one must not write them.
+// From sm_90 on the kernel reads weights while the kernel launched before it still runs, so that one must not write
+// them.
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream);
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
 
