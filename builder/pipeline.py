@@ -19,6 +19,7 @@ from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
@@ -158,7 +159,9 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     # A plugin or TRT_MoE node bears its subgraph's name, with a number where there are several; other decisions keep
     # their nodes.
     realized = {
-        entry.name: [entry.name, *(f"{entry.name}/{i}" for i in range(len(entry.nodes)))] if entry.op else entry.nodes
+        entry.name: [entry.name, *(f"{entry.name}/{i}" for i in range(len(entry.nodes)))]
+        if entry.decision.startswith(("nvfp4", "native")) or (entry.decision, entry.op) == ("fp8", FP8_MLP)
+        else entry.nodes
         for entry in plan.subgraphs
     }
     _build(request, plan, request.model, realized, profiles, report, progress)

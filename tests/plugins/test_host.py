@@ -22,6 +22,7 @@ def cases(m: int, dtype: torch.dtype = torch.float16) -> dict[str, list[torch.Te
         "NVFP4GatedMLP": meta(op_inputs.gated_mlp(rng, m, 48, 80, 40, dtype)),
         "NVFP4PersistentMLP": meta(op_inputs.persistent_mlp(rng, 2, m, 48, 80, 48, dtype, gated=1)),
         "FP8GatedMLP": meta(op_inputs.fp8_gated_mlp(rng, m, 48, 80, 40, dtype)),
+        "NVFP4MoE": meta(op_inputs.moe(rng, m, 48, 80, 4, dtype)),
         "NVFP4Quantize": meta(op_inputs.quantize(rng, m, 48, dtype)),
     }
 
@@ -59,7 +60,7 @@ def test_workspace_grows_with_the_rows(host: PluginHost, op: str) -> None:
 
 
 def test_attributes_survive_serialization(host: PluginHost) -> None:
-    attributes = {"activation": 7, "quantize_activations": 1, "alpha": 1.25, "limit": 3.5}
+    attributes = {"activation": 7, "quantize_activations": 1, "static_scales": 1, "alpha": 1.25, "limit": 3.5}
     with host.session("NVFP4GatedMLP", cases(3)["NVFP4GatedMLP"], attributes) as session:
         assert session.serialized == attributes
         first = session.timing_cache_id
