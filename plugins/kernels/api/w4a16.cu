@@ -82,7 +82,7 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
                                                        "; use fewer tokens or the generic tactic");
     }
     // A linear that is split pays a memset and a cooperative launch, which waits for the kernel in front to end.
-    float const split_cost = kProjections == 1 ? 10.0f : 2.0f;
+    float const split_cost = kProjections == 1 ? 8.0f : 2.0f;
     int needed = 0, k_groups = 1, tasks = 0;
     bool split = false;
     for (Projection& p : args.program.projections) {
