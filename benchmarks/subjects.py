@@ -219,8 +219,6 @@ def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, Input
                     known[kind] = max(known[kind], new)
                 elif kind == "channel_amax":
                     known[kind] = torch.maximum(known[kind], new)
-                elif kind == "block_amax_histogram":
-                    known[kind] = known[kind] + new
                 else:
                     known[kind] = torch.lerp(known[kind], new, count / rows[name])
 

@@ -1,6 +1,6 @@
 """A local Hugging Face model directory becomes ONNX, by torch.onnx's dynamo exporter.
 
-The only module that imports transformers, and only when called: users of ONNX files need neither it nor onnxscript.
+transformers is imported when called alone: users of ONNX files need neither it nor onnxscript.
 """
 
 from __future__ import annotations
