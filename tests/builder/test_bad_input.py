@@ -164,7 +164,7 @@ def test_target_that_needs_another_machine(gated_mlps: Path, target: str) -> Non
     [
         (["--min-shapes", "x=1"], "--min-shapes"),
         (["--max-shapes", "z:1x64"], "no input 'z'"),
-        (["--kinds", "moe"], "moe"),
+        (["--kinds", "attention"], "attention"),
         (["--include", "["], "--include ["),
         (["--precision", "int4"], "int4"),
         (["--stop-after", "lunch"], "lunch"),

@@ -80,6 +80,27 @@ class Inputs:
         shared = [*self.weight(shared_n, h), self.normal(shared_n), *self.weight(h, s), self.normal(h), self.normal(h)]
         return [self.normal(*lead, h), logits, bias, *routed, *shared, torch.tensor(0.0), torch.tensor(0.0)]
 
+    def fp8_gated_mlp(self, lead: Sequence[int], k: int, i: int, h: int, scale: float = 0.0) -> list[Tensor]:
+        weights = []
+        for n, columns in ((2 * i, k), (h, i)):
+            matrix = torch.randn(n, columns, generator=self.generator) / columns**0.5
+            scales = matrix.abs().amax(1) / 448
+            values = (matrix / scales[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.int8)
+            weights += [values, scales, self.normal(n)]
+        return [self.normal(*lead, k), *weights, torch.tensor(scale), torch.tensor(scale)]
+
+    def small(self, op: str) -> list[Tensor]:
+        """Inputs of any op, three rows."""
+        made: list[Tensor] = {
+            "NVFP4Linear": lambda: self.linear((3,), 16, 32),
+            "NVFP4GatedMLP": lambda: self.gated_mlp((3,), 32, 48, 32),
+            "NVFP4PersistentMLP": lambda: self.persistent_mlp((3,), 32, 48, 32, 2, 1),
+            "NVFP4MoE": lambda: self.moe((3,), 32, 48, 4),
+            "FP8GatedMLP": lambda: self.fp8_gated_mlp((3,), 32, 48, 32),
+            "NVFP4Quantize": lambda: self.quantize((3,), 32),
+        }[op]()
+        return made
+
     def quantize(self, lead: Sequence[int], k: int, scale: float = 0.0) -> list[Tensor]:
         return [self.normal(*lead, k), self.normal(*lead, k), self.normal(k), torch.tensor(scale)]
 

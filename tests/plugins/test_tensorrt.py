@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-OPS = {"NVFP4Linear", "NVFP4GatedMLP", "NVFP4PersistentMLP", "NVFP4Quantize"}
+from trt_nvfp4.plugins.ops import OPS
 
+HERE = Path(__file__).parent
 _LIST_CREATORS = """
 import importlib, json, sys
 trt = importlib.import_module(sys.argv[1])
 registry = trt.get_plugin_registry()
 registry.load_library(sys.argv[2])
-ours = [c for c in registry.all_creators if c.name.startswith("NVFP4")]
+ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8GatedMLP"))]
 print(json.dumps([(c.name, c.plugin_version, c.plugin_namespace) for c in ours]))
 """
 

@@ -11,37 +11,25 @@ from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees
 from trt_nvfp4.plugins.ops import OPS, Activation, OpError
 
 
-def tensors(seed: int, dtype: torch.dtype, lead: tuple[int, ...], k: int, i: int, h: int, scale: float) -> list[Any]:
-    inputs = Inputs(seed, dtype)
-
-    def weight(n: int, k: int) -> list[torch.Tensor]:
-        matrix = torch.randn(n, k, generator=inputs.generator) / k**0.5
-        scales = matrix.abs().amax(1) / 448
-        values = (matrix / scales[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.int8)
-        return [values, scales, inputs.normal(n)]
-
-    return [inputs.normal(*lead, k), *weight(2 * i, k), *weight(h, i), torch.tensor(scale), torch.tensor(scale)]
-
-
 @RUNNERS
 @DTYPES
 @pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
 @pytest.mark.parametrize("scale", [0.0, 0.01])
 def test_types_and_shapes(runner: Any, dtype: torch.dtype, lead: tuple[int, ...], scale: float, seed: int) -> None:
     attributes = {"activation": int(Activation.GELU_TANH)}
-    assert_agrees("FP8GatedMLP", tensors(seed, dtype, lead, 32, 48, 33, scale), runner, **attributes)
+    assert_agrees("FP8GatedMLP", Inputs(seed, dtype).fp8_gated_mlp(lead, 32, 48, 33, scale), runner, **attributes)
 
 
 @RUNNERS
 @pytest.mark.parametrize("activation", Activation, ids=lambda a: a.name)
 def test_activations(runner: Any, activation: Activation, seed: int) -> None:
-    inputs = tensors(seed, torch.float32, (4,), 32, 48, 33, 0.0)
+    inputs = Inputs(seed, torch.float32).fp8_gated_mlp((4,), 32, 48, 33)
     assert_agrees("FP8GatedMLP", inputs, runner, activation=int(activation), alpha=1.5, limit=2.0)
 
 
 @pytest.mark.parametrize(("position", "shape"), [(1, (96, 48)), (1, (95, 32)), (2, (95,)), (4, (33, 32)), (6, (32,))])
 def test_refuses_shapes_that_do_not_fit(position: int, shape: tuple[int, ...], seed: int) -> None:
-    inputs = tensors(seed, torch.float32, (4,), 32, 48, 33, 0.0)
+    inputs = Inputs(seed, torch.float32).fp8_gated_mlp((4,), 32, 48, 33)
     inputs[position] = torch.zeros(shape, dtype=inputs[position].dtype)
     with pytest.raises(OpError, match="FP8GatedMLP"):
         OPS["FP8GatedMLP"].reference(*inputs)
@@ -49,4 +37,4 @@ def test_refuses_shapes_that_do_not_fit(position: int, shape: tuple[int, ...], s
 
 def test_static_scales_are_a_promise(seed: int) -> None:
     with pytest.raises(OpError, match="static_scales promises a input_scale that is not 0"):
-        OPS["FP8GatedMLP"].reference(*tensors(seed, torch.float32, (4,), 32, 48, 33, 0.0), static_scales=1)
+        OPS["FP8GatedMLP"].reference(*Inputs(seed, torch.float32).fp8_gated_mlp((4,), 32, 48, 33), static_scales=1)

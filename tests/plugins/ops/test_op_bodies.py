@@ -165,15 +165,8 @@ def test_quantize_of_zero_tiny_and_huge_activations(runner: Any, magnitude: floa
 @pytest.mark.parametrize("opset", range(17, 25))
 @pytest.mark.parametrize("op", OPS)
 def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed: int) -> None:
-    inputs = Inputs(seed, torch.float32)
-    tensors = {
-        "NVFP4Linear": lambda: inputs.linear((3,), 16, 32),
-        "NVFP4GatedMLP": lambda: inputs.gated_mlp((3,), 32, 48, 32),
-        "NVFP4PersistentMLP": lambda: inputs.persistent_mlp((3,), 32, 48, 32, 2, 1),
-        "NVFP4MoE": lambda: inputs.moe((3,), 32, 48, 4),
-        "NVFP4Quantize": lambda: inputs.quantize((3,), 32),
-    }[op]()
-    attributes = {} if op == "NVFP4Quantize" else {"quantize_activations": 1}
+    tensors = Inputs(seed, torch.float32).small(op)
+    attributes = {"quantize_activations": 1} if "quantize_activations" in OPS[op].attributes else {}
     assert_agrees(op, tensors, onnxruntime_outputs, opset, **attributes)
 
 
@@ -183,15 +176,9 @@ def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed:
 def test_tensorrt_rtx_takes_the_bodies(op: str, dtype: torch.dtype, quantize_activations: int, seed: int) -> None:
     """It parses every body, inlined, and builds all but the loops over layers and experts (see function_body)."""
     trt = pytest.importorskip("tensorrt_rtx", reason="needs tensorrt-rtx")
-    inputs = Inputs(seed, dtype)
-    tensors = {
-        "NVFP4Linear": lambda: inputs.linear((3,), 16, 32),
-        "NVFP4GatedMLP": lambda: inputs.gated_mlp((3,), 32, 48, 32),
-        "NVFP4PersistentMLP": lambda: inputs.persistent_mlp((3,), 32, 48, 32, 2, 1),
-        "NVFP4MoE": lambda: inputs.moe((3,), 32, 48, 4),
-        "NVFP4Quantize": lambda: inputs.quantize((3,), 32),
-    }[op]()
-    attributes = {"norm": 1} if op == "NVFP4Quantize" else {"quantize_activations": quantize_activations}
+    tensors = Inputs(seed, dtype).small(op)
+    attributes = {"quantize_activations": quantize_activations, "norm": 1}
+    attributes = {name: value for name, value in attributes.items() if name in OPS[op].attributes}
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
     network = builder.create_network(0)
