@@ -43,10 +43,18 @@ def test_needs_only_the_system(library: Path) -> None:
     assert set(needed) <= {"libc", "libm", "libdl", "librt", "libpthread", "libstdc++", "libgcc_s", "ld-linux-x86-64"}
 
 
+# Of CUTLASS's 128x128 FP8 main loops ptxas spills a little outside the products, see test_machine_code.py.
+SPILLED_BYTES = {"Fp8Kernel": 64}
+
+
 def check_resources(library: Path) -> None:
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", resource_report(library))
-    assert len(spills) > 10
-    assert set(spills) == {("0", "0")}
+    found = re.findall(
+        r"Function properties for (\S+)\n.* (\d+) bytes spill stores, (\d+) bytes spill loads", resource_report(library)
+    )
+    assert len(found) > 10
+    for kernel, *spilled in found:
+        allowed = sum(most for name, most in SPILLED_BYTES.items() if name in kernel)
+        assert max(map(int, spilled)) <= allowed, kernel
 
 
 def test_no_spills(library: Path) -> None:
