@@ -143,8 +143,10 @@ def test_fp8(linear: str, calibrated: bool, loaded: Load, seed: int) -> None:
         tensors[name].CopyFrom(numpy_helper.from_array(rounded, name))
     x = draw(seed, *((5,) if linear.startswith("gemm") else (2, 3)), 32)
     (expected,), (found,) = run(twin, x), run(result.path, x)
-    tolerance = 0.08 if calibrated else 1e-5
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=tolerance * np.abs(expected).max())
+    if calibrated:  # two roundings to three bits of mantissa: 3 to 7 % in all, some single values far more
+        assert 0.01 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.12
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_fp16_casts(loaded: Load, seed: int) -> None:
