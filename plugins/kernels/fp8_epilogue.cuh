@@ -57,6 +57,8 @@ struct Fp8ChannelValues {
 
 class Fp8DenseOutput {
  public:
+    static constexpr bool kSplits = true;  // of K
+
     explicit __device__ __forceinline__ Fp8DenseOutput(Fp8Gemm const& gemm) : gemm_(gemm) {}
 
     // `row` is inside.
@@ -128,6 +130,8 @@ class SigmoidGate {
 
 class Fp8GatedOutput {
  public:
+    static constexpr bool kSplits = false;
+
     explicit __device__ __forceinline__ Fp8GatedOutput(Fp8Gemm const& gemm)
         : gemm_(gemm), gate_(gemm), sigmoid_(SigmoidGate::covers(gemm.activation)) {
         inverse_ = gemm.amax_pass ? 1.0f : __fdividef(1.0f, gemm.hidden_scale.resolve());

@@ -73,7 +73,9 @@ class Epilogue {
         int const column0 = get<1>(tile_coord) * Config::kColumns;
         // A cluster reaches beyond the last tile.
         if (get<0>(tile_coord) * Config::kRows >= params_.m || column0 >= params_.n) return;
-        if (params_.splits > 1 && !add_up(accumulators, tile_coord, thread)) return;
+        if constexpr (Output::kSplits) {
+            if (params_.splits > 1 && !add_up(accumulators, tile_coord, thread)) return;
+        }
 
         // wgmma spreads a row over a quad of threads. A warp's 16 rows pass through shared memory, a group of columns
         // at a time, so that a thread has neighbouring columns of a row, and a short loop, rather than a long unrolled
@@ -128,6 +130,8 @@ class Epilogue {
     CUTLASS_DEVICE bool add_up(Accumulators& accumulators, TileCoord const& tile_coord, int thread) const {
         using namespace cute;
         constexpr int kVectors = decltype(size(accumulators))::value / 4;
+        // That are loaded at a time: more would take the registers that the tile scheduler needs.
+        constexpr int kLoads = kVectors < 16 ? kVectors : 16;
         int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
         int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * kFp8Warps + thread / 32;
         float4* const sums = reinterpret_cast<float4*>(params_.partials) + part * params_.splits * kVectors * 32;
@@ -144,14 +148,18 @@ class Epilogue {
         if (__shfl_sync(0xffffffffu, arrived, 0) != static_cast<uint32_t>(params_.splits - 1)) return false;
         __threadfence();
         clear(accumulators);
-        for (int split = 0; split < params_.splits; ++split) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kVectors; ++i) {
-                float4 const sum = __ldcg(sums + (split * kVectors + i) * 32 + thread % 32);
-                accumulators(4 * i) += sum.x;
-                accumulators(4 * i + 1) += sum.y;
-                accumulators(4 * i + 2) += sum.z;
-                accumulators(4 * i + 3) += sum.w;
+        CUTLASS_PRAGMA_UNROLL
+        for (int first = 0; first < kVectors; first += kLoads) {
+#pragma unroll 1
+            for (int split = 0; split < params_.splits; ++split) {
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = first; i < first + kLoads; ++i) {
+                    float4 const sum = __ldcg(sums + (split * kVectors + i) * 32 + thread % 32);
+                    accumulators(4 * i) += sum.x;
+                    accumulators(4 * i + 1) += sum.y;
+                    accumulators(4 * i + 2) += sum.z;
+                    accumulators(4 * i + 3) += sum.w;
+                }
             }
         }
         return true;
