@@ -30,13 +30,11 @@ struct Config {
 };
 
 // CUTLASS calls this with the accumulators of a tile in the registers of the warps that share it. Its batches are the
-// splits of K: all but the last CTA to arrive leave their sums in memory, the last adds them up, in the splits' order.
+// splits of K.
 template <class Output, class Config>
 class Epilogue {
-    static constexpr int kGroup = Config::kColumns < 128 ? Config::kColumns : 128;
-    static constexpr int kPitch = kGroup + 4;  // keeps the columns' reads apart in the banks
-    static constexpr int kThreadsAcross = kGroup / kFp8Columns;
-    static constexpr int kRowsAtATime = 32 / kThreadsAcross;
+    // Of a tile a warp has 16 rows, of each 64.
+    using Finish = Fp8Finish<Output, Config::kColumns, Config::kRows / 64, 64>;
 
  public:
     using Arguments = Fp8Gemm;
@@ -46,7 +44,7 @@ class Epilogue {
     using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
     using StrideD = StrideC;
     struct SharedStorage {
-        float rows[kFp8Warps][16 * kPitch];
+        typename Finish::Staged rows[kFp8Warps];
     };
 
     template <class Problem>
@@ -73,98 +71,18 @@ class Epilogue {
         int const column0 = get<1>(tile_coord) * Config::kColumns;
         // A cluster reaches beyond the last tile.
         if (get<0>(tile_coord) * Config::kRows >= params_.m || column0 >= params_.n) return;
-        if constexpr (Output::kSplits) {
-            if (params_.splits > 1 && !add_up(accumulators, tile_coord, thread)) return;
-        }
-
-        // wgmma spreads a row over a quad of threads. A warp's 16 rows pass through shared memory, a group of columns
-        // at a time, so that a thread has neighbouring columns of a row, and a short loop, rather than a long unrolled
-        // text, does what is to be done.
-        int const lane = thread % 32;
         int const warp = thread / 32;
-        float* const staged = reinterpret_cast<SharedStorage*>(shared)->rows[warp];
-        int const first_column = lane / 4 % kThreadsAcross * kFp8Columns;
-        int const first_row = lane % 4 + lane / (4 * kThreadsAcross) * 4;
-        float const a_scale = params_.a.scale.resolve();
-        Output output(params_);
-        CUTLASS_PRAGMA_UNROLL
-        for (int group = 0; group < Config::kColumns / kGroup; ++group) {
-            int const column = column0 + group * kGroup + first_column;
-            Fp8ChannelValues const channels(params_, a_scale, column);
-            CUTLASS_PRAGMA_UNROLL
-            for (int m = 0; m < size<1>(accumulators); ++m) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kGroup / 8; ++i) {
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int half = 0; half < 2; ++half) {
-                        int const at = (group * kGroup / 8 + i) * 4 + 2 * half;
-                        *reinterpret_cast<float2*>(staged + (lane / 4 + 8 * half) * kPitch + 8 * i + 2 * (lane % 4)) =
-                            make_float2(accumulators(at, m, 0), accumulators(at + 1, m, 0));
-                    }
-                }
-                __syncwarp();
-                int const row0 = get<0>(tile_coord) * Config::kRows + m * (kFp8Warps * 16) + warp * 16;
-#pragma unroll 1
-                for (int i = first_row; i < 16; i += kRowsAtATime) {
-                    float values[kFp8Columns];
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int j = 0; j < kFp8Columns; j += 4) {
-                        float4 const four = *reinterpret_cast<float4 const*>(staged + i * kPitch + first_column + j);
-                        values[j] = fmaf(four.x, channels.scale[j], channels.bias[j]);
-                        values[j + 1] = fmaf(four.y, channels.scale[j + 1], channels.bias[j + 1]);
-                        values[j + 2] = fmaf(four.z, channels.scale[j + 2], channels.bias[j + 2]);
-                        values[j + 3] = fmaf(four.w, channels.scale[j + 3], channels.bias[j + 3]);
-                    }
-                    if (row0 + i < static_cast<int>(params_.m)) output.store(values, row0 + i, column);
-                }
-                __syncwarp();
-            }
+        if constexpr (Output::kSplits) {
+            int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
+            int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * kFp8Warps + warp;
+            constexpr int kCount = decltype(size(accumulators))::value;
+            if (params_.splits > 1 && !add_up_splits<kCount>(params_, accumulators, part, get<3>(tile_coord))) return;
         }
-        output.finish();
+        Finish::run(params_, accumulators, reinterpret_cast<SharedStorage*>(shared)->rows[warp],
+                    get<0>(tile_coord) * Config::kRows + warp * 16, column0);
     }
 
  private:
-    // Whether this warp is the last of the splits to arrive; it then holds the sum. Warps need not wait for each
-    // other: each has its own part of the tile.
-    template <class TileCoord, class Accumulators>
-    CUTLASS_DEVICE bool add_up(Accumulators& accumulators, TileCoord const& tile_coord, int thread) const {
-        using namespace cute;
-        constexpr int kVectors = decltype(size(accumulators))::value / 4;
-        // That are loaded at a time: more would take the registers that the tile scheduler needs.
-        constexpr int kLoads = kVectors < 16 ? kVectors : 16;
-        int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
-        int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * kFp8Warps + thread / 32;
-        float4* const sums = reinterpret_cast<float4*>(params_.partials) + part * params_.splits * kVectors * 32;
-        float4* const own = sums + get<3>(tile_coord) * kVectors * 32 + thread % 32;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kVectors; ++i) {
-            __stcg(own + i * 32, make_float4(accumulators(4 * i), accumulators(4 * i + 1), accumulators(4 * i + 2),
-                                             accumulators(4 * i + 3)));
-        }
-        __threadfence();
-        __syncwarp();
-        uint32_t arrived = 0;
-        if (thread % 32 == 0) arrived = atomicAdd(params_.arrivals + part, 1u);
-        if (__shfl_sync(0xffffffffu, arrived, 0) != static_cast<uint32_t>(params_.splits - 1)) return false;
-        __threadfence();
-        clear(accumulators);
-        CUTLASS_PRAGMA_UNROLL
-        for (int first = 0; first < kVectors; first += kLoads) {
-#pragma unroll 1
-            for (int split = 0; split < params_.splits; ++split) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = first; i < first + kLoads; ++i) {
-                    float4 const sum = __ldcg(sums + (split * kVectors + i) * 32 + thread % 32);
-                    accumulators(4 * i) += sum.x;
-                    accumulators(4 * i + 1) += sum.y;
-                    accumulators(4 * i + 2) += sum.z;
-                    accumulators(4 * i + 3) += sum.w;
-                }
-            }
-        }
-        return true;
-    }
-
     Params const& params_;
 };
 
