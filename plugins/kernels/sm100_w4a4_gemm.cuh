@@ -30,7 +30,7 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
 
 // CUTLASS calls this with a CTA's accumulators in tensor memory; a thread owns a row of them.
 template <typename Output>
-class Epilogue : public W4A4EpilogueBase {
+class Epilogue : public EpilogueBase<W4A4Gemm> {
  public:
     using DispatchPolicy = cutlass::epilogue::Sm100NoSmemWarpSpecialized;
     using EpilogueTile = cute::Shape<cute::_128, cute::Int<kColumns>>;

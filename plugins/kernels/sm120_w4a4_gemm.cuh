@@ -46,7 +46,7 @@ using Mainloop = cutlass::gemm::collective::CollectiveMma<
 
 // CUTLASS calls this with a warp group's accumulators in registers.
 template <typename Output>
-class Epilogue : public W4A4EpilogueBase {
+class Epilogue : public EpilogueBase<W4A4Gemm> {
  public:
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}
 

@@ -12,8 +12,8 @@
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "cutlass_launch.cuh"
 #include "fp8_epilogue.cuh"
-#include "programmatic_launch.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -32,33 +32,14 @@ struct Config {
 // CUTLASS calls this with the accumulators of a tile in the registers of the warps that share it. Its batches are the
 // splits of K.
 template <class Output, class Config>
-class Epilogue {
+class Epilogue : public EpilogueBase<Fp8Gemm> {
     // Of a tile a warp has 16 rows, of each 64.
     using Finish = Fp8Finish<Output, Config::kColumns, Config::kRows / 64, 64>;
 
  public:
-    using Arguments = Fp8Gemm;
-    using Params = Fp8Gemm;
-    using ElementC = void;
-    using ElementD = void;
-    using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-    using StrideD = StrideC;
     struct SharedStorage {
         typename Finish::Staged rows[kFp8Warps];
     };
-
-    template <class Problem>
-    static Params to_underlying_arguments(Problem const&, Arguments const& arguments, void*) {
-        return arguments;
-    }
-    template <class Problem>
-    static size_t get_workspace_size(Problem const&, Arguments const&) {
-        return 0;
-    }
-    template <class Problem>
-    static bool can_implement(Problem const&, Arguments const&) {
-        return true;
-    }
 
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}
 
@@ -137,26 +118,7 @@ TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
         check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
                                           arguments.hw_info.device_id),
                    "number of multiprocessors"));
-    auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
-
-    auto* const kernel = cutlass::device_kernel<Kernel>;
-    int const shared_bytes = static_cast<int>(Kernel::SharedStorageSize);
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-                   "shared memory of the FP8 GEMM"));
-    constexpr auto cluster = typename Kernel::ClusterShape{};
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0] = programmatic_attribute();
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {cute::size<0>(cluster), cute::size<1>(cluster), 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = Kernel::get_grid_shape(params);
-    config.blockDim = Kernel::get_block_shape();
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return check_cuda(cudaLaunchKernelEx(&config, kernel, params), "FP8 GEMM");
+    return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), true, stream, "FP8 GEMM");
 }
 
 }  // namespace trt_nvfp4::sm90
