@@ -17,28 +17,29 @@
 
 namespace trt_nvfp4::sm90 {
 
-// Two groups of four warps take tiles in turn: one multiplies while the other finishes its tile.
-using Schedule = cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum;
-
-// A tile of rows x columns by four warps, in clusters that share operands, K in steps of 128.
-template <int kRows_, int kColumns_, int kClusterRows, int kClusterColumns>
+// A tile of rows x columns, in clusters that share operands, K in steps of 128. Of two groups of four warps, one
+// multiplies while the other finishes its tile, or, with kWarps 8, both share a tile.
+template <int kRows_, int kColumns_, int kClusterRows, int kClusterColumns, int kWarps_ = kFp8Warps>
 struct Config {
     static constexpr int kRows = kRows_;
     static constexpr int kColumns = kColumns_;
+    static constexpr int kWarps = kWarps_;
     using Tile = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_128>;
     using Cluster = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
+    using Schedule = cute::conditional_t<kWarps == 4, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
+                                         cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum>;
 };
 
 // CUTLASS calls this with the accumulators of a tile in the registers of the warps that share it. Its batches are the
 // splits of K.
 template <class Output, class Config>
 class Epilogue : public EpilogueBase<Fp8Gemm> {
-    // Of a tile a warp has 16 rows, of each 64.
-    using Finish = Fp8Finish<Output, Config::kColumns, Config::kRows / 64, 64>;
+    static constexpr int kStep = 16 * Config::kWarps;
+    using Finish = Fp8Finish<Output, Config::kColumns, Config::kRows / kStep, kStep>;
 
  public:
     struct SharedStorage {
-        typename Finish::Staged rows[kFp8Warps];
+        typename Finish::Staged rows[Config::kWarps];
     };
 
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}
@@ -55,7 +56,7 @@ class Epilogue : public EpilogueBase<Fp8Gemm> {
         int const warp = thread / 32;
         if constexpr (Output::kSplits) {
             int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
-            int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * kFp8Warps + warp;
+            int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * Config::kWarps + warp;
             constexpr int kCount = decltype(size(accumulators))::value;
             if (params_.splits > 1 && !add_up_splits<kCount>(params_, accumulators, part, get<3>(tile_coord))) return;
         }
@@ -72,7 +73,7 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::float_e4m3_t, cutlass::layout::RowMajor, 16,
     cutlass::float_e4m3_t, cutlass::layout::ColumnMajor, 16, float, typename Config::Tile, typename Config::Cluster,
     cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage)>,
-    Schedule>::CollectiveOp;
+    typename Config::Schedule>::CollectiveOp;
 
 template <class Output, class Config>
 using Gemm = cutlass::gemm::kernel::GemmUniversal<
