@@ -1,4 +1,5 @@
-// Who serves W4A4 on tensor cores: the kernels that this library was compiled with and that the GPU can run.
+// W4A4 on tensor cores: the kernels that this library was compiled with and that the GPU can run, and their splits of
+// K.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,8 @@ inline int64_t split_elements(int64_t m, int64_t n) {
     return std::min(kMaxKSplits * m * n, int64_t{kMaxSplitTiles} * kW4a4Tile * kW4a4Tile);
 }
 
-// The kernels of the current GPU that `tactic` names; null where this library has none.
+// The kernels of the current GPU that `tactic` names; null where this library has none. Thor (11) gains nothing from
+// clusters.
 inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
     int device = 0;
     int major = 0;
@@ -47,16 +49,18 @@ inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
         cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
         return {};
     }
+    bool const split = tactic == TRT_NVFP4_TACTIC_W4A4;
+    bool const single = split || tactic == TRT_NVFP4_TACTIC_W4A4_UNSPLIT;
+    static_cast<void>(single);  // unused where the library has no such kernels
 #ifdef TRT_NVFP4_SM120
-    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) {
-        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, sm120_w4a4_partial, sm_count};
+    if (major == 12 && single) {
+        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, split ? sm120_w4a4_partial : nullptr, sm_count};
     }
 #endif
 #ifdef TRT_NVFP4_SM100
-    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) {
-        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, sm100_w4a4_partial, sm_count};
+    if ((major == 10 || major == 11) && single) {
+        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, split ? sm100_w4a4_partial : nullptr, sm_count};
     }
-    // Thor (11) gains nothing from clusters.
     if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) {
         return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair, nullptr, sm_count};
     }
@@ -74,21 +78,13 @@ inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
            args.intermediate % 32 == 0;
 }
 
-template <typename Args>
-bool w4a4_serves(Args const& args, TrtNvfp4Tactic tactic) {
-    return w4a4_fits(args) && w4a4_kernels(tactic).dense != nullptr;
+// Parts of K of the last GEMM, the only one that may be split.
+inline int w4a4_splits(TrtNvfp4LinearArgs const& args, int sm_count) {
+    return choose_splits(args.m, args.n, args.k, sm_count);
 }
 
-// Two CTAs share the weights' tile and halve its traffic from L2, once there are rows for both. GENERIC where no kernel
-// serves the call.
-template <typename Args>
-TrtNvfp4Tactic choose_w4a4(Args const& args) {
-    if (!w4a4_fits(args)) return TRT_NVFP4_TACTIC_GENERIC;
-    for (TrtNvfp4Tactic const tactic : {TRT_NVFP4_TACTIC_W4A4_PAIR, TRT_NVFP4_TACTIC_W4A4}) {
-        if (tactic == TRT_NVFP4_TACTIC_W4A4_PAIR && args.m <= 128) continue;
-        if (w4a4_kernels(tactic).dense != nullptr) return tactic;
-    }
-    return TRT_NVFP4_TACTIC_GENERIC;
+inline int w4a4_splits(TrtNvfp4MlpArgs const& args, int sm_count) {
+    return choose_splits(args.m, args.hidden_out, args.intermediate, sm_count);
 }
 
 }  // namespace trt_nvfp4
