@@ -38,9 +38,13 @@ inline int64_t split_elements(int64_t m, int64_t n) {
     return std::min(kMaxKSplits * m * n, int64_t{kMaxSplitTiles} * kW4a4Tile * kW4a4Tile);
 }
 
-// The kernels of the current GPU that `tactic` names; null where this library has none. Thor (11) gains nothing from
-// clusters.
+// The kernels of the current GPU that `tactic` names; null where this library has none.
 inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
+    if (tactic == TRT_NVFP4_TACTIC_W4A4_UNSPLIT) {
+        W4A4Kernels unsplit = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
+        unsplit.partial = nullptr;
+        return unsplit;
+    }
     int device = 0;
     int major = 0;
     int sm_count = 0;
@@ -49,18 +53,16 @@ inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
         cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
         return {};
     }
-    bool const split = tactic == TRT_NVFP4_TACTIC_W4A4;
-    bool const single = split || tactic == TRT_NVFP4_TACTIC_W4A4_UNSPLIT;
-    static_cast<void>(single);  // unused where the library has no such kernels
 #ifdef TRT_NVFP4_SM120
-    if (major == 12 && single) {
-        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, split ? sm120_w4a4_partial : nullptr, sm_count};
+    if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) {
+        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, sm120_w4a4_partial, sm_count};
     }
 #endif
 #ifdef TRT_NVFP4_SM100
-    if ((major == 10 || major == 11) && single) {
-        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, split ? sm100_w4a4_partial : nullptr, sm_count};
+    if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) {
+        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, sm100_w4a4_partial, sm_count};
     }
+    // Thor (11) gains nothing from clusters.
     if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) {
         return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair, nullptr, sm_count};
     }
