@@ -65,13 +65,18 @@ void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& 
         PluginFieldType const expected = attribute.is_float ? PluginFieldType::kFLOAT32 : PluginFieldType::kINT32;
         if (field.type != expected || field.length != 1 || field.data == nullptr) {
             throw std::invalid_argument(std::string(op.name) + ": attribute " + field.name + " must be one " +
-                                        (attribute.is_float ? "FLOAT" : "INT"));
+                                        (attribute.is_float ? "FLOAT" : "INT") + ", it is " +
+                                        std::to_string(field.length) + " of TensorRT's field type " +
+                                        std::to_string(static_cast<int>(field.type)));
         }
         void* const target = attribute.is_float ? static_cast<void*>(&attribute.real) : &attribute.integer;
         std::memcpy(target, field.data, 4);
         return;
     }
-    throw std::invalid_argument(std::string(op.name) + " has no attribute " + field.name);
+    std::string known;
+    for (Attribute const& attribute : attributes) known += (known.empty() ? "" : ", ") + std::string(attribute.name);
+    throw std::invalid_argument(std::string(op.name) + " has no attribute " + field.name + "; it has " + known +
+                                ". A model rewritten by another version of trt_nvfp4 has to be rewritten");
 }
 
 std::vector<Attribute> read_fields(Op const& op, nvinfer1::PluginFieldCollection const& fields) {
