@@ -18,6 +18,7 @@ from polygraphy.backend.onnxrt import OnnxrtRunner
 from trt_nvfp4.calibration.samples import InputSpec, input_specs
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import METADATA
 from trt_nvfp4.plugins.ops import OPS
 
 from . import runtime
@@ -47,7 +48,8 @@ class Side:
             return cls(path, "engine", None)
         if path.suffix != ".onnx":
             raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
-        return cls(path, "rewritten" if _plugin_nodes(_read(path)) else "onnx", path)
+        rewritten = any(entry.key == METADATA for entry in _read(path).metadata_props)
+        return cls(path, "rewritten" if rewritten else "onnx", path)
 
     def subgraphs(self, plan: Path | None = None) -> dict[str, str]:
         """Output tensor -> name of every replaced subgraph that can be seen inside.

@@ -23,15 +23,19 @@ from trt_nvfp4.graph_passes.lower_moe import lower_moe
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
 from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
+from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
+from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.plan import NVFP4, Plan
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
 
 # Decisions that can use the largest magnitude of activations.
-_CALIBRATED = ("nvfp4_w4a4", "fp8")
+_CALIBRATED = ("nvfp4_w4a4", "native_nvfp4", "fp8")
+# What a rewritten model's metadata says about the plan that it follows.
+METADATA = "trt_nvfp4.plan"
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
     """The model's tensors whose statistics the plan can use, and of which kinds (see `statistics.collect`)."""
     wanted: dict[str, frozenset[str]] = {}
     for entry in plan.subgraphs:
-        kinds = _recipe(plan, entry.decision).needs if entry.decision.startswith("nvfp4") else frozenset()
+        kinds = _recipe(plan, entry.decision).needs if entry.decision in NVFP4 else frozenset()
         if kinds or entry.decision in _CALIBRATED:
             for name in entry.linear_inputs:
                 wanted[name] = wanted.get(name, frozenset()) | kinds
@@ -56,7 +60,14 @@ def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
 
 
 def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
-    """Raises CalibrationError where the plan's recipe needs statistics that are not there."""
+    """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there."""
+    for entry in plan.subgraphs:
+        for tensor in entry.linear_inputs if entry.decision == "native_nvfp4" else ():
+            if statistics is None or tensor not in statistics.amax:
+                raise CalibrationError(
+                    f"TensorRT's own NVFP4 scales activations by statistics, and there are none of tensor '{tensor}' "
+                    f"(subgraph '{entry.name}'): give input samples with --calib-data"
+                )
     for tensor, kinds in calibration_tensors(plan).items():
         found = None if statistics is None else statistics.of(tensor)
         missing = sorted(kind for kind in kinds if found is None or getattr(found, kind) is None)
@@ -72,7 +83,7 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
 
 def _recipe(plan: Plan, decision: str) -> Recipe:
     recipe = parse(plan.recipe)
-    return recipe if decision == "nvfp4_w4a4" else recipe.for_16_bit_activations()
+    return recipe.for_16_bit_activations() if decision == "nvfp4_w4a16" else recipe
 
 
 def rewrite(
@@ -98,7 +109,8 @@ def rewrite(
     target = SourceModel(model.path, model.ir_model.clone())
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
-    quantized_inputs: dict[ir.Value, ir.Value] = {}
+    fp8_inputs: dict[ir.Value, ir.Value] = {}
+    nvfp4_inputs: dict[ir.Value, ir.Value] = {}
     functions: dict[str, onnx.FunctionProto] = {}
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(plan.check(target)):
@@ -108,6 +120,11 @@ def rewrite(
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lower(target.graph, subgraph, w4a4, amax, quantization)
             functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
+        elif entry.decision == "native_nvfp4":
+            quantization = Quantization(_recipe(plan, entry.decision), statistics)
+            realized[entry.name] = lower_native_nvfp4(target.graph, subgraph, amax, quantization, nvfp4_inputs)
+            functions |= {function.name: function for function in native_nvfp4_functions()}
+            target.ir_model.ir_version = max(target.ir_model.ir_version, OLDEST_IR_VERSION)
         elif entry.decision == "native":
             realized[entry.name] = lower_native_moe(target.graph, subgraph)
             functions[NATIVE_MOE] = native_function(target.opset)
@@ -115,7 +132,7 @@ def rewrite(
             realized[entry.name] = lower_fp8_mlp(target.graph, subgraph, amax)
             functions[entry.op] = OPS[entry.op].function(target.opset)
         elif entry.decision == "fp8":
-            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
+            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_inputs)
         elif entry.decision in ("bf16", "fp16"):
             realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
         else:
@@ -126,7 +143,7 @@ def rewrite(
         function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
         target.ir_model.opset_imports[function.domain] = 1
-    target.ir_model.metadata_props["trt_nvfp4.plan"] = json.dumps(
+    target.ir_model.metadata_props[METADATA] = json.dumps(
         {
             "target": plan.target,
             "precision": plan.precision,

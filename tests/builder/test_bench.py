@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline
@@ -22,6 +23,7 @@ from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
+from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import OPS
 
 
@@ -173,7 +175,9 @@ class FakeTensorRT:
         num_io_tensors = 2
 
         def __init__(self, path: Path) -> None:
-            self.session = session(path.with_suffix(".rewritten.onnx"))
+            rewritten = path.with_suffix(".rewritten.onnx")
+            # ONNX Runtime has no FP4.
+            self.session = ReferenceEvaluator(str(rewritten)) if bench.NATIVE in path.name else session(rewritten)
 
         def get_tensor_name(self, index: int) -> str:
             return ("x", "y1")[index]
@@ -231,12 +235,59 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
     assert result.target == "rtx-blackwell"
     built = [stage for stage in progress.stages if stage.startswith("building the ")]
     ours = ["building the nvfp4 engine"] if given == "onnx" else []
-    assert built == [*ours, "building the fp8 engine", "building the bf16 engine"]
-    assert list(result.contestants) == ["nvfp4", "fp8", "bf16"]
+    assert built == [*ours, *(f"building the {name} engine" for name in ("native_nvfp4", "fp8", "bf16"))]
+    assert list(result.contestants) == ["nvfp4", "native_nvfp4", "fp8", "bf16"]
+    assert result.notes == []
     assert all({"p50_us", "p90_us", "p99_us"} <= times.keys() for times in result.contestants.values())
     assert result.layers["nvfp4"] == [{"layer": "gated_mlp_0", "us": 250.0}]
     assert result.cosine_to_bf16["bf16"] == pytest.approx(1)
     assert 0.95 < result.cosine_to_bf16["nvfp4"] < result.cosine_to_bf16["fp8"] < 1
+    assert 0.95 < result.cosine_to_bf16["native_nvfp4"] < result.cosine_to_bf16["fp8"]
+
+
+def contestants(model: Path, folder: Path, target: str) -> tuple[dict[str, Plan], list[str]]:
+    asked = request(model, target=target)
+    folder.mkdir(exist_ok=True)
+    builds, notes = bench._builds(asked, bench._subject(asked), folder / "sample.npz", folder)
+    return {name: Plan.load(build.plan) for name, build in builds.items() if build.plan}, notes
+
+
+def test_baselines_are_tensorrts_own(gated_mlps: Path, tmp_path: Path) -> None:
+    plans, notes = contestants(gated_mlps, tmp_path / "a", "b200")
+    decisions = {name: {entry.decision for entry in plan.subgraphs} for name, plan in plans.items()}
+    assert decisions == {"nvfp4": {"nvfp4_w4a16"}, "native_nvfp4": {"native_nvfp4"}, "fp8": {"fp8"}, "bf16": {"keep"}}
+    assert notes == []
+    plans, notes = contestants(gated_mlps, tmp_path / "b", "h200")
+    assert list(plans) == ["nvfp4", "fp8", "bf16"]
+    assert {entry.op for entry in plans["fp8"].subgraphs} == {""}, "not our own FP8 plugin"
+    assert notes == [
+        f"TensorRT's own NVFP4 is not built: {plans['fp8'].subgraphs[0].reason}".replace(
+            "FP8,", "h200 does not compute native_nvfp4; FP8,"
+        )
+    ]
+
+
+def test_native_nvfp4_that_cannot_be_built_is_said(
+    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def run(build: pipeline.Request, progress: Any) -> None:
+        built.append(build.output and build.output.stem)
+        if built[-1] == "native_nvfp4":
+            raise BuilderError(
+                errors.VERIFICATION_FAILED, "expected a layer that reads native_nvfp4, TensorRT built Half"
+            )
+
+    monkeypatch.setattr(bench.pipeline, "run", run)
+    monkeypatch.setattr(bench, "bench_engines", lambda device, engines, *_: ({name: {} for name in engines}, {}, {}))
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    result = bench.bench(request(gated_mlps, mode="engine"), Recorded(), CpuDevice)
+    assert built == ["nvfp4", "native_nvfp4", "fp8", "bf16"]
+    assert list(result.contestants) == ["nvfp4", "fp8", "bf16"]
+    assert result.notes == [
+        "TensorRT's own NVFP4 is not realized: expected a layer that reads native_nvfp4, TensorRT built Half"
+    ]
 
 
 def test_command(gated_mlps: Path, tmp_path: Path) -> None:
