@@ -222,6 +222,10 @@ def _check_budget(request: Request) -> None:
         if request.accuracy_data is not None:
             raise BuilderError(USAGE, "--accuracy-data is what --accuracy-budget is verified with: add one")
         return
+    if request.precision == "native-nvfp4":
+        raise BuilderError(
+            USAGE, "--accuracy-budget measures with ONNX Runtime, which has no FP4: leave out --precision native-nvfp4"
+        )
     if request.plan is not None:
         raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
     if request.calib_data is None or request.calib_data.name.endswith(".statistics.json"):

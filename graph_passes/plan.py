@@ -12,6 +12,7 @@ from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
@@ -34,6 +35,7 @@ __all__ = [
     "PlannedSubgraph",
     "allowed_decisions",
     "make_plan",
+    "replacing_op",
 ]
 
 KINDS = ("moe", "gated_mlp", "mlp", "linear")
@@ -216,7 +218,7 @@ def make_plan(
                 kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
-                op=_op(subgraph, decision, capabilities),
+                op=replacing_op(subgraph, decision, capabilities),
                 shapes=dict(subgraph.shapes),
                 activation=subgraph.activation,
                 dtype=subgraph.dtype,
@@ -226,10 +228,16 @@ def make_plan(
                 linear_inputs=list(dict.fromkeys(linear.x.name or "" for linear in subgraph.linears)),
             )
         )
+    if recipes.parse(recipe).awq:
+        scaled = [part for part, entry in zip(subgraphs, entries, strict=True) if entry.decision in NVFP4]
+        _, obstacles = find_foldings(scaled)
+        for entry in entries:
+            for obstacle in obstacles.get(entry.name, ()):
+                entry.reason += f"; awq leaves its {obstacle}"
     return Plan(model.path.name, capabilities.target, precision, recipe, entries)
 
 
-def _op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
+def replacing_op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
     """The operator that replaces the subgraph, "" where none does."""
     if decision.startswith("nvfp4"):
         return subgraph.op
