@@ -248,7 +248,7 @@ def _bench_plugins(
         if all(name in entry["timings"] for entry in result.subgraphs):
             result.contestants[name] = {
                 key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in result.subgraphs)
-                for key in ("p50_us", "p90_us", "p99_us")
+                for key in ("median_us", "p90_us", "p99_us")
             }
 
 
@@ -339,11 +339,11 @@ def _save_sample(sample: Mapping[str, np.ndarray], path: Path) -> Path:
 
 def tables(result: Result) -> list[Table]:
     """The result for the terminal."""
-    unit = "predicted us" if result.mode == "roofline" else "p50 us"
+    unit = "predicted us" if result.mode == "roofline" else "median us"
     whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
     for heading in ("contestant", unit, "p90", "p99", "NVFP4 speed-up"):
         whole.add_column(heading, justify="left" if heading == "contestant" else "right")
-    key = "predicted_us" if result.mode == "roofline" else "p50_us"
+    key = "predicted_us" if result.mode == "roofline" else "median_us"
     ours = result.contestants["nvfp4"][key]
     for name, times in result.contestants.items():
         tail = [f"{times[percentile]:.2f}" if percentile in times else "-" for percentile in ("p90_us", "p99_us")]
@@ -353,7 +353,7 @@ def tables(result: Result) -> list[Table]:
     for heading in ("subgraph", "tokens", "decision", *names):
         parts.add_column(heading, overflow="fold", justify="left" if heading in ("subgraph", "decision") else "right")
     for entry in result.subgraphs:
-        times = entry.get("predicted_us") or {name: timing["p50_us"] for name, timing in entry["timings"].items()}
+        times = entry.get("predicted_us") or {name: timing["median_us"] for name, timing in entry["timings"].items()}
         label = entry["names"][0] + (f" and {len(entry['names']) - 1} like it" if len(entry["names"]) > 1 else "")
         parts.add_row(label, str(entry["tokens"]), entry["decision"], *(f"{times[name]:.2f}" for name in names))
     return [whole, parts] if result.subgraphs else [whole]

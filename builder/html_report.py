@@ -99,7 +99,7 @@ def _head(report: Mapping[str, Any], name: str) -> str:
 def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
     predicted = report.get("predicted", {}).get("subgraphs", [])
     if bench is not None:
-        key = "predicted_us" if bench["mode"] == "roofline" else "p50_us"
+        key = "predicted_us" if bench["mode"] == "roofline" else "median_us"
         values = {name: times[key] for name, times in bench["contestants"].items()}
         caption = f"{bench['label']} ({bench['environment'].get('before', {}).get('gpu', bench['target'])})"
     elif predicted:

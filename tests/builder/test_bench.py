@@ -86,7 +86,8 @@ class ReferenceHost:
 
 def test_percentiles() -> None:
     timing = Timing.of([float(x) for x in range(1, 101)])
-    assert [timing.p50_us, timing.p90_us, timing.p99_us] == pytest.approx([50.5, 90.1, 99.01])
+    assert [timing.median_us, timing.p90_us, timing.p99_us] == pytest.approx([50.5, 90.1, 99.01])
+    assert [timing.lower_quartile_us, timing.upper_quartile_us] == [25.75, 75.25]
     assert timing.rounds == 100
     assert timing.drift == 75.5 / 25.5
 
@@ -101,8 +102,8 @@ def test_contestants_go_there_and_back() -> None:
     timings = interleave(device, {name: contestant(name) for name in "abc"}, rounds=2, warm_up=1, calls={"b": 2})
     assert "".join(order) == "abc" + "abc" + "cba" + "abc", "one run to capture, one round to warm up, two timed"
     # Runs 6 and 7 are a's; b's, 5 and 8, hold two calls each.
-    assert timings["a"].p50_us == pytest.approx((6 + 7) / 2 * 1e6)
-    assert timings["b"].p50_us == pytest.approx((5 + 8) / 2 / 2 * 1e6)
+    assert timings["a"].median_us == pytest.approx((6 + 7) / 2 * 1e6)
+    assert timings["b"].median_us == pytest.approx((5 + 8) / 2 / 2 * 1e6)
     assert all(timing.rounds == 2 for timing in timings.values())
 
 
@@ -120,7 +121,7 @@ def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyP
     for name, bytes_per_weight in (("nvfp4", 0.5625), ("fp8", 1), ("bf16", 2)):
         expected = 2 * (3 * 64 * 128 * bytes_per_weight + 16 * 128 * 2) / 1.792e12 * 1e6
         assert result.contestants[name] == {"predicted_us": pytest.approx(expected)}
-    assert all("p50_us" not in entry for entry in result.subgraphs)
+    assert all("median_us" not in entry for entry in result.subgraphs)
 
 
 @pytest.mark.parametrize("mode", ["engine", "plugins"])
@@ -151,7 +152,7 @@ def test_on_another_gpu_it_times_the_plugins(gated_mlps: Path, monkeypatch: pyte
     assert {"nvfp4", "bf16"} <= group["timings"].keys()
     assert group["timings"].keys() | group["missing"].keys() == {"nvfp4", "bf16", "fp8"}
     # The whole is the sum over both.
-    assert result.contestants["bf16"]["p50_us"] == pytest.approx(2 * group["timings"]["bf16"]["p50_us"])
+    assert result.contestants["bf16"]["median_us"] == pytest.approx(2 * group["timings"]["bf16"]["median_us"])
     assert result.environment["before"]["driver"] == "0"
     assert bench.tables(result)
 
@@ -238,7 +239,7 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
     assert built == [*ours, *(f"building the {name} engine" for name in ("native_nvfp4", "fp8", "bf16"))]
     assert list(result.contestants) == ["nvfp4", "native_nvfp4", "fp8", "bf16"]
     assert result.notes == []
-    assert all({"p50_us", "p90_us", "p99_us"} <= times.keys() for times in result.contestants.values())
+    assert all({"median_us", "p90_us", "p99_us"} <= times.keys() for times in result.contestants.values())
     assert result.layers["nvfp4"] == [{"layer": "gated_mlp_0", "us": 250.0}]
     assert result.cosine_to_bf16["bf16"] == pytest.approx(1)
     assert 0.95 < result.cosine_to_bf16["nvfp4"] < result.cosine_to_bf16["fp8"] < 1
@@ -341,5 +342,5 @@ def test_result_of_an_engine_shows_on_its_page(gated_mlps: Path) -> None:
 def test_plugins_on_this_gpu(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
     model = save_gated_mlps(tmp_path / "m.onnx", hidden=256, intermediate=512)
     result = bench.bench(bench.Request(model, mode="plugins", target="h200", rounds=5), Recorded(), CudaDevice)
-    assert 0 < result.contestants["nvfp4"]["p50_us"] < 1e4
-    assert 0 < result.contestants["bf16"]["p50_us"] < 1e4
+    assert 0 < result.contestants["nvfp4"]["median_us"] < 1e4
+    assert 0 < result.contestants["bf16"]["median_us"] < 1e4
