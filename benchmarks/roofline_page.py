@@ -37,8 +37,8 @@ CROSSOVERS = """
 ## Where arithmetic takes over from memory
 
 Tokens at which multiplying a weight takes as long as reading it. Below, every kernel that reads the weights once is
-bound by them, whichever arithmetic it does: so W4A4 runs on the block-scaled tensor cores from one token on, and a decode
-kernel of its own would save launches, not bytes. Which kernels serve which count, and what of that was measured on an
+bound by them, whichever arithmetic it does: so W4A4 runs on the block-scaled tensor cores from one token on, and a
+decode kernel of its own would save launches, not bytes. Which kernels serve which count, and what was measured on an
 H200: [tactics](tactics.md).
 """
 
