@@ -78,10 +78,10 @@ inline Kernels kernels() {
     return {};
 }
 
-// Whether such kernels serve the call.
-inline bool fits(TrtNvfp4Fp8MlpArgs const& args) {
-    return args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 && args.m <= INT_MAX &&
-           args.intermediate <= INT_MAX / 2;
+// Whether there are kernels and they serve the call.
+inline bool serves(TrtNvfp4Fp8MlpArgs const& args) {
+    return kernels().gated != nullptr && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 &&
+           args.m <= INT_MAX && args.intermediate <= INT_MAX / 2;
 }
 
 }  // namespace trt_nvfp4::fp8
