@@ -52,6 +52,11 @@ class Folding:
     ups: tuple[Linear, ...] = ()
     power: float = 1.0
 
+    @property
+    def tensor(self) -> str:
+        """The name of x, as the first reader sees it."""
+        return self.readers[0][0].x.name or ""
+
 
 def find_foldings(subgraphs: Sequence[Subgraph]) -> tuple[list[Folding], dict[str, list[str]]]:
     """Where s can be folded for `subgraphs`, all of those that get NVFP4 weights; and by name why not elsewhere."""
