@@ -101,7 +101,7 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
     T const* const x = static_cast<T const*>(args.x);
     MoePlan const& plan = workspace.plan;
     int64_t const pairs = args.m * args.top_k;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(args, plan, 0, args.m, kGemmTile), stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan(route_args(args, plan, 0, args.m, kGemmTile), stream));
     T* const rows = static_cast<T*>(workspace.rows);
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_moe_gather(x, args.hidden, args.top_k, args.scale_input != 0, pairs, plan, rows, stream));

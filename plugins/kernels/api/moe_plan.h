@@ -1,7 +1,8 @@
-// Laying out and filling in the plan of a mixture of experts, for the launchers.
+// Laying out and making the plan of a mixture of experts, for the launchers.
 #pragma once
 
 #include "../moe_plan.cuh"
+#include "launch.h"
 
 namespace trt_nvfp4 {
 
@@ -38,11 +39,15 @@ inline RouteArgs route_args(TrtNvfp4MoeArgs const& args, MoePlan const& plan, in
     route.scaling_factor = args.scaling_factor;
     route.logits = args.router_logits + first * args.experts;
     route.correction_bias = args.correction_bias;
+    route.dtype = args.dtype;
     route.x = static_cast<uint8_t const*>(args.x) + first * args.hidden * element;
     route.shared_gate = args.shared && args.shared_gated ? args.shared_gate : nullptr;
     route.plan = plan;
     route.job_tokens = job_tokens;
     return route;
 }
+
+// The kernels that fill in the plan and erase.
+TrtNvfp4Status launch_plan(RouteArgs const& args, cudaStream_t stream);
 
 }  // namespace trt_nvfp4
