@@ -13,16 +13,17 @@ import argparse
 import importlib.util
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import Work
-from harness import as_json, environment, interleave, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, relative_error
 from humming_moe import KINDS, HummingExperts
 from torch.nn import functional
 
+from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import OPS, Activation
@@ -195,7 +196,7 @@ def bench(
             contestants[f"humming {kind}"], output = humming(kind, routed)
             contestants[f"humming {kind}"]()
             errors[f"humming {kind}"] = relative_error(output()[sample], expected)
-    timings = interleave(contestants, dict.fromkeys(contestants, calls), rounds)
+    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, calls))
     fraction = weight_bytes / timings["nvfp4"].median_us * 1e6 / bandwidth
     case = {"model": experts.spec["name"], "tokens": tokens, "experts": mean, "megabytes": weight_bytes / 1e6}
     print(f"{case['model']} tokens={tokens} experts={mean:.1f} {case['megabytes']:.0f} MB", flush=True)
@@ -209,7 +210,12 @@ def bench(
     for name, error in errors.items():
         if not error < 1e-2:
             raise SystemExit(f"{name} is wrong: relative error {error:.2e}, at most 1e-2 is expected")
-    return {**case, "timings": as_json(timings), "relative_errors": errors, "bandwidth_fraction": fraction}
+    return {
+        **case,
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "relative_errors": errors,
+        "bandwidth_fraction": fraction,
+    }
 
 
 def main() -> None:

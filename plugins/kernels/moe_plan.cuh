@@ -45,9 +45,8 @@ struct RouteArgs {
     float scaling_factor;
     float const* logits;           // [tokens, experts]
     float const* correction_bias;  // [experts]
-    TrtNvfp4DataType dtype;        // of
-    void const* x;                 // [tokens, hidden], and
-    void const* shared_gate;       // [hidden]: null where the shared expert has no gate
+    void const* x;                 // T [tokens, hidden], and
+    void const* shared_gate;       // T [hidden]: null where the shared expert has no gate
     MoePlan plan;
     int job_tokens;   // most pairs of a job
     void* absent;     // erased to 0xff, 16-byte aligned

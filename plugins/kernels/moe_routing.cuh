@@ -391,16 +391,17 @@ __global__ __launch_bounds__(kRouteThreads, 1) void moe_route(__grid_constant__ 
     routing::route_tokens<kSlots>(args, blockIdx.x, gridDim.x, memory, nullptr);
 }
 
-// Block 0 sorts, and with slots it routes first: a launch less where tokens are few. The others gate the shared expert
-// and erase.
+// `dtype` is that of x and shared_gate. Block 0 sorts, and with slots it routes first: a launch less where tokens are
+// few. The others gate the shared expert and erase.
 template <int kSlots>
-__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args) {
+__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
+                                                            TrtNvfp4DataType dtype) {
     wait_for_kernels_before();
     if (blockIdx.x > 0) {
         int const first = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
         int const step = (gridDim.x - 1) * blockDim.x;
         if (args.shared_gate != nullptr) {
-            switch (args.dtype) {
+            switch (dtype) {
                 case TRT_NVFP4_FLOAT32:
                     routing::gate_shared<float>(args, first / 32, step / 32);
                     break;

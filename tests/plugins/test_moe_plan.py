@@ -30,11 +30,13 @@ extern "C" int make_plan(Routing const* r, float const* logits, float const* bia
                          int* totals, void* absent, int64_t absents) {
     trt_nvfp4::MoePlan const plan{experts, weights, position,   order, shared_factor,
                                   static_cast<trt_nvfp4::ExpertJob*>(jobs), totals, totals + 1};
-    return trt_nvfp4::launch_plan(
-        {static_cast<TrtNvfp4Scoring>(r->scoring), r->renormalize != 0, r->tokens, r->experts, r->hidden, r->top_k,
-         r->groups, r->open_groups, r->group_score_top, r->scaling_factor, logits, bias,
-         static_cast<TrtNvfp4DataType>(r->dtype), x, gate, plan, r->job_tokens, absent, absents},
-        nullptr);
+    trt_nvfp4::RouteArgs const args{
+        static_cast<TrtNvfp4Scoring>(r->scoring), r->renormalize != 0, r->tokens, r->experts, r->hidden, r->top_k,
+        r->groups, r->open_groups, r->group_score_top, r->scaling_factor, logits, bias, x, gate, plan, r->job_tokens,
+        absent, absents};
+    return trt_nvfp4::dispatch_dtype(static_cast<TrtNvfp4DataType>(r->dtype), [&](auto element) {
+        return trt_nvfp4::launch_plan<decltype(element)>(args, nullptr);
+    });
 }
 """
 HIDDEN = 304

@@ -1,15 +1,11 @@
 #include "../generic_moe.cuh"
 #include "../generic_quantize.cuh"
+#include "../heuristics/tactics.h"
 #include "moe_plan.h"
 #include "validate.h"
-#include "w4a16_moe.h"
 
 namespace trt_nvfp4 {
 namespace {
-
-bool runs_w4a16(TrtNvfp4MoeArgs const& args) {
-    return w4a16::serves(args) && (args.tactic == TRT_NVFP4_TACTIC_AUTO || args.tactic == TRT_NVFP4_TACTIC_W4A16);
-}
 
 // Of the generic kernels: rows are pairs in sorted order, or tokens for the shared expert.
 struct MoeWorkspace {
@@ -101,7 +97,7 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
     T const* const x = static_cast<T const*>(args.x);
     MoePlan const& plan = workspace.plan;
     int64_t const pairs = args.m * args.top_k;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_plan(route_args(args, plan, 0, args.m, kGemmTile), stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(args, plan, 0, args.m, kGemmTile), stream));
     T* const rows = static_cast<T*>(workspace.rows);
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_moe_gather(x, args.hidden, args.top_k, args.scale_input != 0, pairs, plan, rows, stream));
@@ -156,8 +152,14 @@ TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
 
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
-    *bytes = trt_nvfp4::runs_w4a16(*args) ? trt_nvfp4::w4a16::workspace_bytes(*args)
-                                          : trt_nvfp4::MoeWorkspace(*args, nullptr).size;
+    *bytes = trt_nvfp4::resolve_tactic(*args) == TRT_NVFP4_TACTIC_W4A16 ? trt_nvfp4::w4a16::workspace_bytes(*args)
+                                                                        : trt_nvfp4::MoeWorkspace(*args, nullptr).size;
+    return TRT_NVFP4_SUCCESS;
+}
+
+TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* tactics) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *tactics = trt_nvfp4::tactics_of(*args);
     return TRT_NVFP4_SUCCESS;
 }
 
@@ -166,11 +168,10 @@ TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t 
     size_t needed = 0;
     TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4MoeWorkspace(args, &needed));
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4MoE", needed, bytes));
+    TrtNvfp4Tactic const tactic = resolve_tactic(*args);
+    if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4MoE", args->tactic);
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
-    if (runs_w4a16(*args)) return w4a16::launch(*args, workspace, stream);
-    if (args->tactic != TRT_NVFP4_TACTIC_AUTO && args->tactic != TRT_NVFP4_TACTIC_GENERIC) {
-        return unsupported_tactic("NVFP4MoE", args->tactic);
-    }
+    if (tactic == TRT_NVFP4_TACTIC_W4A16) return w4a16::launch(*args, workspace, stream);
     MoeWorkspace const pieces(*args, workspace);
     return dispatch_dtype(args->dtype,
                           [&](auto element) { return generic_moe<decltype(element)>(*args, pieces, stream); });

@@ -39,7 +39,6 @@ inline RouteArgs route_args(TrtNvfp4MoeArgs const& args, MoePlan const& plan, in
     route.scaling_factor = args.scaling_factor;
     route.logits = args.router_logits + first * args.experts;
     route.correction_bias = args.correction_bias;
-    route.dtype = args.dtype;
     route.x = static_cast<uint8_t const*>(args.x) + first * args.hidden * element;
     route.shared_gate = args.shared && args.shared_gated ? args.shared_gate : nullptr;
     route.plan = plan;
@@ -47,7 +46,8 @@ inline RouteArgs route_args(TrtNvfp4MoeArgs const& args, MoePlan const& plan, in
     return route;
 }
 
-// The kernels that fill in the plan and erase.
+// The kernels that fill in the plan and erase. T is the activations' type.
+template <typename T>
 TrtNvfp4Status launch_plan(RouteArgs const& args, cudaStream_t stream);
 
 }  // namespace trt_nvfp4

@@ -125,7 +125,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     RouteArgs route = route_args(args, layout.plan, first, tokens, moe.job_tokens);
     route.absent = static_cast<uint8_t*>(workspace) + layout.absent;
     route.absents = static_cast<int64_t>(layout.size - layout.absent);
-    TRT_NVFP4_RETURN_IF_ERROR(launch_plan(route, stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
 
     auto const kernel = sm80_w4a16_moe<T>;
     int const bytes = moe.memory.stages * kWarps * kStageBytes + moe.memory.panel_bytes;
