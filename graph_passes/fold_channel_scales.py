@@ -216,9 +216,9 @@ def _match_norm(y: ir.Value, features: int) -> _Norm | str:
                 return f"'{value.name}' is read more than once"
     else:
         return f"'{y.name}' does not come from a norm" + ("" if node is None else f" but from {node.op_type}")
-    for value in (weight, bias):
-        if value is not None and (not value.is_initializer() or len(value.uses()) > 1):
-            return f"the norm's '{value.name}' is used more than once, or computed"
+    for stored in (weight,) if bias is None else (weight, bias):
+        if not stored.is_initializer() or len(stored.uses()) > 1:
+            return f"the norm's '{stored.name}' is used more than once, or computed"
     return _Norm(weight, offset, bias)
 
 
