@@ -52,6 +52,11 @@ class Folding:
     ups: tuple[Linear, ...] = ()
     power: float = 1.0
 
+    @property
+    def tensor(self) -> str:
+        """The name of x, as the first reader sees it."""
+        return self.readers[0][0].x.name or ""
+
 
 def find_foldings(subgraphs: Sequence[Subgraph]) -> tuple[list[Folding], dict[str, list[str]]]:
     """Where s can be folded for `subgraphs`, all of those that get NVFP4 weights; and by name why not elsewhere."""
@@ -216,9 +221,9 @@ def _match_norm(y: ir.Value, features: int) -> _Norm | str:
                 return f"'{value.name}' is read more than once"
     else:
         return f"'{y.name}' does not come from a norm" + ("" if node is None else f" but from {node.op_type}")
-    for value in (weight, bias):
-        if value is not None and (not value.is_initializer() or len(value.uses()) > 1):
-            return f"the norm's '{value.name}' is used more than once, or computed"
+    for stored in (weight,) if bias is None else (weight, bias):
+        if not stored.is_initializer() or len(stored.uses()) > 1:
+            return f"the norm's '{stored.name}' is used more than once, or computed"
     return _Norm(weight, offset, bias)
 
 
