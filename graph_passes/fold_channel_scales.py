@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.recipes import SEARCHED_ROWS, Recipe, channel_scales
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
@@ -94,10 +95,9 @@ def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) ->
     statistics after it, without those of quantized activations."""
     weights = _WritableWeights()
     amax, arrays = dict(statistics.amax), dict(statistics.arrays)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     for folding in foldings:
         known = [statistics.of(linears[0].x.name or "") for linears in folding.readers]
-        matrices = [_searched_rows(linears).to(device) for linears in folding.readers]
+        matrices = [_searched_rows(linears).to(device()) for linears in folding.readers]
         scales = channel_scales(list(zip(matrices, known, strict=True)), recipe).cpu()
         for linear in (*(linear for linears in folding.readers for linear in linears), *folding.others):
             weights.scale(linear.weight, scales)
