@@ -30,15 +30,14 @@ RECIPES = (
     "mse",
     "diagonal",
     "local-hessian",
-    "max+awq",
     "mse+awq",
-    "local-hessian+awq",
     "max+gptq",
     "mse+gptq",
     "local-hessian+gptq",
     "local-hessian+gptq+activation-order",
     "local-hessian+gptq+awq",
     "local-hessian+gptq+quantized-inputs",
+    "local-hessian+gptq+activation-order+quantized-inputs",
 )
 
 

@@ -124,7 +124,8 @@ def main() -> None:
     }
     if arguments.output.exists():
         recorded = json.loads(arguments.output.read_text())
-        results["rows"] = recorded["rows"] if recorded["modelopt"] == modelopt.__version__ else []
+        if recorded["modelopt"] == modelopt.__version__:
+            results["originals"], results["rows"] = recorded["originals"], recorded["rows"]
     known = {(row["subject"], row["recipe"]) for row in results["rows"]}
     for name in arguments.subjects:
         original: Metrics = SUBJECTS[name]().evaluate()
