@@ -12,9 +12,10 @@
 namespace trt_nvfp4 {
 
 // The part of CUTLASS's epilogue interface that asks for nothing: no source, no shared memory, no workspace.
+template <class Gemm>
 struct W4A4EpilogueBase {
-    using Arguments = W4A4Gemm;
-    using Params = W4A4Gemm;
+    using Arguments = Gemm;
+    using Params = Gemm;
     using ElementC = void;
     using ElementD = void;
     using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
@@ -55,6 +56,27 @@ Layout split_scales(Layout part, Layout const& whole, int splits) {
 }
 
 template <class Kernel>
+TrtNvfp4Status launch_cutlass(typename Kernel::Params const& params, dim3 grid, cudaStream_t stream) {
+    auto* const kernel = cutlass::device_kernel<Kernel>;
+    int const shared_bytes = static_cast<int>(Kernel::SharedStorageSize);
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+                   "shared memory of the W4A4 GEMM"));
+    constexpr auto cluster = typename Kernel::ClusterShape{};
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cute::size<0>(cluster), cute::size<1>(cluster), 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = Kernel::get_block_shape();
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = cute::size(cluster) > 1 ? 1 : 0;  // a cluster of one may still cap occupancy
+    return check_cuda(cudaLaunchKernelEx(&config, kernel, params), "W4A4 GEMM");
+}
+
+template <class Kernel>
 TrtNvfp4Status launch_w4a4(W4A4Gemm const& gemm, cudaStream_t stream) {
     using Mainloop = typename Kernel::CollectiveMainloop;
     using Config = typename Mainloop::Sm1xxBlkScaledConfig;
@@ -84,24 +106,7 @@ TrtNvfp4Status launch_w4a4(W4A4Gemm const& gemm, cudaStream_t stream) {
     arguments.epilogue = gemm;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
     auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
-
-    auto* const kernel = cutlass::device_kernel<Kernel>;
-    int const shared_bytes = static_cast<int>(Kernel::SharedStorageSize);
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-                   "shared memory of the W4A4 GEMM"));
-    constexpr auto cluster = typename Kernel::ClusterShape{};
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {cute::size<0>(cluster), cute::size<1>(cluster), 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = Kernel::get_grid_shape(params);
-    config.blockDim = Kernel::get_block_shape();
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = cute::size(cluster) > 1 ? 1 : 0;  // a cluster of one may still cap occupancy
-    return check_cuda(cudaLaunchKernelEx(&config, kernel, params), "W4A4 GEMM");
+    return launch_cutlass<Kernel>(params, Kernel::get_grid_shape(params), stream);
 }
 
 }  // namespace trt_nvfp4

@@ -3,12 +3,19 @@
 #include "moe_plan.h"
 #include "validate.h"
 #include "w4a16_moe.h"
+#include "w4a4_moe.h"
 
 namespace trt_nvfp4 {
 namespace {
 
 bool runs_w4a16(TrtNvfp4MoeArgs const& args) {
     return w4a16::serves(args) && (args.tactic == TRT_NVFP4_TACTIC_AUTO || args.tactic == TRT_NVFP4_TACTIC_W4A16);
+}
+
+// Whatever the number of tokens: weights bind both like a decode kernel, and the generic kernel multiplies without
+// tensor cores.
+bool runs_w4a4(TrtNvfp4MoeArgs const& args) {
+    return (args.tactic == TRT_NVFP4_TACTIC_AUTO || args.tactic == TRT_NVFP4_TACTIC_W4A4) && w4a4::serves(args);
 }
 
 // Of the generic kernels: rows are pairs in sorted order, or tokens for the shared expert.
@@ -89,10 +96,11 @@ TrtNvfp4Status run_experts(TrtNvfp4MoeArgs const& args, T const* x, int64_t rows
         return launch(DenseRows<T>{static_cast<T const*>(hidden)}, down_args);
     }
     TRT_NVFP4_RETURN_IF_ERROR(
-        launch_quantize(x, rows, args.hidden, args.input_tensor_scale, false, quantized_x, stream));
+        launch_quantize(x, rows, args.hidden, args.input_tensor_scale, args.static_scales != 0, quantized_x, stream));
     TRT_NVFP4_RETURN_IF_ERROR(launch(quantized_x.rows(), up_gemm<T, float>(args, up, rows, intermediate, hidden)));
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(static_cast<float const*>(hidden), rows, intermediate,
-                                              args.hidden_tensor_scale, false, quantized_hidden, stream));
+                                              args.hidden_tensor_scale, args.static_scales != 0, quantized_hidden,
+                                              stream));
     return launch(quantized_hidden.rows(), down_args);
 }
 
@@ -156,8 +164,14 @@ TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
 
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
-    *bytes = trt_nvfp4::runs_w4a16(*args) ? trt_nvfp4::w4a16::workspace_bytes(*args)
-                                          : trt_nvfp4::MoeWorkspace(*args, nullptr).size;
+    if (trt_nvfp4::runs_w4a16(*args)) {
+        *bytes = trt_nvfp4::w4a16::workspace_bytes(*args);
+        return TRT_NVFP4_SUCCESS;
+    }
+    *bytes = args->tactic == TRT_NVFP4_TACTIC_GENERIC ? 0 : trt_nvfp4::w4a4::workspace_bytes(*args);
+    if (args->tactic != TRT_NVFP4_TACTIC_W4A4) {
+        *bytes = std::max(*bytes, trt_nvfp4::MoeWorkspace(*args, nullptr).size);
+    }
     return TRT_NVFP4_SUCCESS;
 }
 
@@ -168,6 +182,7 @@ TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t 
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4MoE", needed, bytes));
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
     if (runs_w4a16(*args)) return w4a16::launch(*args, workspace, stream);
+    if (runs_w4a4(*args)) return w4a4::launch(*args, workspace, stream);
     if (args->tactic != TRT_NVFP4_TACTIC_AUTO && args->tactic != TRT_NVFP4_TACTIC_GENERIC) {
         return unsupported_tactic("NVFP4MoE", args->tactic);
     }
