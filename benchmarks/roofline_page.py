@@ -82,8 +82,8 @@ def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: 
 
 GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4_experts.cuh`): a
 group's rows are padded to tiles of 128, and tiles of 128 x 128 run in rounds of one per SM, the last of which takes as
-long as a full one. Operands reach an SM through the L2 cache at 64 bytes a clock, which is an assumption. What launching
-the kernel and filling its pipelines adds is not in it."""
+long as a full one. Operands reach an SM through the L2 cache at 64 bytes a clock, which is an assumption. What
+launching the kernel and filling its pipelines adds is not in it."""
 
 TITLES = {
     "mlp_stack": "The reference stack",
