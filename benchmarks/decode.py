@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from contestants import (
     plugin_linear,
     plugin_stack,
 )
-from harness import as_json, environment, interleave, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, relative_error
 from torch.nn import functional
 
+from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 
@@ -70,7 +72,7 @@ def bench_stack(
         contestants["fp8"] = fp8_stack(x, ups, downs)
         if HAS_HUMMING:
             contestants["humming"] = humming_stack(x, ups, downs)
-        timings = interleave(contestants, dict.fromkeys(contestants, 1), rounds)
+        timings = interleave(CudaDevice(), contestants, rounds)
         results.append(report({"stack": spec["layers"], "m": m}, timings, errors, weight_bytes, bandwidth))
         del contestants
         torch.cuda.empty_cache()
@@ -97,7 +99,7 @@ def bench_linear(host: PluginHost, m: int, n: int, k: int, rounds: int, bandwidt
     if HAS_HUMMING:
         layers = [humming_linear(x, w.dense) for w in weights]
         contestants["humming"] = in_turn([lambda layer=layer: layer(x) for layer in layers])  # type: ignore[misc]
-    timings = interleave(contestants, dict.fromkeys(contestants, copies), rounds)
+    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, copies))
     return report({"m": m, "n": n, "k": k}, timings, errors, weight_bytes, bandwidth)
 
 
@@ -126,7 +128,12 @@ def report(
         tolerance = (2e-3 if "fp16" in name else 1e-2) * case.get("stack", 1) ** 0.5
         if not error < tolerance:
             raise SystemExit(f"{name} is wrong: relative error {error:.2e}, at most {tolerance:.0e} is expected")
-    return {**case, "timings": as_json(timings), "relative_errors": errors, "bandwidth_fractions": fractions}
+    return {
+        **case,
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "relative_errors": errors,
+        "bandwidth_fractions": fractions,
+    }
 
 
 def main() -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import Work, fp8_stack, plugin_call
-from harness import as_json, environment, interleave, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, relative_error
 from torch.nn import functional
 
+from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import Activation
@@ -96,7 +97,7 @@ def scaled_mm_peak(rounds: int) -> dict[str, float]:
         )
         for name, fast in (("float32 accumulation", False), ("fast accumulation", True))
     }
-    timings = interleave(works, dict.fromkeys(works, 1), rounds)
+    timings = interleave(CudaDevice(), works, rounds)
     return {name: 2 * PEAK_SIZE**3 / timing.median_us * 1e6 for name, timing in timings.items()}
 
 
@@ -131,11 +132,11 @@ def main() -> None:
             raise SystemExit(f"wrong at {m} tokens: relative errors {errors}")
         contestants["torch"] = fp8_stack(x, ups, downs)  # type: ignore[arg-type]
         contestants["torch, fast accumulation"] = fp8_stack(x, ups, downs, fast=True)  # type: ignore[arg-type]
-        timings = interleave(contestants, dict.fromkeys(contestants, 1), arguments.rounds)
+        timings = interleave(CudaDevice(), contestants, arguments.rounds)
         flops = 2 * m * weights
         run = {
             "m": m,
-            "timings": as_json(timings),
+            "timings": {name: asdict(timing) for name, timing in timings.items()},
             "relative_errors": errors,
             "floor_us": 1e6 * max(weights / bandwidth, flops / max(peak.values())),
             "fraction_of_peak": flops / timings["fp8 plugin"].median_us * 1e6 / max(peak.values()),

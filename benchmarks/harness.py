@@ -1,65 +1,20 @@
-"""Times contestants that compute the same thing: CUDA graphs, interleaved rounds, cold L2, results checked."""
+"""What the benchmarks share: this GPU's read bandwidth, the error of a result, what a recorded run names."""
 
 from __future__ import annotations
 
 import ctypes
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.toolchain import find_nvcc
 
 HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call: median, and the middle half's bounds, over all rounds."""
-
-    median_us: float
-    lower_quartile_us: float
-    upper_quartile_us: float
-    rounds: int
-
-
-def capture(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of ``work``, which has run once before (lazy initialisation stays out of it)."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
-
-
-def interleave(
-    contestants: Mapping[str, Callable[[], Any]], calls: Mapping[str, int], rounds: int
-) -> dict[str, Timing]:
-    """Times every contestant in every round, in turn (A/B/C/A/B/C), so that clocks and heat meet all alike.
-
-    A contestant's work holds ``calls[name]`` calls, over weights that together exceed the L2 cache many times.
-    """
-    graphs = {name: capture(work) for name, work in contestants.items()}
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    for i in range(rounds + 2):
-        for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if i >= 2:
-                samples[name].append(start.elapsed_time(end) * 1e3 / calls[name])
-    return {name: _timing(values) for name, values in samples.items()}
 
 
 def read_bandwidth(gigabytes: int = 4, rounds: int = 15) -> float:
@@ -84,7 +39,7 @@ def read_bandwidth(gigabytes: int = 4, rounds: int = 15) -> float:
         if status := read_all(*pointers, blocks, stream):
             raise RuntimeError(f"read_bandwidth: CUDA error {status}")
 
-    timing = interleave({"read": work}, {"read": 1}, rounds)["read"]
+    timing = interleave(CudaDevice(), {"read": work}, rounds)["read"]
     return data.numel() / timing.median_us * 1e6
 
 
@@ -96,22 +51,9 @@ def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
 
 def environment() -> dict[str, Any]:
     """What a reader needs to run it again."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    name, driver = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip().split(", ")
     return {
-        "gpu": name,
-        "driver": driver,
+        **CudaDevice().environment(),
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
         "nvcc": find_nvcc().version,
         "command": " ".join(["python", *sys.argv]),
     }
-
-
-def as_json(timings: Mapping[str, Timing]) -> dict[str, dict[str, float]]:
-    return {name: asdict(timing) for name, timing in timings.items()}
-
-
-def _timing(values: list[float]) -> Timing:
-    lower, median, upper = statistics.quantiles(values, n=4)
-    return Timing(median, lower, upper, len(values))

@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import Work
-from harness import as_json, environment, interleave, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, relative_error
 from torch.nn import functional
 
+from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import OPS, Activation
@@ -177,7 +178,7 @@ def bench(
     error = relative_error(y[sample], experts.reference(x[sample], logits[sample]))
     if not alone:
         contestants["bf16 grouped_mm"] = dense(experts, inputs)
-    timings = interleave(contestants, dict.fromkeys(contestants, calls), rounds)
+    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, calls))
     fraction = weight_bytes / timings["nvfp4"].median_us * 1e6 / bandwidth
     case = {"model": experts.spec["name"], "tokens": tokens, "experts": mean, "megabytes": weight_bytes / 1e6}
     print(f"{case['model']} tokens={tokens} experts={mean:.1f} {case['megabytes']:.0f} MB", flush=True)
@@ -192,7 +193,12 @@ def bench(
     most = 2e-2 if experts.attributes["quantize_activations"] else 1e-2
     if not error < most:
         raise SystemExit(f"NVFP4MoE is wrong: relative error {error:.2e}, at most {most:g} is expected")
-    return {**case, "timings": as_json(timings), "relative_error": error, "bandwidth_fraction": fraction}
+    return {
+        **case,
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "relative_error": error,
+        "bandwidth_fraction": fraction,
+    }
 
 
 def main() -> None:

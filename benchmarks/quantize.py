@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import as_json, environment, interleave, read_bandwidth
+from harness import environment, read_bandwidth
 
+from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 
@@ -73,7 +75,7 @@ def bench(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth
                 session.enqueue(each, outputs, workspace)
 
         contestants = {"plugin": plugin, "torch.compile": lambda: [compiled(*each, scale == 0) for each in sets]}
-        timings = interleave(contestants, dict.fromkeys(contestants, copies), rounds)
+        timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, copies))
         session.enqueue(sets[0], outputs, workspace)
         expected = compiled(*sets[0], scale == 0)
     agreeing = float((outputs[0] == expected[0].view(torch.int8)).float().mean())
@@ -86,7 +88,7 @@ def bench(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth
         "m": m,
         "k": k,
         "scale_given": scale != 0.0,
-        "timings": as_json(timings),
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
         "bandwidth_fraction": fraction,
         "codes_agreeing": agreeing,
     }

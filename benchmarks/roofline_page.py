@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.roofline import LIMITS, Cost, grouped_seconds, roofline, subgraph_cost
+from trt_nvfp4.builder.roofline import LIMITS, Cost, Limits, grouped_seconds, roofline, subgraph_cost
 from trt_nvfp4.builder.svg_charts import number
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +31,15 @@ once, what lies between two products stays on the chip. W4A4 multiplies in FP4; 
 in BF16. A multiply-add is two operations. A kernel that reaches half of this is a good one; nobody reaches all of it.
 
 Written by `python benchmarks/roofline_page.py`; a test holds it to that.
+"""
+
+CROSSOVERS = """
+## Where arithmetic takes over from memory
+
+Tokens at which multiplying a weight takes as long as reading it. Below, every kernel that reads the weights once is
+bound by them, whichever arithmetic it does: so W4A4 runs on the block-scaled tensor cores from one token on, and a
+decode kernel of its own would save launches, not bytes. Which kernels serve which count, and what was measured on an
+H200: [tactics](tactics.md).
 """
 
 
@@ -119,6 +128,10 @@ def page() -> str:
         limits = LIMITS[target]
         peaks = ", ".join(f"{limits.tflops[kind]:g}" for kind in ("fp4", "fp8", "bf16"))
         lines.append(f"| `{target}` | {limits.gpu} | {limits.bandwidth / 1e12:g} | {peaks} | {limits.source} |")
+    lines += [CROSSOVERS, "| target | W4A4 | W4A16 |", "|---|---|---|"]
+    for target, limits in LIMITS.items():
+        counts = [_crossover(limits, ARITHMETIC[decision]) for decision in DECISIONS]
+        lines.append(f"| `{target}` | {' | '.join(counts)} |")
     section = ""
     for name, what, key, kind, shapes, tokens in workloads():
         if name != section:
@@ -140,6 +153,12 @@ def page() -> str:
     lines += grouped_section(published)
     lines += ["", published["note"], "", "Bound by arithmetic where a time is marked *, by memory elsewhere.", ""]
     return "\n".join(lines)
+
+
+def _crossover(limits: Limits, arithmetic: str) -> str:
+    if arithmetic not in limits.tflops:
+        return "-"
+    return f"{NVFP4_BYTES * limits.operations_per_second(arithmetic) / (2 * limits.bandwidth):.0f}"
 
 
 def _time(found: Cost) -> str:

@@ -148,15 +148,15 @@ def layers_of_inspector(text: str) -> list[Layer]:
 
 # How TensorRT's layer lists spell the precision a GEMM reads its operands in.
 PLUGINS = {"nvfp4": "nvfp4 plugin", "fp8_plugin": "fp8 plugin"}
-DATATYPES = {"fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
+DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
 
 
 def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of each planned subgraph.
 
-    `planned`: name, decision (nvfp4 | fp8_plugin | native | fp8 | bf16 | fp16) and `engine_nodes`, the ONNX nodes that
-    carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise. Returns name,
-    realized and problem (None when it is as planned).
+    `planned`: name, decision (nvfp4 | fp8_plugin | native | native_nvfp4 | fp8 | bf16 | fp16) and `engine_nodes`, the
+    ONNX nodes that carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise.
+    Returns name, realized and problem (None when it is as planned).
     """
     results = []
     for subgraph in planned:

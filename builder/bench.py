@@ -18,10 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from rich.table import Table
 
+from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.samples import input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.plan import KINDS, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import load
 from trt_nvfp4.plugins.host import PluginHost
@@ -47,8 +48,10 @@ LABELS = {
     "(no activations or conversions between them)",
     "roofline": "predicted: the least time by the target's published peaks; nothing was run",
 }
-# Baselines, by what they are called in results.
+# Baselines, by what they are called in results. TensorRT's own NVFP4 is one of whole engines: as single products cuBLAS
+# has it not, and by the roofline it is as fast as W4A4.
 BASELINES = ("fp8", "bf16")
+NATIVE = "native_nvfp4"
 
 
 class Progress(Protocol):
@@ -245,7 +248,7 @@ def _bench_plugins(
         if all(name in entry["timings"] for entry in result.subgraphs):
             result.contestants[name] = {
                 key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in result.subgraphs)
-                for key in ("p50_us", "p90_us", "p99_us")
+                for key in ("median_us", "p90_us", "p99_us")
             }
 
 
@@ -261,11 +264,19 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
         engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
         sample = _sample(request, subject)
         data = request.calib_data or _save_sample(sample, folder / "sample.npz")
-        for contestant, build in _builds(request, subject, data, folder).items():
-            if contestant not in engines:
-                progress.stage(f"building the {contestant} engine")
+        builds, notes = _builds(request, subject, data, folder)
+        result.notes += notes
+        for contestant, build in builds.items():
+            if contestant in engines:
+                continue
+            progress.stage(f"building the {contestant} engine")
+            try:
                 pipeline.run(build, progress)
                 engines[contestant] = folder / f"{contestant}.engine"
+            except (BuilderError, CalibrationError) as error:
+                if contestant != NATIVE:
+                    raise
+                result.notes.append(f"TensorRT's own NVFP4 is not realized: {error}")
         progress.stage("timing engines")
         result.contestants, result.layers, result.cosine_to_bf16 = bench_engines(
             device,
@@ -277,19 +288,39 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
         )
 
 
-def _builds(request: Request, subject: Subject, data: Path, folder: Path) -> dict[str, pipeline.Request]:
-    """How each contestant is built: the same model, target, shapes and data; the baselines replace the same kinds."""
-    kinds = tuple(dict.fromkeys(entry.kind for entry in subject.plan.subgraphs if entry.decision != "keep"))
-    plan = folder / "nvfp4.plan.yaml"
-    subject.plan.save(plan)
-    common = pipeline.Request(
-        subject.onnx, subject.target, kinds=kinds, calib_data=data, typical=request.shapes, timing_cache=None
-    )
-    return {
-        "nvfp4": replace(common, output=folder / "nvfp4.engine", plan=plan),
-        "fp8": replace(common, output=folder / "fp8.engine", precision="fp8"),
-        "bf16": replace(common, output=folder / "bf16.engine", precision="bf16"),
-    }
+def _builds(
+    request: Request, subject: Subject, data: Path, folder: Path
+) -> tuple[dict[str, pipeline.Request], list[str]]:
+    """How each contestant is built: the same model, target, shapes and data; and why one is not.
+
+    The baselines have TensorRT's own layers for the subgraphs that the plan replaces, and no plugin.
+    """
+    model = load(subject.onnx)
+    subgraphs = find_subgraphs(model)
+    kept = {entry.name for entry in subject.plan.subgraphs if entry.decision == "keep"}
+    capabilities = replace(subject.target.capabilities, fp8_mlp=False)
+    plans, notes = {"nvfp4": subject.plan}, []
+    for name in (NATIVE, *BASELINES):
+        precision = name.replace("_", "-")
+        plan = make_plan(model, subgraphs, capabilities, precision, KINDS, calibrated=True, recipe=subject.plan.recipe)
+        replaced = [entry for entry in plan.subgraphs if entry.name not in kept]
+        if name == NATIVE and all(entry.decision != NATIVE for entry in replaced):
+            why = replaced[0].reason if replaced else "the plan replaces nothing"
+            notes.append(f"TensorRT's own NVFP4 is not built: {why}")
+        else:
+            plans[name] = replace(plan, subgraphs=replaced)
+    builds = {}
+    for name, plan in plans.items():
+        plan.save(folder / f"{name}.plan.yaml")
+        builds[name] = pipeline.Request(
+            subject.onnx,
+            subject.target,
+            folder / f"{name}.engine",
+            plan=folder / f"{name}.plan.yaml",
+            calib_data=data,
+            typical=request.shapes,
+        )
+    return builds, notes
 
 
 def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
@@ -308,11 +339,11 @@ def _save_sample(sample: Mapping[str, np.ndarray], path: Path) -> Path:
 
 def tables(result: Result) -> list[Table]:
     """The result for the terminal."""
-    unit = "predicted us" if result.mode == "roofline" else "p50 us"
+    unit = "predicted us" if result.mode == "roofline" else "median us"
     whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
     for heading in ("contestant", unit, "p90", "p99", "NVFP4 speed-up"):
         whole.add_column(heading, justify="left" if heading == "contestant" else "right")
-    key = "predicted_us" if result.mode == "roofline" else "p50_us"
+    key = "predicted_us" if result.mode == "roofline" else "median_us"
     ours = result.contestants["nvfp4"][key]
     for name, times in result.contestants.items():
         tail = [f"{times[percentile]:.2f}" if percentile in times else "-" for percentile in ("p90_us", "p99_us")]
@@ -322,7 +353,7 @@ def tables(result: Result) -> list[Table]:
     for heading in ("subgraph", "tokens", "decision", *names):
         parts.add_column(heading, overflow="fold", justify="left" if heading in ("subgraph", "decision") else "right")
     for entry in result.subgraphs:
-        times = entry.get("predicted_us") or {name: timing["p50_us"] for name, timing in entry["timings"].items()}
+        times = entry.get("predicted_us") or {name: timing["median_us"] for name, timing in entry["timings"].items()}
         label = entry["names"][0] + (f" and {len(entry['names']) - 1} like it" if len(entry["names"]) > 1 else "")
         parts.add_row(label, str(entry["tokens"]), entry["decision"], *(f"{times[name]:.2f}" for name in names))
     return [whole, parts] if result.subgraphs else [whole]

@@ -18,10 +18,11 @@ import onnx
 from trt_nvfp4 import plugins
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import METADATA
 
 from . import backend
 from .shapes import Profile
-from .targets import MOE_LAYER_SINCE, Target
+from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 
 SCRIPT = "build_engine.py"
 MANIFEST = "manifest.json"
@@ -32,14 +33,14 @@ OPS_DOMAIN = "trt_nvfp4"
 
 
 def is_rewritten(model: Path) -> bool:
-    """Whether `model` is an ONNX file that holds plugin nodes already."""
+    """Whether `model` is an ONNX file that this program has rewritten, whatever the plan made of it."""
     if model.suffix != ".onnx" or not model.is_file():
         return False
     try:
         proto = onnx.load(model, load_external_data=False)
     except Exception:  # protobuf's own error types; whoever reads the model reports them
         return False
-    return any(node.domain == OPS_DOMAIN for node in proto.graph.node)
+    return any(entry.key == METADATA for entry in proto.metadata_props)
 
 
 def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
@@ -124,8 +125,11 @@ def write_folder(
 
 def _modules(target: Target, planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The TensorRT packages that can build this plan, each with its oldest version."""
-    if any(entry["decision"] == "native" for entry in planned):
+    decisions = {entry["decision"] for entry in planned}
+    if "native" in decisions:
         return MOE_LAYER_SINCE
+    if "native_nvfp4" in decisions:
+        return {module: NATIVE_NVFP4_SINCE[module] for module in target.modules}
     return target.modules
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def bench_engines(
         name: min(_cosine(value, reference[key]) for key, value in values.items()) for name, values in outputs.items()
     }
     layers = {name: engine.profile() for name, engine in loaded.items()}
-    return {name: timing.as_dict() for name, timing in timings.items()}, layers, cosines
+    return {name: asdict(timing) for name, timing in timings.items()}, layers, cosines
 
 
 def _cosine(x: torch.Tensor, y: torch.Tensor) -> float:

@@ -20,6 +20,7 @@ from . import svg_charts
 from .backend import replacing
 
 LOW_SQNR_DB = 12.0
+CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4"}
 
 
 def write(report: Path) -> Path:
@@ -98,7 +99,7 @@ def _head(report: Mapping[str, Any], name: str) -> str:
 def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
     predicted = report.get("predicted", {}).get("subgraphs", [])
     if bench is not None:
-        key = "predicted_us" if bench["mode"] == "roofline" else "p50_us"
+        key = "predicted_us" if bench["mode"] == "roofline" else "median_us"
         values = {name: times[key] for name, times in bench["contestants"].items()}
         caption = f"{bench['label']} ({bench['environment'].get('before', {}).get('gpu', bench['target'])})"
     elif predicted:
@@ -111,7 +112,7 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
         )
     else:
         return "<p class='dim'>No subgraph was replaced, or the model was not at hand to predict from.</p>"
-    shown = {"as planned" if name == "nvfp4" else name.upper(): value for name, value in values.items()}
+    shown = {CONTESTANTS.get(name, name.upper()): value for name, value in values.items()}
     chart = svg_charts.bars(shown, "us", "as planned", "Microseconds as planned and of the baselines")
     return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
 

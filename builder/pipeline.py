@@ -21,7 +21,7 @@ from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.packed_weights import PackedExperts
-from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, Plan, PlannedSubgraph, make_plan
+from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, NVFP4, Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
@@ -160,7 +160,7 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     # their nodes.
     realized = {
         entry.name: [entry.name, *(f"{entry.name}/{i}" for i in range(len(entry.nodes)))]
-        if entry.decision.startswith(("nvfp4", "native")) or (entry.decision, entry.op) == ("fp8", FP8_MLP)
+        if entry.decision in ("nvfp4_w4a4", "nvfp4_w4a16", "native") or (entry.decision, entry.op) == ("fp8", FP8_MLP)
         else entry.nodes
         for entry in plan.subgraphs
     }
@@ -189,9 +189,9 @@ def check_required(request: Request, plan: Plan) -> None:
     require = request.require
     if require is None:
         return
-    enough = ("nvfp4",) if require == "nvfp4" else ("nvfp4", "fp8")
+    enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
     selected = [entry for entry in plan.subgraphs if _selected(request, entry)]
-    short = [entry for entry in selected if not entry.decision.startswith(enough)]
+    short = [entry for entry in selected if entry.decision not in enough]
     if short or not selected:
         listed = (
             "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
@@ -222,6 +222,10 @@ def _check_budget(request: Request) -> None:
         if request.accuracy_data is not None:
             raise BuilderError(USAGE, "--accuracy-data is what --accuracy-budget is verified with: add one")
         return
+    if request.precision == "native-nvfp4":
+        raise BuilderError(
+            USAGE, "--accuracy-budget measures with ONNX Runtime, which has no FP4: leave out --precision native-nvfp4"
+        )
     if request.plan is not None:
         raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
     if request.calib_data is None or request.calib_data.name.endswith(".statistics.json"):

@@ -14,25 +14,33 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import onnx_ir as ir
 
 from trt_nvfp4.calibration.samples import Sample
 from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, allowed_decisions
-from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, allowed_decisions, replacing_op
+from trt_nvfp4.graph_passes.rewrite import lower
 from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.subgraph import Subgraph
+from trt_nvfp4.graph_passes.weights import StreamedTensor
 
 from .accuracy_budget import Budget, Score
+from .backend import replacing
 from .errors import USAGE, VERIFICATION_FAILED, BuilderError
 from .roofline import LIMITS, subgraph_cost
-from .sides import session
+from .sides import session, session_of
 from .targets import Target
 
 # Of the calibration samples, every fourth is held out.
 _PERIOD, _HELD_OUT = 4, 1
+# Weights that were in the model's file and are no larger stay in the model.
+_INLINE_BYTES = 4096
+_ON_DISK = (ir.ExternalTensor, StreamedTensor)
 
 
 class Steps(Protocol):
@@ -43,12 +51,14 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Option:
-    """One precision of one subgraph: the least time it takes, and what it does to the model's outputs alone."""
+    """One precision of one subgraph: the op that computes it, if any, the least time it takes, and what it does to the
+    model's outputs alone."""
 
     decision: str
     seconds: float
     loss: float
     value: float
+    op: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,10 @@ class Part:
 
 
 class Trials:
-    """Runs mixes of precisions in ONNX Runtime: rewritten into a temporary folder, one at a time.
+    """Runs mixes of precisions in ONNX Runtime.
 
-    The original's outputs are recorded once, on disk.
+    On disk, in `folder`, are the original's outputs, recorded once, and the weights of each subgraph in each precision,
+    quantized once; the rest of the model's weights are read where they are.
     """
 
     def __init__(
@@ -98,20 +109,39 @@ class Trials:
             )
         return recorded
 
-    def score(self, decisions: Mapping[str, str], recorded: Sequence[tuple[Sample, Path]]) -> Score:
-        """How the model with these decisions (the rest kept) does on samples."""
-        entries = [replace(e, decision=decisions.get(e.name, "keep")) for e in self._plan.subgraphs]
-        mix = replace(self._plan, subgraphs=entries)
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            path = Path(name) / "mix.onnx"
-            rewrite(self._model, mix, self._statistics, path)
-            runner = session(path)
-            names = [output.name for output in runner.get_outputs()]
-            score = Score(self._budget.metric)
-            for sample, file in recorded:
-                with np.load(file) as expected:
-                    score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
+    def score(self, entries: Iterable[PlannedSubgraph], recorded: Sequence[tuple[Sample, Path]]) -> Score:
+        """How the model with these entries carried out (the rest kept) does on samples."""
+        lowered = lower(self._model, replace(self._plan, subgraphs=list(entries)), self._statistics)
+        for value in lowered.ir_model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and (isinstance(tensor, _ON_DISK) or tensor.nbytes > _INLINE_BYTES):
+                value.const_value = self._on_disk(tensor, lowered.made.get(value.name or ""))
+        proto = ir.to_proto(lowered.ir_model)
+        runner = session_of(proto, self._model.path, Path("/"))
+        names = [output.name for output in runner.get_outputs()]
+        score = Score(self._budget.metric)
+        for sample, file in recorded:
+            with np.load(file) as expected:
+                score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
         return score
+
+    def _on_disk(self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None) -> ir.ExternalTensor:
+        """The tensor in a file, from the root of the file system; written unless it has been."""
+        if isinstance(tensor, ir.ExternalTensor):
+            file, offset, length = Path(tensor.path), tensor.offset, tensor.length
+        else:
+            key = f"{tensor.name} {of and (of.decision, of.op)}"
+            file, offset, length = self._folder / f"{sha256(key.encode()).hexdigest()}.data", 0, tensor.nbytes
+            if not file.exists():
+                with replacing(file) as temporary, temporary.open("wb") as stream:
+                    if isinstance(tensor, StreamedTensor):
+                        tensor.tofile(stream)
+                    else:
+                        stream.write(tensor.tobytes())
+        location, shape = file.resolve().relative_to("/"), ir.Shape(tensor.shape.numpy())
+        return ir.ExternalTensor(
+            location, offset, length, tensor.dtype, shape=shape, name=tensor.name or "", base_dir="/"
+        )
 
 
 def with_all_statistics(plan: Plan) -> Plan:
@@ -157,8 +187,8 @@ def choose_precisions(
         tried: dict[int, float] = {}
 
         def meets(index: int) -> bool:
-            decisions = {name: option.decision for name, option in mixes[index].items()}
-            tried[index] = trials.score(decisions, verifying).value
+            entries = [_carried_out(entry, mixes[index]) for entry in plan.subgraphs if entry.name in mixes[index]]
+            tried[index] = trials.score(entries, verifying).value
             return budget.met_by(tried[index])
 
         index = first(len(mixes), meets)
@@ -202,19 +232,27 @@ def _measure(
     """The options of every subgraph that the plan replaces."""
     enough = {None: ("",), "nvfp4": ("nvfp4",), "fp8": ("nvfp4", "fp8")}[require]
     wanted = [
-        (entry, decision)
+        replace(entry, decision=decision, op=replacing_op(subgraph, decision, target.capabilities))
         for entry, subgraph in plan.check(model)
         if entry.decision != "keep"
-        for decision in allowed_decisions(subgraph, target.capabilities, plan.precision)
+        for decision in _decisions(entry, subgraph, target, plan.precision)
         if decision.startswith(enough)
     ]
     options: dict[str, list[Option]] = {}
-    for done, (entry, decision) in enumerate(wanted):
-        steps.step(done, len(wanted), f"{entry.name} as {decision}")
-        score = trials.score({entry.name: decision}, recorded)
-        cost = subgraph_cost(entry.kind, entry.shapes, decision, tokens[entry.name], LIMITS[target.name], entry.dtype)
-        options.setdefault(entry.name, []).append(Option(decision, cost.seconds, score.loss, score.value))
+    for done, entry in enumerate(wanted):
+        steps.step(done, len(wanted), f"{entry.name} as {entry.decision}")
+        score = trials.score([entry], recorded)
+        rows, limits = tokens[entry.name], LIMITS[target.name]
+        seconds = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype).seconds
+        option = Option(entry.decision, seconds, score.loss, score.value, entry.op)
+        options.setdefault(entry.name, []).append(option)
     return options
+
+
+def _decisions(entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str) -> list[str]:
+    """What may be chosen; where the plan has TensorRT's own MoE layer, that stands for 16 bits."""
+    allowed = allowed_decisions(subgraph, target.capabilities, precision)
+    return ["native" if (entry.decision, decision) == ("native", "keep") else decision for decision in allowed]
 
 
 def mixes_by_cost(options: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
@@ -270,8 +308,10 @@ def _decided(
 ) -> PlannedSubgraph:
     if entry.name not in chosen:
         return entry
-    option = chosen[entry.name]
     alone = ", ".join(f"{o.decision} {o.value:.6g} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name])
     reason = f"chosen for {budget}; alone, {budget.metric} and least time: {alone}"
-    op = entry.op if option.decision.startswith("nvfp4") else ""
-    return replace(entry, decision=option.decision, reason=reason, op=op)
+    return replace(_carried_out(entry, chosen), reason=reason)
+
+
+def _carried_out(entry: PlannedSubgraph, chosen: Mapping[str, Option]) -> PlannedSubgraph:
+    return replace(entry, decision=chosen[entry.name].decision, op=chosen[entry.name].op)

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_nvfp4.graph_passes.plan import NVFP4
+
 from .backend import replacing
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = {
     ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
     ("nvfp4_w4a4", False): "NVFP4, scales computed at run time",
+    ("native_nvfp4", True): "NVFP4, calibrated scales",
     ("fp8", True): "FP8, calibrated scales",
     ("fp8", False): "as in the model (weights alone are FP8)",
 }
@@ -73,7 +76,7 @@ class Report:
 
     def take_plan(self, plan: Plan, calibrated: bool) -> None:
         """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights."""
-        self.recipe = plan.recipe if any(entry.decision.startswith("nvfp4") for entry in plan.subgraphs) else None
+        self.recipe = plan.recipe if any(entry.decision in NVFP4 for entry in plan.subgraphs) else None
         self.subgraphs = [
             {
                 "name": subgraph.name,

@@ -18,6 +18,7 @@ from polygraphy.backend.onnxrt import OnnxrtRunner
 from trt_nvfp4.calibration.samples import InputSpec, input_specs
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import METADATA
 from trt_nvfp4.plugins.ops import OPS
 
 from . import runtime
@@ -47,7 +48,8 @@ class Side:
             return cls(path, "engine", None)
         if path.suffix != ".onnx":
             raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
-        return cls(path, "rewritten" if _plugin_nodes(_read(path)) else "onnx", path)
+        rewritten = any(entry.key == METADATA for entry in _read(path).metadata_props)
+        return cls(path, "rewritten" if rewritten else "onnx", path)
 
     def subgraphs(self, plan: Path | None = None) -> dict[str, str]:
         """Output tensor -> name of every replaced subgraph that can be seen inside.
@@ -99,7 +101,13 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
     hold (a bundle's) get them. Constant folding is off: it would hold every weight decoded to float32. Raises
     BuilderError (model) for a file that ONNX Runtime cannot run.
     """
-    proto = _read(model)
+    return session_of(_read(model), model, model.parent.resolve(), extra_outputs)
+
+
+def session_of(
+    proto: onnx.ModelProto, source: Path, folder: Path, extra_outputs: Iterable[str] = ()
+) -> onnxruntime.InferenceSession:
+    """The same for a model in memory, which is changed; external data lies in `folder`, `source` is for messages."""
     present = {value.name for value in proto.graph.output}
     proto.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
@@ -110,9 +118,7 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
     options.log_severity_level = 3
     options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # fuses FP8 into kernels for INT8
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(model.parent.resolve())
-    )
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
         return onnxruntime.InferenceSession(
             proto.SerializeToString(),
@@ -121,7 +127,7 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
             disabled_optimizers=["ConstantFolding"],
         )
     except Exception as error:  # ONNX Runtime's own error types
-        raise BuilderError(MODEL_AT_FAULT, f"{model}: ONNX Runtime cannot run this model: {error}") from error
+        raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
 
 
 def _read(model: Path) -> onnx.ModelProto:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _entry(
         "shapes": dict(first.shapes),
         "tokens": rows,
         "relative_error": error,
-        "timings": {name: timing.as_dict() for name, timing in timings.items()},
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
         "missing": missing,
     }
 

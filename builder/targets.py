@@ -13,6 +13,8 @@ from .errors import UNAVAILABLE, USAGE, BuilderError
 
 TENSORRT = {"tensorrt": "10.13"}
 MOE_LAYER_SINCE = {"tensorrt": "10.16"}
+# Q/DQ graphs with TRT_FP4DynamicQuantize; older versions build some of them silently in float32.
+NATIVE_NVFP4_SINCE = {"tensorrt_rtx": "1.7", "tensorrt": "11.0"}
 # In order of preference.
 EITHER = {"tensorrt_rtx": "1.2", "tensorrt": "10.13"}
 
@@ -41,6 +43,7 @@ class Target:
             self.name,
             nvfp4_w4a4=self.fp4_instructions,
             nvfp4_w4a16=True,
+            native_nvfp4=self.fp4_instructions,
             native=self.moe_layer,
             fp8=True,
             fp8_mlp=self.compute_capability == (9, 0),

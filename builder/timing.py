@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,23 +17,20 @@ Work = Callable[[], Any]
 class Timing:
     """Microseconds of one call over all rounds. `drift` is the second half's median over the first half's."""
 
-    p50_us: float
+    median_us: float
+    lower_quartile_us: float
+    upper_quartile_us: float
     p90_us: float
     p99_us: float
-    mean_us: float
     rounds: int
     drift: float
 
     @classmethod
     def of(cls, microseconds: list[float]) -> Timing:
-        p50, p90, p99 = np.percentile(microseconds, (50, 90, 99))
+        median, lower, upper, p90, p99 = (float(value) for value in np.percentile(microseconds, (50, 25, 75, 90, 99)))
         half = len(microseconds) // 2
         drift = np.median(microseconds[half:]) / np.median(microseconds[:half]) if half else 1.0
-        mean = float(np.mean(microseconds))
-        return cls(float(p50), float(p90), float(p99), mean, len(microseconds), float(drift))
-
-    def as_dict(self) -> dict[str, float]:
-        return {key: round(value, 4) for key, value in asdict(self).items()}
+        return cls(median, lower, upper, p90, p99, len(microseconds), float(drift))
 
 
 class Device(Protocol):
@@ -122,7 +119,7 @@ def interleave(
     device: Device,
     contestants: Mapping[str, Work],
     rounds: int,
-    warm_up: int,
+    warm_up: int = 2,
     calls: Mapping[str, int] | None = None,
     on_round: Callable[[int, int], None] | None = None,
 ) -> dict[str, Timing]:

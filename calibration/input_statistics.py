@@ -62,6 +62,28 @@ class InputStatistics:
         values = {kind: getattr(self, kind) for kind in kinds}
         return InputStatistics(**{kind: None if value is None else value.to(device) for kind, value in values.items()})
 
+    def blocks(self, first: int, count: int) -> InputStatistics:
+        """What there is of `count` blocks of 16 channels by themselves, from block `first` on."""
+        channels = slice(first * BLOCK, (first + count) * BLOCK)
+        return InputStatistics(
+            channel_amax=None if self.channel_amax is None else self.channel_amax[channels],
+            mean_square=None if self.mean_square is None else self.mean_square[channels],
+            block_gram=None if self.block_gram is None else self.block_gram[first : first + count],
+        )
+
+    def divided(self, scales: Tensor) -> InputStatistics:
+        """Those of x / scales (float32 [K]). `amax` needs `channel_amax`; those of quantized activations are lost."""
+        inverse = scales.reciprocal()
+        blocks = inverse.view(-1, BLOCK)
+        amax = None if self.channel_amax is None else self.channel_amax * inverse
+        return InputStatistics(
+            amax=None if amax is None else amax.max().item(),
+            channel_amax=amax,
+            mean_square=None if self.mean_square is None else self.mean_square * inverse.square(),
+            block_gram=None if self.block_gram is None else self.block_gram * blocks[:, :, None] * blocks[:, None, :],
+            hessian=None if self.hessian is None else self.hessian * inverse[:, None] * inverse,
+        )
+
 
 KINDS = tuple(field.name for field in fields(InputStatistics))
 

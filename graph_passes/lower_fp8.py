@@ -11,6 +11,7 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.calibration import fp8
+from trt_nvfp4.graph_passes.nodes import insert_behind
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
 from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
@@ -101,11 +102,7 @@ def _quantize_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
     quantize.outputs[0].type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)
     dequantize.outputs[0].type = x.type
     quantize.outputs[0].shape = dequantize.outputs[0].shape = x.shape
-    producer = x.producer()
-    if producer is None:
-        graph.insert_before(graph[0], [quantize, dequantize])
-    else:
-        graph.insert_after(producer, [quantize, dequantize])
+    insert_behind(graph, x, [quantize, dequantize])
     return dequantize.outputs[0]
 
 

@@ -59,6 +59,15 @@ def constant_integers(value: ir.Value | None) -> list[int] | None:
     return None if tensor is None else [int(number) for number in np.asarray(tensor.numpy()).reshape(-1)]
 
 
+def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
+    """Inserts nodes where `value` is known: behind what produces it, or in front where it is an input."""
+    producer = value.producer()
+    if producer is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(producer, nodes)
+
+
 def rank(value: ir.Value) -> int | None:
     """Number of dimensions, where known."""
     return None if value.shape is None else len(value.shape)

@@ -1,8 +1,9 @@
-"""NVFP4 initializers of a matrix: packed values, tiled block scales, tensor scale."""
+"""NVFP4 initializers of a matrix: values, block scales, tensor scale."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import Enum
 
 import onnx_ir as ir
 import torch
@@ -12,14 +13,23 @@ from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
 
 
+class Layout(Enum):
+    """Who reads the initializers. PLUGINS: INT8 [N, K/2] and tiled block scales, INT8 as well; TENSORRT: FLOAT4E2M1
+    [N, K] and FLOAT8E4M3FN [N, K/16], row by row."""
+
+    PLUGINS = 0
+    TENSORRT = 1
+
+
 def nvfp4_initializers(
     prefix: str,
     matrices: Sequence[Matrix],
     stacked: bool,
     recipe: Recipe | None = None,
     inputs: Sequence[InputStatistics] | None = None,
+    layout: Layout = Layout.PLUGINS,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Initializers for packed values, tiled block scales and tensor scale; quantized while they are written.
+    """Initializers for values, block scales and tensor scale; quantized while they are written.
 
     Args:
         stacked: each gets a leading dimension, one entry per matrix; otherwise there is one matrix.
@@ -46,18 +56,23 @@ def nvfp4_initializers(
                 values, chunk_scales = quantize(chunk.to(device), scale.to(device))
                 scales.append(chunk_scales.view(torch.uint8).cpu())
                 yield values.cpu()
-            block_scales.append(tile_scales(torch.cat(scales).view(torch.float8_e4m3fn)))
+            rows_of_scales = torch.cat(scales).view(torch.float8_e4m3fn)
+            block_scales.append(tile_scales(rows_of_scales) if layout is Layout.PLUGINS else rows_of_scales)
 
-    def tiled() -> Iterator[torch.Tensor]:
+    def scales_of_blocks() -> Iterator[torch.Tensor]:
         if len(block_scales) != len(matrices):
             for _ in packed():
                 pass
         yield from block_scales
         block_scales.clear()
 
+    if layout is Layout.PLUGINS:
+        types, shapes = (ir.DataType.INT8, ir.DataType.INT8), ((rows, k // 2), tiled_shape(rows, k // BLOCK))
+    else:
+        types, shapes = (ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT8E4M3FN), ((rows, k), (rows, k // BLOCK))
     tensors = (
-        StreamedTensor(prefix, ir.DataType.INT8, (*lead, rows, k // 2), packed),
-        StreamedTensor(f"{prefix}.block_scales", ir.DataType.INT8, (*lead, *tiled_shape(rows, k // BLOCK)), tiled),
+        StreamedTensor(prefix, types[0], (*lead, *shapes[0]), packed),
+        StreamedTensor(f"{prefix}.block_scales", types[1], (*lead, *shapes[1]), scales_of_blocks),
         ir.Tensor(torch.stack(tensor_scales).reshape(lead).numpy(), name=f"{prefix}.tensor_scale"),
     )
     weight, scales, scale = (

@@ -12,10 +12,12 @@ from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import native_obstacle
+from trt_nvfp4.graph_passes.lower_native_nvfp4 import native_nvfp4_obstacle
 from trt_nvfp4.graph_passes.plan_file import PlanError
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Subgraph
@@ -25,6 +27,7 @@ __all__ = [
     "DEFAULT_KINDS",
     "KINDS",
     "MOE_LAYERS",
+    "NVFP4",
     "PRECISIONS",
     "Capabilities",
     "Plan",
@@ -32,13 +35,16 @@ __all__ = [
     "PlannedSubgraph",
     "allowed_decisions",
     "make_plan",
+    "replacing_op",
 ]
 
 KINDS = ("moe", "gated_mlp", "mlp", "linear")
 DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
-PRECISIONS = ("auto", "nvfp4", "fp8", "bf16")
+PRECISIONS = ("auto", "nvfp4", "native-nvfp4", "fp8", "bf16")
 MOE_LAYERS = ("plugin", "native")
-DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native", "fp8", "bf16", "fp16", "keep")
+DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16", "fp16", "keep")
+# Those with NVFP4 weights.
+NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
 # NVFP4 has one scale per 16 values along K.
 _BLOCK = 16
 
@@ -51,6 +57,7 @@ class Capabilities:
     target: str
     nvfp4_w4a4: bool = False
     nvfp4_w4a16: bool = False
+    native_nvfp4: bool = False
     native: bool = False
     fp8: bool = False
     fp8_mlp: bool = False
@@ -170,7 +177,8 @@ def make_plan(
     """Decides on every subgraph.
 
     Args:
-        precision: "auto" and "nvfp4" take NVFP4 where it serves, then FP8, then 16 bits; "fp8" and "bf16" start there.
+        precision: "auto" and "nvfp4" take NVFP4 where it serves, then FP8, then 16 bits; "fp8" and "bf16" start there;
+            "native-nvfp4" takes TensorRT's own NVFP4 layers instead of plugins.
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales.
@@ -210,7 +218,7 @@ def make_plan(
                 kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
-                op=_op(subgraph, decision, capabilities),
+                op=replacing_op(subgraph, decision, capabilities),
                 shapes=dict(subgraph.shapes),
                 activation=subgraph.activation,
                 dtype=subgraph.dtype,
@@ -220,10 +228,16 @@ def make_plan(
                 linear_inputs=list(dict.fromkeys(linear.x.name or "" for linear in subgraph.linears)),
             )
         )
+    if recipes.parse(recipe).awq:
+        scaled = [part for part, entry in zip(subgraphs, entries, strict=True) if entry.decision in NVFP4]
+        _, obstacles = find_foldings(scaled)
+        for entry in entries:
+            for obstacle in obstacles.get(entry.name, ()):
+                entry.reason += f"; awq leaves its {obstacle}"
     return Plan(model.path.name, capabilities.target, precision, recipe, entries)
 
 
-def _op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
+def replacing_op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
     """The operator that replaces the subgraph, "" where none does."""
     if decision.startswith("nvfp4"):
         return subgraph.op
@@ -290,6 +304,8 @@ def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tu
             why = "NVFP4 weights, 16-bit activations, for want of calibration data to scale 4-bit activations by"
             candidates.append(("nvfp4_w4a16", why))
             candidates.append(("nvfp4_w4a4", "NVFP4 weights and activations, activation scales computed at run time"))
+    if precision == "native-nvfp4":
+        candidates.append(("native_nvfp4", "TensorRT's own NVFP4 layers, with calibrated activation scales"))
     if precision != "bf16":
         scales = "calibrated activation scales" if calibrated else "weights only, for want of calibration data"
         candidates.append(("fp8", f"FP8, {scales}"))
@@ -303,7 +319,7 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
     """Why `subgraph` cannot be computed as `decision` says, whatever the target."""
     if subgraph.refusal is not None:
         return subgraph.refusal
-    if decision.startswith("nvfp4"):
+    if decision in NVFP4:
         for linear in subgraph.linears:
             k = linear.weight.shape[1]
             if k % _BLOCK:
@@ -311,10 +327,12 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
                     f"NVFP4 needs K to be a multiple of {_BLOCK}: weight '{linear.weight.stored.name}' of node "
                     f"'{linear.multiply.name}' has K = {k}"
                 )
-    elif decision == "native":
+    if decision == "native_nvfp4":
+        return native_nvfp4_obstacle(subgraph)
+    if decision == "native":
         if subgraph.moe is None:
             return f"TensorRT's own MoE layer is none for a {subgraph.kind}"
         return native_obstacle(subgraph.moe, subgraph.dtype)
-    elif subgraph.kind == "moe" and decision == "fp8":
+    if subgraph.kind == "moe" and decision == "fp8":
         return "FP8 of MoE blocks is not implemented"
     return None

@@ -15,7 +15,8 @@ _HEADER = """\
 #   decision: {decisions}
 #     nvfp4_w4a4   NVFP4 weights and activations      nvfp4_w4a16  NVFP4 weights, 16-bit activations
 #     fp8          FP8 weights, Q/DQ                  bf16, fp16   Casts around the subgraph
-#     native       TensorRT's own MoE layer           keep         left as it is
+#     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
+#     keep         left as it is
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
 # An entry may be deleted: its subgraph is then kept. Name, kind and nodes say which subgraph is meant and must stay;
 # the rest is for readers.

@@ -15,6 +15,7 @@ from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings, fold
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
@@ -23,15 +24,29 @@ from trt_nvfp4.graph_passes.lower_moe import lower_moe
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
 from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
+from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
+from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
 
 # Decisions that can use the largest magnitude of activations.
-_CALIBRATED = ("nvfp4_w4a4", "fp8")
+_CALIBRATED = ("nvfp4_w4a4", "native_nvfp4", "fp8")
+# What a rewritten model's metadata says about the plan that it follows.
+METADATA = "trt_nvfp4.plan"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A plan carried out in memory: per subgraph the names of the nodes that compute it, and for every initializer that
+    was made the entry that it belongs to. Quantized weights are computed when they are written."""
+
+    ir_model: ir.Model
+    realized: dict[str, list[str]]
+    made: dict[str, PlannedSubgraph]
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
     """The model's tensors whose statistics the plan can use, and of which kinds (see `statistics.collect`)."""
     wanted: dict[str, frozenset[str]] = {}
     for entry in plan.subgraphs:
-        kinds = _recipe(plan, entry.decision).needs if entry.decision.startswith("nvfp4") else frozenset()
+        kinds = _recipe(plan, entry.decision).needs if entry.decision in NVFP4 else frozenset()
         if kinds or entry.decision in _CALIBRATED:
             for name in entry.linear_inputs:
                 wanted[name] = wanted.get(name, frozenset()) | kinds
@@ -56,7 +71,14 @@ def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
 
 
 def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
-    """Raises CalibrationError where the plan's recipe needs statistics that are not there."""
+    """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there."""
+    for entry in plan.subgraphs:
+        for tensor in entry.linear_inputs if entry.decision == "native_nvfp4" else ():
+            if statistics is None or tensor not in statistics.amax:
+                raise CalibrationError(
+                    f"TensorRT's own NVFP4 scales activations by statistics, and there are none of tensor '{tensor}' "
+                    f"(subgraph '{entry.name}'): give input samples with --calib-data"
+                )
     for tensor, kinds in calibration_tensors(plan).items():
         found = None if statistics is None else statistics.of(tensor)
         missing = sorted(kind for kind in kinds if found is None or getattr(found, kind) is None)
@@ -72,7 +94,7 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
 
 def _recipe(plan: Plan, decision: str) -> Recipe:
     recipe = parse(plan.recipe)
-    return recipe if decision == "nvfp4_w4a4" else recipe.for_16_bit_activations()
+    return recipe.for_16_bit_activations() if decision == "nvfp4_w4a16" else recipe
 
 
 def rewrite(
@@ -85,29 +107,56 @@ def rewrite(
 ) -> RewriteResult:
     """Writes the planned model to `out_path` and its weights to `<out_path>.data`; both appear when both are complete.
 
-    `progress` is called with (bytes written, bytes in all, tensor name). `model` is not changed. Experts that
-    `checkpoint` has in NVFP4 are taken over as they are.
+    `progress` is called with (bytes written, bytes in all, tensor name). For the rest see `lower`.
+
+    Raises:
+        PlanError, CalibrationError, ModelError: as `lower`.
+        OSError: the destination cannot be written.
+    """
+    lowered = lower(model, plan, statistics, checkpoint)
+    path = Path(out_path)
+    write(lowered.ir_model, path, progress)
+    before, after = weights_bytes(model.graph), weights_bytes(lowered.ir_model.graph)
+    return RewriteResult(path, before, after, lowered.realized)
+
+
+def lower(
+    model: SourceModel, plan: Plan, statistics: Statistics | None, checkpoint: NVFP4Checkpoint | None = None
+) -> Lowered:
+    """Carries out the plan on a copy of `model`. Experts that `checkpoint` has in NVFP4 are taken over as they are.
 
     Raises:
         PlanError: the plan does not fit the model.
         CalibrationError: its recipe needs statistics that are not there; the checkpoint does not fit the model.
         ModelError: a weight holds NaN or Inf.
-        OSError: the destination cannot be written.
     """
     check_statistics(plan, statistics)
     target = SourceModel(model.path, model.ir_model.clone())
+    planned = plan.check(target)
+    if statistics is not None and parse(plan.recipe).awq:
+        packed = checkpoint is not None  # experts that are quantized already cannot be scaled
+        scaled = [part for entry, part in planned if entry.decision in NVFP4 and not (packed and part.kind == "moe")]
+        statistics = fold(find_foldings(scaled)[0], parse(plan.recipe), statistics)
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
-    quantized_inputs: dict[ir.Value, ir.Value] = {}
+    made: dict[str, PlannedSubgraph] = {}
+    fp8_inputs: dict[ir.Value, ir.Value] = {}
+    nvfp4_inputs: dict[ir.Value, ir.Value] = {}
     functions: dict[str, onnx.FunctionProto] = {}
     # From the last to the first, so that no subgraph is replaced before those that read its output.
-    for entry, subgraph in reversed(plan.check(target)):
+    for entry, subgraph in reversed(planned):
+        known = set(target.graph.initializers)
         if entry.decision.startswith("nvfp4"):
-            lower = lower_moe if subgraph.kind == "moe" else lower_nvfp4
+            lowering = lower_moe if subgraph.kind == "moe" else lower_nvfp4
             quantization = Quantization(_recipe(plan, entry.decision), statistics, checkpoint)
             w4a4 = entry.decision == "nvfp4_w4a4"
-            realized[entry.name] = lower(target.graph, subgraph, w4a4, amax, quantization)
+            realized[entry.name] = lowering(target.graph, subgraph, w4a4, amax, quantization)
             functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
+        elif entry.decision == "native_nvfp4":
+            quantization = Quantization(_recipe(plan, entry.decision), statistics)
+            realized[entry.name] = lower_native_nvfp4(target.graph, subgraph, amax, quantization, nvfp4_inputs)
+            functions |= {function.name: function for function in native_nvfp4_functions()}
+            target.ir_model.ir_version = max(target.ir_model.ir_version, OLDEST_IR_VERSION)
         elif entry.decision == "native":
             realized[entry.name] = lower_native_moe(target.graph, subgraph)
             functions[NATIVE_MOE] = native_function(target.opset)
@@ -115,18 +164,19 @@ def rewrite(
             realized[entry.name] = lower_fp8_mlp(target.graph, subgraph, amax)
             functions[entry.op] = OPS[entry.op].function(target.opset)
         elif entry.decision == "fp8":
-            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, quantized_inputs)
+            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_inputs)
         elif entry.decision in ("bf16", "fp16"):
             realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
         else:
             realized[entry.name] = []
+        made |= dict.fromkeys(target.graph.initializers.keys() - known, entry)
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
     for _, proto in sorted(functions.items()):
         function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
         target.ir_model.opset_imports[function.domain] = 1
-    target.ir_model.metadata_props["trt_nvfp4.plan"] = json.dumps(
+    target.ir_model.metadata_props[METADATA] = json.dumps(
         {
             "target": plan.target,
             "precision": plan.precision,
@@ -134,9 +184,7 @@ def rewrite(
             "decisions": Counter(entry.decision for entry in plan.subgraphs),
         }
     )
-    path = Path(out_path)
-    write(target.ir_model, path, progress)
-    return RewriteResult(path, weights_bytes(model.graph), weights_bytes(target.graph), realized)
+    return Lowered(target.ir_model, realized, made)
 
 
 def weights_bytes(graph: ir.Graph) -> int:

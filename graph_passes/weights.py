@@ -119,6 +119,8 @@ class StreamedTensor(ir.LazyTensor):
 
     def _collect(self) -> ir.TensorProtocol:
         data = b"".join(_bytes(piece) for piece in self._pieces())
+        if self.dtype.bitwidth < 8:
+            return ir.PackedTensor(np.frombuffer(data, np.uint8), self.dtype, shape=self.shape, name=self.name)
         array = np.frombuffer(data, self.dtype.numpy()).reshape(self.shape.numpy())
         return ir.Tensor(array, dtype=self.dtype, name=self.name)
 

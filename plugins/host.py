@@ -131,7 +131,8 @@ class PluginHost:
         """Takes one plugin from creation to a context: everything TensorRT does before the first enqueue.
 
         ``inputs`` give dtypes and shapes (meta tensors serve); ``max_inputs`` the profile's largest shapes, which size
-        the workspace. Dimensions in which the two differ are symbols to the plugin's shape rule. Raises HostError.
+        the workspace. Dimensions in which the two differ are symbols to the plugin's shape rule. ``tactic`` is what
+        TensorRT would have chosen, of ``Session.tactics`` or not. Raises HostError.
         """
         return Session(self, op, list(inputs), dict(attributes or {}), list(max_inputs or inputs), tactic)
 
@@ -155,7 +156,7 @@ class Session:
     max_inputs: list[torch.Tensor]
     tactic: int
     #: What the life up to here brought to light.
-    tactics: list[int] = field(init=False)
+    tactics: list[int] = field(init=False)  # that TensorRT is to time; none: AUTO alone
     workspace_size: int = field(init=False)
     serialized: dict[str, int | float] = field(init=False)
     timing_cache_id: str = field(init=False)
@@ -239,7 +240,8 @@ class Session:
     def enqueue(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], workspace: torch.Tensor) -> None:
         """onShapeChange and one enqueue on the current CUDA stream, with the caller's memory; a CUDA graph can hold it.
 
-        ``workspace`` is a uint8 tensor of at least ``workspace_size`` bytes, 256-byte aligned. Raises HostError.
+        ``workspace`` is a uint8 tensor of at least ``workspace_size`` bytes, 256-byte aligned. Raises HostError; also,
+        with the outputs written, when AUTO served the call because ``tactic`` could not.
         """
         descs = _array(_TensorDesc, [_desc(x) for x in [*inputs, *outputs]])
         if self._lib.hostOnShapeChange(self._context_plugin, descs, len(inputs), len(outputs)) != 0:
@@ -255,6 +257,22 @@ class Session:
         )
         if status != 0:
             raise self.host.error(f"enqueue of {self.op}")
+        if not self.metadata.endswith(f" tactic={self.tactic}"):
+            raise HostError(f"{self.op}: tactic {self.tactic} cannot serve this call; AUTO did")
+
+    @property
+    def metadata(self) -> str:
+        """What the plugin says of itself: attributes and the tactic in use."""
+        return str(self._lib.hostMetadata(self._context_plugin).decode())
+
+    def set_tactic(self, tactic: int) -> None:
+        """Sets another tactic, as TensorRT does when it times them. Raises HostError."""
+        self._set_tactic(self._context_plugin, tactic)
+        self.tactic = tactic
+
+    def _set_tactic(self, plugin: int, tactic: int) -> None:
+        if self._lib.hostSetTactic(plugin, tactic) != 0:
+            raise self.host.error(f"setTactic({tactic}) of {self.op}")
 
     def _build(self) -> None:
         """The build phase, then the runtime phase from the serialized fields, in TensorRT's order."""
@@ -265,9 +283,9 @@ class Session:
         self.serialized = self._fields_to_serialize()
         self.timing_cache_id = self._lib.hostTimingCacheId(self._build_plugin).decode()
         recreated = self._own(self._create(self.serialized, _PHASE_RUNTIME), "createPlugin from serialized fields")
+        # No field holds the tactic: TensorRT keeps it, and a context's clone inherits it.
+        self._set_tactic(recreated, self.tactic)
         self._context_plugin = self._own(self._lib.hostAttach(recreated), "attachToContext")
-        if self._lib.hostSetTactic(self._context_plugin, self.tactic) != 0:
-            raise self.host.error(f"setTactic({self.tactic}) of {self.op}")
 
     def _create(self, attributes: Mapping[str, int | float], phase: int) -> int | None:
         values = [
@@ -322,8 +340,7 @@ class Session:
                 raise HostError(f"{self.op} does not support data type {kind} at position {position}")
         if self._lib.hostConfigure(self._build_plugin, descs, *counts) != 0:
             raise self.host.error(f"configurePlugin of {self.op}")
-        if self._lib.hostSetTactic(self._build_plugin, self.tactic) != 0:
-            raise self.host.error(f"setTactic({self.tactic}) of {self.op}")
+        self._set_tactic(self._build_plugin, self.tactic)
         self.workspace_size = self._lib.hostWorkspaceSize(self._build_plugin, descs, *counts)
         if message := self.host.take_error():
             raise HostError(f"getWorkspaceSize of {self.op} failed: {message}")
@@ -374,6 +391,7 @@ _PROTOTYPES: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("hostAttach", _POINTER, (_POINTER,)),
     ("hostDestroy", None, (_POINTER,)),
     ("hostTimingCacheId", _TEXT, (_POINTER,)),
+    ("hostMetadata", _TEXT, (_POINTER,)),
     ("hostOutputCount", _INT, (_POINTER,)),
     ("hostOutputTypes", _INT, (_POINTER, _POINTER, _INT, _POINTER, _INT)),
     ("hostOutputShapes", _INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT)),

@@ -1,4 +1,4 @@
-"""bench-engine: how fast a model is with NVFP4 plugins, against FP8 and BF16."""
+"""bench-engine: how fast a model is with NVFP4 plugins, against TensorRT's own NVFP4, FP8 and BF16."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def bench_engine(
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Time a model with NVFP4 plugins against TensorRT FP8 and BF16, built from the same model by the same builder.
+    """Time a model with NVFP4 plugins against TensorRT's own NVFP4, FP8 and BF16, built from the same model alike.
 
     engine: whole engines on their GPU, as CUDA graphs, interleaved, with percentiles, a profile by layer and clocks.
-    plugins: on any GPU, each subgraph through the plugin host, against cuBLAS products of the same shapes.
+    plugins: on any GPU, each subgraph through the plugin host, against FP8 and BF16 cuBLAS products of the same shapes.
     roofline: without a GPU, the least time that the target's published peaks allow; a prediction, and named one.
 
     The result of an engine lies beside it, OUT.bench.json, and its page, OUT.report.html, shows it from then on.

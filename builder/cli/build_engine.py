@@ -15,6 +15,7 @@ from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, pri
 class Precision(str, Enum):
     auto = "auto"
     nvfp4 = "nvfp4"
+    native_nvfp4 = "native-nvfp4"
     fp8 = "fp8"
     bf16 = "bf16"
 
@@ -58,7 +59,8 @@ def build_engine(
     precision: Annotated[
         Precision,
         typer.Option(
-            help="auto and nvfp4: NVFP4 where it can serve, then FP8, then 16 bits; fp8 and bf16 start there."
+            help="auto, nvfp4: NVFP4 plugins where they can serve, then FP8, then 16 bits; fp8 and bf16 start there; "
+            "native-nvfp4 takes TensorRT's own NVFP4 layers for plugins (Blackwell, with --calib-data)."
         ),
     ] = Precision.auto,
     plan: Annotated[

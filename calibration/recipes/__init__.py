@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trt_nvfp4.calibration.input_statistics import InputStatistics
 
+from .awq import SEARCHED_ROWS, channel_scales
 from .quantizer import QuantizedWeight, WeightQuantizer, quantize_weight
 from .recipe import DEFAULT, NAMES, SCALES, Recipe, parse
 
@@ -11,10 +12,12 @@ __all__ = [
     "DEFAULT",
     "NAMES",
     "SCALES",
+    "SEARCHED_ROWS",
     "InputStatistics",
     "QuantizedWeight",
     "Recipe",
     "WeightQuantizer",
+    "channel_scales",
     "parse",
     "quantize_weight",
 ]

@@ -1,12 +1,15 @@
 """GPTQ rounding: columns are rounded one after another, and each one's error is made good by those that follow.
 
 The update follows the Cholesky factor of the inverse Hessian H = E[x x^T] (Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ:
-Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, algorithm 1). Block
-scales are fixed before, from the weights as they were, so that any order of columns can be taken: `activation-order`
-takes those with the largest E[x^2] first. With `quantized-inputs`, H is that of the activations as W4A4 sees them.
+Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, algorithm 1). A block's
+scales are chosen when its first column is reached, from what the columns before it have made of it. `activation-order`
+takes the columns with the largest E[x^2] first, across blocks: its scales are chosen before, from the original weights.
+With `quantized-inputs`, H is that of the activations as W4A4 sees them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +17,9 @@ from torch import Tensor
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, e2m1_decode, e2m1_encode
 
+# Of some columns of a matrix (float32 [N, n blocks of 16]) and the first of their blocks: block scales
+# float8_e4m3fn [N, n].
+BlockScales = Callable[[Tensor, int], Tensor]
 _COLUMNS = 128  # whose updates are applied to the rest at once
 _DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the mean diagonal; the next where the factorization fails
 
@@ -30,34 +36,33 @@ class GPTQ:
         self._order = torch.argsort(diagonal, descending=True, stable=True) if activation_order else None
         self._factor = _inverse_factor(hessian if self._order is None else hessian[self._order][:, self._order])
 
-    def round(self, weight: Tensor, block_scales: Tensor, tensor_scale: Tensor) -> Tensor:
-        """E2M1 codes (uint8 [N, K]) for `weight` (float32 [N, K]) under fixed scales."""
+    def round(self, weight: Tensor, tensor_scale: Tensor, choose: BlockScales) -> tuple[Tensor, Tensor]:
+        """E2M1 codes (uint8 [N, K]) and block scales (float8_e4m3fn [N, K/16]) of `weight` (float32 [N, K])."""
         order, factor = self._order, self._factor
         k = weight.shape[1]
-        scales = block_scales.float().T
-        multipliers = (tensor_scale.reciprocal() / scales).masked_fill_(scales == 0, 0)
-        scales = scales * tensor_scale
         # Columns as rows: contiguous.
-        columns = (weight.T if order is None else weight.T[order]).contiguous()
-        if order is None and columns.data_ptr() == weight.data_ptr():
-            columns = columns.clone()
-        block = torch.arange(k, device=weight.device) // BLOCK
-        block = block if order is None else block[order]
+        columns = weight.T.clone(memory_format=torch.contiguous_format) if order is None else weight.T[order]
+        blocks = torch.arange(k, device=weight.device) // BLOCK
+        blocks = blocks if order is None else blocks[order]
+        scales = torch.ones((k // BLOCK, len(weight)), device=weight.device)
+        if order is not None:
+            scales[:] = choose(weight, 0).float().T
         codes = torch.empty(columns.shape, dtype=torch.uint8, device=weight.device)
         for start in range(0, k, _COLUMNS):
             stop = min(start + _COLUMNS, k)
             errors = torch.empty_like(columns[start:stop])
             for i in range(start, stop):
-                b = block[i]
-                codes[i] = e2m1_encode(columns[i] * multipliers[b])
-                rounded = e2m1_decode(codes[i]).mul_(scales[b])
+                scale = scales[blocks[i]]
+                if order is None and i % BLOCK == 0:
+                    scale[:] = choose(columns[i : i + BLOCK].T.contiguous(), i // BLOCK)[:, 0]
+                codes[i] = e2m1_encode((columns[i] * (tensor_scale.reciprocal() / scale)).masked_fill_(scale == 0, 0))
+                rounded = e2m1_decode(codes[i]).mul_(scale * tensor_scale)
                 errors[i - start] = (columns[i] - rounded) / factor[i, i]
                 columns[i + 1 : stop].addr_(factor[i, i + 1 : stop], errors[i - start], alpha=-1)
             columns[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
         if order is not None:
             codes[order] = codes.clone()
-        by_row: Tensor = codes.T.contiguous()
-        return by_row
+        return codes.T.contiguous(), scales.T.contiguous().to(torch.float8_e4m3fn)
 
 
 def _inverse_factor(hessian: Tensor) -> Tensor:

@@ -56,13 +56,18 @@ class WeightQuantizer:
             raise CalibrationError(f"statistics of {self._inputs.width} channels for a weight of K = {rows.shape[1]}")
         if self._target is not None:
             rows = rows @ self._target
+
+        def choose(columns: Tensor, block: int) -> Tensor:
+            inputs = self._inputs.blocks(block, columns.shape[1] // BLOCK)
+            return self._scales.choose(columns, tensor_scale, inputs)
+
         with one_thread():
+            if self._gptq is not None:
+                codes, scales = self._gptq.round(rows, tensor_scale, choose)
+                return number_formats.pack(codes), scales
             scales = self._scales.choose(rows, tensor_scale, self._inputs)
-        if self._gptq is not None:
-            return number_formats.pack(self._gptq.round(rows, scales, tensor_scale)), scales
-        packed = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=torch.uint8, device=rows.device)
-        step = max(1, _CHUNK // rows.shape[1])
-        with one_thread():
+            packed = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=torch.uint8, device=rows.device)
+            step = max(1, _CHUNK // rows.shape[1])
             for start in range(0, len(rows), step):
                 part = slice(start, start + step)
                 packed[part] = number_formats.pack(_nearest(rows[part], scales[part], tensor_scale))

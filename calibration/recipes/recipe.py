@@ -26,6 +26,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
         "gptq": "rounding with error feedback by the inverse Hessian",
         "activation-order": "gptq takes the columns with the largest activations first",
         "quantized-inputs": "gptq makes good the error of NVFP4 activations too (for W4A4)",
+        "awq": "channels that matter scaled up, what precedes them scaled down: norm weights, rows of up",
     }
 )
 NAMES: Mapping[str, str] = MappingProxyType({name: choice.help for name, choice in SCALES.items()} | dict(_OTHERS))
@@ -41,6 +42,7 @@ class Recipe:
     gptq: bool = False
     activation_order: bool = False
     quantized_inputs: bool = False
+    awq: bool = False
 
     def __str__(self) -> str:
         """The spelling that `parse` takes, in the order of NAMES."""
@@ -50,7 +52,8 @@ class Recipe:
     def needs(self) -> frozenset[str]:
         """The statistics of a weight's input that quantizing it takes; empty for weight-only recipes."""
         hessians = {"quantized_hessian", "quantized_cross"} if self.quantized_inputs else {"hessian"}
-        return SCALES[self.scales].needs | (hessians if self.gptq else set())
+        folding = {"channel_amax", "block_gram"} if self.awq else set()
+        return SCALES[self.scales].needs | (hessians if self.gptq else set()) | folding
 
     def for_16_bit_activations(self) -> Recipe:
         """The recipe without what concerns NVFP4 activations."""
@@ -64,7 +67,8 @@ class Recipe:
 def parse(text: str | Recipe) -> Recipe:
     """The recipe that `text` spells, such as "local-hessian+gptq".
 
-    Raises CalibrationError: an unknown name, one twice, two for the block scales, an option of gptq without gptq.
+    Raises CalibrationError: an unknown name, one twice, two for the block scales, an option of gptq without gptq,
+    awq together with quantized-inputs.
     """
     if isinstance(text, Recipe):
         return text
@@ -82,5 +86,10 @@ def parse(text: str | Recipe) -> Recipe:
     options = [name for name in ("activation-order", "quantized-inputs") if name in names]
     if options and "gptq" not in names:
         raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
+    if {"awq", "quantized-inputs"} <= set(names):
+        raise CalibrationError(
+            f"recipe '{text}': 'quantized-inputs' needs statistics of the activations that 'awq' has scaled, which are "
+            "not collected; name one of the two"
+        )
     others = {name.replace("-", "_"): True for name in names if name in _OTHERS}
     return Recipe(scales[0] if scales else "max", **others)

@@ -48,16 +48,6 @@ void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::Di
     outputs[0] = with_last(inputs[kX], dimension(inputs[kDownWeight], 0, "FP8GatedMLP: down_weight"));
 }
 
-TrtNvfp4Status workspace(Call const& call, size_t* bytes) {
-    TrtNvfp4Fp8MlpArgs const args = arguments(call);
-    return trtNvfp4Fp8MlpWorkspace(&args, bytes);
-}
-
-TrtNvfp4Status run(Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
-    TrtNvfp4Fp8MlpArgs const args = arguments(call);
-    return trtNvfp4Fp8Mlp(&args, workspace, bytes, stream);
-}
-
 }  // namespace
 
 Op const& fp8_gated_mlp_op() {
@@ -76,8 +66,7 @@ Op const& fp8_gated_mlp_op() {
         {int_attribute("activation", TRT_NVFP4_SILU), int_attribute("static_scales", 0),
          float_attribute("alpha", 1.702f), float_attribute("limit", 7.0f)},
         output_shapes,
-        workspace,
-        run,
+        kernel_calls<arguments, trtNvfp4Fp8MlpWorkspace, trtNvfp4Fp8MlpTactics, trtNvfp4Fp8Mlp>(),
     };
     return op;
 }

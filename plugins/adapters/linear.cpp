@@ -3,7 +3,7 @@
 namespace trt_nvfp4 {
 namespace {
 
-enum Input { kX, kWeight, kWeightScales, kWeightTensorScale, kBias, kInputTensorScale };
+enum Input { kX, kWeight, kInputTensorScale = kWeight + kWeightPorts };
 
 TrtNvfp4LinearArgs arguments(Call const& call) {
     TrtNvfp4LinearArgs args{};
@@ -15,14 +15,10 @@ TrtNvfp4LinearArgs arguments(Call const& call) {
     args.m = call.rows(kX);
     args.n = call.rows(kWeight);
     args.k = call.last(kX);
-    call.expect(kWeight, {args.n, args.k / 2});
-    call.expect(kWeightScales, scale_dims(args.n, args.k));
-    call.expect_scalar(kWeightTensorScale);
-    call.expect(kBias, {args.n});
+    call.expect_weight(kWeight, args.n, args.k);
     call.expect_scalar(kInputTensorScale);
     args.x = call.input(kX);
-    args.weight = {call.input(kWeight), call.input(kWeightScales), call.float_input(kWeightTensorScale),
-                   call.input(kBias)};
+    args.weight = call.weight(kWeight);
     args.input_tensor_scale = call.float_input(kInputTensorScale);
     args.y = call.output(0);
     return args;
@@ -30,16 +26,6 @@ TrtNvfp4LinearArgs arguments(Call const& call) {
 
 void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
     outputs[0] = with_last(inputs[kX], dimension(inputs[kWeight], 0, "NVFP4Linear: weight"));
-}
-
-TrtNvfp4Status workspace(Call const& call, size_t* bytes) {
-    TrtNvfp4LinearArgs const args = arguments(call);
-    return trtNvfp4LinearWorkspace(&args, bytes);
-}
-
-TrtNvfp4Status run(Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
-    TrtNvfp4LinearArgs const args = arguments(call);
-    return trtNvfp4Linear(&args, workspace, bytes, stream);
 }
 
 }  // namespace
@@ -57,8 +43,7 @@ Op const& linear_op() {
         {int_attribute("activation", TRT_NVFP4_IDENTITY), int_attribute("quantize_activations", 0),
          int_attribute("static_scales", 0)},
         output_shapes,
-        workspace,
-        run,
+        kernel_calls<arguments, trtNvfp4LinearWorkspace, trtNvfp4LinearTactics, trtNvfp4Linear>(),
     };
     return op;
 }

@@ -52,10 +52,32 @@ void Call::expect_scalar(int32_t input) const {
     if (dims(input).nbDims != 0) expect(input, {1});
 }
 
-std::vector<int64_t> scale_dims(int64_t rows, int64_t k, std::vector<int64_t> leading) {
-    leading.push_back(round_up(rows, 128));
-    leading.push_back(padded_blocks(k));
-    return leading;
+void Call::expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading) const {
+    auto const behind = [&](std::vector<int64_t> dims) {
+        dims.insert(dims.begin(), leading.begin(), leading.end());
+        return dims;
+    };
+    expect(first, behind({rows, k / 2}));
+    expect(first + 1, behind({round_up(rows, 128), padded_blocks(k)}));
+    leading.empty() ? expect_scalar(first + 2) : expect(first + 2, leading);
+    expect(first + 3, behind({rows}));
+}
+
+TrtNvfp4Weight Call::weight(int32_t first) const {
+    return {input(first), input(first + 1), float_input(first + 2), input(first + 3)};
+}
+
+std::vector<Port> weight_ports(std::string const& name) {
+    return {{name + "_weight", Role::kBytes},
+            {name + "_scales", Role::kBytes},
+            {name + "_tensor_scale", Role::kFloat},
+            {name + "_bias", Role::kT}};
+}
+
+std::vector<Port> join(std::vector<std::vector<Port>> const& parts) {
+    std::vector<Port> ports;
+    for (std::vector<Port> const& part : parts) ports.insert(ports.end(), part.begin(), part.end());
+    return ports;
 }
 
 }  // namespace trt_nvfp4

@@ -17,9 +17,14 @@ namespace trt_nvfp4 {
 enum class Role { kT, kBytes, kFloat };
 
 struct Port {
-    char const* name;
+    std::string name;
     Role role;
 };
+
+// The ports of an NVFP4 weight: <name>_weight, <name>_scales, <name>_tensor_scale, <name>_bias.
+constexpr int32_t kWeightPorts = 4;
+std::vector<Port> weight_ports(std::string const& name);
+std::vector<Port> join(std::vector<std::vector<Port>> const& parts);
 
 // ONNX attributes reach a plugin as INT32 or FLOAT32 whatever was declared, so an op has no other kind.
 struct Attribute {
@@ -77,6 +82,9 @@ struct Call {
     void expect(int32_t input, std::vector<int64_t> const& expected) const;
     // One element, whatever the rank: TensorRT's plans hold ONNX scalars as [1].
     void expect_scalar(int32_t input) const;
+    // Of the ports of an NVFP4 weight from `first` on; `leading` are dimensions in front, of layers or experts.
+    void expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading = {}) const;
+    TrtNvfp4Weight weight(int32_t first) const;
 };
 
 // Symbolic dimensions with ordinary spelling.
@@ -94,15 +102,37 @@ struct ShapeBuilder {
     }
 };
 
+// An op's calls into the kernels' C API. They throw std::invalid_argument for shapes that do not fit together.
+struct KernelCalls {
+    TrtNvfp4Status (*workspace)(Call const& call, size_t* bytes);
+    TrtNvfp4Status (*tactics)(Call const& call, TrtNvfp4Tactics* tactics);
+    TrtNvfp4Status (*run)(Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+};
+
+// `read` makes the C API's arguments of a Call; the others are that API's functions.
+template <auto read, auto query_workspace, auto query_tactics, auto launch>
+constexpr KernelCalls kernel_calls() {
+    return {[](Call const& call, size_t* bytes) {
+                auto const arguments = read(call);
+                return query_workspace(&arguments, bytes);
+            },
+            [](Call const& call, TrtNvfp4Tactics* tactics) {
+                auto const arguments = read(call);
+                return query_tactics(&arguments, tactics);
+            },
+            [](Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
+                auto const arguments = read(call);
+                return launch(&arguments, workspace, bytes, stream);
+            }};
+}
+
 struct Op {
     char const* name;
     std::vector<Port> inputs;
     std::vector<Port> outputs;
     std::vector<Attribute> attributes;
     void (*output_shapes)(nvinfer1::DimsExprs const* inputs, ShapeBuilder shapes, nvinfer1::DimsExprs* outputs);
-    // Both throw std::invalid_argument for shapes that do not fit together.
-    TrtNvfp4Status (*workspace)(Call const& call, size_t* bytes);
-    TrtNvfp4Status (*run)(Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+    KernelCalls kernels;
 };
 
 // Dimension d of an input, by the input's name. A rank is not checked before the shape rule runs.
@@ -117,9 +147,6 @@ inline nvinfer1::DimsExprs with_last(nvinfer1::DimsExprs dims, nvinfer1::IDimens
     dims.d[dims.nbDims - 1] = last;
     return dims;
 }
-
-// Shape of the padded, tiled block scales of [rows, k] weights, behind an optional leading dimension.
-std::vector<int64_t> scale_dims(int64_t rows, int64_t k, std::vector<int64_t> leading = {});
 
 Op const& linear_op();
 Op const& gated_mlp_op();

@@ -1,5 +1,7 @@
 #include "plugin.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 
@@ -37,6 +39,12 @@ void expect_counts(Op const& op, int32_t inputs, int32_t outputs) {
                                 " and " + std::to_string(outputs));
 }
 
+// The kernels' API has recorded what is wrong, and the first record is kept.
+void expect_success(Op const& op, TrtNvfp4Status status) {
+    if (status == TRT_NVFP4_SUCCESS) return;
+    throw std::invalid_argument(std::string(op.name) + ": no kernel serves these shapes and attributes");
+}
+
 DataType type_of(Role role, DataType t) {
     switch (role) {
         case Role::kBytes:
@@ -57,13 +65,18 @@ void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& 
         PluginFieldType const expected = attribute.is_float ? PluginFieldType::kFLOAT32 : PluginFieldType::kINT32;
         if (field.type != expected || field.length != 1 || field.data == nullptr) {
             throw std::invalid_argument(std::string(op.name) + ": attribute " + field.name + " must be one " +
-                                        (attribute.is_float ? "FLOAT" : "INT"));
+                                        (attribute.is_float ? "FLOAT" : "INT") + ", it is " +
+                                        std::to_string(field.length) + " of TensorRT's field type " +
+                                        std::to_string(static_cast<int>(field.type)));
         }
         void* const target = attribute.is_float ? static_cast<void*>(&attribute.real) : &attribute.integer;
         std::memcpy(target, field.data, 4);
         return;
     }
-    throw std::invalid_argument(std::string(op.name) + " has no attribute " + field.name);
+    std::string known;
+    for (Attribute const& attribute : attributes) known += (known.empty() ? "" : ", ") + std::string(attribute.name);
+    throw std::invalid_argument(std::string(op.name) + " has no attribute " + field.name + "; it has " + known +
+                                ". A model rewritten by another version of trt_nvfp4 has to be rewritten");
 }
 
 std::vector<Attribute> read_fields(Op const& op, nvinfer1::PluginFieldCollection const& fields) {
@@ -75,8 +88,10 @@ std::vector<Attribute> read_fields(Op const& op, nvinfer1::PluginFieldCollection
 std::string describe(Op const& op, Attributes const& attributes) {
     std::string text = std::string(op.name) + " version=" + kVersion;
     for (Attribute const& attribute : attributes.values()) {
-        text += std::string(" ") + attribute.name + "=" +
-                (attribute.is_float ? std::to_string(attribute.real) : std::to_string(attribute.integer));
+        char value[32];  // nine digits tell any two floats apart
+        attribute.is_float ? std::snprintf(value, sizeof(value), "%.9g", attribute.real)
+                           : std::snprintf(value, sizeof(value), "%d", attribute.integer);
+        text += std::string(" ") + attribute.name + "=" + value;
     }
     return text;
 }
@@ -91,20 +106,38 @@ std::vector<PluginField> fields_of(std::vector<Attribute> const& attributes) {
     return fields;
 }
 
-// A profile's largest shapes. Without them (a static network) `max` repeats the shape.
-std::vector<nvinfer1::PluginTensorDesc> largest(nvinfer1::DynamicPluginTensorDesc const* tensors, int32_t count) {
+// A profile's smallest or largest shapes: `end` is min or max, which repeat the shape where there is no choice.
+std::vector<nvinfer1::PluginTensorDesc> shapes_at(nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::* end,
+                                                  nvinfer1::DynamicPluginTensorDesc const* tensors, int32_t count) {
     std::vector<nvinfer1::PluginTensorDesc> descs;
     for (int32_t i = 0; i < count; ++i) {
         descs.push_back(tensors[i].desc);
-        descs.back().dims = tensors[i].max;
+        descs.back().dims = tensors[i].*end;
     }
     return descs;
+}
+
+bool contains(TrtNvfp4Tactic const* tactics, int32_t count, TrtNvfp4Tactic tactic) {
+    return std::find(tactics, tactics + count, tactic) != tactics + count;
+}
+
+// TensorRT times each tactic at one number of tokens and then uses the fastest for the whole profile. That pays where
+// AUTO takes the same kernel at both ends of the profile and others might beat it; elsewhere no fixed one equals AUTO.
+std::vector<int32_t> worth_timing(TrtNvfp4Tactics const& few, TrtNvfp4Tactics const& many) {
+    if (few.list[0] != many.list[0]) return {};
+    std::vector<int32_t> tactics;
+    for (int32_t i = 0; i < many.sensible; ++i) {
+        if (contains(few.list, few.sensible, many.list[i])) tactics.push_back(many.list[i]);
+    }
+    return tactics.size() > 1 ? tactics : std::vector<int32_t>{};
 }
 
 }  // namespace
 
 Plugin::Plugin(Op const& op, nvinfer1::PluginFieldCollection const& fields)
-    : op_(op), attributes_(read_fields(op, fields)), description_(describe(op, attributes_)) {}
+    : op_(op), attributes_(read_fields(op, fields)), description_(describe(op, attributes_)) {
+    show_tactic(tactic_);
+}
 
 nvinfer1::IPluginCapability* Plugin::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
     switch (type) {
@@ -130,8 +163,11 @@ int32_t Plugin::configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int
     return guard(
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
+            using Desc = nvinfer1::DynamicPluginTensorDesc;
+            auto const largest = shapes_at(&Desc::max, in, nbInputs);
             // Checks the shapes here, where a failure stops the build.
-            workspace_size(largest(in, nbInputs).data());
+            workspace_size(largest.data());
+            offered_ = worth_timing(tactics(shapes_at(&Desc::min, in, nbInputs).data()), tactics(largest.data()));
             return 0;
         },
         -1);
@@ -162,21 +198,39 @@ int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInp
 }
 
 bool Plugin::supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
-                                       int32_t) noexcept {
-    nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
-    Role const role = pos < nbInputs ? op_.inputs[pos].role : op_.outputs[pos - nbInputs].role;
-    DataType const t = inOut[0].desc.type;
-    return desc.format == nvinfer1::TensorFormat::kLINEAR && is_activation_type(t) && desc.type == type_of(role, t);
+                                       int32_t nbOutputs) noexcept {
+    return guard(
+        [&] {
+            expect_counts(op_, nbInputs, nbOutputs);
+            nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
+            Role const role = pos < nbInputs ? op_.inputs[pos].role : op_.outputs[pos - nbInputs].role;
+            DataType const t = inOut[0].desc.type;
+            return desc.format == nvinfer1::TensorFormat::kLINEAR && is_activation_type(t) &&
+                   desc.type == type_of(role, t);
+        },
+        false);
 }
 
 size_t Plugin::getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
                                 nvinfer1::DynamicPluginTensorDesc const*, int32_t) const noexcept {
-    return guard([&] { return workspace_size(largest(in, nbInputs).data()); }, size_t{0});
+    auto const max = &nvinfer1::DynamicPluginTensorDesc::max;
+    return guard([&] { return workspace_size(shapes_at(max, in, nbInputs).data()); }, size_t{0});
+}
+
+int32_t Plugin::getValidTactics(int32_t* tactics, int32_t nbTactics) noexcept {
+    if (nbTactics != getNbTactics()) return -1;
+    std::copy(offered_.begin(), offered_.end(), tactics);
+    return 0;
 }
 
 int32_t Plugin::setTactic(int32_t tactic) noexcept {
-    tactic_ = static_cast<TrtNvfp4Tactic>(tactic);
-    return 0;
+    return guard(
+        [&] {
+            tactic_ = static_cast<TrtNvfp4Tactic>(tactic);
+            show_tactic(tactic_);
+            return 0;
+        },
+        -1);
 }
 
 int32_t Plugin::onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const*,
@@ -195,8 +249,14 @@ int32_t Plugin::enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::P
                         cudaStream_t stream) noexcept {
     return guard(
         [&] {
-            Call const call{op_, attributes_, tactic_, inputDesc, inputs, outputs};
-            return static_cast<int32_t>(op_.run(call, workspace, workspace_size(inputDesc), stream));
+            TrtNvfp4Tactic tactic = tactic_;
+            if (tactic != TRT_NVFP4_TACTIC_AUTO) {
+                TrtNvfp4Tactics const serving = tactics(inputDesc);
+                if (!contains(serving.list, serving.count, tactic)) tactic = TRT_NVFP4_TACTIC_AUTO;
+                show_tactic(tactic);
+            }
+            Call const call{op_, attributes_, tactic, inputDesc, inputs, outputs};
+            return static_cast<int32_t>(op_.kernels.run(call, workspace, workspace_size(inputDesc), stream));
         },
         -1);
 }
@@ -214,12 +274,25 @@ nvinfer1::PluginFieldCollection const* Plugin::getFieldsToSerialize() noexcept {
 }
 
 size_t Plugin::workspace_size(nvinfer1::PluginTensorDesc const* inputs) const {
-    size_t bytes = 0;
-    Call const call{op_, attributes_, tactic_, inputs, nullptr, nullptr};
-    if (op_.workspace(call, &bytes) != TRT_NVFP4_SUCCESS) {
-        throw std::invalid_argument(std::string(op_.name) + ": no kernel serves these shapes and attributes");
-    }
-    return bytes;
+    auto const of = [&](TrtNvfp4Tactic tactic) {
+        size_t bytes = 0;
+        expect_success(op_, op_.kernels.workspace({op_, attributes_, tactic, inputs, nullptr, nullptr}, &bytes));
+        return bytes;
+    };
+    size_t const most = of(TRT_NVFP4_TACTIC_AUTO);
+    return tactic_ == TRT_NVFP4_TACTIC_AUTO ? most : std::max(most, of(tactic_));
+}
+
+TrtNvfp4Tactics Plugin::tactics(nvinfer1::PluginTensorDesc const* inputs) const {
+    TrtNvfp4Tactics found{};
+    expect_success(op_, op_.kernels.tactics({op_, attributes_, tactic_, inputs, nullptr, nullptr}, &found));
+    return found;
+}
+
+void Plugin::show_tactic(TrtNvfp4Tactic tactic) {
+    if (tactic == shown_ && !metadata_.empty()) return;
+    shown_ = tactic;
+    metadata_ = description_ + " tactic=" + std::to_string(static_cast<int>(tactic));
 }
 
 PluginCreator::PluginCreator(Op const& op) : op_(op), fields_(fields_of(op.attributes)) {
@@ -228,8 +301,12 @@ PluginCreator::PluginCreator(Op const& op) : op_(op), fields_(fields_of(op.attri
 
 nvinfer1::IPluginV3* PluginCreator::createPlugin(char const*, nvinfer1::PluginFieldCollection const* fields,
                                                  nvinfer1::TensorRTPhase) noexcept {
-    return guard([&]() -> nvinfer1::IPluginV3* { return new Plugin(op_, *fields); },
-                 static_cast<nvinfer1::IPluginV3*>(nullptr));
+    return guard(
+        [&]() -> nvinfer1::IPluginV3* {
+            if (fields == nullptr) throw std::invalid_argument(std::string(op_.name) + ": no attributes were given");
+            return new Plugin(op_, *fields);
+        },
+        static_cast<nvinfer1::IPluginV3*>(nullptr));
 }
 
 char const* PluginCreator::getPluginVersion() const noexcept { return kVersion; }

@@ -37,10 +37,15 @@ class Plugin final : public nvinfer1::IPluginV3,
     size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
                             nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) const noexcept override;
     char const* getTimingCacheID() noexcept override { return description_.c_str(); }
-    char const* getMetadataString() noexcept override { return description_.c_str(); }
+    // The attributes, and the tactic that was set, or 0 after an enqueue in which AUTO stood in for it.
+    char const* getMetadataString() noexcept override { return metadata_.c_str(); }
 
-    // No tactics are advertised: the best kernel depends on the number of rows, which changes within a profile, so AUTO
-    // (TensorRT's tactic 0) decides at each enqueue. The plugin host sets others.
+    // The tactics that TensorRT is to time for the configured shapes; none: AUTO (TensorRT's 0) decides at each
+    // enqueue.
+    int32_t getNbTactics() noexcept override { return static_cast<int32_t>(offered_.size()); }
+    int32_t getValidTactics(int32_t* tactics, int32_t nbTactics) noexcept override;
+    // TensorRT keeps the fastest in the engine and sets it again at run time. Where it cannot serve an enqueue's shapes
+    // AUTO does instead.
     int32_t setTactic(int32_t tactic) noexcept override;
     int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const* out,
                           int32_t nbOutputs) noexcept override;
@@ -51,12 +56,17 @@ class Plugin final : public nvinfer1::IPluginV3,
     nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override;
 
  private:
+    // What AUTO and the tactic that is set need.
     size_t workspace_size(nvinfer1::PluginTensorDesc const* inputs) const;
+    TrtNvfp4Tactics tactics(nvinfer1::PluginTensorDesc const* inputs) const;
+    void show_tactic(TrtNvfp4Tactic tactic);
 
     Op const& op_;
     Attributes attributes_;
     TrtNvfp4Tactic tactic_ = TRT_NVFP4_TACTIC_AUTO;
-    std::string description_;
+    TrtNvfp4Tactic shown_ = TRT_NVFP4_TACTIC_AUTO;
+    std::vector<int32_t> offered_;
+    std::string description_, metadata_;
     // Point into attributes_, valid until the next call.
     std::vector<nvinfer1::PluginField> fields_;
     nvinfer1::PluginFieldCollection field_collection_{};

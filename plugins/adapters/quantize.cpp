@@ -39,16 +39,6 @@ void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder shapes, nvinf
     outputs[kResidualOut] = x;
 }
 
-TrtNvfp4Status workspace(Call const& call, size_t* bytes) {
-    TrtNvfp4QuantizeArgs const args = arguments(call);
-    return trtNvfp4QuantizeWorkspace(&args, bytes);
-}
-
-TrtNvfp4Status run(Call const& call, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
-    TrtNvfp4QuantizeArgs const args = arguments(call);
-    return trtNvfp4Quantize(&args, workspace, bytes, stream);
-}
-
 }  // namespace
 
 Op const& quantize_op() {
@@ -61,8 +51,7 @@ Op const& quantize_op() {
          {"residual_out", Role::kT}},
         {int_attribute("norm", 0), int_attribute("add_residual", 0), float_attribute("epsilon", 1e-6f)},
         output_shapes,
-        workspace,
-        run,
+        kernel_calls<arguments, trtNvfp4QuantizeWorkspace, trtNvfp4QuantizeTactics, trtNvfp4Quantize>(),
     };
     return op;
 }

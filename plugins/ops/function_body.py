@@ -123,14 +123,32 @@ def dequantize_e4m3(y: str, weight: str, scale: str) -> str:
         {y} = Mul({y}_values, {y}_scale)"""
 
 
+def _round_to_e4m3(y: str, x: str) -> str:
+    """y float32: x, from 0 to 448, rounded to E4M3; its code is 8 {y}_binade + {y}_steps.
+
+    Round ties to even, in units of the step between neighbours. A logarithm that is off by its last bit picks the wrong
+    binade only beside a power of two, where both give the same result.
+    """
+    return f"""{y}_least = Constant<value_float: float = {E4M3_STEPS[0]}>()
+        {y}_log2_e = Constant<value_float: float = 1.44269504>()
+        {y}_bias = Constant<value_float: float = 6.0>()
+        {y}_positive = Max({x}, {y}_least)
+        {y}_ln = Log({y}_positive)
+        {y}_log2 = Mul({y}_ln, {y}_log2_e)
+        {y}_exponent = Floor({y}_log2)
+        {y}_raised = Add({y}_exponent, {y}_bias)
+        {y}_binade = Max({y}_raised, zero_f)
+        {y}_index = Cast<to = {INT32}>({y}_binade)
+        {y}_step = Gather(e4m3_steps, {y}_index)
+        {y}_in_steps = Div({x}, {y}_step)
+        {y}_steps = Round({y}_in_steps)
+        {y} = Mul({y}_steps, {y}_step)"""
+
+
 def through_e4m3(y: str, x: str, scale: str) -> str:
-    """y [M, K] float32: x [M, K] quantized to E4M3 and back; `scale` 0 means: amax / 448. Rounded as in
-    `quantize_blocks`."""
+    """y [M, K] float32: x [M, K] quantized to E4M3 and back; `scale` 0 means: amax / 448."""
     return f"""{y}_largest = Constant<value_float: float = {E4M3_MAX}>()
         {y}_smallest = Constant<value_float: float = {SMALLEST_TENSOR_SCALE!r}>()
-        {y}_least = Constant<value_float: float = {E4M3_STEPS[0]}>()
-        {y}_log2_e = Constant<value_float: float = 1.44269504>()
-        {y}_six = Constant<value_float: float = 6.0>()
         {y}_abs = Abs({x})
         {y}_amax = ReduceMax<keepdims = 0>({y}_abs)
         {y}_ratio = Div({y}_amax, {y}_largest)
@@ -139,17 +157,7 @@ def through_e4m3(y: str, x: str, scale: str) -> str:
         {y}_scale = Where({y}_absent, {y}_computed, {scale})
         {y}_unbounded = Div({y}_abs, {y}_scale)
         {y}_bounded = Min({y}_unbounded, {y}_largest)
-        {y}_positive = Max({y}_bounded, {y}_least)
-        {y}_ln = Log({y}_positive)
-        {y}_log2 = Mul({y}_ln, {y}_log2_e)
-        {y}_exponent = Floor({y}_log2)
-        {y}_raised = Add({y}_exponent, {y}_six)
-        {y}_binade = Max({y}_raised, zero_f)
-        {y}_index = Cast<to = {INT32}>({y}_binade)
-        {y}_step = Gather(e4m3_steps, {y}_index)
-        {y}_in_steps = Div({y}_bounded, {y}_step)
-        {y}_steps = Round({y}_in_steps)
-        {y}_magnitude = Mul({y}_steps, {y}_step)
+        {_round_to_e4m3(f"{y}_magnitude", f"{y}_bounded")}
         {y}_sign = Sign({x})
         {y}_rounded = Mul({y}_magnitude, {y}_sign)
         {y} = Mul({y}_rounded, {y}_scale)"""
@@ -166,15 +174,13 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
     {y}_scale_bytes [M, Kb, 1] (their codes), {y}_magnitudes [M, Kb, 16] (E2M1 values), {y}_blocks (x by blocks); all
     float32. `scale` 0 means: from the amax.
 
-    E4M3 and E2M1 are rounded by Round, which ties to even, in units of the step between neighbours. A logarithm that
-    is off by its last bit picks the wrong binade only beside a power of two, where both give the same result.
+    Rounded to E2M1 by Round, which ties to even, in units of the step between neighbours.
     """
     return f"""{y}_range = Constant<value_float: float = {E2M1_MAX * E4M3_MAX}>()
         {y}_smallest = Constant<value_float: float = {SMALLEST_TENSOR_SCALE!r}>()
         {y}_largest = Constant<value_float: float = {FLOAT32_MAX!r}>()
         {y}_scale_max = Constant<value_float: float = {E4M3_MAX}>()
         {y}_scale_min = Constant<value_float: float = {E4M3_STEPS[0]}>()
-        {y}_log2_e = Constant<value_float: float = 1.44269504>()
         {y}_half = Constant<value_float: float = 0.5>()
         {y}_two = Constant<value_float: float = 2.0>()
         {y}_four = Constant<value_float: float = 4.0>()
@@ -195,19 +201,9 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
         {y}_sixth = Div({y}_block_amax, {y}_six)
         {y}_wanted = Div({y}_sixth, {y}_tensor_scale)
         {y}_clipped = Min({y}_wanted, {y}_scale_max)
-        {y}_positive = Max({y}_clipped, {y}_scale_min)
-        {y}_ln = Log({y}_positive)
-        {y}_log2 = Mul({y}_ln, {y}_log2_e)
-        {y}_exponent = Floor({y}_log2)
-        {y}_raised = Add({y}_exponent, {y}_six)
-        {y}_binade = Max({y}_raised, zero_f)
-        {y}_index = Cast<to = {INT32}>({y}_binade)
-        {y}_step = Gather(e4m3_steps, {y}_index)
-        {y}_in_steps = Div({y}_clipped, {y}_step)
-        {y}_steps = Round({y}_in_steps)
-        {y}_block_scales = Mul({y}_steps, {y}_step)
-        {y}_binade_code = Mul({y}_binade, {y}_eight)
-        {y}_scale_bytes = Add({y}_binade_code, {y}_steps)
+        {_round_to_e4m3(f"{y}_block_scales", f"{y}_clipped")}
+        {y}_binade_code = Mul({y}_block_scales_binade, {y}_eight)
+        {y}_scale_bytes = Add({y}_binade_code, {y}_block_scales_steps)
         {y}_inverse = Reciprocal({y}_tensor_scale)
         {y}_divisor = Max({y}_block_scales, {y}_scale_min)
         {y}_unbounded = Div({y}_inverse, {y}_divisor)

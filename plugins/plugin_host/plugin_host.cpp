@@ -123,6 +123,7 @@ void hostDestroy(Plugin* plugin) {
 }
 
 char const* hostTimingCacheId(Plugin* plugin) { return plugin->build->getTimingCacheID(); }
+char const* hostMetadata(Plugin* plugin) { return plugin->build->getMetadataString(); }
 int32_t hostOutputCount(Plugin* plugin) { return plugin->build->getNbOutputs(); }
 
 int32_t hostOutputTypes(Plugin* plugin, DataType const* inputs, int32_t input_count, DataType* outputs,

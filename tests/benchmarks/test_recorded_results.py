@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from trt_nvfp4.builder.timing import Timing
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 BYTES_PER_WEIGHT = 0.5 + 1 / 16
@@ -37,6 +40,22 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
         for name, fraction in case["bandwidth_fractions"].items():
             bytes_per_second = weights * BYTES_PER_WEIGHT / case["timings"][name]["median_us"] * 1e6
             assert fraction == pytest.approx(bytes_per_second / recorded["read_bandwidth"])
+
+
+@pytest.mark.parametrize("name", ["decode", "fp8_mlp", "moe", "quantize"])
+def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
+    """No field of an old run goes by another name today."""
+    known = {field.name for field in fields(Timing)}
+    run = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())
+    timings = [
+        timing
+        for value in run.values()
+        if isinstance(value, list)
+        for case in value
+        for timing in case["timings"].values()
+    ]
+    assert timings
+    assert all({"median_us", "rounds"} <= timing.keys() <= known for timing in timings)
 
 
 def test_results_were_right(recorded: dict[str, Any]) -> None:

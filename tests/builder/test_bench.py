@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline
@@ -22,6 +23,7 @@ from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
+from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import OPS
 
 
@@ -84,7 +86,8 @@ class ReferenceHost:
 
 def test_percentiles() -> None:
     timing = Timing.of([float(x) for x in range(1, 101)])
-    assert [timing.p50_us, timing.p90_us, timing.p99_us] == pytest.approx([50.5, 90.1, 99.01])
+    assert [timing.median_us, timing.p90_us, timing.p99_us] == pytest.approx([50.5, 90.1, 99.01])
+    assert [timing.lower_quartile_us, timing.upper_quartile_us] == [25.75, 75.25]
     assert timing.rounds == 100
     assert timing.drift == 75.5 / 25.5
 
@@ -99,8 +102,8 @@ def test_contestants_go_there_and_back() -> None:
     timings = interleave(device, {name: contestant(name) for name in "abc"}, rounds=2, warm_up=1, calls={"b": 2})
     assert "".join(order) == "abc" + "abc" + "cba" + "abc", "one run to capture, one round to warm up, two timed"
     # Runs 6 and 7 are a's; b's, 5 and 8, hold two calls each.
-    assert timings["a"].p50_us == pytest.approx((6 + 7) / 2 * 1e6)
-    assert timings["b"].p50_us == pytest.approx((5 + 8) / 2 / 2 * 1e6)
+    assert timings["a"].median_us == pytest.approx((6 + 7) / 2 * 1e6)
+    assert timings["b"].median_us == pytest.approx((5 + 8) / 2 / 2 * 1e6)
     assert all(timing.rounds == 2 for timing in timings.values())
 
 
@@ -118,7 +121,7 @@ def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyP
     for name, bytes_per_weight in (("nvfp4", 0.5625), ("fp8", 1), ("bf16", 2)):
         expected = 2 * (3 * 64 * 128 * bytes_per_weight + 16 * 128 * 2) / 1.792e12 * 1e6
         assert result.contestants[name] == {"predicted_us": pytest.approx(expected)}
-    assert all("p50_us" not in entry for entry in result.subgraphs)
+    assert all("median_us" not in entry for entry in result.subgraphs)
 
 
 @pytest.mark.parametrize("mode", ["engine", "plugins"])
@@ -149,7 +152,7 @@ def test_on_another_gpu_it_times_the_plugins(gated_mlps: Path, monkeypatch: pyte
     assert {"nvfp4", "bf16"} <= group["timings"].keys()
     assert group["timings"].keys() | group["missing"].keys() == {"nvfp4", "bf16", "fp8"}
     # The whole is the sum over both.
-    assert result.contestants["bf16"]["p50_us"] == pytest.approx(2 * group["timings"]["bf16"]["p50_us"])
+    assert result.contestants["bf16"]["median_us"] == pytest.approx(2 * group["timings"]["bf16"]["median_us"])
     assert result.environment["before"]["driver"] == "0"
     assert bench.tables(result)
 
@@ -173,7 +176,9 @@ class FakeTensorRT:
         num_io_tensors = 2
 
         def __init__(self, path: Path) -> None:
-            self.session = session(path.with_suffix(".rewritten.onnx"))
+            rewritten = path.with_suffix(".rewritten.onnx")
+            # ONNX Runtime has no FP4.
+            self.session = ReferenceEvaluator(str(rewritten)) if bench.NATIVE in path.name else session(rewritten)
 
         def get_tensor_name(self, index: int) -> str:
             return ("x", "y1")[index]
@@ -231,12 +236,59 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
     assert result.target == "rtx-blackwell"
     built = [stage for stage in progress.stages if stage.startswith("building the ")]
     ours = ["building the nvfp4 engine"] if given == "onnx" else []
-    assert built == [*ours, "building the fp8 engine", "building the bf16 engine"]
-    assert list(result.contestants) == ["nvfp4", "fp8", "bf16"]
-    assert all({"p50_us", "p90_us", "p99_us"} <= times.keys() for times in result.contestants.values())
+    assert built == [*ours, *(f"building the {name} engine" for name in ("native_nvfp4", "fp8", "bf16"))]
+    assert list(result.contestants) == ["nvfp4", "native_nvfp4", "fp8", "bf16"]
+    assert result.notes == []
+    assert all({"median_us", "p90_us", "p99_us"} <= times.keys() for times in result.contestants.values())
     assert result.layers["nvfp4"] == [{"layer": "gated_mlp_0", "us": 250.0}]
     assert result.cosine_to_bf16["bf16"] == pytest.approx(1)
     assert 0.95 < result.cosine_to_bf16["nvfp4"] < result.cosine_to_bf16["fp8"] < 1
+    assert 0.95 < result.cosine_to_bf16["native_nvfp4"] < result.cosine_to_bf16["fp8"]
+
+
+def contestants(model: Path, folder: Path, target: str) -> tuple[dict[str, Plan], list[str]]:
+    asked = request(model, target=target)
+    folder.mkdir(exist_ok=True)
+    builds, notes = bench._builds(asked, bench._subject(asked), folder / "sample.npz", folder)
+    return {name: Plan.load(build.plan) for name, build in builds.items() if build.plan}, notes
+
+
+def test_baselines_are_tensorrts_own(gated_mlps: Path, tmp_path: Path) -> None:
+    plans, notes = contestants(gated_mlps, tmp_path / "a", "b200")
+    decisions = {name: {entry.decision for entry in plan.subgraphs} for name, plan in plans.items()}
+    assert decisions == {"nvfp4": {"nvfp4_w4a16"}, "native_nvfp4": {"native_nvfp4"}, "fp8": {"fp8"}, "bf16": {"keep"}}
+    assert notes == []
+    plans, notes = contestants(gated_mlps, tmp_path / "b", "h200")
+    assert list(plans) == ["nvfp4", "fp8", "bf16"]
+    assert {entry.op for entry in plans["fp8"].subgraphs} == {""}, "not our own FP8 plugin"
+    assert notes == [
+        f"TensorRT's own NVFP4 is not built: {plans['fp8'].subgraphs[0].reason}".replace(
+            "FP8,", "h200 does not compute native_nvfp4; FP8,"
+        )
+    ]
+
+
+def test_native_nvfp4_that_cannot_be_built_is_said(
+    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def run(build: pipeline.Request, progress: Any) -> None:
+        built.append(build.output and build.output.stem)
+        if built[-1] == "native_nvfp4":
+            raise BuilderError(
+                errors.VERIFICATION_FAILED, "expected a layer that reads native_nvfp4, TensorRT built Half"
+            )
+
+    monkeypatch.setattr(bench.pipeline, "run", run)
+    monkeypatch.setattr(bench, "bench_engines", lambda device, engines, *_: ({name: {} for name in engines}, {}, {}))
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    result = bench.bench(request(gated_mlps, mode="engine"), Recorded(), CpuDevice)
+    assert built == ["nvfp4", "native_nvfp4", "fp8", "bf16"]
+    assert list(result.contestants) == ["nvfp4", "fp8", "bf16"]
+    assert result.notes == [
+        "TensorRT's own NVFP4 is not realized: expected a layer that reads native_nvfp4, TensorRT built Half"
+    ]
 
 
 def test_command(gated_mlps: Path, tmp_path: Path) -> None:
@@ -290,5 +342,5 @@ def test_result_of_an_engine_shows_on_its_page(gated_mlps: Path) -> None:
 def test_plugins_on_this_gpu(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
     model = save_gated_mlps(tmp_path / "m.onnx", hidden=256, intermediate=512)
     result = bench.bench(bench.Request(model, mode="plugins", target="h200", rounds=5), Recorded(), CudaDevice)
-    assert 0 < result.contestants["nvfp4"]["p50_us"] < 1e4
-    assert 0 < result.contestants["bf16"]["p50_us"] < 1e4
+    assert 0 < result.contestants["nvfp4"]["median_us"] < 1e4
+    assert 0 < result.contestants["bf16"]["median_us"] < 1e4

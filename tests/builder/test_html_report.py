@@ -109,7 +109,7 @@ def test_measured_times_take_the_place_of_predicted_ones(report: Path) -> None:
         "mode": "engine",
         "label": "measured: whole engines",
         "target": "rtx-blackwell",
-        "contestants": {"nvfp4": {"p50_us": 123.4}, "fp8": {"p50_us": 234.5}, "bf16": {"p50_us": 345.6}},
+        "contestants": {"nvfp4": {"median_us": 123.4}, "fp8": {"median_us": 234.5}, "bf16": {"median_us": 345.6}},
         "environment": {"before": {"gpu": "RTX PRO 6000"}},
     }
     report.with_name("o.bench.json").write_text(json.dumps(bench))

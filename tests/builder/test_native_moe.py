@@ -12,6 +12,8 @@ from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder.backend import Layer, check_layers
 from trt_nvfp4.builder.cli.build_engine import app
+from trt_nvfp4.builder.errors import USAGE
+from trt_nvfp4.graph_passes.plan import Plan
 
 OPTIONS = ["--moe", "native", "--kinds", "moe", "--max-shapes", "x:2x16x64", "--json"]
 
@@ -59,6 +61,20 @@ def test_target_without_the_layer(model: Path, tmp_path: Path) -> None:
     (entry,) = [entry for entry in json.loads(result.stdout)["subgraphs"] if entry["kind"] == "moe"]
     assert entry["decision"] == "nvfp4_w4a16"
     assert entry["reason"].startswith("TensorRT has no MoE layer for h200; NVFP4 weights")
+
+
+def test_a_model_without_plugins_is_rewritten_too(model: Path, tmp_path: Path) -> None:
+    """Neither TensorRT's MoE layer nor 16 bits leave a node of ours behind."""
+    for name, decision in (("native", "native"), ("plugin", "keep")):
+        target = ["--target", "b200", "-o", str(tmp_path / f"{name}.engine"), "--precision", "bf16"]
+        options = ["--kinds", "moe", "--max-shapes", "x:2x16x64", "--moe", name, "--stop-after", "rewrite"]
+        assert CliRunner().invoke(app, [str(model), *target, *options]).exit_code == 0
+        rewritten = tmp_path / f"{name}.rewritten.onnx"
+        (entry,) = [e for e in Plan.load(tmp_path / f"{name}.plan.yaml").subgraphs if e.kind == "moe"]
+        assert entry.decision == decision
+        again = CliRunner().invoke(app, [str(rewritten), *target, *options])
+        assert again.exit_code == USAGE
+        assert "has been rewritten already; add --plan" in again.stderr
 
 
 def test_layer_is_looked_for_in_the_engine() -> None:

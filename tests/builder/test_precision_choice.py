@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
+from onnx_models import moe_spellings
+from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import pipeline
 from trt_nvfp4.builder.accuracy_budget import Budget, Score
 from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
@@ -19,6 +21,7 @@ from trt_nvfp4.builder.precision_choice import Option, Part, efficient, first, m
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples import input_specs, load_samples
+from trt_nvfp4.graph_passes import nvfp4_weights
 from trt_nvfp4.graph_passes.plan import Plan
 
 
@@ -181,12 +184,68 @@ def test_bad_requests(mlps: Path, samples: Path, tmp_path: Path) -> None:
         ({"calib_data": None}, "add --calib-data"),
         ({"calib_data": tmp_path / "x.statistics.json"}, "needs input samples"),
         ({"budget": "perplexity<=20"}, "needs a language model"),
+        ({"precision": "native-nvfp4"}, "ONNX Runtime, which has no FP4"),
     ]
     for changed, says in cases:
         arguments: dict[str, Any] = {"samples": samples, "budget": "cosine>=0.9", **changed}
         with pytest.raises(BuilderError, match=says) as caught:
             run(mlps, **arguments)
         assert caught.value.exit_code == USAGE
+
+
+def test_fp8_is_the_plugin_where_the_target_has_it(mlps: Path, samples: Path) -> None:
+    report = run(mlps, samples, "sqnr>=15", target=find_target("h200"), precision="fp8")
+    entries = [e for e in Plan.load(report["files"]["plan"]).subgraphs if e.kind == "gated_mlp"]
+    assert {(entry.decision, entry.op) for entry in entries} == {("fp8", "FP8GatedMLP")}
+    rewritten = onnx.load(report["files"]["rewritten model"], load_external_data=False)
+    assert [node.op_type for node in rewritten.graph.node if node.domain == "trt_nvfp4"] == ["FP8GatedMLP"] * 3
+    assert measured_again(report, mlps, samples) == pytest.approx(report["budget"]["achieved"])
+    report = run(mlps, samples, "sqnr>=15", target=find_target("b200"), precision="fp8", stop_after="plan")
+    assert {entry.op for entry in Plan.load(report["files"]["plan"]).subgraphs} == {""}
+
+
+def test_each_subgraph_is_quantized_once(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three MLPs, two matrices each, twice (W4A4, W4A16), however many mixes are verified."""
+    made = []
+    original = nvfp4_weights.WeightQuantizer
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(nvfp4_weights, "WeightQuantizer", counted)
+    report = run(mlps, samples, "sqnr>=24", stop_after="plan")
+    assert len(report["budget"]["tried"]) > 1
+    assert len(made) == 3 * 2 * 2
+
+
+@pytest.fixture
+def moe(tmp_path: Path, seed: int) -> Path:
+    path = tmp_path / "model.onnx"
+    moe_spellings.export(Moe(MoeSpec("gathered"), seed).half(), path, seed)
+    return path
+
+
+def test_moe_blocks_are_chosen_for_too(moe: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    width = input_specs(moe)["x"].shape[-1]
+    for index in range(4):
+        np.savez(folder / f"{index}.npz", x=rng.standard_normal((2, 16, int(width))).astype(np.float16))
+
+    def chosen(budget: str, **options: Any) -> tuple[str, dict[str, Any]]:
+        report = run(moe, folder, budget, kinds=("moe",), most={"x": (2, 16, int(width))}, **options)
+        (entry,) = [entry for entry in report["subgraphs"] if entry["kind"] == "moe"]
+        return entry["decision"], report["budget"]
+
+    loose, numbers = chosen("cosine>=0.5")
+    assert loose.startswith("nvfp4")
+    tight, dear = chosen("cosine>=0.9999999")
+    assert tight == "keep", "FP8 of MoE blocks is not implemented"
+    assert dear["roofline_us"] > numbers["roofline_us"]
+    assert chosen("cosine>=0.9999999", moe="native")[0] == "native", "TensorRT's own layer stands for 16 bits"
+    with pytest.raises(BuilderError, match=r"no mix of precisions meets .* with --require nvfp4"):
+        chosen("cosine>=0.9999999", require="nvfp4")
 
 
 @pytest.mark.slow

@@ -81,8 +81,12 @@ def empty(*shape: int, like: torch.Tensor) -> torch.Tensor:
 
 def test_refusals_name_what_is_wrong(host: PluginHost) -> None:
     linear = cases(3)["NVFP4Linear"]
-    assert "NVFP4Linear has no attribute alpha" in refused(host, "NVFP4Linear", linear, {"alpha": 1.0})
-    assert "activation must be one INT" in refused(host, "NVFP4Linear", linear, {"activation": 1.0})
+    assert "has no attribute alpha; it has activation, quantize_activations, static_scales" in refused(
+        host, "NVFP4Linear", linear, {"alpha": 1.0}
+    )
+    assert "activation must be one INT, it is 1 of TensorRT's field type 1" in refused(
+        host, "NVFP4Linear", linear, {"activation": 1.0}
+    )
     assert "activation must be 0 to 6, it is 7" in refused(host, "NVFP4Linear", linear, {"activation": 7})
     assert "multiple of 16 (one block scale), it is 40" in refused(
         host, "NVFP4Linear", [empty(3, 40, like=linear[0]), empty(40, 20, like=linear[1]), *linear[2:]], {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from trt_nvfp4.plugins import library as plugin_library
 from trt_nvfp4.plugins.library import build_library, resource_report
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
+from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
 
@@ -209,3 +210,39 @@ def test_another_machine_needs_its_cross_compiler(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ToolchainError, match=r"riscv64-linux-gnu-g.*build on the device itself"):
         find_nvcc("riscv64")
+
+
+def test_cmake_compiles_the_same_sources(tmp_path: Path) -> None:
+    """For packaging, all architectures at once; build_library is what the tests compile."""
+    if shutil.which("cmake") is None or shutil.which("ninja") is None:
+        pytest.skip("no cmake and ninja")
+    try:
+        nvcc, (include, _) = find_nvcc().nvcc, find_cutlass()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    settings = [f"-DCUTLASS_DIR={include.parent}", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+    command = ["cmake", "-G", "Ninja", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *settings]
+    result = subprocess.run(
+        [*command, "-S", plugin_library.ROOT, "-B", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-2000:]
+    commands = {
+        Path(entry["file"]).relative_to(plugin_library.ROOT): entry["command"]
+        for entry in json.loads((tmp_path / "compile_commands.json").read_text())
+    }
+    for arch in ARCHITECTURES:
+        sources, flags = plugin_library.architecture(arch)
+        families = {flag for flag in flags if flag.startswith("-DTRT_NVFP4_SM")}
+        for source in sources:
+            found = commands[source.relative_to(plugin_library.ROOT)].split()
+            assert source.suffix == ".cpp" or any(f"code=[{arch}]" in word for word in found), (source, arch)
+            own = f"-DTRT_NVFP4_{source.name.split('_')[0].upper()}"
+            assert (families & {own} or families) <= set(found), (source, arch)
+    assert {Path(source) for source in commands} == {
+        source.relative_to(plugin_library.ROOT)
+        for arch in ARCHITECTURES
+        for source in plugin_library.architecture(arch)[0]
+    }

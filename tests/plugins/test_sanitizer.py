@@ -1,4 +1,4 @@
-"""compute-sanitizer's four tools over every op at small odd shapes."""
+"""compute-sanitizer's four tools over every op, and over the W4A16 kernel, at small odd shapes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ HERE = Path(__file__).parent
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["sanitize_ops.py", "decode/sanitize_w4a16.py"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
-def test_clean(library: Path, tool: str) -> None:
+def test_clean(library: Path, tool: str, program: str) -> None:
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
+    path = os.pathsep.join([str(HERE), *sys.path])  # op_inputs, and the package as this process finds it
     result = subprocess.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, HERE / "sanitize_ops.py", library],
+        [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, HERE / program, library],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": path},
     )
     assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
     assert "ERROR SUMMARY: 0 errors" in result.stdout or "RACECHECK SUMMARY: 0 hazards" in result.stdout

@@ -1,6 +1,6 @@
 #include "../fp8_quantize.cuh"
 #include "../generic_gemm.cuh"
-#include "../heuristics/fp8.h"
+#include "../heuristics/tactics.h"
 #include "validate.h"
 
 namespace trt_nvfp4 {
@@ -122,16 +122,20 @@ TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* b
     return TRT_NVFP4_SUCCESS;
 }
 
+TrtNvfp4Status trtNvfp4Fp8MlpTactics(TrtNvfp4Fp8MlpArgs const* args, TrtNvfp4Tactics* tactics) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *tactics = trt_nvfp4::tactics_of(*args);
+    return TRT_NVFP4_SUCCESS;
+}
+
 TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
     using namespace trt_nvfp4;
     TRT_NVFP4_RETURN_IF_ERROR(validate(args));
     Fp8Workspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("FP8GatedMLP", pieces.size, bytes));
-    bool const served = fp8::serves(*args);
-    bool const generic = args->tactic == TRT_NVFP4_TACTIC_GENERIC || (args->tactic == TRT_NVFP4_TACTIC_AUTO && !served);
-    if (!generic && !(served && (args->tactic == TRT_NVFP4_TACTIC_AUTO || args->tactic == TRT_NVFP4_TACTIC_FP8))) {
-        return unsupported_tactic("FP8GatedMLP", args->tactic);
-    }
+    TrtNvfp4Tactic const tactic = resolve_tactic(*args);
+    if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("FP8GatedMLP", args->tactic);
+    bool const generic = tactic == TRT_NVFP4_TACTIC_GENERIC;
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
     return dispatch_dtype(args->dtype, [&](auto element) {
         using T = decltype(element);

@@ -2,7 +2,7 @@
 
 #include "../generic_gemm.cuh"
 #include "../generic_quantize.cuh"
-#include "../heuristics/choose.h"
+#include "../heuristics/tactics.h"
 #include "../w4a4_split.cuh"
 #include "validate.h"
 
@@ -14,11 +14,12 @@ struct LinearWorkspace {
     float* partials = nullptr;
     size_t size;
 
-    LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
+    LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) : size(w4a16::workspace_bytes(args)) {
+        if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
         if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k);
         if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.n));
-        size = std::max(workspace.size(), w4a16::workspace_bytes(args));
+        size = std::max(workspace.size(), size);
     }
 };
 
@@ -75,17 +76,28 @@ TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* b
     return TRT_NVFP4_SUCCESS;
 }
 
+TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tactics* tactics) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *tactics = trt_nvfp4::tactics_of(*args);
+    return TRT_NVFP4_SUCCESS;
+}
+
 TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
     using namespace trt_nvfp4;
     TRT_NVFP4_RETURN_IF_ERROR(validate(args));
     LinearWorkspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4Linear", pieces.size, bytes));
-    TrtNvfp4Tactic const tactic = choose_tactic(*args);
-    if (tactic == TRT_NVFP4_TACTIC_GENERIC) {
-        return dispatch_dtype(args->dtype,
-                              [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
+    TrtNvfp4Tactic const tactic = resolve_tactic(*args);
+    switch (tactic) {
+        case TRT_NVFP4_TACTIC_AUTO:
+            return unsupported_tactic("NVFP4Linear", args->tactic);
+        case TRT_NVFP4_TACTIC_GENERIC:
+            return dispatch_dtype(
+                args->dtype, [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
+        case TRT_NVFP4_TACTIC_W4A16:
+        case TRT_NVFP4_TACTIC_W4A16_MMA_SYNC:
+            return w4a16::launch(*args, workspace, stream);
+        default:
+            return w4a4_linear(*args, tactic, pieces, stream);
     }
-    if (tactic == TRT_NVFP4_TACTIC_W4A16 && w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
-    if (w4a4_serves(*args, tactic)) return w4a4_linear(*args, tactic, pieces, stream);
-    return unsupported_tactic("NVFP4Linear", tactic);
 }

@@ -3,7 +3,7 @@
 #include "../generic_gemm.cuh"
 #include "../generic_quantize.cuh"
 #include "../generic_rmsnorm.cuh"
-#include "../heuristics/choose.h"
+#include "../heuristics/tactics.h"
 #include "../w4a4_split.cuh"
 #include "validate.h"
 
@@ -18,7 +18,8 @@ struct MlpWorkspace {
     float* partials = nullptr;  // of the down GEMM
     size_t size;
 
-    MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) {
+    MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) : size(w4a16::workspace_bytes(args)) {
+        if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
         int64_t const element = element_size(args.dtype);
         if (args.norm) normalized = workspace.take<uint8_t>(args.m * args.hidden_in * element);
@@ -28,7 +29,7 @@ struct MlpWorkspace {
             quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);
             if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.hidden_out));
         }
-        size = std::max(workspace.size(), w4a16::workspace_bytes(args));
+        size = std::max(workspace.size(), size);
     }
 };
 
@@ -167,16 +168,27 @@ TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes) 
     return TRT_NVFP4_SUCCESS;
 }
 
+TrtNvfp4Status trtNvfp4MlpTactics(TrtNvfp4MlpArgs const* args, TrtNvfp4Tactics* tactics) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *tactics = trt_nvfp4::tactics_of(*args);
+    return TRT_NVFP4_SUCCESS;
+}
+
 TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream) {
     using namespace trt_nvfp4;
     TRT_NVFP4_RETURN_IF_ERROR(validate(args));
     MlpWorkspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4 MLP", pieces.size, bytes));
-    TrtNvfp4Tactic const tactic = choose_tactic(*args);
-    if (tactic == TRT_NVFP4_TACTIC_W4A16 && w4a16::serves(*args)) return w4a16::launch(*args, workspace, stream);
-    if (tactic == TRT_NVFP4_TACTIC_GENERIC || w4a4_serves(*args, tactic)) {
-        return dispatch_dtype(
-            args->dtype, [&](auto element) { return run_layers<decltype(element)>(*args, tactic, pieces, stream); });
+    TrtNvfp4Tactic const tactic = resolve_tactic(*args);
+    switch (tactic) {
+        case TRT_NVFP4_TACTIC_AUTO:
+            return unsupported_tactic("NVFP4 MLP", args->tactic);
+        case TRT_NVFP4_TACTIC_W4A16:
+        case TRT_NVFP4_TACTIC_W4A16_MMA_SYNC:
+            return w4a16::launch(*args, workspace, stream);
+        default:
+            return dispatch_dtype(args->dtype, [&](auto element) {
+                return run_layers<decltype(element)>(*args, tactic, pieces, stream);
+            });
     }
-    return unsupported_tactic("NVFP4 MLP", tactic);
 }

@@ -1,22 +1,12 @@
 #include "../generic_moe.cuh"
 #include "../generic_quantize.cuh"
+#include "../heuristics/tactics.h"
 #include "moe_plan.h"
 #include "validate.h"
-#include "w4a16_moe.h"
 #include "w4a4_moe.h"
 
 namespace trt_nvfp4 {
 namespace {
-
-bool runs_w4a16(TrtNvfp4MoeArgs const& args) {
-    return w4a16::serves(args) && (args.tactic == TRT_NVFP4_TACTIC_AUTO || args.tactic == TRT_NVFP4_TACTIC_W4A16);
-}
-
-// Whatever the number of tokens: weights bind both like a decode kernel, and the generic kernel multiplies without
-// tensor cores.
-bool runs_w4a4(TrtNvfp4MoeArgs const& args) {
-    return (args.tactic == TRT_NVFP4_TACTIC_AUTO || args.tactic == TRT_NVFP4_TACTIC_W4A4) && w4a4::serves(args);
-}
 
 // Of the generic kernels: rows are pairs in sorted order, or tokens for the shared expert.
 struct MoeWorkspace {
@@ -164,14 +154,15 @@ TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
 
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
-    if (trt_nvfp4::runs_w4a16(*args)) {
-        *bytes = trt_nvfp4::w4a16::workspace_bytes(*args);
-        return TRT_NVFP4_SUCCESS;
-    }
-    *bytes = args->tactic == TRT_NVFP4_TACTIC_GENERIC ? 0 : trt_nvfp4::w4a4::workspace_bytes(*args);
-    if (args->tactic != TRT_NVFP4_TACTIC_W4A4) {
-        *bytes = std::max(*bytes, trt_nvfp4::MoeWorkspace(*args, nullptr).size);
-    }
+    *bytes = trt_nvfp4::resolve_tactic(*args) == TRT_NVFP4_TACTIC_W4A16
+                 ? trt_nvfp4::w4a16::workspace_bytes(*args)
+                 : std::max(trt_nvfp4::MoeWorkspace(*args, nullptr).size, trt_nvfp4::w4a4::workspace_bytes(*args));
+    return TRT_NVFP4_SUCCESS;
+}
+
+TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* tactics) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *tactics = trt_nvfp4::tactics_of(*args);
     return TRT_NVFP4_SUCCESS;
 }
 
@@ -180,12 +171,11 @@ TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t 
     size_t needed = 0;
     TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4MoeWorkspace(args, &needed));
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4MoE", needed, bytes));
+    TrtNvfp4Tactic const tactic = resolve_tactic(*args);
+    if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4MoE", args->tactic);
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
-    if (runs_w4a16(*args)) return w4a16::launch(*args, workspace, stream);
-    if (runs_w4a4(*args)) return w4a4::launch(*args, workspace, stream);
-    if (args->tactic != TRT_NVFP4_TACTIC_AUTO && args->tactic != TRT_NVFP4_TACTIC_GENERIC) {
-        return unsupported_tactic("NVFP4MoE", args->tactic);
-    }
+    if (tactic == TRT_NVFP4_TACTIC_W4A16) return w4a16::launch(*args, workspace, stream);
+    if (tactic == TRT_NVFP4_TACTIC_W4A4) return w4a4::launch(*args, workspace, stream);
     MoeWorkspace const pieces(*args, workspace);
     return dispatch_dtype(args->dtype,
                           [&](auto element) { return generic_moe<decltype(element)>(*args, pieces, stream); });

@@ -73,6 +73,12 @@ TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_
     return TRT_NVFP4_SUCCESS;
 }
 
+TrtNvfp4Status trtNvfp4QuantizeTactics(TrtNvfp4QuantizeArgs const* args, TrtNvfp4Tactics* tactics) {
+    TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
+    *tactics = {1, 1, {TRT_NVFP4_TACTIC_GENERIC}};
+    return TRT_NVFP4_SUCCESS;
+}
+
 TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspace, size_t bytes,
                                 TrtNvfp4Stream stream) {
     using namespace trt_nvfp4;

@@ -35,17 +35,29 @@ typedef enum {
     TRT_NVFP4_SWIGLU_CLAMPED = 7,  // gated only
 } TrtNvfp4Activation;
 
-// Which kernel family serves a call. AUTO lets heuristics/ decide; an explicit tactic that cannot serve the call is
-// TRT_NVFP4_UNSUPPORTED, never a silent fallback.
+// Which kernels serve a call. AUTO lets heuristics/ decide; an explicit tactic that cannot serve the call is
+// TRT_NVFP4_UNSUPPORTED, never a silent fallback. TensorRT's timing caches and engines keep these numbers.
 typedef enum {
     TRT_NVFP4_TACTIC_AUTO = 0,
-    TRT_NVFP4_TACTIC_GENERIC = 1,
-    TRT_NVFP4_TACTIC_W4A16 = 2,  // decode: 1 to 64 tokens, 16-bit activations, K % 32 == 0
-    // Block-scaled tensor cores: quantize_activations, float16 or bfloat16, K % 32 == 0.
+    TRT_NVFP4_TACTIC_GENERIC = 1,  // every call
+    // 16-bit activations, every K a multiple of 32. More than 64 tokens go in blocks of 64, but for NVFP4MoE.
+    TRT_NVFP4_TACTIC_W4A16 = 2,
+    // Block-scaled tensor cores: quantize_activations, float16 or bfloat16, every K a multiple of 32.
     TRT_NVFP4_TACTIC_W4A4 = 3,
-    TRT_NVFP4_TACTIC_W4A4_PAIR = 4,  // the same by clusters of two CTAs
-    TRT_NVFP4_TACTIC_FP8 = 5,        // FP8 tensor cores of SM90: float16 or bfloat16, hidden_out % 8 == 0
+    TRT_NVFP4_TACTIC_W4A4_PAIR = 4,       // the same by clusters of two CTAs
+    TRT_NVFP4_TACTIC_FP8 = 5,             // FP8 tensor cores of SM90: float16 or bfloat16, hidden_out % 8 == 0
+    TRT_NVFP4_TACTIC_W4A16_MMA_SYNC = 6,  // W4A16 by mma.sync where it would be by SM90's wgmma
+    TRT_NVFP4_TACTIC_W4A4_UNSPLIT = 7,    // W4A4 with no K split over CTAs where it would be
 } TrtNvfp4Tactic;
+
+#define TRT_NVFP4_MAX_TACTICS 8
+
+// The explicit tactics that serve a call on the current GPU, best first: AUTO takes the first. The first `sensible` may
+// each be the fastest, so timing them is worth while; the others are yardsticks.
+typedef struct {
+    int32_t count, sensible;
+    TrtNvfp4Tactic list[TRT_NVFP4_MAX_TACTICS];
+} TrtNvfp4Tactics;
 
 typedef struct {
     void const* packed;         // [rows, K/2]
@@ -169,13 +181,19 @@ typedef struct {
 } TrtNvfp4MoeArgs;
 
 // Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
-// asks on a machine without a GPU. It is the maximum over the tactics that `tactic` allows on any GPU; of NVFP4MoE,
-// whose generic kernels need far more than the others, that of the tactic that AUTO takes.
+// asks on a machine without a GPU. Of AUTO it is what any sensible tactic needs on any GPU.
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
+
+// Reads no pointer, nor args->tactic. Without a GPU the answer is that of a GPU that has no kernels of its own.
+TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4MlpTactics(TrtNvfp4MlpArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4QuantizeTactics(TrtNvfp4QuantizeArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4Fp8MlpTactics(TrtNvfp4Fp8MlpArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* tactics);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
 // after.

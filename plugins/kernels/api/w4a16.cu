@@ -21,8 +21,9 @@ TrtNvfp4Status read_device(Device& device) {
     return TRT_NVFP4_SUCCESS;
 }
 
-bool serves_tokens(TrtNvfp4DataType dtype, int32_t quantize_activations, int64_t m) {
-    return dtype != TRT_NVFP4_FLOAT32 && !quantize_activations && m >= 1 && m <= kMaxTokens;
+template <typename Args>
+bool serves_tokens(Args const& args) {
+    return args.dtype != TRT_NVFP4_FLOAT32 && !args.quantize_activations && args.m >= 1;
 }
 
 // Copies are 16 bytes: 32 codes of a row.
@@ -175,30 +176,52 @@ TrtNvfp4Status launch_dtype(Args const& args, void* workspace, cudaStream_t stre
                                            : launch_as<__nv_bfloat16>(args, workspace, stream);
 }
 
-}  // namespace
-
-bool serves(TrtNvfp4LinearArgs const& args) {
-    return serves_tokens(args.dtype, args.quantize_activations, args.m) && serves_k(args.k);
+// The tokens from `first` on that go in one block; a token does not see the others. Rows of x and y have these widths.
+template <typename Args>
+Args block_of(Args const& args, int64_t first, int64_t x_width, int64_t y_width) {
+    Args block = args;
+    block.m = std::min<int64_t>(args.m - first, kMaxTokens);
+    block.x = static_cast<uint16_t const*>(args.x) + first * x_width;
+    block.y = static_cast<uint16_t*>(args.y) + first * y_width;
+    return block;
 }
 
+template <typename Args>
+TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width, void* workspace, cudaStream_t stream) {
+    for (int64_t first = 0; first < args.m; first += kMaxTokens) {
+        Args const block = block_of(args, first, x_width, y_width);
+        bool const wgmma = args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::serves(block);
+        TRT_NVFP4_RETURN_IF_ERROR(wgmma ? sm90::launch(block, workspace, stream)
+                                        : launch_dtype(block, workspace, stream));
+    }
+    return TRT_NVFP4_SUCCESS;
+}
+
+}  // namespace
+
+bool takes_wgmma(TrtNvfp4LinearArgs const& args) { return sm90::serves(block_of(args, 0, args.k, args.n)); }
+
+bool takes_wgmma(TrtNvfp4MlpArgs const& args) {
+    return sm90::serves(block_of(args, 0, args.hidden_in, args.hidden_out));
+}
+
+bool serves(TrtNvfp4LinearArgs const& args) { return serves_tokens(args) && serves_k(args.k); }
+
 bool serves(TrtNvfp4MlpArgs const& args) {
-    return serves_tokens(args.dtype, args.quantize_activations, args.m) && serves_k(args.hidden_in) &&
-           serves_k(args.intermediate);
+    return serves_tokens(args) && serves_k(args.hidden_in) && serves_k(args.intermediate);
 }
 
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
-    TrtNvfp4LinearArgs most = args;
-    most.m = std::min<int64_t>(args.m, kMaxTokens);
-    if (!serves(most)) return 0;
+    if (!serves(args)) return 0;
+    TrtNvfp4LinearArgs const most = block_of(args, 0, args.k, args.n);
     Workspace workspace;
     workspace.take<Partial>(most_partials(args.n, args.k, most.m));
     return std::max(workspace.size(), sm90::workspace_bytes(most));
 }
 
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
-    TrtNvfp4MlpArgs most = args;
-    most.m = std::min<int64_t>(args.m, kMaxTokens);
-    if (!serves(most)) return 0;
+    if (!serves(args)) return 0;
+    TrtNvfp4MlpArgs const most = block_of(args, 0, args.hidden_in, args.hidden_out);
     Workspace workspace;
     int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
     workspace.take<Partial>(most_partials(up_rows, args.hidden_in, most.m));
@@ -209,13 +232,11 @@ size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
 }
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {
-    if (sm90::serves(args)) return sm90::launch(args, workspace, stream);
-    return launch_dtype(args, workspace, stream);
+    return launch_blocks(args, args.k, args.n, workspace, stream);
 }
 
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
-    if (sm90::serves(args)) return sm90::launch(args, workspace, stream);
-    return launch_dtype(args, workspace, stream);
+    return launch_blocks(args, args.hidden_in, args.hidden_out, workspace, stream);
 }
 
 }  // namespace trt_nvfp4::w4a16

@@ -1,20 +1,25 @@
-// Launcher of the W4A16 decode kernel (sm80_w4a16_mlp.cuh) behind trtNvfp4Linear and trtNvfp4Mlp.
+// Launcher of the W4A16 decode kernels (sm80_w4a16_mlp.cuh, sm90_w4a16_gemm.cuh) behind trtNvfp4Linear and trtNvfp4Mlp.
 #pragma once
 
 #include "trt_nvfp4.h"
 
 namespace trt_nvfp4::w4a16 {
 
-// Whether the kernel can serve the call: 16-bit activations that stay 16-bit, 1 to 64 tokens, every K a multiple of 32.
+// Whether the kernel can serve the call: 16-bit activations that stay 16-bit, 1 token or more, every K a multiple
+// of 32.
 bool serves(TrtNvfp4LinearArgs const& args);
 bool serves(TrtNvfp4MlpArgs const& args);
 
-// Enough for every m up to args.m, on any GPU; 0 if no such m is served.
+// Of a call that is served: whether the current GPU's wgmma takes its tokens.
+bool takes_wgmma(TrtNvfp4LinearArgs const& args);
+bool takes_wgmma(TrtNvfp4MlpArgs const& args);
+
+// Enough for every m up to args.m, on any GPU; 0 if the call is not served.
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args);
 
-// From sm_90 on the kernel reads weights while the kernel launched before it still runs, so that one must not write
-// them.
+// Tokens go in blocks of kMaxTokens, each of which reads the weights. From sm_90 on the kernel reads weights while the
+// kernel launched before it still runs, so that one must not write them.
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream);
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
 

@@ -114,17 +114,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t st
 
 }  // namespace
 
-bool fits(TrtNvfp4MoeArgs const& args) {
-    // TMA wants rows of packed operands to start on 16 bytes.
-    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden % 32 == 0 &&
-           args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
-}
-
-bool serves(TrtNvfp4MoeArgs const& args) {
-    return fits(args) && w4a4_kernels(TRT_NVFP4_TACTIC_W4A4).experts != nullptr;
-}
-
-size_t workspace_bytes(TrtNvfp4MoeArgs const& args) { return fits(args) ? Layout(args, nullptr).size : 0; }
+size_t workspace_bytes(TrtNvfp4MoeArgs const& args) { return w4a4_fits(args) ? Layout(args, nullptr).size : 0; }
 
 TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream) {
     return args.dtype == TRT_NVFP4_FLOAT16 ? run<__half>(args, workspace, stream)

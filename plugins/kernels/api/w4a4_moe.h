@@ -5,13 +5,7 @@
 
 namespace trt_nvfp4::w4a4 {
 
-// 16-bit activations that are quantized, every K a multiple of 32; whatever the library and the GPU.
-bool fits(TrtNvfp4MoeArgs const& args);
-
-// What fits, and this library has kernels of the current GPU for.
-bool serves(TrtNvfp4MoeArgs const& args);
-
-// Enough for every m up to args.m, on any GPU; 0 if the call does not fit.
+// Enough for every m up to args.m, on any GPU; 0 where no GPU serves the call.
 size_t workspace_bytes(TrtNvfp4MoeArgs const& args);
 
 TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream);

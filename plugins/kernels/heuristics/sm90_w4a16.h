@@ -5,6 +5,7 @@
 
 namespace trt_nvfp4::sm90 {
 
+// mma.sync runs the stack of benchmarks/NOTES.md in 606 us at 16 tokens and 998 at 32, wgmma in 664 at 32 (H200).
 constexpr int kMinTokens = 17;
 constexpr int kMaxTokens = 64;
 constexpr int kTileRows = 256;  // of a block

@@ -1,4 +1,5 @@
-// Who serves W4A4 on tensor cores: the kernels that this library was compiled with and that the GPU can run.
+// W4A4 on tensor cores: the kernels that this library was compiled with and that the GPU can run, and their splits of
+// K.
 #pragma once
 
 #include <algorithm>
@@ -42,6 +43,11 @@ inline int64_t split_elements(int64_t m, int64_t n) {
 
 // The kernels of the current GPU that `tactic` names; null where this library has none.
 inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
+    if (tactic == TRT_NVFP4_TACTIC_W4A4_UNSPLIT) {
+        W4A4Kernels unsplit = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
+        unsplit.partial = nullptr;
+        return unsplit;
+    }
     int device = 0;
     int major = 0;
     int sm_count = 0;
@@ -77,21 +83,18 @@ inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
            args.intermediate % 32 == 0;
 }
 
-template <typename Args>
-bool w4a4_serves(Args const& args, TrtNvfp4Tactic tactic) {
-    return w4a4_fits(args) && w4a4_kernels(tactic).dense != nullptr;
+inline bool w4a4_fits(TrtNvfp4MoeArgs const& args) {
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden % 32 == 0 &&
+           args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
 }
 
-// Two CTAs share the weights' tile and halve its traffic from L2, once there are rows for both. GENERIC where no kernel
-// serves the call.
-template <typename Args>
-TrtNvfp4Tactic choose_w4a4(Args const& args) {
-    if (!w4a4_fits(args)) return TRT_NVFP4_TACTIC_GENERIC;
-    for (TrtNvfp4Tactic const tactic : {TRT_NVFP4_TACTIC_W4A4_PAIR, TRT_NVFP4_TACTIC_W4A4}) {
-        if (tactic == TRT_NVFP4_TACTIC_W4A4_PAIR && args.m <= 128) continue;
-        if (w4a4_kernels(tactic).dense != nullptr) return tactic;
-    }
-    return TRT_NVFP4_TACTIC_GENERIC;
+// Parts of K of the last GEMM, the only one that may be split.
+inline int w4a4_splits(TrtNvfp4LinearArgs const& args, int sm_count) {
+    return choose_splits(args.m, args.n, args.k, sm_count);
+}
+
+inline int w4a4_splits(TrtNvfp4MlpArgs const& args, int sm_count) {
+    return choose_splits(args.m, args.hidden_out, args.intermediate, sm_count);
 }
 
 }  // namespace trt_nvfp4

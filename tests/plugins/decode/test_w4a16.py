@@ -14,7 +14,7 @@ from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpac
 
 pytestmark = pytest.mark.gpu
 
-W4A16 = 2
+W4A16, W4A16_MMA_SYNC = 2, 6
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
 
@@ -62,7 +62,18 @@ def test_linear_at_every_token_count(host: PluginHost, m: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 32), (5, 7, 96), (9, 129, 224), (2, 4096, 4096), (16, 1000, 8192), (33, 64, 16384)]
+    ("m", "n", "k"),
+    [
+        (1, 1, 32),
+        (5, 7, 96),
+        (9, 129, 224),
+        (2, 4096, 4096),
+        (16, 1000, 8192),
+        (33, 64, 16384),
+        # In blocks of 64 tokens.
+        (65, 77, 288),
+        (200, 1000, 2048),
+    ],
 )
 def test_linear_at_odd_shapes(host: PluginHost, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     inputs, reference = linear_inputs(m, n, k, dtype)
@@ -88,6 +99,7 @@ STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
     ((2, 64, 512, 1056, 512), {"gated": 1, "activation": Activation.SWIGLU_CLAMPED, "norm": 1, "residual": 1}),
     ((3, 16, 2048, 4096, 2048), {"gated": 1, "activation": Activation.GELU_TANH}),
     ((4, 33, 256, 512, 256), {"gated": 0, "activation": Activation.GELU, "residual": 1}),
+    ((3, 130, 256, 512, 256), {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}),
     ((32, 8, 512, 1024, 512), {"gated": 1, "activation": Activation.GELU_QUICK, "norm": 1, "residual": 1}),
 ]
 
@@ -102,6 +114,16 @@ def test_stack_matches_the_torch_reference(
     reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
     # Roundings between layers differ by a step here and there, and later layers amplify it.
     assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(shape[0])
+
+
+@pytest.mark.parametrize("m", [17, 40, 64, 100])
+def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is SM90's")
+    inputs, reference = linear_inputs(m, 328, 736, torch.float16)
+    for tactic in (W4A16, W4A16_MMA_SYNC):
+        y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
+        assert relative_error(y, reference) < TOLERANCE[torch.float16]
 
 
 def test_explicit_tactic_is_refused_where_it_cannot_serve(host: PluginHost) -> None:

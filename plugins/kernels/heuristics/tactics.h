@@ -1,0 +1,84 @@
+// Which kernels serve a call, and where one kind takes over from another: the single place where tactic AUTO is
+// resolved and an explicit one is judged. The arithmetic is the op's: quantize_activations alone decides between W4A16
+// and W4A4.
+//
+// Crossovers, in tokens; docs/roofline.md says more:
+//     W4A16   SM90: mma.sync up to 16, wgmma from 17 (measured on an H200); elsewhere mma.sync. Above 64 in blocks of
+//             64 (estimate: on an H200 a block runs at 124 TFLOPS by mma.sync and 269 by wgmma, measured; the generic
+//             kernel multiplies in float32, whose peak is 67).
+//     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
+//             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
+//     FP8     SM90: tensor cores from 1 token on; tiles in fp8.h (measured on an H200).
+//     MoE     W4A16 at every count; blocks and splits in moe.h. W4A4 at every count (roofline: an expert's weights bind
+//             it up to hundreds of its tokens).
+#pragma once
+
+#include <algorithm>
+
+#include "../api/w4a16.h"
+#include "../api/w4a16_moe.h"
+#include "fp8.h"
+#include "w4a4.h"
+
+namespace trt_nvfp4 {
+
+inline void add(TrtNvfp4Tactics& tactics, TrtNvfp4Tactic tactic, bool sensible) {
+    TrtNvfp4Tactic* const place = tactics.list + (sensible ? tactics.sensible : tactics.count);
+    std::copy_backward(place, tactics.list + tactics.count, tactics.list + tactics.count + 1);
+    *place = tactic;
+    tactics.sensible += sensible;
+    ++tactics.count;
+}
+
+// The generic kernels serve every call, and are sensible where nothing else does.
+inline TrtNvfp4Tactics with_generic(TrtNvfp4Tactics tactics) {
+    add(tactics, TRT_NVFP4_TACTIC_GENERIC, tactics.sensible == 0);
+    return tactics;
+}
+
+// Of NVFP4Linear and the MLPs.
+template <typename Args>
+TrtNvfp4Tactics tactics_of(Args const& args) {
+    TrtNvfp4Tactics tactics{};
+    if (w4a16::serves(args)) {
+        add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
+        // Near the crossover, which was measured on stacks of MLPs, other shapes may differ.
+        if (w4a16::takes_wgmma(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
+    } else if (w4a4_fits(args)) {
+        W4A4Kernels const single = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
+        if (w4a4_kernels(TRT_NVFP4_TACTIC_W4A4_PAIR).dense != nullptr) {
+            // Two CTAs share the weights' tile and halve its traffic from L2, once there are rows for both.
+            add(tactics, TRT_NVFP4_TACTIC_W4A4_PAIR, args.m > kW4a4Tile);
+        }
+        if (single.dense != nullptr) {
+            add(tactics, TRT_NVFP4_TACTIC_W4A4, true);
+            add(tactics, TRT_NVFP4_TACTIC_W4A4_UNSPLIT, w4a4_splits(args, single.sm_count) > 1);
+        }
+    }
+    return with_generic(tactics);
+}
+
+inline TrtNvfp4Tactics tactics_of(TrtNvfp4Fp8MlpArgs const& args) {
+    TrtNvfp4Tactics tactics{};
+    if (fp8::serves(args)) add(tactics, TRT_NVFP4_TACTIC_FP8, true);
+    return with_generic(tactics);
+}
+
+inline TrtNvfp4Tactics tactics_of(TrtNvfp4MoeArgs const& args) {
+    TrtNvfp4Tactics tactics{};
+    if (w4a16::serves(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
+    bool const experts = w4a4_fits(args) && w4a4_kernels(TRT_NVFP4_TACTIC_W4A4).experts != nullptr;
+    if (experts) add(tactics, TRT_NVFP4_TACTIC_W4A4, true);
+    return with_generic(tactics);
+}
+
+// The tactic to run; AUTO where args.tactic cannot serve the call.
+template <typename Args>
+TrtNvfp4Tactic resolve_tactic(Args const& args) {
+    TrtNvfp4Tactics const tactics = tactics_of(args);
+    if (args.tactic == TRT_NVFP4_TACTIC_AUTO) return tactics.list[0];
+    auto const* const end = tactics.list + tactics.count;
+    return std::find(tactics.list, end, args.tactic) == end ? TRT_NVFP4_TACTIC_AUTO : args.tactic;
+}
+
+}  // namespace trt_nvfp4

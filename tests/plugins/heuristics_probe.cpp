@@ -1,0 +1,44 @@
+// Prints what kernels/heuristics/ chooses for the cases on standard input, a line each; see test_heuristics.py.
+#include <iostream>
+#include <string>
+
+#include "kernels/heuristics/moe.h"
+#include "kernels/heuristics/sm90_w4a16.h"
+#include "kernels/heuristics/w4a16.h"
+
+using namespace trt_nvfp4;
+
+int main() {
+    std::string kind;
+    while (std::cin >> kind) {
+        if (kind == "w4a16") {
+            int tiles, chunks, m, cooperative;
+            w4a16::Footprint bytes{};
+            w4a16::Device device{};
+            std::cin >> tiles >> chunks >> m >> bytes.stage >> bytes.chunk >> bytes.fixed >> device.sm_count >>
+                device.shared_bytes >> cooperative;
+            device.cooperative = cooperative != 0;
+            int const capacity = w4a16::panel_capacity(bytes, device);
+            if (capacity == 0) {
+                std::cout << "0 0 0 0 0 0\n";
+                continue;
+            }
+            w4a16::Split const split = w4a16::choose_split({tiles, chunks}, m, capacity, 2.0f, device);
+            w4a16::SharedMemory const memory = w4a16::divide_shared_memory(w4a16::ceil_div(chunks, split.splits),
+                                                                           split.k_groups, capacity, bytes, device);
+            std::cout << capacity << ' ' << split.k_groups << ' ' << split.splits << ' ' << memory.panel_chunks << ' '
+                      << memory.stages << ' ' << memory.bytes << '\n';
+        } else if (kind == "sm90") {
+            int rows, chunks, cluster, clusters;
+            std::cin >> rows >> chunks >> cluster >> clusters;
+            sm90::Split const split = sm90::choose_split(rows, chunks, cluster, clusters);
+            std::cout << split.splits << ' ' << split.tasks(rows) << ' ' << sm90::padded_rows(rows, cluster) << '\n';
+        } else if (kind == "moe") {
+            int wanted, least, stage, fixed;
+            w4a16::Device device{};
+            std::cin >> wanted >> least >> stage >> fixed >> device.shared_bytes;
+            w4a16::MoeMemory const memory = w4a16::divide_moe_memory(wanted, least, stage, fixed, device);
+            std::cout << memory.stages << ' ' << memory.panel_bytes << '\n';
+        }
+    }
+}

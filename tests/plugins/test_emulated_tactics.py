@@ -1,0 +1,118 @@
+"""Which kernels serve a call on which GPU, and which of them TensorRT is offered: every branch of
+kernels/heuristics/tactics.h, on the PTX emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import op_inputs
+import pytest
+import torch
+
+from ptx_emulator.shim import Gpu
+from trt_nvfp4.plugins.host import HostError, PluginHost
+from trt_nvfp4.plugins.ops import OPS, Activation
+
+pytestmark = pytest.mark.slow
+AUTO, GENERIC, W4A16, W4A4, W4A4_PAIR, FP8, W4A16_MMA_SYNC, W4A4_UNSPLIT = range(8)
+
+on = pytest.mark.parametrize
+
+
+def linear(m: int, k: int = 32, dtype: torch.dtype = torch.float16, n: int = 16) -> list[torch.Tensor]:
+    return op_inputs.linear(np.random.default_rng(m), m, n, k, dtype).inputs
+
+
+def offered(host: PluginHost, w4a4: int, fewest: int, most: int, k: int) -> list[int]:
+    attributes = {"quantize_activations": w4a4}
+    with host.session("NVFP4Linear", linear(fewest, k), attributes, max_inputs=linear(most, k)) as session:
+        return session.tactics
+
+
+@on("emulated_gpu", ["b200", "thor", "rtx-blackwell", "h200"], indirect=True)
+def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+    major = emulated_gpu.target.capability[0]
+    wgmma = [W4A16, W4A16_MMA_SYNC] if major == 9 else []
+    profiles = ((1, 16), (17, 64), (20, 300), (1, 300))
+    assert [offered(emulated, 0, *tokens, 32) for tokens in profiles] == [[], wgmma, wgmma, []]
+    split = [] if major == 9 else [W4A4, W4A4_UNSPLIT]
+    pair = [W4A4_PAIR] if major == 10 else []
+    assert offered(emulated, 1, 5, 100, 2048) == split
+    assert offered(emulated, 1, 5, 5, 96) == []
+    assert offered(emulated, 1, 130, 256, 2048) == pair + split
+    assert offered(emulated, 1, 130, 256, 96) == ([*pair, W4A4] if pair else [])
+    # Where AUTO changes over from one CTA to two.
+    assert offered(emulated, 1, 100, 256, 96) == []
+
+
+def kernels(gpu: Gpu) -> list[str]:
+    """Of the products launched so far; forgets them."""
+    names = ("sm80_w4a16_mlp", "sm90_w4a16_gemm", "generic_gemm", "W4A4Kernel", "w4a4_reduce")
+    found = [name for launch in gpu.launches for name in names if name in launch.kernel]
+    gpu.launches.clear()
+    return found
+
+
+def run(
+    host: PluginHost, gpu: Gpu, inputs: list[torch.Tensor], w4a4: int, tactic: int
+) -> tuple[torch.Tensor, list[str]]:
+    kernels(gpu)
+    with host.session("NVFP4Linear", inputs, {"quantize_activations": w4a4}, tactic=tactic) as session:
+        (y,) = session.run(inputs)
+    return y, kernels(gpu)
+
+
+@on("emulated_gpu", ["rtx-blackwell", "h200"], indirect=True)
+def test_crossovers_of_w4a16(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+    """And tokens beyond 64 go in blocks: each is served as if it were alone."""
+    mma, wgmma = "sm80_w4a16_mlp", "sm90_w4a16_gemm"
+    many = wgmma if emulated_gpu.target.capability[0] == 9 else mma
+    for m, expected in ((1, [mma]), (16, [mma]), (17, [many]), (64, [many]), (70, [many, mma])):
+        assert run(emulated, emulated_gpu, linear(m), 0, AUTO)[1] == expected
+    inputs = linear(70, 96, torch.bfloat16)
+    y, launched = run(emulated, emulated_gpu, inputs, 0, W4A16)
+    assert launched == [many, mma]
+    last = [inputs[0].reshape(70, 96)[64:], *inputs[1:]]
+    assert torch.equal(y.reshape(70, 16)[64:], run(emulated, emulated_gpu, last, 0, W4A16)[0])
+    reference = OPS["NVFP4Linear"].reference(*inputs)
+    assert isinstance(reference, torch.Tensor)
+    assert torch.linalg.norm((y - reference).float()) < 1e-2 * torch.linalg.norm(reference.float())
+
+
+@on("emulated_gpu", ["h200"], indirect=True)
+def test_mma_sync_where_wgmma_would_serve(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+    inputs = linear(20, 96)
+    y, launched = run(emulated, emulated_gpu, inputs, 0, W4A16_MMA_SYNC)
+    assert launched == ["sm80_w4a16_mlp"]
+    other, _ = run(emulated, emulated_gpu, inputs, 0, W4A16)
+    assert torch.linalg.norm((y - other).float()) < 2e-3 * torch.linalg.norm(other.float())
+    with pytest.raises(HostError, match="tactic 6 cannot serve"):  # wgmma would not
+        run(emulated, emulated_gpu, linear(3), 0, W4A16_MMA_SYNC)
+
+
+@on("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_layers_of_more_tokens_than_a_block(emulated: PluginHost, seed: int) -> None:
+    inputs = op_inputs.persistent_mlp(np.random.default_rng(seed), 2, 66, 32, 32, 32, torch.float16, gated=1).inputs
+    attributes = {"activation": Activation.SILU, "gated": 1, "norm": 1, "residual": 1}
+    with emulated.session("NVFP4PersistentMLP", inputs, attributes) as session:
+        (y,) = session.run(inputs)
+    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
+    assert isinstance(reference, torch.Tensor)
+    assert torch.linalg.norm((y - reference).float()) < 3e-3 * torch.linalg.norm(reference.float())
+
+
+@on("emulated_gpu", ["b200", "rtx-blackwell"], indirect=True)
+def test_k_is_not_split_where_that_is_the_tactic(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+    inputs = linear(5, 1024, torch.bfloat16)
+    split, launched = run(emulated, emulated_gpu, inputs, 1, W4A4)
+    assert launched == ["W4A4Kernel", "w4a4_reduce"]
+    whole, launched = run(emulated, emulated_gpu, inputs, 1, W4A4_UNSPLIT)
+    assert launched == ["W4A4Kernel"]
+    assert torch.linalg.norm((split - whole).float()) < 1e-2 * torch.linalg.norm(whole.float())
+
+
+@on("emulated_gpu", ["h200"], indirect=True)
+def test_generic_alone_where_nothing_else_serves(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+    for inputs, w4a4 in ((linear(3, 48), 0), (linear(3, dtype=torch.float32), 0), (linear(3), 1)):
+        assert run(emulated, emulated_gpu, inputs, w4a4, AUTO)[1] == ["generic_gemm"]
+        with pytest.raises(HostError, match="tactic 2 cannot serve"):
+            run(emulated, emulated_gpu, inputs, w4a4, W4A16)

@@ -1,0 +1,105 @@
+"""What launch choices promise whatever the shape and the GPU: workspaces that were sized without knowing the GPU
+suffice, and shared memory fits. Speed is the benchmarks' to show."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trt_nvfp4.plugins.library import ROOT
+from trt_nvfp4.plugins.toolchain import ToolchainError, find_host_compiler
+
+Ask = Callable[[str, list[list[int]]], list[list[int]]]
+MAX_SPLITS, MAX_SPLIT_TILES, MAX_STAGES = 16, 2048, 5
+MAX_SPLIT_ROWS = 65536
+#: (SMs, bytes of shared memory that a block may have): A100, L40S, H200, Thor, B200, RTX PRO 6000, GB10.
+GPUS = [(108, 166912), (142, 101376), (132, 232448), (20, 232448), (148, 232448), (188, 101376), (48, 101376)]
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    try:
+        compiler = find_host_compiler(platform.machine())
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    probe = tmp_path_factory.mktemp("heuristics") / "probe"
+    source = Path(__file__).with_name("heuristics_probe.cpp")
+    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{ROOT}", source, "-o", probe], check=True)
+
+    def chosen(kind: str, cases: list[list[int]]) -> list[list[int]]:
+        lines = "".join(f"{kind} {' '.join(map(str, case))}\n" for case in cases)
+        printed = subprocess.run([probe], input=lines, capture_output=True, text=True, check=True).stdout
+        return [[int(word) for word in line.split()] for line in printed.splitlines()]
+
+    return chosen
+
+
+def test_w4a16(ask: Ask, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cases = []
+    for _ in range(3000):
+        gpu = GPUS[rng.integers(len(GPUS))]
+        m = int(rng.integers(1, 65))
+        tiles, chunks = (int(2 ** rng.uniform(0, bits)) for bits in (11, 8))
+        chunk = 512 * int(np.ceil(m / 8)) * 8  # a chunk of 256 activations in 16 bits
+        cases.append([tiles, chunks, m, 8 * 4608, chunk, 1024, *gpu, int(rng.integers(2))])
+    split_at_all = 0
+    for case, (capacity, k_groups, splits, panel, stages, used) in zip(cases, ask("w4a16", cases), strict=True):
+        tiles, chunks, _, stage, chunk, fixed, sms, shared, cooperative = case
+        if capacity == 0:
+            assert fixed + stage + chunk > shared
+            continue
+        assert k_groups in (1, 2, 4, 8)
+        assert k_groups <= capacity
+        assert 1 <= splits <= min(chunks, MAX_SPLITS)
+        # Partial sums are sized for this many, and blocks that wait for each other must be resident at once.
+        assert splits == 1 or (cooperative and tiles * splits <= min(MAX_SPLIT_TILES, 8 * sms))
+        assert 1 <= stages <= MAX_STAGES
+        assert k_groups <= panel <= capacity
+        assert used == panel * chunk + stages * stage <= shared - fixed
+        split_at_all += splits > 1
+    assert split_at_all > 100
+
+
+def test_w4a16_fills_the_gpu_with_few_tiles(ask: Ask) -> None:
+    """A tile per warp leaves most SMs idle: K is shared, over warps and over blocks."""
+    for tiles in (8, 32, 128):
+        case = [tiles, 64, 1, 8 * 4608, 4096, 1024, 132, 232448, 1]
+        ((_, k_groups, splits, *_),) = ask("w4a16", [case])
+        assert tiles * k_groups * splits / 8 > 0.4 * 132
+
+
+def test_sm90(ask: Ask, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cases = [
+        [int(2 ** rng.uniform(0, 16)), int(2 ** rng.uniform(0, 8)), int(rng.integers(1, 3)), int(rng.integers(1, 67))]
+        for _ in range(3000)
+    ]
+    for (rows, chunks, cluster, _), (splits, tasks, padded) in zip(cases, ask("sm90", cases), strict=True):
+        assert 1 <= splits <= min(chunks, MAX_SPLITS)
+        assert splits == 1 or padded * splits <= MAX_SPLIT_ROWS
+        assert padded >= rows
+        assert padded % (256 * cluster) == 0
+        assert tasks == padded // (256 * cluster) * splits
+
+
+def test_moe_memory(ask: Ask, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cases = []
+    for _ in range(3000):
+        least = int(rng.integers(1, 60)) << 10
+        cases.append([int(rng.integers(1, 100)) << 10, least, 8 * 4608, 2048, GPUS[rng.integers(len(GPUS))][1]])
+    for (wanted, least, stage, fixed, shared), (stages, panel) in zip(cases, ask("moe", cases), strict=True):
+        if stages == 0:
+            assert fixed + stage + least > shared
+            continue
+        assert 1 <= stages <= MAX_STAGES
+        assert panel >= least
+        assert stages * stage + panel + fixed <= shared
+        if stages > 3:  # more stages only beside all activations that are wanted
+            assert panel >= wanted
