@@ -3,8 +3,9 @@
     python benchmarks/moe.py [--models qwen3-30b-a3b ...] [--tokens 1 8 64] [--out benchmarks/results/moe.json]
     python benchmarks/moe.py --w4a4 --tokens 8 64 512 4096 --out benchmarks/results/moe_w4a4.json
 
-Needs a GPU; --w4a4, which quantizes activations as well, a Blackwell one (on others the generic kernels run). The bytes counted are those of the distinct experts chosen (and the shared one), once, in NVFP4. Calls
-rotate through inputs that choose other experts, so that the L2 cache is cold.
+Needs a GPU; --w4a4, which quantizes activations as well, a Blackwell one (on others the generic kernels run). The bytes
+counted are those of the distinct experts chosen (and the shared one), once, in NVFP4. Calls rotate through inputs that
+choose other experts, so that the L2 cache is cold.
 """
 
 from __future__ import annotations

@@ -20,12 +20,10 @@ from ptx_emulator.shim import Gpu
 from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import Activation
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.parametrize("emulated_gpu", ["b200", "b300", "thor", "rtx-blackwell", "spark"], indirect=True),
-]
+pytestmark = pytest.mark.slow
+EVERY_GPU = pytest.mark.parametrize("emulated_gpu", ["b200", "b300", "thor", "rtx-blackwell", "spark"], indirect=True)
+BOTH_FAMILIES = pytest.mark.parametrize("emulated_gpu", ["b200", "rtx-blackwell"], indirect=True)
 AUTO, W4A4, W4A4_PAIR = 0, 3, 4
-SKEWED = [0.0, -100, 100, 0, -100]  # of five experts' keys: all tokens to one, to two others some, to the rest none
 
 
 def gemm_launches(gpu: Gpu) -> int:
@@ -35,10 +33,10 @@ def gemm_launches(gpu: Gpu) -> int:
     return found
 
 
+@BOTH_FAMILIES
 @pytest.mark.parametrize(
     ("m", "h", "i", "experts", "attributes"),
     [
-        (1, 32, 32, 1, {"top_k": 1, "scoring": 2}),
         (5, 96, 160, 8, {**DEEPSEEK, "scaling_factor": 2.5, "shared": 1}),
         (9, 160, 64, 8, {"top_k": 3, "activation": 7, "shared": 1, "shared_gated": 1}),
         (7, 64, 96, 4, {"top_k": 2, "scoring": 3, "scale_input": 1, "gated": 0, "activation": 4, "shared": 1}),
@@ -62,20 +60,18 @@ def test_experts(
     assert gemm_launches(emulated_gpu) == 6 * (1 + attributes.get("shared", 0))  # run() enqueues twice
 
 
-@pytest.mark.parametrize("m", [3, 131])
-def test_one_expert_takes_all_tokens_and_others_none(
-    emulated: PluginHost, emulated_gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch, m: int
-) -> None:
-    """By fewer blocks than tiles: each takes several."""
+@EVERY_GPU
+def test_skewed_routing(emulated: PluginHost, emulated_gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One expert takes all tokens, two take some and two none; fewer blocks than tiles, so that each takes several."""
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
-    case = op_inputs.moe(np.random.default_rng(seed), m, 96, 96, 5, torch.float16, s=160)
-    case.inputs[2][:] = torch.tensor(SKEWED)
+    case = op_inputs.moe(np.random.default_rng(seed), 131, 96, 96, 5, torch.float16, s=160)
+    case.inputs[2][:] = torch.tensor([0.0, -100, 100, 0, -100])
     attributes = {"top_k": 2, "scoring": 1, "shared": 1, "quantize_activations": 1}
     check(emulated, case, attributes, torch.float16, W4A4)
 
 
-@pytest.mark.parametrize("gated", [0, 1])
-@pytest.mark.parametrize("hidden_scale", [0.0, 2.0**-7])
+@BOTH_FAMILIES
+@pytest.mark.parametrize(("gated", "hidden_scale"), [(0, 2.0**-7), (1, 0.0)])
 def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int, hidden_scale: float) -> None:
     """Bit by bit, as the down GEMM reads them, through experts whose down projection is the identity."""
     m, i, activation = 131, 96, int(Activation.SILU)
@@ -92,6 +88,7 @@ def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated
     check_hidden(y, hidden, hidden_scale)
 
 
+@BOTH_FAMILIES
 def test_static_scales(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     """Two GEMMs instead of three, the bits of the passes that look whether a scale is given, and the generic kernels'
     values but for sums that meet a rounding boundary."""
@@ -108,6 +105,7 @@ def test_static_scales(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> No
     assert torch.linalg.norm((y - generic).float()) <= 0.05 * torch.linalg.norm(generic.float())
 
 
+@BOTH_FAMILIES
 def test_choice(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     rng = np.random.default_rng(seed)
 
