@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import Activation
-from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpack
+from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpack, untile_scales
 
 Work = Callable[[], Any]
 
@@ -128,6 +128,34 @@ def humming_linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Ten
     n, k = weight.shape
     layer = HummingLayer(shape_n=n, shape_k=k, weight_config=config, torch_dtype=x.dtype).cuda()
     layer.load_from_unquantized(weight)
+    layer.transform()
+    return layer  # type: ignore[no-any-return]
+
+
+def humming_nvfp4(
+    packed: torch.Tensor, scales: torch.Tensor, tensor_scale: torch.Tensor, bias: torch.Tensor
+) -> Callable[..., torch.Tensor]:
+    """humming-kernels on given NVFP4 weights: packed [n, k/2], tiled scales, tensor_scale [], bias [n]; of experts with
+    a dimension in front."""
+    from humming.layer import HummingLayer
+
+    *experts, n, half = packed.shape
+    layer = HummingLayer(
+        shape_n=n,
+        shape_k=2 * half,
+        pad_n_to_multiple=128,  # which its kernels for Hopper need
+        weight_config={"quant_method": "modelopt", "quant_algo": "nvfp4"},
+        num_experts=experts[0] if experts else None,
+        has_bias=True,
+        torch_dtype=bias.dtype,
+    ).to(packed.device)
+    tensors = {
+        "weight": packed.view(torch.uint8),
+        "weight_scale": untile_scales(scales.view(torch.float8_e4m3fn), n, half // 8),
+        "weight_scale_2": tensor_scale.reshape(-1),
+        "bias": bias,
+    }
+    layer.load_from_tensors(tensors)
     layer.transform()
     return layer  # type: ignore[no-any-return]
 

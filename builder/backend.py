@@ -68,6 +68,10 @@ def replacing(destination: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, destination)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(destination)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -117,6 +117,9 @@ def bench(
     Raises BuilderError: usage, or unavailable when the mode asked for cannot run here.
     """
     progress.stage("reading the model")
+    data = request.calib_data
+    if data is not None and not (data.exists() or ".py:" in str(data)):
+        raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
     subject = _subject(request)
     mode, note = _mode(request, subject)
     result = Result(mode, str(request.subject), subject.target.name, LABELS[mode], versions=versions())
@@ -142,11 +145,12 @@ def _subject(request: Request) -> Subject:
     if path.suffix in ENGINES:
         report = runtime.built_by(path)
         files = report.get("files", {})
-        onnx = request.model or Path(files.get("exported model") or report.get("model") or "")
+        onnx = request.model or Path(files.get("exported model") or report.get("model") or path.with_suffix(".onnx"))
         plan = request.plan or path.with_suffix(".plan.yaml")
-        if not onnx.is_file() or not plan.is_file():
-            missing = f"--model ({onnx} is not there)" if not onnx.is_file() else f"--plan ({plan} is not there)"
-            raise BuilderError(USAGE, f"{path}: baselines are built from the original ONNX and the plan: add {missing}")
+        for option, file in (("--model", onnx), ("--plan", plan)):
+            if not file.is_file():
+                needed = "baselines are built from the original ONNX and the plan"
+                raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} is not there)")
         loaded = Plan.load(plan)
         return Subject(onnx, loaded, find_target(request.target or loaded.target), path)
     if path.suffix != ".onnx":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -101,7 +102,8 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
     if bench is not None:
         key = "predicted_us" if bench["mode"] == "roofline" else "median_us"
         values = {name: times[key] for name, times in bench["contestants"].items()}
-        caption = f"{bench['label']} ({bench['environment'].get('before', {}).get('gpu', bench['target'])})"
+        gpu = bench["environment"].get("before", {}).get("gpu", bench["target"])
+        caption = ". ".join([f"{bench['label']} ({gpu})", *bench.get("notes", [])])
     elif predicted:
         values = {
             name: sum(entry["predicted_us"][name] for entry in predicted) for name in predicted[0]["predicted_us"]
@@ -244,7 +246,10 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
             f"Compare the engine itself on its GPU: <code>compare-engine {escape(Path(report['model']).name)} "
             f"{escape(Path(report['engine']).name)} --data SAMPLES --min-cosine 0.99</code>."
         )
-    return f"<ul>{''.join(f'<li>{step}</li>' for step in steps)}</ul>" if steps else ""
+    listed = "".join(f"<li>{step}</li>" for step in steps)
+    # A line may end before an option, and not between its hyphens.
+    listed = re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', listed)
+    return f"<ul>{listed}</ul>" if steps else ""
 
 
 def _build(report: Mapping[str, Any]) -> str:

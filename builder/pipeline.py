@@ -304,6 +304,11 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
     destination = request.file(".statistics.json")
     statistics = collect(path, tensors, samples, progress=progress.step, resume=destination)
     statistics.save(destination)
+    if dead := [name for name in tensors if statistics.amax.get(name) == 0]:
+        report.warnings.append(
+            f"the samples leave {len(dead)} of {len(tensors)} tensors at 0 ({dead[0]}, ...), so that nothing is "
+            f"known of their range: does {request.calib_data} hold real inputs?"
+        )
     report.files["statistics"] = str(destination)
     return statistics
 

@@ -115,7 +115,7 @@ class Trials:
         for value in lowered.ir_model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and (isinstance(tensor, _ON_DISK) or tensor.nbytes > _INLINE_BYTES):
-                value.const_value = self._on_disk(tensor, lowered.made.get(value.name or ""))
+                value.const_value = self._on_disk(tensor, lowered.made.get(value.name or ""), lowered.scaled)
         proto = ir.to_proto(lowered.ir_model)
         runner = session_of(proto, self._model.path, Path("/"))
         names = [output.name for output in runner.get_outputs()]
@@ -125,12 +125,14 @@ class Trials:
                 score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
         return score
 
-    def _on_disk(self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None) -> ir.ExternalTensor:
+    def _on_disk(
+        self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None, scaled: tuple[str, ...]
+    ) -> ir.ExternalTensor:
         """The tensor in a file, from the root of the file system; written unless it has been."""
         if isinstance(tensor, ir.ExternalTensor):
             file, offset, length = Path(tensor.path), tensor.offset, tensor.length
         else:
-            key = f"{tensor.name} {of and (of.decision, of.op)}"
+            key = f"{tensor.name} {of and (of.decision, of.op)} {scaled}"
             file, offset, length = self._folder / f"{sha256(key.encode()).hexdigest()}.data", 0, tensor.nbytes
             if not file.exists():
                 with replacing(file) as temporary, temporary.open("wb") as stream:

@@ -59,8 +59,8 @@ def roofline(
     bandwidth: float, tflops: Mapping[str, float], points: Sequence[tuple[str, float, float]], label: str
 ) -> str:
     """Operations per byte against attainable operations per second, both logarithmic; `points`: (name, x, y)."""
-    left, right, top, height = 56, 70, 14, 256
-    floor = height - 40
+    left, right, top, height = 56, 70, 14, 262
+    floor = height - 46
     peak = max(tflops.values()) * 1e12
     xs = [x for _, x, _ in points if x > 0]
     x_low = 10 ** math.floor(math.log10(min([*xs, 1.0])))
@@ -85,13 +85,16 @@ def roofline(
         parts.append(f'<text class="label" x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{10.0**exponent:g}</text>')
     middle = (left + WIDTH - right) / 2
     parts.append(f'<text class="label" x="{middle}" y="{height - 6}" text-anchor="middle">operations per byte</text>')
-    for name, value in tflops.items():
+    above = -math.inf
+    for name, value in sorted(tflops.items(), key=lambda item: -item[1]):
         ridge = value * 1e12 / bandwidth
         corner, end = at(ridge, value * 1e12), at(x_high, value * 1e12)
         start = at(x_low, bandwidth * x_low)
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (start, corner, end))
         parts.append(f'<polyline class="roof" points="{line}"/>')
-        parts.append(f'<text class="label" x="{end[0] + 5:.1f}" y="{end[1] + 4:.1f}">{name.upper()}</text>')
+        # Peaks that lie close together have their names apart.
+        above = max(end[1] + 4, above + 18)
+        parts.append(f'<text class="label" x="{end[0] + 5:.1f}" y="{above:.1f}">{name.upper()}</text>')
     for name, x_value, y_value in points:
         x, y = at(x_value, y_value)
         parts.append(f'<circle class="ours" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(name)}</title></circle>')

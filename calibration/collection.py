@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto
 
 from . import statistics_file
+from .device import device
 from .errors import CalibrationError
 from .input_statistics import quantized
 from .reductions import REDUCTIONS, Builder, keep_only_outputs
@@ -121,18 +122,18 @@ class CollectionRun:
     def _sum_hessians(self, group: Sequence[tuple[str, str]]) -> None:
         names = list(dict.fromkeys(name for name, _ in group))
         session = _session(self._model, names, None)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        where = device()
         for name, kind in group:
             found = self._arrays[name].get(kind)
             width = self._widths[name]
-            self._sums[name, kind] = (torch.zeros(width, width) if found is None else torch.tensor(found)).to(device)
+            self._sums[name, kind] = (torch.zeros(width, width) if found is None else torch.tensor(found)).to(where)
         for sample in self._stream():
             for name, result in zip(names, self._run(session, sample), strict=True):
                 amax = torch.tensor(float(self._arrays[name]["amax"]))
                 for rows in torch.split(torch.from_numpy(result), _ROWS):
                     for kind in (kind for kind in HESSIANS if (name, kind) in self._sums):
-                        x = rows.to(device)
-                        q = x if kind == "hessian" else quantized(rows, amax).to(device)
+                        x = rows.to(where)
+                        q = x if kind == "hessian" else quantized(rows, amax).to(where)
                         self._sums[name, kind].addmm_((q if kind == "quantized_hessian" else x).T, q)
         for (name, kind), total in self._sums.items():
             self._arrays[name][kind] = total.div_(max(self._rows[name], 1)).cpu().numpy()

@@ -166,6 +166,8 @@ def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, I
         if not fits:
             expected = ", ".join(str(d) or "?" for d in spec.shape)
             raise CalibrationError(f"{where}: {name} must have shape [{expected}], found {list(array.shape)}")
+        if not array.size:
+            raise CalibrationError(f"{where}: {name} is empty: it has shape {list(array.shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             position = np.argwhere(~np.isfinite(array))[0].tolist()
             raise CalibrationError(f"{where}: {name}{position} is {array[tuple(position)]}; samples must be finite")

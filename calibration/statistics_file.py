@@ -46,6 +46,8 @@ def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
     for old in folder(path).glob("*.npy"):
         if old.name not in named:
             old.unlink()
+    if not named and folder(path).is_dir() and not any(folder(path).iterdir()):
+        folder(path).rmdir()
 
 
 def read(path: Path) -> tuple[dict[str, Any], Arrays]:

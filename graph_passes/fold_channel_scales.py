@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.recipes import SEARCHED_ROWS, Recipe, channel_scales
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
@@ -51,6 +52,11 @@ class Folding:
     norm: _Norm | None = None
     ups: tuple[Linear, ...] = ()
     power: float = 1.0
+
+    @property
+    def tensor(self) -> str:
+        """The name of x, as the first reader sees it."""
+        return self.readers[0][0].x.name or ""
 
 
 def find_foldings(subgraphs: Sequence[Subgraph]) -> tuple[list[Folding], dict[str, list[str]]]:
@@ -89,10 +95,9 @@ def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) ->
     statistics after it, without those of quantized activations."""
     weights = _WritableWeights()
     amax, arrays = dict(statistics.amax), dict(statistics.arrays)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     for folding in foldings:
         known = [statistics.of(linears[0].x.name or "") for linears in folding.readers]
-        matrices = [_searched_rows(linears).to(device) for linears in folding.readers]
+        matrices = [_searched_rows(linears).to(device()) for linears in folding.readers]
         scales = channel_scales(list(zip(matrices, known, strict=True)), recipe).cpu()
         for linear in (*(linear for linears in folding.readers for linear in linears), *folding.others):
             weights.scale(linear.weight, scales)
@@ -216,9 +221,9 @@ def _match_norm(y: ir.Value, features: int) -> _Norm | str:
                 return f"'{value.name}' is read more than once"
     else:
         return f"'{y.name}' does not come from a norm" + ("" if node is None else f" but from {node.op_type}")
-    for value in (weight, bias):
-        if value is not None and (not value.is_initializer() or len(value.uses()) > 1):
-            return f"the norm's '{value.name}' is used more than once, or computed"
+    for stored in (weight,) if bias is None else (weight, bias):
+        if not stored.is_initializer() or len(stored.uses()) > 1:
+            return f"the norm's '{stored.name}' is used more than once, or computed"
     return _Norm(weight, offset, bias)
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, WeightQuantizer
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
@@ -45,15 +46,15 @@ def nvfp4_initializers(
     lead = (len(matrices),) if stacked else ()
     tensor_scales = [recipe.tensor_scale(matrix.amax) for matrix in matrices]
     block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = device()
 
     def packed() -> Iterator[torch.Tensor]:
         block_scales.clear()
         for matrix, scale, statistics in zip(matrices, tensor_scales, inputs, strict=True):
-            quantize = WeightQuantizer(recipe, statistics, device)
+            quantize = WeightQuantizer(recipe, statistics, where)
             scales = []
             for chunk in matrix.chunks():
-                values, chunk_scales = quantize(chunk.to(device), scale.to(device))
+                values, chunk_scales = quantize(chunk.to(where), scale.to(where))
                 scales.append(chunk_scales.view(torch.uint8).cpu())
                 yield values.cpu()
             rows_of_scales = torch.cat(scales).view(torch.float8_e4m3fn)

@@ -15,7 +15,7 @@ from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings, fold
+from trt_nvfp4.graph_passes.fold_channel_scales import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
@@ -41,12 +41,14 @@ METADATA = "trt_nvfp4.plan"
 
 @dataclass(frozen=True)
 class Lowered:
-    """A plan carried out in memory: per subgraph the names of the nodes that compute it, and for every initializer that
-    was made the entry that it belongs to. Quantized weights are computed when they are written."""
+    """A plan carried out in memory: per subgraph the names of the nodes that compute it, for every initializer that was
+    made the entry that it belongs to, and the tensors whose channels `awq` scaled, on which weights depend. Quantized
+    weights are computed when they are written."""
 
     ir_model: ir.Model
     realized: dict[str, list[str]]
     made: dict[str, PlannedSubgraph]
+    scaled: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,12 @@ def lower(
     check_statistics(plan, statistics)
     target = SourceModel(model.path, model.ir_model.clone())
     planned = plan.check(target)
+    foldings: list[Folding] = []
     if statistics is not None and parse(plan.recipe).awq:
         packed = checkpoint is not None  # experts that are quantized already cannot be scaled
-        scaled = [part for entry, part in planned if entry.decision in NVFP4 and not (packed and part.kind == "moe")]
-        statistics = fold(find_foldings(scaled)[0], parse(plan.recipe), statistics)
+        parts = [part for entry, part in planned if entry.decision in NVFP4 and not (packed and part.kind == "moe")]
+        foldings, _ = find_foldings(parts)
+        statistics = fold(foldings, parse(plan.recipe), statistics)
     amax = {} if statistics is None else statistics.amax
     realized: dict[str, list[str]] = {}
     made: dict[str, PlannedSubgraph] = {}
@@ -184,7 +188,7 @@ def lower(
             "decisions": Counter(entry.decision for entry in plan.subgraphs),
         }
     )
-    return Lowered(target.ir_model, realized, made)
+    return Lowered(target.ir_model, realized, made, tuple(folding.tensor for folding in foldings))
 
 
 def weights_bytes(graph: ir.Graph) -> int:

@@ -31,6 +31,9 @@ _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
 #: The family of kernels that an architecture runs, built on CUTLASS all or in part, and the folder of each.
 _FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
 _FOLDERS = {"sm90": "hopper", "sm100": "blackwell", "sm120": "blackwell"}
+#: FP8 by mma.sync, and the architectures whose tensor cores take it so.
+_MMA_FP8 = "kernels/ada/sm89_fp8.cu"
+_MMA_FP8_ARCHITECTURES = ("89", "120", "121")
 #: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
 _SOURCE_FLAGS = {
     "sm120_w4a4.cu": ["-Xptxas=-O2"],
@@ -40,7 +43,7 @@ _SOURCE_FLAGS = {
     "sm90_fp8_dense.cu": ["-DNDEBUG"],
 }
 _HEADERS = ("adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
-_HASHED = (*_SOURCES, "kernels/blackwell/*.cu", "kernels/hopper/*.cu", *_HEADERS)
+_HASHED = (*_SOURCES, _MMA_FP8, "kernels/blackwell/*.cu", "kernels/hopper/*.cu", *_HEADERS)
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -80,13 +83,17 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     Raises ToolchainError when CUTLASS is needed and not found.
     """
     sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
-    match = re.fullmatch(r"sm_(\d+)a", arch)
-    family = _FAMILIES.get(match[1]) if match else None
+    match = re.fullmatch(r"sm_(\d+)(a?)", arch)
+    family = _FAMILIES.get(match[1]) if match and match[2] else None
+    flags: list[str] = []
+    if match and match[1] in _MMA_FP8_ARCHITECTURES:
+        sources.append(ROOT / _MMA_FP8)
+        flags = ["-DTRT_NVFP4_SM89"]
     if family is None:
-        return sources, []
+        return sources, flags
     include, version = find_cutlass()
     # The version is in a macro so that it counts in the cache's key.
-    flags = [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
+    flags += [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
     own = sorted((ROOT / "kernels" / _FOLDERS[family]).glob(f"{family}_*.cu"))
     return [*sources, *own], [*flags, f"-isystem={include}"]
 

@@ -19,7 +19,7 @@ class Mode(str, Enum):
     roofline = "roofline"
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -60,11 +60,11 @@ def bench_engine(
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Time a model with NVFP4 plugins against TensorRT's own NVFP4, FP8 and BF16, built from the same model alike.
+    """Time a model with NVFP4 plugins against TensorRT's own NVFP4, FP8 and BF16, all built from the same model.
 
-    engine: whole engines on their GPU, as CUDA graphs, interleaved, with percentiles, a profile by layer and clocks.
-    plugins: on any GPU, each subgraph through the plugin host, against FP8 and BF16 cuBLAS products of the same shapes.
-    roofline: without a GPU, the least time that the target's published peaks allow; a prediction, and named one.
+    - engine: whole engines on their GPU, as CUDA graphs, interleaved, with percentiles, a profile by layer and clocks.
+    - plugins: on any GPU, each subgraph through the plugin host, against cuBLAS products of the same shapes.
+    - roofline: without a GPU, the least time that the target's published peaks allow; a prediction, and named one.
 
     The result of an engine lies beside it, OUT.bench.json, and its page, OUT.report.html, shows it from then on.
 

@@ -36,7 +36,7 @@ class Require(str, Enum):
     fp8 = "fp8"
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=EXIT_CODES)

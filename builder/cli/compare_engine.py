@@ -24,7 +24,7 @@ class Check(str, Enum):
     all = "all"
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -10,7 +10,7 @@ import typer
 
 from .console import DEBUG, EXIT_CODES, JSON, failures, output, print_json
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(epilog=EXIT_CODES)

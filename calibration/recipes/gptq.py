@@ -42,8 +42,7 @@ class GPTQ:
         k = weight.shape[1]
         # Columns as rows: contiguous.
         columns = weight.T.clone(memory_format=torch.contiguous_format) if order is None else weight.T[order]
-        blocks = torch.arange(k, device=weight.device) // BLOCK
-        blocks = blocks if order is None else blocks[order]
+        blocks = [column // BLOCK for column in (range(k) if order is None else order.tolist())]
         scales = torch.ones((k // BLOCK, len(weight)), device=weight.device)
         if order is not None:
             scales[:] = choose(weight, 0).float().T

@@ -57,6 +57,8 @@ struct Fp8ChannelValues {
 
 class Fp8DenseOutput {
  public:
+    static constexpr bool kSplits = true;  // of K
+
     explicit __device__ __forceinline__ Fp8DenseOutput(Fp8Gemm const& gemm) : gemm_(gemm) {}
 
     // `row` is inside.
@@ -128,6 +130,8 @@ class SigmoidGate {
 
 class Fp8GatedOutput {
  public:
+    static constexpr bool kSplits = false;
+
     explicit __device__ __forceinline__ Fp8GatedOutput(Fp8Gemm const& gemm)
         : gemm_(gemm), gate_(gemm), sigmoid_(SigmoidGate::covers(gemm.activation)) {
         inverse_ = gemm.amax_pass ? 1.0f : __fdividef(1.0f, gemm.hidden_scale.resolve());
@@ -188,6 +192,105 @@ class Fp8GatedOutput {
     bool sigmoid_;
     float inverse_;
     uint32_t amax_bits_ = 0;
+};
+
+// Whether this warp, number `part` of all the tiles', is the last of the splits of K to arrive; `sums` then holds the
+// sum, added up in the splits' order. Warps need not wait for each other: each has its own part of a tile. `sums` are
+// kCount float32 in registers.
+template <int kCount, class Sums>
+__device__ __forceinline__ bool add_up_splits(Fp8Gemm const& gemm, Sums& sums, int64_t part, int split) {
+    constexpr int kVectors = kCount / 4;
+    // That are loaded at a time: more would take the registers that the tile scheduler needs.
+    constexpr int kLoads = kVectors < 16 ? kVectors : 16;
+    float4* const first =
+        reinterpret_cast<float4*>(gemm.partials) + part * gemm.splits * kVectors * 32 + threadIdx.x % 32;
+    float4* const own = first + split * kVectors * 32;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        __stcg(own + i * 32, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+    }
+    __threadfence();
+    __syncwarp();
+    uint32_t arrived = 0;
+    if (threadIdx.x % 32 == 0) arrived = atomicAdd(gemm.arrivals + part, 1u);
+    if (__shfl_sync(0xffffffffu, arrived, 0) != static_cast<uint32_t>(gemm.splits - 1)) return false;
+    __threadfence();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
+#pragma unroll
+    for (int vector = 0; vector < kVectors; vector += kLoads) {
+#pragma unroll 1
+        for (int other = 0; other < gemm.splits; ++other) {
+#pragma unroll
+            for (int i = vector; i < vector + kLoads; ++i) {
+                float4 const four = __ldcg(first + (other * kVectors + i) * 32);
+                sums[4 * i] += four.x;
+                sums[4 * i + 1] += four.y;
+                sums[4 * i + 2] += four.z;
+                sums[4 * i + 3] += four.w;
+            }
+        }
+    }
+    return true;
+}
+
+// A warp's strips of 16 rows, kStep rows apart, by kColumns columns: `sums` are fragments of 16x8 as mma.sync and wgmma
+// leave them, those of a strip one after another. A row is spread over a quad of threads; it passes through shared
+// memory, a group of columns at a time, so that a thread has neighbouring columns of a row, and a short loop, rather
+// than a long unrolled text, does what is to be done.
+template <class Output, int kColumns, int kStrips, int kStep>
+class Fp8Finish {
+    static constexpr int kGroup = kColumns < 128 ? kColumns : 128;
+    static constexpr int kPitch = kGroup + 4;  // keeps the columns' reads apart in the banks
+    static constexpr int kThreadsAcross = kGroup / kFp8Columns;
+    static constexpr int kRowsAtATime = 32 / kThreadsAcross;
+
+ public:
+    using Staged = float[16 * kPitch];  // of a warp
+
+    template <class Sums>
+    __device__ __forceinline__ static void run(Fp8Gemm const& gemm, Sums const& sums, Staged& staged, int row0,
+                                               int column0) {
+        int const lane = threadIdx.x % 32;
+        int const first_column = lane / 4 % kThreadsAcross * kFp8Columns;
+        int const first_row = lane % 4 + lane / (4 * kThreadsAcross) * 4;
+        float const a_scale = gemm.a.scale.resolve();
+        Output output(gemm);
+#pragma unroll
+        for (int group = 0; group < kColumns / kGroup; ++group) {
+            int const column = column0 + group * kGroup + first_column;
+            Fp8ChannelValues const channels(gemm, a_scale, column);
+#pragma unroll
+            for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+                for (int i = 0; i < kGroup / 8; ++i) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        int const at = ((strip * kColumns + group * kGroup) / 8 + i) * 4 + 2 * half;
+                        *reinterpret_cast<float2*>(staged + (lane / 4 + 8 * half) * kPitch + 8 * i + 2 * (lane % 4)) =
+                            make_float2(sums[at], sums[at + 1]);
+                    }
+                }
+                __syncwarp();
+#pragma unroll 1
+                for (int i = first_row; i < 16; i += kRowsAtATime) {
+                    float values[kFp8Columns];
+#pragma unroll
+                    for (int j = 0; j < kFp8Columns; j += 4) {
+                        float4 const four = *reinterpret_cast<float4 const*>(staged + i * kPitch + first_column + j);
+                        values[j] = fmaf(four.x, channels.scale[j], channels.bias[j]);
+                        values[j + 1] = fmaf(four.y, channels.scale[j + 1], channels.bias[j + 1]);
+                        values[j + 2] = fmaf(four.z, channels.scale[j + 2], channels.bias[j + 2]);
+                        values[j + 3] = fmaf(four.w, channels.scale[j + 3], channels.bias[j + 3]);
+                    }
+                    int const row = row0 + strip * kStep + i;
+                    if (row < static_cast<int>(gemm.m)) output.store(values, row, column);
+                }
+                __syncwarp();
+            }
+        }
+        output.finish();
+    }
 };
 
 }  // namespace trt_nvfp4

@@ -1,4 +1,4 @@
-// GEMMs of E4M3 activations with E4M3 weights on Hopper's tensor cores: what a launch needs. Free of CUTLASS, whose
+// GEMMs of E4M3 activations with E4M3 weights on tensor cores: what a launch needs. Free of CUTLASS, whose
 // headers only the translation units of an architecture that needs them see.
 #pragma once
 
@@ -36,5 +36,11 @@ TrtNvfp4Status sm90_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
 TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);    // clusters 1 x 2
 TrtNvfp4Status sm90_fp8_dense_128x64(Fp8Gemm const& gemm, cudaStream_t stream);   // clusters 2 x 1
 TrtNvfp4Status sm90_fp8_dense_128x128(Fp8Gemm const& gemm, cudaStream_t stream);  // clusters 2 x 1
+
+// The same by mma.sync; neither clusters nor programmatic launches.
+TrtNvfp4Status sm89_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm89_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm89_fp8_dense_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm89_fp8_dense_128x128(Fp8Gemm const& gemm, cudaStream_t stream);
 
 }  // namespace trt_nvfp4

@@ -1,16 +1,14 @@
 // Residual, RMSNorm and NVFP4 in one pass over x: a block keeps a row in shared memory. Same arithmetic in the same
 // order as generic_rmsnorm and generic_quantize, so the same bits.
 //
-// Where the tensor scale has to be found, the pass leaves every row's amax instead, and a second one starts from r;
-// where it is given, which only the device knows, the second returns at once.
+// Where the tensor scale has to be found, the pass leaves every row's amax instead, and a second one starts from r if
+// there is one; where it is given, the second is not launched, or returns at once if only the device knows.
 #pragma once
 
 #include <algorithm>
 
-#include "nvfp4_matrix.cuh"
-#include "ptx/element.cuh"
-#include "ptx/reduce.cuh"
-#include "quantize_block.cuh"
+#include "generic_quantize.cuh"
+#include "generic_rmsnorm.cuh"
 
 namespace trt_nvfp4 {
 
@@ -24,10 +22,9 @@ struct FusedQuantizeArgs {
     T const* residual;     // null: none
     T const* norm_weight;  // null: no norm
     float epsilon;
-    T* r;
+    T* r;  // null: not wanted
     float const* given_scale;
-    uint32_t* row_amax;  // [m], scratch
-    Nvfp4Matrix out;     // its amax_bits is not used
+    Nvfp4Matrix out;
     bool second;
 };
 
@@ -42,14 +39,26 @@ __device__ __forceinline__ uint32_t block_max(uint32_t x) {
     return largest;
 }
 
+template <typename T>
+__device__ __forceinline__ void load_block(float (&values)[kBlock], T const* block) {
+    constexpr int kWidth = 16 / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < kBlock; i += kWidth) {
+        uint4 const word = *reinterpret_cast<uint4 const*>(block + i);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) values[i + j] = ptx::to_float(reinterpret_cast<T const*>(&word)[j]);
+    }
+}
+
 // x + residual, or in the second pass r, to shared memory; then the norm.
 template <typename T>
 __device__ __forceinline__ void load_row(FusedQuantizeArgs<T> const& args, int64_t row, T* values) {
     constexpr int kWidth = 16 / sizeof(T);
-    T const* const source = (args.second ? args.r : args.x) + row * args.k;
+    bool const from_r = args.second && args.r != nullptr;
+    T const* const source = (from_r ? args.r : args.x) + row * args.k;
     for (int64_t i = threadIdx.x * kWidth; i < args.k; i += kFusedQuantizeThreads * kWidth) {
         uint4 word = *reinterpret_cast<uint4 const*>(source + i);
-        if (!args.second) {
+        if (!from_r) {
             if (args.residual != nullptr) {
                 uint4 const other = *reinterpret_cast<uint4 const*>(args.residual + row * args.k + i);
                 T* const a = reinterpret_cast<T*>(&word);
@@ -57,7 +66,7 @@ __device__ __forceinline__ void load_row(FusedQuantizeArgs<T> const& args, int64
 #pragma unroll
                 for (int j = 0; j < kWidth; ++j) a[j] = ptx::from_float<T>(ptx::to_float(a[j]) + ptx::to_float(b[j]));
             }
-            *reinterpret_cast<uint4*>(args.r + row * args.k + i) = word;
+            if (args.r != nullptr) *reinterpret_cast<uint4*>(args.r + row * args.k + i) = word;
         }
         *reinterpret_cast<uint4*>(values + i) = word;
     }
@@ -93,12 +102,12 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
             amax = max(amax, ptx::magnitude_bits(ptx::to_float(values[i])));
         }
         amax = block_max(amax);
-        if (threadIdx.x == 0) args.row_amax[row] = amax;
+        if (threadIdx.x == 0) args.out.amax_bits[row] = amax;
         return;
     }
     uint32_t amax = 0;
     if (!found) {
-        for (int64_t i = threadIdx.x; i < args.m; i += kFusedQuantizeThreads) amax = max(amax, args.row_amax[i]);
+        for (int64_t i = threadIdx.x; i < args.m; i += kFusedQuantizeThreads) amax = max(amax, args.out.amax_bits[i]);
         amax = block_max(amax);
     }
     float const tensor_scale = resolve_tensor_scale(given, &amax);
@@ -112,34 +121,53 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
             continue;
         }
         float sixteen[kBlock];
+        load_block(sixteen, values + block * kBlock);
         uint32_t block_amax = 0;
 #pragma unroll
-        for (int i = 0; i < kBlock; ++i) {
-            sixteen[i] = ptx::to_float(values[block * kBlock + i]);
-            block_amax = max(block_amax, ptx::magnitude_bits(sixteen[i]));
-        }
+        for (float const value : sixteen) block_amax = max(block_amax, ptx::magnitude_bits(value));
         BlockQuantizer const quantizer(block_amax, tensor_scale);
-        uint2 codes = make_uint2(0u, 0u);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            codes.x |= quantizer.encode(sixteen[i]) << (4 * i);
-            codes.y |= quantizer.encode(sixteen[8 + i]) << (4 * i);
-        }
+        // Anew: few registers outlive the calls that divisions are.
+        asm volatile("" ::: "memory");
+        load_block(sixteen, values + block * kBlock);
         *block_scale = quantizer.block_scale;
-        *reinterpret_cast<uint2*>(args.out.packed + (row * args.k + block * kBlock) / 2) = codes;
+        *reinterpret_cast<uint2*>(args.out.packed + (row * args.k + block * kBlock) / 2) = quantizer.encode(sixteen);
     }
 }
 
+// `static_scale`: the given scale is known not to be 0.
 template <typename T>
-TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, cudaStream_t stream) {
+TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, bool static_scale, cudaStream_t stream) {
     // At least one block: the tensor scale is an output of an empty matrix too.
     auto const rows = static_cast<unsigned>(std::max<int64_t>(round_up(args.m, 128), 1));
-    for (bool const second : {false, true}) {
-        args.second = second;
+    for (args.second = false;; args.second = true) {
         fused_quantize<<<rows, kFusedQuantizeThreads, static_cast<size_t>(args.k) * sizeof(T), stream>>>(args);
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetLastError(), "fused_quantize"));
+        if (static_scale || args.second) return TRT_NVFP4_SUCCESS;
     }
-    return TRT_NVFP4_SUCCESS;
+}
+
+// The same by the generic kernels where a row does not fit; they keep n in `normalized`, T [m, k].
+template <typename T>
+TrtNvfp4Status launch_norm_quantize(FusedQuantizeArgs<T> const& args, void* normalized, bool static_scale,
+                                    cudaStream_t stream) {
+    if (args.k * static_cast<int64_t>(sizeof(T)) <= kFusedQuantizeRowBytes) {
+        return launch_fused_quantize(args, static_scale, stream);
+    }
+    T const* n = args.x;
+    if (args.r != nullptr || args.norm_weight != nullptr) {
+        RmsNormArgs<T> norm{};
+        norm.m = args.m;
+        norm.k = args.k;
+        norm.x = args.x;
+        norm.residual = args.residual;
+        norm.weight = args.norm_weight;
+        norm.epsilon = args.epsilon;
+        norm.r = args.r;
+        norm.n = static_cast<T*>(normalized);
+        TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
+        n = args.norm_weight != nullptr ? norm.n : args.r;
+    }
+    return launch_quantize(n, args.m, args.k, args.given_scale, static_scale, args.out, stream);
 }
 
 }  // namespace trt_nvfp4

@@ -38,14 +38,8 @@ __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x,
         amax_bits = max(amax_bits, ptx::magnitude_bits(values[i]));
     }
     BlockQuantizer const quantizer(amax_bits, tensor_scale);
-    uint2 codes = make_uint2(0u, 0u);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        codes.x |= quantizer.encode(values[i]) << (4 * i);
-        codes.y |= quantizer.encode(values[8 + i]) << (4 * i);
-    }
     *block_scale = quantizer.block_scale;
-    *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = codes;
+    *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = quantizer.encode(values);
 }
 
 // `static_scale`: the given scale is known not to be 0.

@@ -1,6 +1,8 @@
 // A matrix in NVFP4 on the device: packed E2M1 [rows, k/2], tiled E4M3 block scales, one float32 tensor scale.
 #pragma once
 
+#include <algorithm>
+
 #include "api/launch.h"
 #include "scale_layout.cuh"
 
@@ -16,7 +18,7 @@ struct Nvfp4Matrix {
     uint8_t* packed;
     uint8_t* block_scales;
     float* tensor_scale;
-    uint32_t* amax_bits;  // scratch of the quantization
+    uint32_t* amax_bits;  // [rows, at least 1]; scratch of the quantization
 
     Nvfp4Rows rows() const { return {packed, block_scales, tensor_scale}; }
 };
@@ -33,7 +35,7 @@ inline Nvfp4Matrix take_nvfp4_matrix(Workspace& workspace, int64_t m, int64_t k)
     matrix.packed = workspace.take<uint8_t>(m * k / 2);
     matrix.block_scales = workspace.take<uint8_t>(scale_bytes(m, k));
     matrix.tensor_scale = workspace.take<float>(1);
-    matrix.amax_bits = workspace.take<uint32_t>(1);
+    matrix.amax_bits = workspace.take<uint32_t>(std::max<int64_t>(m, 1));
     return matrix;
 }
 

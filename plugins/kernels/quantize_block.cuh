@@ -4,6 +4,7 @@
 
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
+#include "scale_layout.cuh"
 
 namespace trt_nvfp4 {
 
@@ -24,8 +25,19 @@ struct BlockQuantizer {
         inverse = scale == 0.0f ? 0.0f : __fdiv_rn(__frcp_rn(tensor_scale), scale);
     }
 
-    __device__ __forceinline__ uint32_t encode(float x) const {
-        return inverse == 0.0f ? 0u : ptx::e2m1_encode(__fmul_rn(x, inverse));
+    // Two codes, `low` in the low nibble.
+    __device__ __forceinline__ uint32_t encode(float low, float high) const {
+        return inverse == 0.0f ? 0u : ptx::e2m1_encode(__fmul_rn(low, inverse), __fmul_rn(high, inverse));
+    }
+
+    __device__ __forceinline__ uint2 encode(float const (&values)[kBlock]) const {
+        uint2 codes = make_uint2(0u, 0u);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            codes.x |= encode(values[i], values[i + 1]) << (4 * i);
+            codes.y |= encode(values[8 + i], values[9 + i]) << (4 * i);
+        }
+        return codes;
     }
 };
 

@@ -30,7 +30,11 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
 
 // CUTLASS calls this with a CTA's accumulators in tensor memory; a thread owns a row of them.
 template <typename Output>
+<<<<<<< HEAD
 class Epilogue : public W4A4EpilogueBase<typename Output::Gemm> {
+=======
+class Epilogue : public EpilogueBase<W4A4Gemm> {
+>>>>>>> main
  public:
     using typename W4A4EpilogueBase<typename Output::Gemm>::Params;
     using typename W4A4EpilogueBase<typename Output::Gemm>::SharedStorage;

@@ -46,7 +46,11 @@ using Mainloop = cutlass::gemm::collective::CollectiveMma<
 
 // CUTLASS calls this with a warp group's accumulators in registers.
 template <typename Output>
+<<<<<<< HEAD
 class Epilogue : public W4A4EpilogueBase<typename Output::Gemm> {
+=======
+class Epilogue : public EpilogueBase<W4A4Gemm> {
+>>>>>>> main
  public:
     using typename W4A4EpilogueBase<typename Output::Gemm>::Params;
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}

@@ -12,55 +12,35 @@
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "cutlass_launch.cuh"
 #include "fp8_epilogue.cuh"
-#include "programmatic_launch.cuh"
 
 namespace trt_nvfp4::sm90 {
 
-// Two groups of four warps take tiles in turn: one multiplies while the other finishes its tile.
-using Schedule = cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum;
-
-// A tile of rows x columns by four warps, in clusters that share operands, K in steps of 128.
-template <int kRows_, int kColumns_, int kClusterRows, int kClusterColumns>
+// A tile of rows x columns, in clusters that share operands, K in steps of 128. Of two groups of four warps, one
+// multiplies while the other finishes its tile, or, with kWarps 8, both share a tile.
+template <int kRows_, int kColumns_, int kClusterRows, int kClusterColumns, int kWarps_ = kFp8Warps>
 struct Config {
     static constexpr int kRows = kRows_;
     static constexpr int kColumns = kColumns_;
+    static constexpr int kWarps = kWarps_;
     using Tile = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_128>;
     using Cluster = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
+    using Schedule = cute::conditional_t<kWarps == 4, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
+                                         cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum>;
 };
 
 // CUTLASS calls this with the accumulators of a tile in the registers of the warps that share it. Its batches are the
-// splits of K: all but the last CTA to arrive leave their sums in memory, the last adds them up, in the splits' order.
+// splits of K.
 template <class Output, class Config>
-class Epilogue {
-    static constexpr int kGroup = Config::kColumns < 128 ? Config::kColumns : 128;
-    static constexpr int kPitch = kGroup + 4;  // keeps the columns' reads apart in the banks
-    static constexpr int kThreadsAcross = kGroup / kFp8Columns;
-    static constexpr int kRowsAtATime = 32 / kThreadsAcross;
+class Epilogue : public EpilogueBase<Fp8Gemm> {
+    static constexpr int kStep = 16 * Config::kWarps;
+    using Finish = Fp8Finish<Output, Config::kColumns, Config::kRows / kStep, kStep>;
 
  public:
-    using Arguments = Fp8Gemm;
-    using Params = Fp8Gemm;
-    using ElementC = void;
-    using ElementD = void;
-    using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-    using StrideD = StrideC;
     struct SharedStorage {
-        float rows[kFp8Warps][16 * kPitch];
+        typename Finish::Staged rows[Config::kWarps];
     };
-
-    template <class Problem>
-    static Params to_underlying_arguments(Problem const&, Arguments const& arguments, void*) {
-        return arguments;
-    }
-    template <class Problem>
-    static size_t get_workspace_size(Problem const&, Arguments const&) {
-        return 0;
-    }
-    template <class Problem>
-    static bool can_implement(Problem const&, Arguments const&) {
-        return true;
-    }
 
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}
 
@@ -73,90 +53,18 @@ class Epilogue {
         int const column0 = get<1>(tile_coord) * Config::kColumns;
         // A cluster reaches beyond the last tile.
         if (get<0>(tile_coord) * Config::kRows >= params_.m || column0 >= params_.n) return;
-        if (params_.splits > 1 && !add_up(accumulators, tile_coord, thread)) return;
-
-        // wgmma spreads a row over a quad of threads. A warp's 16 rows pass through shared memory, a group of columns
-        // at a time, so that a thread has neighbouring columns of a row, and a short loop, rather than a long unrolled
-        // text, does what is to be done.
-        int const lane = thread % 32;
         int const warp = thread / 32;
-        float* const staged = reinterpret_cast<SharedStorage*>(shared)->rows[warp];
-        int const first_column = lane / 4 % kThreadsAcross * kFp8Columns;
-        int const first_row = lane % 4 + lane / (4 * kThreadsAcross) * 4;
-        float const a_scale = params_.a.scale.resolve();
-        Output output(params_);
-        CUTLASS_PRAGMA_UNROLL
-        for (int group = 0; group < Config::kColumns / kGroup; ++group) {
-            int const column = column0 + group * kGroup + first_column;
-            Fp8ChannelValues const channels(params_, a_scale, column);
-            CUTLASS_PRAGMA_UNROLL
-            for (int m = 0; m < size<1>(accumulators); ++m) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kGroup / 8; ++i) {
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int half = 0; half < 2; ++half) {
-                        int const at = (group * kGroup / 8 + i) * 4 + 2 * half;
-                        *reinterpret_cast<float2*>(staged + (lane / 4 + 8 * half) * kPitch + 8 * i + 2 * (lane % 4)) =
-                            make_float2(accumulators(at, m, 0), accumulators(at + 1, m, 0));
-                    }
-                }
-                __syncwarp();
-                int const row0 = get<0>(tile_coord) * Config::kRows + m * (kFp8Warps * 16) + warp * 16;
-#pragma unroll 1
-                for (int i = first_row; i < 16; i += kRowsAtATime) {
-                    float values[kFp8Columns];
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int j = 0; j < kFp8Columns; j += 4) {
-                        float4 const four = *reinterpret_cast<float4 const*>(staged + i * kPitch + first_column + j);
-                        values[j] = fmaf(four.x, channels.scale[j], channels.bias[j]);
-                        values[j + 1] = fmaf(four.y, channels.scale[j + 1], channels.bias[j + 1]);
-                        values[j + 2] = fmaf(four.z, channels.scale[j + 2], channels.bias[j + 2]);
-                        values[j + 3] = fmaf(four.w, channels.scale[j + 3], channels.bias[j + 3]);
-                    }
-                    if (row0 + i < static_cast<int>(params_.m)) output.store(values, row0 + i, column);
-                }
-                __syncwarp();
-            }
+        if constexpr (Output::kSplits) {
+            int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
+            int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * Config::kWarps + warp;
+            constexpr int kCount = decltype(size(accumulators))::value;
+            if (params_.splits > 1 && !add_up_splits<kCount>(params_, accumulators, part, get<3>(tile_coord))) return;
         }
-        output.finish();
+        Finish::run(params_, accumulators, reinterpret_cast<SharedStorage*>(shared)->rows[warp],
+                    get<0>(tile_coord) * Config::kRows + warp * 16, column0);
     }
 
  private:
-    // Whether this warp is the last of the splits to arrive; it then holds the sum. Warps need not wait for each
-    // other: each has its own part of the tile.
-    template <class TileCoord, class Accumulators>
-    CUTLASS_DEVICE bool add_up(Accumulators& accumulators, TileCoord const& tile_coord, int thread) const {
-        using namespace cute;
-        constexpr int kVectors = decltype(size(accumulators))::value / 4;
-        int64_t const tiles_n = (params_.n + Config::kColumns - 1) / Config::kColumns;
-        int64_t const part = (get<0>(tile_coord) * tiles_n + get<1>(tile_coord)) * kFp8Warps + thread / 32;
-        float4* const sums = reinterpret_cast<float4*>(params_.partials) + part * params_.splits * kVectors * 32;
-        float4* const own = sums + get<3>(tile_coord) * kVectors * 32 + thread % 32;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kVectors; ++i) {
-            __stcg(own + i * 32, make_float4(accumulators(4 * i), accumulators(4 * i + 1), accumulators(4 * i + 2),
-                                             accumulators(4 * i + 3)));
-        }
-        __threadfence();
-        __syncwarp();
-        uint32_t arrived = 0;
-        if (thread % 32 == 0) arrived = atomicAdd(params_.arrivals + part, 1u);
-        if (__shfl_sync(0xffffffffu, arrived, 0) != static_cast<uint32_t>(params_.splits - 1)) return false;
-        __threadfence();
-        clear(accumulators);
-        for (int split = 0; split < params_.splits; ++split) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kVectors; ++i) {
-                float4 const sum = __ldcg(sums + (split * kVectors + i) * 32 + thread % 32);
-                accumulators(4 * i) += sum.x;
-                accumulators(4 * i + 1) += sum.y;
-                accumulators(4 * i + 2) += sum.z;
-                accumulators(4 * i + 3) += sum.w;
-            }
-        }
-        return true;
-    }
-
     Params const& params_;
 };
 
@@ -165,7 +73,7 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::float_e4m3_t, cutlass::layout::RowMajor, 16,
     cutlass::float_e4m3_t, cutlass::layout::ColumnMajor, 16, float, typename Config::Tile, typename Config::Cluster,
     cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage)>,
-    Schedule>::CollectiveOp;
+    typename Config::Schedule>::CollectiveOp;
 
 template <class Output, class Config>
 using Gemm = cutlass::gemm::kernel::GemmUniversal<
@@ -211,26 +119,7 @@ TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
         check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
                                           arguments.hw_info.device_id),
                    "number of multiprocessors"));
-    auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
-
-    auto* const kernel = cutlass::device_kernel<Kernel>;
-    int const shared_bytes = static_cast<int>(Kernel::SharedStorageSize);
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-                   "shared memory of the FP8 GEMM"));
-    constexpr auto cluster = typename Kernel::ClusterShape{};
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0] = programmatic_attribute();
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {cute::size<0>(cluster), cute::size<1>(cluster), 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = Kernel::get_grid_shape(params);
-    config.blockDim = Kernel::get_block_shape();
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return check_cuda(cudaLaunchKernelEx(&config, kernel, params), "FP8 GEMM");
+    return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), true, stream, "FP8 GEMM");
 }
 
 }  // namespace trt_nvfp4::sm90

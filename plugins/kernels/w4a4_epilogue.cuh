@@ -158,6 +158,7 @@ struct HiddenOutput {
                                                        float tensor_scale, int64_t row, int64_t block, int lane,
                                                        bool inside) {
         constexpr int kValues = kBlock / kLanes;
+        constexpr int kNeighbours = kGated && kLanes > 1 ? 1 : 2;  // in this thread
 #pragma unroll
         for (int offset = 1; offset < kLanes; offset *= 2) {
             amax_bits = max(amax_bits, __shfl_xor_sync(0xffffffffu, amax_bits, offset));
@@ -165,8 +166,9 @@ struct HiddenOutput {
         BlockQuantizer const quantizer(amax_bits, tensor_scale);
         uint2 codes = make_uint2(0u, 0u);
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) {
-            uint32_t const code = quantizer.encode(values[i]) << (4 * (position<kLanes>(i, lane) % 8));
+        for (int i = 0; i < kValues; i += kNeighbours) {
+            float const next = kNeighbours == 2 ? values[i + 1] : 0.0f;
+            uint32_t const code = quantizer.encode(values[i], next) << (4 * (position<kLanes>(i, lane) % 8));
             (i < kValues / 2 ? codes.x : codes.y) |= code;
         }
 #pragma unroll

@@ -1,16 +1,12 @@
-// What the W4A4 kernels of all architectures share around CUTLASS's main loops: the epilogue's interface and the
-// launch.
+// What the W4A4 kernels of all architectures share around CUTLASS's main loops.
 #pragma once
 
-#include <cutlass/cutlass.h>
-#include <cutlass/device_kernel.h>
-
-#include <cute/tensor.hpp>
-
+#include "cutlass_launch.cuh"
 #include "w4a4_gemm.h"
 
 namespace trt_nvfp4 {
 
+<<<<<<< HEAD
 // The part of CUTLASS's epilogue interface that asks for nothing: no source, no shared memory, no workspace.
 template <class Gemm>
 struct W4A4EpilogueBase {
@@ -36,6 +32,8 @@ struct W4A4EpilogueBase {
     }
 };
 
+=======
+>>>>>>> main
 // The amax pass ends at once where the hidden tensor scale is given: only the device knows.
 template <class Base>
 struct W4A4Kernel : Base {
@@ -105,8 +103,12 @@ TrtNvfp4Status launch_w4a4(W4A4Gemm const& gemm, cudaStream_t stream) {
         split_scales(Config::tile_atom_to_shape_SFB(problem), Config::tile_atom_to_shape_SFB(whole), gemm.splits)};
     arguments.epilogue = gemm;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
+<<<<<<< HEAD
     auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
     return launch_cutlass<Kernel>(params, Kernel::get_grid_shape(params), stream);
+=======
+    return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), false, stream, "W4A4 GEMM");
+>>>>>>> main
 }
 
 }  // namespace trt_nvfp4

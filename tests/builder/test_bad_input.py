@@ -139,14 +139,24 @@ def test_plan_for_another_target(gated_mlps: Path) -> None:
         ({"x": np.ones((4, 32), np.float16)}, "[4, 32]"),
         ({"x": np.ones((4, 64), np.float32)}, "float16"),
         ({"x": np.full((4, 64), np.nan, np.float16)}, "nan"),
+        ({"x": np.ones((0, 64), np.float16)}, "is empty"),
     ],
-    ids=["name", "shape", "type", "NaN"],
+    ids=["name", "shape", "type", "NaN", "empty"],
 )
 def test_calibration_data_at_fault(gated_mlps: Path, arrays: dict[str, np.ndarray], text: str) -> None:
     data = gated_mlps.parent / "samples.npz"
     np.savez(data, **arrays)
     assert_failed(build(gated_mlps, "--calib-data", str(data)), errors.USAGE, "samples.npz", text)
     assert not leftovers(gated_mlps.parent)
+
+
+def test_samples_of_zeros_are_warned_of(gated_mlps: Path) -> None:
+    np.savez(gated_mlps.parent / "samples.npz", x=np.zeros((4, 64), np.float16))
+    samples = str(gated_mlps.parent / "samples.npz")
+    shown = build(gated_mlps, "--calib-data", samples, "--stop-after", "calibrate", "--json")
+    assert shown.exit_code == 0, shown.output
+    (warning,) = yaml.safe_load(shown.stdout)["warnings"]
+    assert "the samples leave 4 of 4 tensors at 0 (x, ...)" in warning
 
 
 def test_unknown_target_lists_the_known(gated_mlps: Path) -> None:

@@ -304,7 +304,11 @@ def test_command(gated_mlps: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("none.engine", "no such file"), ("notes.txt", "expected an engine"), ("lonely.engine", "add --model")],
+    [
+        ("none.engine", "no such file"),
+        ("notes.txt", "expected an engine"),
+        ("lonely.engine", "add --model"),
+    ],
 )
 def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
     if not name.startswith("none"):
@@ -312,6 +316,16 @@ def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
     shown = CliRunner().invoke(app, [str(tmp_path / name), "--target", "thor"])
     assert shown.exit_code == errors.USAGE
     assert message in shown.stderr
+
+
+def test_data_that_is_not_there_and_a_place_that_cannot_be_written(gated_mlps: Path) -> None:
+    arguments = [str(gated_mlps), "--target", "thor"]
+    shown = CliRunner().invoke(app, [*arguments, "--calib-data", "nowhere"])
+    assert shown.exit_code == errors.USAGE
+    assert "--calib-data nowhere: no such file" in shown.stderr
+    shown = CliRunner().invoke(app, [*arguments, "-o", "/proc/b.json"])
+    assert shown.exit_code == errors.BUILD_FAILED
+    assert "/proc/b.json: " in shown.stderr, "and not the temporary file's name"
 
 
 def test_command_takes_the_original(gated_mlps: Path) -> None:

@@ -37,9 +37,14 @@ def test_nan_reaches_the_output(emulated: PluginHost, seed: int) -> None:
     test_kernels.test_nan_reaches_the_output(emulated, seed, 1)
 
 
+EVERY_FAMILY = pytest.mark.parametrize("emulated_gpu", ["h200", "b200", "thor", "rtx-blackwell"], indirect=True)
+
+
+@EVERY_FAMILY
 def test_moe_w4a16(emulated: PluginHost, seed: int) -> None:
     test_moe.test_w4a16_shapes(emulated, seed, torch.bfloat16, 9, 32, 32, 3, 1)
 
 
+@EVERY_FAMILY
 def test_moe_generic(emulated: PluginHost, seed: int) -> None:
     test_moe.test_generic_types(emulated, seed, torch.float16, 1, test_moe.SCORINGS[2])

@@ -170,14 +170,16 @@ def test_layers_against_the_generic_kernels(
     assert torch.linalg.norm((y - generic).float()) <= 0.05 * torch.linalg.norm(generic.float())
 
 
-@pytest.mark.parametrize("gated", [0, 1])
-def test_static_scales_take_three_launches(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int) -> None:
-    """And give the bits of the passes that look whether a scale is given. The first GEMM writes packed E2M1, padded
-    block scales and one tensor scale; nothing else."""
+@pytest.mark.parametrize(("gated", "norm"), [(0, 0), (1, 1)])
+def test_static_scales_take_three_launches(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int, norm: int
+) -> None:
+    """And give the bits of the passes that look whether a scale is given. The quantizer normalizes; the first GEMM
+    writes packed E2M1, padded block scales and one tensor scale; nothing else."""
     m, k, i = 130, 64, 96
     case = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, k, i, 24, torch.float16, gated=gated)
     case.inputs[-2:] = torch.tensor([0.004]), torch.tensor([0.01])
-    attributes = {"activation": 3, "quantize_activations": 1, "gated": gated, "norm": 0, "residual": 0}
+    attributes = {"activation": 3, "quantize_activations": 1, "gated": gated, "norm": norm, "residual": 0}
     (expected,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, W4A4)
     emulated_gpu.launches.clear()
     (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes | {"static_scales": 1}, W4A4)

@@ -1,4 +1,4 @@
-"""FP8GatedMLP on the GPU, through the plugin's whole life in the plugin host: generic kernels, SM90's tensor cores."""
+"""FP8GatedMLP on the GPU, through the plugin's whole life in the plugin host: generic kernels, tensor cores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def expected(case: Case, **attributes: int | float) -> torch.Tensor:
 
     def seen(values: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         # By a tensor: Torch on a GPU multiplies by the reciprocal of a number.
-        scale = given if given != 0 else values.abs().amax().float() / torch.tensor(448.0, device="cuda")
+        scale = given if given != 0 else values.abs().amax().float() / torch.tensor(448.0, device=values.device)
         return (values.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()
 
     def weight(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -57,12 +57,12 @@ def test_generic(host: PluginHost, seed: int, dtype: torch.dtype, activation: Ac
 
 
 @pytest.fixture
-def hopper() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("FP8 tensor-core kernels are for SM90")
+def tensor_cores() -> None:
+    if torch.cuda.get_device_capability() not in ((8, 9), (9, 0), (12, 0), (12, 1)):
+        pytest.skip("FP8 tensor-core kernels are for SM89, SM90, SM120 and SM121")
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("k", "i", "h"), [(16, 16, 8), (48, 80, 72), (272, 208, 144), (2048, 1040, 264), (128, 4096, 2048)]
@@ -78,7 +78,7 @@ def test_tensor_cores(host: PluginHost, seed: int, dtype: torch.dtype, k: int, i
             assert_close(y, expected(case, **attributes), 2e-2)
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize("activation", Activation, ids=lambda a: a.name)
 def test_activations_on_tensor_cores(host: PluginHost, seed: int, activation: Activation) -> None:
     case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), 70, 272, 144, 136, torch.float16)
@@ -88,7 +88,7 @@ def test_activations_on_tensor_cores(host: PluginHost, seed: int, activation: Ac
         assert_close(y, expected(case, **attributes), 2e-2)
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.usefixtures("tensor_cores")
 def test_not_a_number_is_kept(host: PluginHost, seed: int) -> None:
     case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), 5, 48, 80, 72, torch.float16, (INPUT_SCALE, 0.01))
     case.inputs[0][3, 7] = float("nan")
@@ -98,7 +98,7 @@ def test_not_a_number_is_kept(host: PluginHost, seed: int) -> None:
         assert torch.isfinite(y[[0, 1, 2, 4]]).all()
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.usefixtures("tensor_cores")
 def test_what_tensor_cores_do_not_serve(host: PluginHost, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for dtype, h in ((torch.float32, 72), (torch.float16, 33)):

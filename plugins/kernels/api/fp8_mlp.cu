@@ -63,7 +63,8 @@ TrtNvfp4Status generic_mlp(TrtNvfp4Fp8MlpArgs const& args, Fp8Workspace const& w
 }
 
 // h leaves the first GEMM in E4M3. Where its scale is 0 that GEMM runs twice, the first time to find the amax.
-TrtNvfp4Status tensor_core_mlp(TrtNvfp4Fp8MlpArgs const& args, Fp8Workspace const& workspace, cudaStream_t stream) {
+TrtNvfp4Status tensor_core_mlp(TrtNvfp4Fp8MlpArgs const& args, fp8::Kernels const& kernels,
+                               Fp8Workspace const& workspace, cudaStream_t stream) {
     Fp8Scale const hidden_scale{args.hidden_scale, workspace.counters};
     Fp8Gemm up{};
     up.m = args.m;
@@ -80,7 +81,7 @@ TrtNvfp4Status tensor_core_mlp(TrtNvfp4Fp8MlpArgs const& args, Fp8Workspace cons
     up.hidden = workspace.hidden;
     up.hidden_scale = hidden_scale;
     up.hidden_amax = workspace.counters;
-    fp8::Launch const gated = fp8::choose_gated(up);
+    fp8::Launch const gated = kernels.gated(up);
     if (!args.static_scales) {
         up.amax_pass = true;
         TRT_NVFP4_RETURN_IF_ERROR(gated(up, stream));
@@ -99,7 +100,7 @@ TrtNvfp4Status tensor_core_mlp(TrtNvfp4Fp8MlpArgs const& args, Fp8Workspace cons
     down.out = args.y;
     down.partials = workspace.partials;
     down.arrivals = workspace.counters + 1;
-    fp8::Split const dense = fp8::choose_dense(down);
+    fp8::Split const dense = kernels.dense(down);
     down.splits = dense.splits;
     return dense.launch(down, stream);
 }
@@ -136,13 +137,15 @@ TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, s
     TrtNvfp4Tactic const tactic = resolve_tactic(*args);
     if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("FP8GatedMLP", args->tactic);
     bool const generic = tactic == TRT_NVFP4_TACTIC_GENERIC;
+    fp8::Kernels const kernels = fp8::kernels();
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
     return dispatch_dtype(args->dtype, [&](auto element) {
         using T = decltype(element);
         Fp8Quantization const quantization{args->input_scale,  pieces.block_amax, pieces.input,
                                            pieces.input_scale, pieces.counters,   1 + fp8::kMaxArrivals};
         TRT_NVFP4_RETURN_IF_ERROR(launch_fp8_quantize(static_cast<T const*>(args->x), args->m * args->hidden_in,
-                                                      quantization, args->static_scales != 0, !generic, stream));
-        return generic ? generic_mlp<T>(*args, pieces, stream) : tensor_core_mlp(*args, pieces, stream);
+                                                      quantization, args->static_scales != 0,
+                                                      !generic && kernels.programmatic, stream));
+        return generic ? generic_mlp<T>(*args, pieces, stream) : tensor_core_mlp(*args, kernels, pieces, stream);
     });
 }

@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "../fused_quantize.cuh"
 #include "../generic_gemm.cuh"
-#include "../generic_quantize.cuh"
 #include "../heuristics/tactics.h"
 #include "../w4a4_split.cuh"
 #include "validate.h"
@@ -43,8 +43,13 @@ TrtNvfp4Status generic_linear(TrtNvfp4LinearArgs const& args, LinearWorkspace co
 TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic, LinearWorkspace const& workspace,
                            cudaStream_t stream) {
     TRT_NVFP4_RETURN_IF_ERROR(dispatch_dtype(args.dtype, [&](auto element) {
-        return launch_quantize(static_cast<decltype(element) const*>(args.x), args.m, args.k, args.input_tensor_scale,
-                               args.static_scales != 0, workspace.quantized, stream);
+        FusedQuantizeArgs<decltype(element)> quantization{};
+        quantization.m = args.m;
+        quantization.k = args.k;
+        quantization.x = static_cast<decltype(element) const*>(args.x);
+        quantization.given_scale = args.input_tensor_scale;
+        quantization.out = workspace.quantized;
+        return launch_norm_quantize(quantization, nullptr, args.static_scales != 0, stream);
     }));
     W4A4Gemm gemm{};
     gemm.m = args.m;

@@ -1,8 +1,7 @@
 #include <algorithm>
 
+#include "../fused_quantize.cuh"
 #include "../generic_gemm.cuh"
-#include "../generic_quantize.cuh"
-#include "../generic_rmsnorm.cuh"
 #include "../heuristics/tactics.h"
 #include "../w4a4_split.cuh"
 #include "validate.h"
@@ -109,19 +108,34 @@ template <typename T>
 TrtNvfp4Status run_layer(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, int64_t layer,
                          MlpWorkspace const& workspace, cudaStream_t stream) {
     T const* const x = static_cast<T const*>(layer == 0 ? args.x : args.y);
+    T const* const norm_weight = args.norm ? static_cast<T const*>(args.norm_weight) + layer * args.hidden_in : nullptr;
+    T const* const residual = args.residual ? x : nullptr;
+    if (tactic != TRT_NVFP4_TACTIC_GENERIC) {
+        FusedQuantizeArgs<T> quantization{};
+        quantization.m = args.m;
+        quantization.k = args.hidden_in;
+        quantization.x = x;
+        quantization.norm_weight = norm_weight;
+        quantization.epsilon = args.epsilon;
+        quantization.given_scale = args.input_tensor_scale + layer;
+        quantization.out = workspace.quantized_input;
+        TRT_NVFP4_RETURN_IF_ERROR(
+            launch_norm_quantize(quantization, workspace.normalized, args.static_scales != 0, stream));
+        return w4a4_gemms(args, tactic, layer, workspace, residual, stream);
+    }
     T const* input = x;
     if (args.norm) {
         RmsNormArgs<T> norm{};
         norm.m = args.m;
         norm.k = args.hidden_in;
         norm.x = x;
-        norm.weight = static_cast<T const*>(args.norm_weight) + layer * args.hidden_in;
+        norm.weight = norm_weight;
         norm.epsilon = args.epsilon;
         norm.n = static_cast<T*>(workspace.normalized);
         TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
         input = norm.n;
     }
-    GemmArgs<T, T> const down = down_gemm<T>(args, layer, args.residual ? x : nullptr);
+    GemmArgs<T, T> const down = down_gemm<T>(args, layer, residual);
     if (!args.quantize_activations) {
         TRT_NVFP4_RETURN_IF_ERROR(
             launch_gemm(DenseRows<T>{input}, up_gemm<T, T>(args, layer, workspace.hidden), stream));
@@ -129,7 +143,6 @@ TrtNvfp4Status run_layer(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, int
     }
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(input, args.m, args.hidden_in, args.input_tensor_scale + layer,
                                               args.static_scales != 0, workspace.quantized_input, stream));
-    if (tactic != TRT_NVFP4_TACTIC_GENERIC) return w4a4_gemms(args, tactic, layer, workspace, down.residual, stream);
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_gemm(workspace.quantized_input.rows(), up_gemm<T, float>(args, layer, workspace.hidden), stream));
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(static_cast<float const*>(workspace.hidden), args.m, args.intermediate,

@@ -1,7 +1,8 @@
-// Laying out and filling in the plan of a mixture of experts, for the launchers.
+// Laying out and making the plan of a mixture of experts, for the launchers.
 #pragma once
 
 #include "../moe_plan.cuh"
+#include "launch.h"
 
 namespace trt_nvfp4 {
 
@@ -44,5 +45,9 @@ inline RouteArgs route_args(TrtNvfp4MoeArgs const& args, MoePlan const& plan, in
     route.job_tokens = job_tokens;
     return route;
 }
+
+// The kernels that fill in the plan and erase. T is the activations' type.
+template <typename T>
+TrtNvfp4Status launch_plan(RouteArgs const& args, cudaStream_t stream);
 
 }  // namespace trt_nvfp4

@@ -1,28 +1,24 @@
 #include "../fused_quantize.cuh"
-#include "../generic_quantize.cuh"
-#include "../generic_rmsnorm.cuh"
 #include "validate.h"
 
 namespace trt_nvfp4 {
 namespace {
 
 struct QuantizeWorkspace {
-    void* normalized;  // T [m, k]
-    uint32_t* amax_bits;
-    uint32_t* row_amax;  // [m]
+    void* normalized;     // T [m, k]
+    uint32_t* amax_bits;  // [m, at least 1]
     size_t size;
 
     QuantizeWorkspace(TrtNvfp4QuantizeArgs const& args, void* base) {
         Workspace workspace(base);
         normalized = args.norm ? workspace.take<uint8_t>(args.m * args.k * element_size(args.dtype)) : nullptr;
-        amax_bits = workspace.take<uint32_t>(1);
-        row_amax = workspace.take<uint32_t>(args.m);
+        amax_bits = workspace.take<uint32_t>(std::max<int64_t>(args.m, 1));
         size = workspace.size();
     }
 };
 
 template <typename T>
-TrtNvfp4Status fused(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& workspace, cudaStream_t stream) {
+TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& workspace, cudaStream_t stream) {
     FusedQuantizeArgs<T> fused{};
     fused.m = args.m;
     fused.k = args.k;
@@ -32,30 +28,9 @@ TrtNvfp4Status fused(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& 
     fused.epsilon = args.epsilon;
     fused.r = static_cast<T*>(args.residual_out);
     fused.given_scale = args.tensor_scale;
-    fused.row_amax = workspace.row_amax;
     fused.out = {static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales), args.tensor_scale_out,
-                 nullptr};
-    return launch_fused_quantize(fused, stream);
-}
-
-template <typename T>
-TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace const& workspace, cudaStream_t stream) {
-    if (args.k * static_cast<int64_t>(sizeof(T)) <= kFusedQuantizeRowBytes) return fused<T>(args, workspace, stream);
-    T* const r = static_cast<T*>(args.residual_out);
-    T* const n = args.norm ? static_cast<T*>(workspace.normalized) : r;
-    RmsNormArgs<T> norm{};
-    norm.m = args.m;
-    norm.k = args.k;
-    norm.x = static_cast<T const*>(args.x);
-    norm.residual = args.add_residual ? static_cast<T const*>(args.residual) : nullptr;
-    norm.weight = args.norm ? static_cast<T const*>(args.norm_weight) : nullptr;
-    norm.epsilon = args.epsilon;
-    norm.r = r;
-    norm.n = n;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
-    Nvfp4Matrix const out{static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales),
-                          args.tensor_scale_out, workspace.amax_bits};
-    return launch_quantize<T>(n, args.m, args.k, args.tensor_scale, false, out, stream);
+                 workspace.amax_bits};
+    return launch_norm_quantize(fused, workspace.normalized, false, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4QuantizeArgs const* args) {

@@ -1,5 +1,5 @@
-// Launch choices of FP8GatedMLP on SM90's tensor cores: tiles, clusters and splits of K, as measured on an H200 for
-// layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md).
+// Launch choices of FP8GatedMLP on tensor cores: tiles, clusters and splits of K. Those of SM90 as measured on an H200
+// for layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md), the others after them, not measured.
 #pragma once
 
 #include <climits>
@@ -21,23 +21,6 @@ struct Split {
     int splits;
 };
 
-// Whether this library and the current GPU have the kernels and they serve the call.
-inline bool serves(TrtNvfp4Fp8MlpArgs const& args) {
-#ifdef TRT_NVFP4_SM90
-    int device = 0;
-    int major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
-        return false;
-    }
-    return major == 9 && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 && args.m <= INT_MAX &&
-           args.intermediate <= INT_MAX / 2;
-#else
-    static_cast<void>(args);
-    return false;
-#endif
-}
-
 // Splits of K that fill the SMs with tiles of rows x columns, in clusters of two along rows or columns.
 inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
     int64_t const tiles = (gemm.m + rows - 1) / rows * ((gemm.n + columns - 1) / columns);
@@ -47,18 +30,58 @@ inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
 }
 
 #ifdef TRT_NVFP4_SM90
-inline Launch choose_gated(Fp8Gemm const& gemm) {
+inline Launch choose_gated_sm90(Fp8Gemm const& gemm) {
     return gemm.m <= 64 ? sm90_fp8_gated_64x128 : sm90_fp8_gated_128x128;
 }
 
-inline Split choose_dense(Fp8Gemm const& gemm) {
+inline Split choose_dense_sm90(Fp8Gemm const& gemm) {
     if (gemm.m <= 64) return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64)};
     if (gemm.m <= 256) return {sm90_fp8_dense_128x64, choose_splits(gemm, 128, 64)};
     return {sm90_fp8_dense_128x128, choose_splits(gemm, 128, 128)};
 }
-#else
-inline Launch choose_gated(Fp8Gemm const&) { return nullptr; }
-inline Split choose_dense(Fp8Gemm const&) { return {}; }
 #endif
+
+#ifdef TRT_NVFP4_SM89
+inline Launch choose_gated_sm89(Fp8Gemm const& gemm) {
+    return gemm.m <= 64 ? sm89_fp8_gated_64x128 : sm89_fp8_gated_128x128;
+}
+
+inline Split choose_dense_sm89(Fp8Gemm const& gemm) {
+    if (gemm.m <= 64) return {sm89_fp8_dense_64x128, choose_splits(gemm, 64, 128)};
+    return {sm89_fp8_dense_128x128, choose_splits(gemm, 128, 128)};
+}
+#endif
+
+struct Kernels {
+    Launch (*gated)(Fp8Gemm const&);
+    Split (*dense)(Fp8Gemm const&);
+    bool programmatic;  // wait for the kernels before them themselves
+};
+
+// Those of the current GPU; null where this library has none.
+inline Kernels kernels() {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+        return {};
+    }
+#ifdef TRT_NVFP4_SM90
+    if (major == 9) return {choose_gated_sm90, choose_dense_sm90, true};
+#endif
+#ifdef TRT_NVFP4_SM89
+    // SM100 would convert to 16 bits first.
+    if ((major == 8 && minor == 9) || major == 12) return {choose_gated_sm89, choose_dense_sm89, false};
+#endif
+    return {};
+}
+
+// Whether there are kernels and they serve the call.
+inline bool serves(TrtNvfp4Fp8MlpArgs const& args) {
+    return kernels().gated != nullptr && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 &&
+           args.m <= INT_MAX && args.intermediate <= INT_MAX / 2;
+}
 
 }  // namespace trt_nvfp4::fp8

@@ -1,4 +1,4 @@
-// E2M1 (OCP MX 1.0): values 0, .5, 1, 1.5, 2, 3, 4, 6 and negatives. No instruction of sm_80 or sm_90 converts it.
+// E2M1 (OCP MX 1.0): values 0, .5, 1, 1.5, 2, 3, 4, 6 and negatives. Blackwell converts to it.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,22 @@ __device__ __forceinline__ uint32_t e2m1_encode(float x) {
     uint32_t const magnitude =
         (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
     return (__float_as_uint(x) >> 28 & 8u) | magnitude;
+}
+
+// The same of two values, `low` in the low nibble.
+__device__ __forceinline__ uint32_t e2m1_encode(float low, float high) {
+#if __CUDA_ARCH_SPECIFIC__ >= 1000
+    // The instruction makes 6 of NaN.
+    low = low == low ? low : 0.0f;
+    high = high == high ? high : 0.0f;
+    uint32_t codes;
+    asm("{\n.reg .b8 codes;\ncvt.rn.satfinite.e2m1x2.f32 codes, %2, %1;\ncvt.u32.u8 %0, codes;\n}"
+        : "=r"(codes)
+        : "f"(low), "f"(high));
+    return codes;
+#else
+    return e2m1_encode(low) | e2m1_encode(high) << 4;
+#endif
 }
 
 }  // namespace trt_nvfp4::ptx

@@ -31,4 +31,21 @@ __device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], uint3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// D += A B in E4M3 (sm_89 on), A 16x32, B 32x8: as above with four neighbours along K in a register, lane 4g + t
+// holding [4t, 4t + 3] and [4t + 16, 4t + 19].
+__device__ __forceinline__ void mma_m16n8k32_e4m3(float* d, uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8x16-byte matrices from shared memory: lane l gives the address of row l % 8 of matrix l / 8, and lane 4g + t
+// gets bytes 4t to 4t + 3 of row g of each.
+__device__ __forceinline__ void ldmatrix(uint32_t (&rows)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(rows[0]), "=r"(rows[1]), "=r"(rows[2]), "=r"(rows[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 }  // namespace trt_nvfp4::ptx

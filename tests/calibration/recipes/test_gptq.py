@@ -109,3 +109,16 @@ def test_indefinite_hessians_are_damped_or_refused() -> None:
     hessian[0, 1] = hessian[1, 0] = 9.0
     with pytest.raises(CalibrationError, match="not positive definite"):
         GPTQ(hessian)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["mse+gptq", "local-hessian+gptq+activation-order", "max+gptq+quantized-inputs"])
+def test_the_gpu_agrees_with_the_cpu(recipe: str, seed: int) -> None:
+    """In what the output loses: one value on the other side of an edge moves those after it."""
+    weight, x = random(seed, 64, 256), random(seed + 1, 900, 256) @ random(seed + 2, 256, 256)
+    statistics = InputStatistics.of_rows(x, recipes.parse(recipe).needs)
+    cpu = nvfp4.dequantize(*recipes.quantize_weight(weight, recipe, statistics))
+    gpu = nvfp4.dequantize(*recipes.quantize_weight(weight.cuda(), recipe, statistics))
+    assert gpu.is_cuda
+    losses = [(x @ (restored - weight).T).square().sum().item() for restored in (cpu, gpu.cpu())]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)

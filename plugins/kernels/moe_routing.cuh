@@ -1,0 +1,431 @@
+// Routing on the GPU. A warp chooses a token's experts: their keys lie in its registers, and each round takes the
+// largest by two reductions over the warp. One block sorts the pairs: bits say which tokens an expert has, so that a
+// pair's place is a count of bits, the same in every run.
+#pragma once
+
+#include "activation.cuh"
+#include "moe_plan.cuh"
+#include "programmatic_launch.cuh"
+#include "ptx/element.cuh"
+#include "ptx/reduce.cuh"
+
+namespace trt_nvfp4 {
+
+constexpr int kRouteThreads = 256;
+constexpr int kPlanThreads = TRT_NVFP4_MAX_EXPERTS;  // most of a block that sorts
+// Up to here the block that sorts routes as well: a warp for each token, which has that many registers.
+constexpr int kPlanTokens = 32;
+constexpr int kPlanSlots = 16;
+
+namespace routing {
+
+constexpr float kLargest = 3.402823466e38f;
+constexpr int kWords = 38 << 8;     // of shared memory: keys by group for each warp, then the sort's tables
+constexpr int kMostMaskWords = 64;  // of an expert at a time: 2048 tokens
+
+// NaN counts as the smallest float32, infinities as the largest and the smallest.
+__device__ __forceinline__ float finite(float x) { return isnan(x) ? -kLargest : fminf(fmaxf(x, -kLargest), kLargest); }
+
+// Unsigned integers in the order of the floats, zeros of both signs being one; 0 is below all of them.
+__device__ __forceinline__ uint32_t ordered(float x) {
+    uint32_t const bits = __float_as_uint(x + 0.0f);
+    return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+}
+
+__device__ __forceinline__ float unordered(uint32_t key) {
+    return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+__device__ __forceinline__ float warp_largest(float x) { return unordered(ptx::warp_max(ordered(x))); }
+
+// What turns a token's logits into scores, once the softmax's sums are known.
+struct Score {
+    TrtNvfp4Scoring scoring;
+    float largest, total;  // of a softmax
+
+    __device__ __forceinline__ float operator()(float logit) const {
+        if (scoring == TRT_NVFP4_SOFTMAX) return expf(logit - largest) / total;
+        return scoring == TRT_NVFP4_SIGMOID ? sigmoid(logit) : logit;
+    }
+};
+
+// The keys of a token's experts: expert e is slot e / 32 of lane e % 32. Taken experts, closed ones and those beyond
+// the last have key 0.
+template <int kSlots>
+struct Keys {
+    uint32_t slots[kSlots];
+    uint32_t best;  // of this lane's
+
+    __device__ __forceinline__ void find_best() {
+        best = slots[0];
+#pragma unroll
+        for (int slot = 1; slot < kSlots; ++slot) best = max(best, slots[slot]);
+    }
+
+    // The expert of the largest key, the lowest one of equals; it is taken out. Every lane gets it.
+    __device__ __forceinline__ int pop() {
+        int const lane = threadIdx.x % 32;
+        uint32_t const top = ptx::warp_max(best);
+        uint32_t found = ~0u;
+        if (best == top) {
+#pragma unroll
+            for (int slot = kSlots - 1; slot >= 0; --slot) found = slots[slot] == top ? slot * 32 + lane : found;
+        }
+        uint32_t const expert = __reduce_min_sync(0xffffffffu, found);
+        if (found == expert) {
+#pragma unroll
+            for (int slot = 0; slot < kSlots; ++slot) slots[slot] = slot * 32 + lane == expert ? 0 : slots[slot];
+            find_best();
+        }
+        return static_cast<int>(expert);
+    }
+};
+
+// Words of shared memory with which a warp closes groups.
+__device__ __forceinline__ int group_words(RouteArgs const& args) { return args.experts + args.groups; }
+
+// Experts outside the best groups get the key 0.
+template <int kSlots>
+__device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>& keys, uint32_t* memory) {
+    int const lane = threadIdx.x % 32;
+    int const size = args.experts / args.groups;
+    uint32_t* const by_group = memory;
+    float* const scores = reinterpret_cast<float*>(memory + args.experts);
+    __syncwarp();
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        if (slot * 32 + lane < args.experts) by_group[slot * 32 + lane] = keys.slots[slot];
+    }
+    __syncwarp();
+
+    // As many lanes a group as let the warp look through all of them at once.
+    int width = 1;
+    while (2 * width * args.groups <= 32) width *= 2;
+    for (int first = 0; first < args.groups; first += 32 / width) {
+        int const group = first + lane / width;
+        int const members = group < args.groups ? size : 0;
+        float sum = 0.0f;
+        uint64_t last = ~uint64_t{0};
+        for (int rank = 0; rank < args.group_score_top; ++rank) {
+            uint64_t best = 0;
+            for (int i = lane % width; i < members; i += width) {
+                uint64_t const key = uint64_t{by_group[group * size + i]} << 32 | static_cast<uint32_t>(~i);
+                if (key < last && key > best) best = key;
+            }
+            for (int offset = width / 2; offset > 0; offset /= 2) {
+                uint64_t const other = __shfl_xor_sync(0xffffffffu, best, offset);
+                if (other > best) best = other;
+            }
+            sum += unordered(static_cast<uint32_t>(best >> 32));
+            last = best;
+        }
+        if (members > 0 && lane % width == 0) scores[group] = sum;
+    }
+    __syncwarp();
+    for (int first = 0; first < args.groups; first += 32) {
+        int const group = first + lane;
+        int better = 0;
+        if (group < args.groups) {
+            float const score = scores[group];
+            for (int other = 0; other < args.groups; ++other) {
+                better += scores[other] > score || (scores[other] == score && other < group);
+            }
+        }
+        for (uint32_t closed = __ballot_sync(0xffffffffu, better >= args.open_groups); closed != 0;
+             closed &= closed - 1) {
+            int const begin = (first + __ffs(static_cast<int>(closed)) - 1) * size;
+            for (int i = lane; i < size; i += 32) by_group[begin + i] = 0;
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        if (slot * 32 + lane < args.experts) keys.slots[slot] = by_group[slot * 32 + lane];
+    }
+}
+
+// One token by one warp; `memory` holds group_words. The experts also go to `chosen`, unless it is null.
+template <int kSlots>
+__device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16_t* chosen) {
+    int const lane = threadIdx.x % 32;
+    float const* const logits = args.logits + static_cast<int64_t>(token) * args.experts;
+    float row[kSlots];
+    float largest = -kLargest;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        int const expert = slot * 32 + lane;
+        row[slot] = expert < args.experts ? finite(logits[expert]) : -INFINITY;
+        largest = fmaxf(largest, row[slot]);
+    }
+    Score score{args.scoring, 0.0f, 1.0f};
+    if (args.scoring == TRT_NVFP4_SOFTMAX) {
+        score.largest = warp_largest(largest);
+        float total = 0.0f;
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) {
+            row[slot] = expf(row[slot] - score.largest);
+            total += row[slot];
+        }
+        score.total = ptx::warp_sum(total);
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) row[slot] = row[slot] / score.total;
+    } else if (args.scoring == TRT_NVFP4_SIGMOID) {
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) row[slot] = sigmoid(row[slot]);
+    }
+    Keys<kSlots> keys;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        int const expert = slot * 32 + lane;
+        keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + args.correction_bias[expert])) : 0;
+    }
+    if (args.groups > 1) close_groups(args, keys, memory);
+
+    // Lane r % 32 keeps rank r.
+    constexpr int kPerLane = TRT_NVFP4_MAX_TOP_K / 32;
+    static_assert(kPerLane == 2, "ranks of a lane");
+    int expert[kPerLane] = {};
+    keys.find_best();
+#pragma unroll 1
+    for (int rank = 0; rank < args.top_k; ++rank) {
+        int const popped = keys.pop();
+        if (lane == rank % 32) (rank < 32 ? expert[0] : expert[1]) = popped;
+    }
+    float weight[kPerLane];
+    bool const has[kPerLane] = {lane < args.top_k, lane + 32 < args.top_k};
+    for (int i = 0; i < kPerLane; ++i) weight[i] = has[i] ? score(finite(logits[expert[i]])) : 0.0f;
+    if (args.scoring == TRT_NVFP4_SOFTMAX_OF_CHOSEN) {
+        largest = -INFINITY;
+        for (int i = 0; i < kPerLane; ++i) largest = has[i] ? fmaxf(largest, weight[i]) : largest;
+        largest = warp_largest(largest);
+        float total = 0.0f;
+        for (int i = 0; i < kPerLane; ++i) {
+            weight[i] = has[i] ? expf(weight[i] - largest) : 0.0f;
+            total += weight[i];
+        }
+        total = ptx::warp_sum(total);
+        for (int i = 0; i < kPerLane; ++i) weight[i] = weight[i] / total;
+    } else if (args.scoring == TRT_NVFP4_SIGMOID_OF_CHOSEN) {
+        for (int i = 0; i < kPerLane; ++i) weight[i] = sigmoid(weight[i]);
+    }
+    if (args.renormalize) {
+        float total = 0.0f;
+        for (int i = 0; i < kPerLane; ++i) total += has[i] ? weight[i] : 0.0f;
+        total = ptx::warp_sum(total) + 1e-20f;
+        for (int i = 0; i < kPerLane; ++i) weight[i] = weight[i] / total;
+    }
+    for (int i = 0; i < kPerLane; ++i) {
+        if (!has[i]) continue;
+        int const pair = token * args.top_k + lane + 32 * i;
+        args.plan.experts[pair] = expert[i];
+        args.plan.weights[pair] = weight[i] * args.scaling_factor;
+        if (chosen != nullptr) chosen[pair] = static_cast<uint16_t>(expert[i]);
+    }
+    if (lane == 0 && args.shared_gate == nullptr) args.plan.shared_factor[token] = 1.0f;
+}
+
+// Tokens first, first + step, ... by the block's warps.
+template <int kSlots>
+__device__ __forceinline__ void route_tokens(RouteArgs const& args, int first, int step, uint32_t* memory,
+                                             uint16_t* chosen) {
+    int const fit = args.groups > 1 ? kWords / group_words(args) : kPlanThreads / 32;
+    int const warps = min(static_cast<int>(blockDim.x) / 32, fit);
+    int const warp = threadIdx.x / 32;
+    if (warp >= warps) return;
+    for (int token = first * warps + warp; token < args.tokens; token += step * warps) {
+        route<kSlots>(args, token, memory + (args.groups > 1 ? warp * group_words(args) : 0), chosen);
+    }
+}
+
+// By one warp.
+template <typename T>
+__device__ __forceinline__ float dot(T const* a, T const* b, int count) {
+    constexpr int kVector = 16 / sizeof(T);
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32 * kVector; i < count; i += 32 * kVector) {
+        uint4 const left = *reinterpret_cast<uint4 const*>(a + i);
+        uint4 const right = *reinterpret_cast<uint4 const*>(b + i);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+            sum = fmaf(ptx::to_float(reinterpret_cast<T const*>(&left)[j]),
+                       ptx::to_float(reinterpret_cast<T const*>(&right)[j]), sum);
+        }
+    }
+    return ptx::warp_sum(sum);
+}
+
+template <typename T>
+__device__ __forceinline__ void gate_shared(RouteArgs const& args, int first, int step) {
+    for (int token = first; token < args.tokens; token += step) {
+        T const* const x = static_cast<T const*>(args.x) + static_cast<int64_t>(token) * args.hidden;
+        float const factor = sigmoid(dot(x, static_cast<T const*>(args.shared_gate), args.hidden));
+        if (threadIdx.x % 32 == 0) args.plan.shared_factor[token] = factor;
+    }
+}
+
+// What experts have in sum.
+struct Totals {
+    int pairs, jobs, cost;
+
+    __device__ __forceinline__ Totals operator+(Totals const& other) const {
+        return {pairs + other.pairs, jobs + other.jobs, cost + other.cost};
+    }
+    __device__ __forceinline__ Totals operator-(Totals const& other) const {
+        return {pairs - other.pairs, jobs - other.jobs, cost - other.cost};
+    }
+    __device__ __forceinline__ Totals of_lane(int lane) const {
+        return {__shfl_sync(0xffffffffu, pairs, lane), __shfl_sync(0xffffffffu, jobs, lane),
+                __shfl_sync(0xffffffffu, cost, lane)};
+    }
+};
+
+// Of this lane and those before it.
+__device__ __forceinline__ Totals warp_inclusive(Totals sums) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        Totals const before = sums.of_lane(lane - offset);
+        if (lane >= offset) sums = sums + before;
+    }
+    return sums;
+}
+
+// Of the block's earlier threads; `all` gets that of all.
+__device__ __forceinline__ Totals block_exclusive(Totals const& own, Totals& all) {
+    __shared__ Totals sums[kPlanThreads / 32];
+    int const lane = threadIdx.x % 32;
+    Totals const within = warp_inclusive(own);
+    if (lane == 31) sums[threadIdx.x / 32] = within;
+    __syncthreads();
+    Totals const warp = lane < static_cast<int>(blockDim.x) / 32 ? sums[lane] : Totals{};
+    Totals const warps = warp_inclusive(warp);
+    all = warps.of_lane(31);
+    return (warps - warp).of_lane(threadIdx.x / 32) + (within - own);
+}
+
+// Sorts the pairs whose experts expert_of(pair) gives, and makes the jobs. `memory` holds kWords; the block has a
+// thread for each expert.
+template <typename ExpertOf>
+__device__ __forceinline__ void sort_pairs(RouteArgs const& args, uint32_t* memory, ExpertOf&& expert_of) {
+    MoePlan const& plan = args.plan;
+    int const threads = blockDim.x;
+    int const expert = threadIdx.x;
+    bool const has_expert = expert < args.experts;
+    int const pairs = args.tokens * args.top_k;
+    // As many tokens at a time as have bits: word w of expert e says which of tokens 32 w to 32 w + 31 chose it.
+    int const words = min(min((args.tokens + 31) / 32, kMostMaskWords), kWords / (2 * args.experts));
+    int const entries = words * args.experts;
+    uint32_t* const masks = memory;
+    int* const begins = reinterpret_cast<int*>(memory) + entries;  // the place of a word's first pair
+    int* const counts = begins;                                    // before that, of an expert's pairs
+    auto const mark = [&](int first) {
+        int const end = min((first + words * 32) * args.top_k, pairs);
+#pragma unroll 1
+        for (int pair = first * args.top_k + threadIdx.x; pair < end; pair += threads) {
+            int const token = pair / args.top_k - first;
+            atomicOr(&masks[token / 32 * args.experts + expert_of(pair)], 1u << token % 32);
+        }
+    };
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * entries; i += threads) memory[i] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int pair = threadIdx.x; pair < pairs; pair += threads) atomicAdd(&counts[expert_of(pair)], 1);
+    mark(0);
+    __syncthreads();
+
+    int const count = has_expert ? counts[expert] : 0;
+    int const jobs = (count + args.job_tokens - 1) / args.job_tokens;
+    int const full_cost = job_cost(args.job_tokens);
+    int const cost = count == 0 ? 0 : (jobs - 1) * full_cost + job_cost(count - (jobs - 1) * args.job_tokens);
+    Totals all;
+    Totals const before = block_exclusive({count, jobs, cost}, all);
+#pragma unroll 1
+    for (int job = 0; job < jobs; ++job) {
+        int const done = job * args.job_tokens;
+        plan.jobs[before.jobs + job] = {expert, before.pairs + done, min(args.job_tokens, count - done),
+                                        before.cost + job * full_cost};
+    }
+    if (threadIdx.x == 0) {
+        *plan.job_count = all.jobs;
+        *plan.total_cost = all.cost;
+    }
+
+    int begin = before.pairs;
+    for (int first = 0; first < args.tokens; first += words * 32) {
+        if (first > 0) {
+            __syncthreads();
+#pragma unroll 1
+#pragma unroll 1
+            for (int i = threadIdx.x; i < entries; i += threads) masks[i] = 0;
+            __syncthreads();
+            mark(first);
+            __syncthreads();
+        }
+#pragma unroll 1
+        for (int i = expert; has_expert && i < entries; i += args.experts) {
+            begins[i] = begin;
+            begin += __popc(masks[i]);
+        }
+        __syncthreads();
+        int const end = min((first + words * 32) * args.top_k, pairs);
+#pragma unroll 1
+        for (int pair = first * args.top_k + threadIdx.x; pair < end; pair += threads) {
+            int const token = pair / args.top_k - first;
+            int const word = token / 32 * args.experts + expert_of(pair);
+            int const position = begins[word] + __popc(masks[word] & ((1u << token % 32) - 1));
+            plan.position[pair] = position;
+            plan.order[position] = pair;
+        }
+    }
+}
+
+}  // namespace routing
+
+template <int kSlots>
+__global__ __launch_bounds__(kRouteThreads, 1) void moe_route(__grid_constant__ RouteArgs const args) {
+    __shared__ uint32_t memory[routing::kWords];
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    routing::route_tokens<kSlots>(args, blockIdx.x, gridDim.x, memory, nullptr);
+}
+
+// `dtype` is that of x and shared_gate. Block 0 sorts, and with slots it routes first: a launch less where tokens are
+// few. The others gate the shared expert and erase.
+template <int kSlots>
+__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
+                                                            TrtNvfp4DataType dtype) {
+    wait_for_kernels_before();
+    if (blockIdx.x > 0) {
+        int const first = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
+        int const step = (gridDim.x - 1) * blockDim.x;
+        if (args.shared_gate != nullptr) {
+            switch (dtype) {
+                case TRT_NVFP4_FLOAT32:
+                    routing::gate_shared<float>(args, first / 32, step / 32);
+                    break;
+                case TRT_NVFP4_FLOAT16:
+                    routing::gate_shared<__half>(args, first / 32, step / 32);
+                    break;
+                case TRT_NVFP4_BFLOAT16:
+                    routing::gate_shared<__nv_bfloat16>(args, first / 32, step / 32);
+            }
+        }
+        uint4 const absent = make_uint4(~0u, ~0u, ~0u, ~0u);
+#pragma unroll 1
+        for (int64_t i = first; i < args.absents / 16; i += step) static_cast<uint4*>(args.absent)[i] = absent;
+        return;
+    }
+    __shared__ uint32_t memory[routing::kWords];
+    __shared__ uint16_t chosen[kPlanTokens * TRT_NVFP4_MAX_TOP_K];
+    if constexpr (kSlots > 0) {
+        routing::route_tokens<kSlots>(args, 0, 1, memory, chosen);
+        __syncthreads();
+        routing::sort_pairs(args, memory, [&](int pair) { return chosen[pair]; });
+    } else {
+        routing::sort_pairs(args, memory, [&](int pair) { return args.plan.experts[pair]; });
+    }
+}
+
+}  // namespace trt_nvfp4

@@ -1,0 +1,52 @@
+"""Conversion to E2M1, by Blackwell's instruction and without: ties, NaN, infinities, on the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import trt_nvfp4.plugins
+from ptx_emulator.errors import EmulatorError
+from ptx_emulator.shim import Gpu, Program, find_toolkit
+from trt_nvfp4.plugins.ops.number_formats import e2m1_encode
+
+KERNELS = Path(trt_nvfp4.plugins.__file__).parent / "kernels"
+SOURCE = """
+#include <ptx/e2m1.cuh>
+__global__ void encode(float const* x, unsigned* codes) {
+    int const i = threadIdx.x;
+    codes[i] = trt_nvfp4::ptx::e2m1_encode(x[2 * i], x[2 * i + 1]);
+}
+extern "C" int encode_pairs(float const* x, unsigned* codes, int pairs) {
+    encode<<<1, pairs>>>(x, codes);
+    return cudaGetLastError();
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["h200", "thor", "rtx-blackwell"])
+def test_pairs(seed: int, target: str) -> None:
+    try:
+        find_toolkit()
+    except EmulatorError as error:
+        pytest.skip(str(error))
+    gpu = Gpu(target)
+    header = KERNELS / "ptx" / "e2m1.cuh"
+    program = Program.compile(SOURCE, gpu, includes=[KERNELS], depends=[header])
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    near = [ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(9))]
+    special = np.array([0, 1e-45, 6, 7, 1e30, np.inf, np.nan], np.float32)
+    x = np.concatenate([*near, special, np.random.default_rng(seed).standard_normal(100).astype(np.float32) * 3])
+    x = np.concatenate([x, -x]).astype(np.float32)
+    codes = np.zeros(len(x) // 2, np.uint32)
+    assert program.call("encode_pairs", x, codes, len(codes)) == 0
+    counters = gpu.launches[-1].counters
+    assert counters is not None
+    assert ("cvt" in counters.instructions()) == (target != "h200")
+    finite = e2m1_encode(torch.from_numpy(np.nan_to_num(x, nan=0.0, posinf=9, neginf=-9))).numpy()
+    found = np.stack([codes & 15, codes >> 4], 1).ravel()
+    np.testing.assert_array_equal(found[~np.isnan(x)], finite[~np.isnan(x)])
+    assert (found[np.isnan(x)] % 8 == 0).all()

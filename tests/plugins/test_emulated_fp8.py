@@ -1,0 +1,65 @@
+"""FP8GatedMLP on tensor cores, by wgmma and by mma.sync, from enqueue down to its PTX, on the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import op_inputs
+import pytest
+import torch
+from test_fp8 import AUTO, FP8, INPUT_SCALE, assert_close, expected
+from test_kernels import run
+
+from ptx_emulator.shim import Gpu
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.ops import Activation
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("emulated_gpu", ["h200", "ada", "rtx-blackwell"], indirect=True),
+]
+
+
+def gemms(gpu: Gpu) -> int:
+    """Tensor-core GEMMs launched so far; forgets them."""
+    found = sum("Fp8Kernel" in launch.kernel or "fp8_gemm" in launch.kernel for launch in gpu.launches)
+    gpu.launches.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "i", "h", "dtype", "activation", "given"),
+    [
+        (5, 48, 80, 72, torch.float16, Activation.SILU, False),
+        (131, 272, 144, 136, torch.bfloat16, Activation.GELU_TANH, True),
+    ],
+    ids=["few rows, scales found", "tiles that end inside"],
+)
+def test_against_float64(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    seed: int,
+    m: int,
+    k: int,
+    i: int,
+    h: int,
+    dtype: torch.dtype,
+    activation: Activation,
+    given: bool,
+) -> None:
+    scales = (INPUT_SCALE, 4 / 448) if given else (0.0, 0.0)
+    case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), m, k, i, h, dtype, scales)
+    attributes = {"activation": int(activation), "alpha": 1.5, "limit": 2.0}
+    gemms(emulated_gpu)
+    (y,) = run(emulated, "FP8GatedMLP", case.inputs, attributes | {"static_scales": int(given)}, FP8)
+    assert gemms(emulated_gpu) == (4 if given else 6)  # run() calls twice; an unknown scale costs a GEMM
+    # Sums that round differently and meet a rounding boundary of E4M3.
+    assert_close(y, expected(case, **attributes), 3e-3)
+
+
+@pytest.mark.parametrize("m", [3, 70, 258])
+def test_split_k(emulated: PluginHost, seed: int, m: int) -> None:
+    """Few tiles of the down GEMM: the last split to arrive adds all up."""
+    case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), m, 64, 512, 40, torch.float16, (INPUT_SCALE, 4 / 448))
+    attributes = {"activation": int(Activation.SWIGLU_CLAMPED), "alpha": 1.5, "limit": 2.0}
+    (y,) = run(emulated, "FP8GatedMLP", case.inputs, attributes, AUTO)
+    assert_close(y, expected(case, **attributes), 3e-3)
