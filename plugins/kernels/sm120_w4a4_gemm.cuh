@@ -46,13 +46,9 @@ using Mainloop = cutlass::gemm::collective::CollectiveMma<
 
 // CUTLASS calls this with a warp group's accumulators in registers.
 template <typename Output>
-<<<<<<< HEAD
-class Epilogue : public W4A4EpilogueBase<typename Output::Gemm> {
-=======
-class Epilogue : public EpilogueBase<W4A4Gemm> {
->>>>>>> main
+class Epilogue : public EpilogueBase<typename Output::Gemm> {
  public:
-    using typename W4A4EpilogueBase<typename Output::Gemm>::Params;
+    using typename EpilogueBase<typename Output::Gemm>::Params;
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}
 
     template <class Problem, class Tile, class TileCoord, class Engine, class Layout, class Mma, class Residue>

@@ -3,6 +3,7 @@
 // array of pointers, no tensor map but the launch's.
 #pragma once
 
+#include <algorithm>
 #include <cutlass/gemm/collective/collective_mma.hpp>
 #include <cutlass/gemm/kernel/tile_scheduler.hpp>
 #include <tuple>
@@ -167,6 +168,11 @@ struct ExpertsKernel
         W4A4Kernel<cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>,
                                                         typename ShareA<Mainloop>::Type, Epilogue, ExpertsScheduling>>;
 
+    static dim3 get_grid_shape(typename Base::Params const& params) {
+        int64_t const tiles = (params.scheduler.gemm.m + kExpertRows - 1) / kExpertRows * params.scheduler.tiles_n;
+        return dim3(static_cast<unsigned>(std::min<int64_t>(tiles, params.hw_info.sm_count)));
+    }
+
     CUTLASS_DEVICE void operator()(typename Base::Params const& params, char* shared) {
         if (static_cast<int>(blockIdx.x) >= tiles_in_use(params.scheduler.gemm) * params.scheduler.tiles_n) return;
         Base::operator()(params, shared);
@@ -194,13 +200,11 @@ TrtNvfp4Status launch_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t str
     arguments.epilogue = gemm;
     arguments.scheduler = {&gemm};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
-    auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
-    int sm_count = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-        cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, arguments.hw_info.device_id), "SM count"));
-    int64_t const tiles = (gemm.m + kExpertRows - 1) / kExpertRows * params.scheduler.tiles_n;
-    dim3 const grid(static_cast<unsigned>(std::min<int64_t>(tiles, sm_count)));
-    return launch_cutlass<Kernel>(params, grid, stream);
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
+                                          arguments.hw_info.device_id),
+                   "SM count"));
+    return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), false, stream, "experts' GEMM");
 }
 
 }  // namespace trt_nvfp4

@@ -6,34 +6,6 @@
 
 namespace trt_nvfp4 {
 
-<<<<<<< HEAD
-// The part of CUTLASS's epilogue interface that asks for nothing: no source, no shared memory, no workspace.
-template <class Gemm>
-struct W4A4EpilogueBase {
-    using Arguments = Gemm;
-    using Params = Gemm;
-    using ElementC = void;
-    using ElementD = void;
-    using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-    using StrideD = StrideC;
-    struct SharedStorage {};
-
-    template <class Problem>
-    static Params to_underlying_arguments(Problem const&, Arguments const& arguments, void*) {
-        return arguments;
-    }
-    template <class Problem>
-    static size_t get_workspace_size(Problem const&, Arguments const&) {
-        return 0;
-    }
-    template <class Problem>
-    static bool can_implement(Problem const&, Arguments const&) {
-        return true;
-    }
-};
-
-=======
->>>>>>> main
 // The amax pass ends at once where the hidden tensor scale is given: only the device knows.
 template <class Base>
 struct W4A4Kernel : Base {
@@ -51,27 +23,6 @@ Layout split_scales(Layout part, Layout const& whole, int splits) {
     cute::get<1>(part.template stride<0>()) = tile_row;
     cute::get<1>(part.template stride<2>()) = tile_row / splits;
     return part;
-}
-
-template <class Kernel>
-TrtNvfp4Status launch_cutlass(typename Kernel::Params const& params, dim3 grid, cudaStream_t stream) {
-    auto* const kernel = cutlass::device_kernel<Kernel>;
-    int const shared_bytes = static_cast<int>(Kernel::SharedStorageSize);
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-                   "shared memory of the W4A4 GEMM"));
-    constexpr auto cluster = typename Kernel::ClusterShape{};
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {cute::size<0>(cluster), cute::size<1>(cluster), 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = Kernel::get_block_shape();
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = cute::size(cluster) > 1 ? 1 : 0;  // a cluster of one may still cap occupancy
-    return check_cuda(cudaLaunchKernelEx(&config, kernel, params), "W4A4 GEMM");
 }
 
 template <class Kernel>
@@ -103,12 +54,7 @@ TrtNvfp4Status launch_w4a4(W4A4Gemm const& gemm, cudaStream_t stream) {
         split_scales(Config::tile_atom_to_shape_SFB(problem), Config::tile_atom_to_shape_SFB(whole), gemm.splits)};
     arguments.epilogue = gemm;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
-<<<<<<< HEAD
-    auto const params = Kernel::to_underlying_arguments(arguments, nullptr);
-    return launch_cutlass<Kernel>(params, Kernel::get_grid_shape(params), stream);
-=======
     return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), false, stream, "W4A4 GEMM");
->>>>>>> main
 }
 
 }  // namespace trt_nvfp4

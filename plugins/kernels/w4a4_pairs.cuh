@@ -68,14 +68,9 @@ __global__ __launch_bounds__(kPairThreads) void w4a4_pairs_quantize(PairInput<T>
                 amax_bits = max(amax_bits, ptx::magnitude_bits(values[j]));
             }
             BlockQuantizer const quantizer(amax_bits, tensor_scale);
-            uint2 codes = make_uint2(0u, 0u);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                codes.x |= quantizer.encode(values[j]) << (4 * j);
-                codes.y |= quantizer.encode(values[8 + j]) << (4 * j);
-            }
             *block_scale = quantizer.block_scale;
-            *reinterpret_cast<uint2*>(out.packed + (row * input.hidden + block * kBlock) / 2) = codes;
+            *reinterpret_cast<uint2*>(out.packed + (row * input.hidden + block * kBlock) / 2) =
+                quantizer.encode(values);
         }
     }
 }

@@ -98,7 +98,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t st
     T const* const x = static_cast<T const*>(args.x);
     bool const scale_input = args.scale_input != 0;
     bool const static_scales = args.static_scales != 0;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_plan(route_args(args, layout.plan, 0, args.m, kExpertRows), stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(args, layout.plan, 0, args.m, kExpertRows), stream));
     PairInput<T> const input{x, args.hidden, args.top_k, scale_input ? layout.plan.weights : nullptr};
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize_pairs(input, args.m, layout.jobs, layout.plan, args.input_tensor_scale,
                                                     static_scales, layout.routed.input, stream));

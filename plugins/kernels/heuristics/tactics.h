@@ -8,14 +8,9 @@
 //             kernel multiplies in float32, whose peak is 67).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
-<<<<<<< HEAD
-//     FP8     SM90: tensor cores from 1 token on; tiles in fp8.h (measured on an H200).
+//     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
 //     MoE     W4A16 at every count; blocks and splits in moe.h. W4A4 at every count (roofline: an expert's weights bind
 //             it up to hundreds of its tokens).
-=======
-//     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
-//     MoE     W4A16 at every count; blocks and splits in moe.h.
->>>>>>> main
 #pragma once
 
 #include <algorithm>
