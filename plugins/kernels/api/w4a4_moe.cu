@@ -15,8 +15,8 @@ struct Experts {
     int64_t count, intermediate, rows;  // rows: with what pads the tiles
     ExpertJob const* jobs;
     int const* job_count;
-    Nvfp4Matrix input, hidden;
-    float* sums;  // [pairs or tokens, hidden size]
+    Nvfp4Matrix input{}, hidden{};
+    float* sums = nullptr;  // [pairs or tokens, hidden size]
 };
 
 struct Layout {
