@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -32,6 +32,7 @@ from . import backend, pipeline, roofline, runtime
 from .bundle import is_rewritten
 from .engine_bench import bench_engines
 from .errors import UNAVAILABLE, USAGE, BuilderError
+from .progress import Progress
 from .random_inputs import random_samples, vocabulary
 from .report import versions
 from .shapes import Shape
@@ -52,12 +53,6 @@ LABELS = {
 # has it not, and by the roofline it is as fast as W4A4.
 BASELINES = ("fp8", "bf16")
 NATIVE = "native_nvfp4"
-
-
-class Progress(Protocol):
-    def stage(self, text: str) -> None: ...
-
-    def step(self, done: int, total: int, text: str = "") -> None: ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.filesize import decimal
 
@@ -32,6 +32,7 @@ from .accuracy_budget import Budget
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .precision_choice import Part, choose_precisions, with_all_statistics
+from .progress import Progress
 from .report import Report, versions
 from .shapes import Profile, Shape, derive_profiles
 from .sides import Side
@@ -39,14 +40,6 @@ from .targets import Target, require_here
 from .tokens import subgraph_tokens
 
 STOPS = ("plan", "calibrate", "rewrite")
-
-
-class Progress(Protocol):
-    """Where a run stands: a stage begins; some of its steps are done."""
-
-    def stage(self, text: str) -> None: ...
-
-    def step(self, done: int, total: int, text: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -346,7 +339,7 @@ def _choose(
         held_out=_samples(request, path, held_out=True),
         tokens=subgraph_tokens(model, plan, {name: profile.typical for name, profile in profiles.items()}),
         require=request.require,
-        steps=progress,
+        progress=progress,
     )
     report.budget = choice.numbers
     return choice.plan

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +32,7 @@ from trt_nvfp4.graph_passes.weights import StreamedTensor
 from .accuracy_budget import Budget, Score
 from .backend import replacing
 from .errors import USAGE, VERIFICATION_FAILED, BuilderError
+from .progress import Progress
 from .roofline import LIMITS, subgraph_cost
 from .sides import session, session_of
 from .targets import Target
@@ -41,12 +42,6 @@ _PERIOD, _HELD_OUT = 4, 1
 # Weights that were in the model's file and are no larger stay in the model.
 _INLINE_BYTES = 4096
 _ON_DISK = (ir.ExternalTensor, StreamedTensor)
-
-
-class Steps(Protocol):
-    """Told how far a measurement is."""
-
-    def step(self, done: int, total: int, text: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -167,7 +162,7 @@ def choose_precisions(
     held_out: Iterable[Sample],
     tokens: Mapping[str, int],
     require: str | None,
-    steps: Steps,
+    progress: Progress,
 ) -> Choice:
     """Decide anew on every subgraph that `plan` replaces.
 
@@ -183,9 +178,9 @@ def choose_precisions(
         trials = Trials(model, plan, statistics, budget, Path(name))
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
-        options = _measure(trials, model, plan, target, recorded, tokens, require, steps)
+        options = _measure(trials, model, plan, target, recorded, tokens, require, progress)
         mixes = mixes_by_cost(options)
-        steps.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
+        progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
         tried: dict[int, float] = {}
 
         def meets(index: int) -> bool:
@@ -229,7 +224,7 @@ def _measure(
     recorded: Sequence[tuple[Sample, Path]],
     tokens: Mapping[str, int],
     require: str | None,
-    steps: Steps,
+    progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph that the plan replaces."""
     enough = {None: ("",), "nvfp4": ("nvfp4",), "fp8": ("nvfp4", "fp8")}[require]
@@ -242,7 +237,7 @@ def _measure(
     ]
     options: dict[str, list[Option]] = {}
     for done, entry in enumerate(wanted):
-        steps.step(done, len(wanted), f"{entry.name} as {entry.decision}")
+        progress.step(done, len(wanted), f"{entry.name} as {entry.decision}")
         score = trials.score([entry], recorded)
         rows, limits = tokens[entry.name], LIMITS[target.name]
         seconds = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype).seconds

@@ -116,6 +116,8 @@ def session_of(
     proto = widen(proto)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # The level above, new layouts, aborts on function bodies in ONNX Runtime 1.23, Python 3.10's last.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # fuses FP8 into kernels for INT8
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))

@@ -45,7 +45,7 @@ typedef enum {
     // Block-scaled tensor cores: quantize_activations, float16 or bfloat16, every K a multiple of 32.
     TRT_NVFP4_TACTIC_W4A4 = 3,
     TRT_NVFP4_TACTIC_W4A4_PAIR = 4,       // the same by clusters of two CTAs
-    TRT_NVFP4_TACTIC_FP8 = 5,             // FP8 tensor cores of SM90: float16 or bfloat16, hidden_out % 8 == 0
+    TRT_NVFP4_TACTIC_FP8 = 5,             // FP8 tensor cores: float16 or bfloat16, hidden_out % 8 == 0
     TRT_NVFP4_TACTIC_W4A16_MMA_SYNC = 6,  // W4A16 by mma.sync where it would be by SM90's wgmma
     TRT_NVFP4_TACTIC_W4A4_UNSPLIT = 7,    // W4A4 with no K split over CTAs where it would be
 } TrtNvfp4Tactic;

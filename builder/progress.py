@@ -1,0 +1,13 @@
+"""How a run is followed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Told where a run stands: a stage begins; some of its steps are done (of `total`, 0 where that is unknown)."""
+
+    def stage(self, text: str) -> None: ...
+
+    def step(self, done: int, total: int, text: str = "") -> None: ...
