@@ -123,7 +123,7 @@ struct TaskRanges {
 
 // As WeightStream: a warp's copies run ahead over tasks and phases. Stages are laid out as there.
 template <typename T>
-class ExpertStream {
+class ExpertStream : public StageCopies<ExpertStream<T>> {
  public:
     __device__ ExpertStream(MoeArgs<T> const& args, int routed_jobs, TaskRanges const& ranges, uint8_t* ring)
         : args_(args),
@@ -133,38 +133,19 @@ class ExpertStream {
           stages_(args.memory.stages),
           phase_(args.first_phase - 1) {
         open_phase();
-        for (int stage = 0; stage < stages_; ++stage) fetch(stage);
-    }
-
-    __device__ __forceinline__ int acquire() {
-        static_assert(kMaxStages == 5, "a case per number of stages");
-        switch (stages_) {
-            case 1:
-                ptx::cp_async_wait<0>();
-                break;
-            case 2:
-                ptx::cp_async_wait<1>();
-                break;
-            case 3:
-                ptx::cp_async_wait<2>();
-                break;
-            case 4:
-                ptx::cp_async_wait<3>();
-                break;
-            default:
-                ptx::cp_async_wait<4>();
-        }
-        __syncwarp();
-        return stage_;
-    }
-
-    __device__ __forceinline__ void release() {
-        __syncwarp();
-        fetch(stage_);
-        stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1;
+        for (int stage = 0; stage < stages_; ++stage) this->fetch(stage);
     }
 
  private:
+    friend class StageCopies<ExpertStream>;
+
+    __device__ __forceinline__ bool is_open() const { return phase_ < kSumPhase; }
+    __device__ __forceinline__ int k() const { return k_; }
+    __device__ __forceinline__ void advance() {
+        ++task_;
+        if (!open_task()) open_phase();
+    }
+
     __device__ void open_phase() {
         while (++phase_ < min(args_.last_phase, static_cast<int>(kSumPhase))) {
             task_ = phase_ == kUpPhase ? ranges_.begin[kUpPhase] : ranges_.begin[kDownPhase];
@@ -199,46 +180,6 @@ class ExpertStream {
         }
         return false;
     }
-
-    __device__ __forceinline__ void fetch(int stage) {
-        if (phase_ < kSumPhase) {
-            int const lane = threadIdx.x % 32;
-            uint32_t const destination = ring_ + stage * kStageBytes;
-            uint32_t const row = destination + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
-            uint32_t const scale = destination + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
-            if (whole_) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(pitch_) * offset(i));
-                }
-                ptx::cp_async_16(scale, scales_);
-            } else {
-                fetch_edge(row, scale);
-            }
-            codes_ += step_ * (kChunk / 2);
-            scales_ += step_ * 2048;
-            chunk_ += step_;
-            if (chunk_ >= end_) {
-                ++task_;
-                if (!open_task()) open_phase();
-            }
-        }
-        ptx::cp_async_commit();
-    }
-
-    __device__ __forceinline__ void fetch_edge(uint32_t row, uint32_t scale) {
-        int const lane = threadIdx.x % 32;
-        bool const inside = chunk_ * kChunk + lane % 8 * 32 < k_;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            bool const valid = inside && offset(i) < rows_left_;
-            ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(valid ? pitch_ : 0) * offset(i),
-                             valid);
-        }
-        ptx::cp_async_16(scale, scales_, (chunk_ * 4 + lane / 8) * 64 < k_);
-    }
-
-    static __device__ constexpr int offset(int i) { return i / 2 * 32 + i % 2 * 4; }
 
     MoeArgs<T> const& args_;
     TaskRanges const ranges_;

@@ -56,19 +56,16 @@ struct Program {
     int first_phase, last_phase;  // half open
 };
 
-template <int kProjections>
-class WeightStream {
+// The copies of a warp's stream into its ring. Stream holds what they follow: ring_, stages_ and stage_; of the tile
+// that is open chunk_, end_, step_, pitch_, rows_left_, whole_, codes_, scales_ and k(); whether one is, is_open(), and
+// advance() to the next.
+template <typename Stream>
+class StageCopies {
  public:
-    __device__ WeightStream(Program<kProjections> const& program, uint8_t* ring, int stages)
-        : program_(program), ring_(ptx::shared_address(ring)), stages_(stages), phase_(program.first_phase - 1) {
-        open_phase();
-        for (int stage = 0; stage < stages; ++stage) fetch(stage);
-    }
-
     // The next stage has arrived, and may be read until release().
     __device__ __forceinline__ int acquire() {
         static_assert(kMaxStages == 5, "a case per number of stages");
-        switch (stages_) {
+        switch (self().stages_) {
             case 1:
                 ptx::cp_async_wait<0>();
                 break;
@@ -85,16 +82,82 @@ class WeightStream {
                 ptx::cp_async_wait<4>();
         }
         __syncwarp();
-        return stage_;
+        return self().stage_;
     }
 
     __device__ __forceinline__ void release() {
         __syncwarp();
-        fetch(stage_);
-        stage_ = stage_ + 1 == stages_ ? 0 : stage_ + 1;
+        fetch(self().stage_);
+        self().stage_ = self().stage_ + 1 == self().stages_ ? 0 : self().stage_ + 1;
+    }
+
+ protected:
+    // Copy i of a lane: row 4 * (i % 2) + lane / 8 of quarter i / 2, its 16-byte column lane % 8. Neighbouring rows
+    // swap columns, and scale tiles rotate, so that multiply_chunk reads without bank conflicts.
+    __device__ __forceinline__ void fetch(int stage) {
+        if (self().is_open()) {
+            int const lane = threadIdx.x % 32;
+            uint32_t const destination = self().ring_ + stage * kStageBytes;
+            uint32_t const row = destination + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
+            uint32_t const scale = destination + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
+            if (self().whole_) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    ptx::cp_async_16(row + i * 4 * (kChunk / 2),
+                                     self().codes_ + static_cast<int64_t>(self().pitch_) * offset(i));
+                }
+                ptx::cp_async_16(scale, self().scales_);
+            } else {
+                fetch_edge(row, scale);
+            }
+            self().codes_ += self().step_ * (kChunk / 2);
+            self().scales_ += self().step_ * 2048;
+            self().chunk_ += self().step_;
+            if (self().chunk_ >= self().end_) self().advance();
+        }
+        ptx::cp_async_commit();
+    }
+
+    // Where rows or K end inside the tile: zeros beyond.
+    __device__ __forceinline__ void fetch_edge(uint32_t row, uint32_t scale) {
+        int const lane = threadIdx.x % 32;
+        int const k = self().k();
+        bool const inside = self().chunk_ * kChunk + lane % 8 * 32 < k;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            bool const valid = inside && offset(i) < self().rows_left_;
+            ptx::cp_async_16(row + i * 4 * (kChunk / 2),
+                             self().codes_ + static_cast<int64_t>(valid ? self().pitch_ : 0) * offset(i), valid);
+        }
+        ptx::cp_async_16(scale, self().scales_, (self().chunk_ * 4 + lane / 8) * 64 < k);
+    }
+
+    // Of copy i's row from the lane's first.
+    static __device__ constexpr int offset(int i) { return i / 2 * 32 + i % 2 * 4; }
+
+ private:
+    __device__ __forceinline__ Stream& self() { return static_cast<Stream&>(*this); }
+};
+
+template <int kProjections>
+class WeightStream : public StageCopies<WeightStream<kProjections>> {
+ public:
+    __device__ WeightStream(Program<kProjections> const& program, uint8_t* ring, int stages)
+        : program_(program), ring_(ptx::shared_address(ring)), stages_(stages), phase_(program.first_phase - 1) {
+        open_phase();
+        for (int stage = 0; stage < stages; ++stage) this->fetch(stage);
     }
 
  private:
+    friend class StageCopies<WeightStream>;
+
+    __device__ __forceinline__ bool is_open() const { return phase_ < program_.last_phase; }
+    __device__ __forceinline__ int k() const { return projection().k; }
+    __device__ __forceinline__ void advance() {
+        task_ += gridDim.x;
+        if (!open_task()) open_phase();
+    }
+
     __device__ __forceinline__ Projection const& projection() const {
         return program_.projections[phase_ % kProjections];
     }
@@ -133,51 +196,6 @@ class WeightStream {
         }
         return false;
     }
-
-    // Copy i of a lane: row 4 * (i % 2) + lane / 8 of quarter i / 2, its 16-byte column lane % 8. Neighbouring rows
-    // swap columns, and scale tiles rotate, so that multiply_chunk reads without bank conflicts.
-    __device__ __forceinline__ void fetch(int stage) {
-        if (phase_ < program_.last_phase) {
-            int const lane = threadIdx.x % 32;
-            uint32_t const destination = ring_ + stage * kStageBytes;
-            uint32_t const row = destination + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
-            uint32_t const scale = destination + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
-            if (whole_) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(pitch_) * offset(i));
-                }
-                ptx::cp_async_16(scale, scales_);
-            } else {
-                fetch_edge(row, scale);
-            }
-            codes_ += step_ * (kChunk / 2);
-            scales_ += step_ * 2048;
-            chunk_ += step_;
-            if (chunk_ >= end_) {
-                task_ += gridDim.x;
-                if (!open_task()) open_phase();
-            }
-        }
-        ptx::cp_async_commit();
-    }
-
-    // Where rows or K end inside the tile: zeros beyond.
-    __device__ __forceinline__ void fetch_edge(uint32_t row, uint32_t scale) {
-        int const lane = threadIdx.x % 32;
-        int const k = projection().k;
-        bool const inside = chunk_ * kChunk + lane % 8 * 32 < k;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            bool const valid = inside && offset(i) < rows_left_;
-            ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(valid ? pitch_ : 0) * offset(i),
-                             valid);
-        }
-        ptx::cp_async_16(scale, scales_, (chunk_ * 4 + lane / 8) * 64 < k);
-    }
-
-    // Of copy i's row from the lane's first.
-    static __device__ constexpr int offset(int i) { return i / 2 * 32 + i % 2 * 4; }
 
     Program<kProjections> const& program_;
     uint32_t const ring_;

@@ -27,6 +27,7 @@ extern "C" int encode_pairs(float const* x, unsigned* codes, int pairs) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["h200", "thor", "rtx-blackwell"])
 def test_pairs(seed: int, target: str) -> None:
     try:

@@ -15,7 +15,7 @@ from trt_nvfp4.plugins.ops import Activation
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.parametrize("emulated_gpu", ["h200", "ada", "rtx-blackwell"], indirect=True),
+    pytest.mark.parametrize("emulated_gpu", ["h200", "ada"], indirect=True),
 ]
 
 
@@ -56,7 +56,7 @@ def test_against_float64(
     assert_close(y, expected(case, **attributes), 3e-3)
 
 
-@pytest.mark.parametrize("m", [3, 70, 258])
+@pytest.mark.parametrize("m", [3, 70])
 def test_split_k(emulated: PluginHost, seed: int, m: int) -> None:
     """Few tiles of the down GEMM: the last split to arrive adds all up."""
     case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), m, 64, 512, 40, torch.float16, (INPUT_SCALE, 4 / 448))
