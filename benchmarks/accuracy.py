@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy.py [--subjects llama qwen3_moe minilm] [--recipes max mse ...]
 
-Weights come from the recipes as build-engine uses them; activations go through the kernels' own rounding.
+Weights come from the recipes as build-engine uses them; activations go through the kernels' own rounding. Rows that the
+output already has are kept: an interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from subjects import SUBJECTS, Subject, input_statistics, quantized_activations
+from subjects import SUBJECTS, Metrics, fold, input_statistics, quantized_activations
 
 from trt_nvfp4.calibration import nvfp4, recipes
 
@@ -26,61 +30,65 @@ RECIPES = (
     "mse",
     "diagonal",
     "local-hessian",
+    "max+awq",
+    "mse+awq",
+    "local-hessian+awq",
     "max+gptq",
     "mse+gptq",
     "local-hessian+gptq",
     "local-hessian+gptq+activation-order",
-    "max+gptq+quantized-inputs",
+    "local-hessian+gptq+awq",
     "local-hessian+gptq+quantized-inputs",
-    "local-hessian+gptq+activation-order+quantized-inputs",
 )
 
 
-def measure(subject: Subject, names: list[str]) -> dict[str, Any]:
-    """The metrics of the original and of every recipe, and the seconds that quantizing took."""
-    parsed = {name: recipes.parse(name) for name in names}
-    original = subject.evaluate()
+def measure(name: str, spellings: list[str], known: dict[str, Any], save: Callable[[], None]) -> None:
+    """Adds to `known` the metrics of the original and of every recipe, and the seconds that quantizing took."""
+    parsed = {spelling: recipes.parse(spelling) for spelling in spellings}
+    subject = SUBJECTS[name]()
+    known["original"] = subject.evaluate()
+    known["quantized_weights"] = sum(site.weight.numel() for site in subject.sites)
     statistics = input_statistics(subject, frozenset().union(*(recipe.needs for recipe in parsed.values())))
-    weights = {site.name: site.weight.detach().clone() for site in subject.sites}
-    rows = {}
-    with quantized_activations(subject, statistics):
-        activations_alone = subject.evaluate()
-
-    def quantize(recipe: recipes.Recipe) -> float:
-        """Quantizes every weight; returns seconds."""
-        started = time.perf_counter()
-        for site in subject.sites:
-            site.set_weight(
-                nvfp4.dequantize(*recipes.quantize_weight(weights[site.name], recipe, statistics[site.name]))
-            )
-        return time.perf_counter() - started
-
-    for name, recipe in parsed.items():
-        # As the rewrite does: what concerns 4-bit activations stays out of W4A16.
-        seconds = quantize(recipe.for_16_bit_activations())
-        w4a16 = subject.evaluate()
-        if recipe != recipe.for_16_bit_activations():
-            seconds = quantize(recipe)
+    if "activations alone (W16A4)" not in known:
         with quantized_activations(subject, statistics):
-            w4a4 = subject.evaluate()
-        rows[name] = {"W4A16": w4a16, "W4A4": w4a4, "seconds": seconds}
-        print(f"{subject.name:10} {name:50} W4A16 {_shown(w4a16)}  W4A4 {_shown(w4a4)}  {seconds:.1f} s", flush=True)
-    for site in subject.sites:
-        site.set_weight(weights[site.name])
-    return {
-        "original": original,
-        "activations alone (W16A4)": activations_alone,
-        "quantized_weights": sum(weight.numel() for weight in weights.values()),
-        "recipes": rows,
-    }
+            known["activations alone (W16A4)"] = subject.evaluate()
+    rows = known.setdefault("recipes", {})
+
+    def quantize(recipe: recipes.Recipe, w4a4: bool) -> tuple[Metrics, float]:
+        """Metrics, and seconds of one thread that scaling and rounding took."""
+        subject = SUBJECTS[name]()
+        started = time.process_time()
+        folded = fold(subject, recipe, statistics)
+        for site in subject.sites:
+            quantized = recipes.quantize_weight(site.weight, recipe, folded[site.name])
+            site.set_weight(nvfp4.dequantize(*quantized))
+        seconds = time.process_time() - started
+        with quantized_activations(subject, folded) if w4a4 else nullcontext():
+            return subject.evaluate(), seconds
+
+    for spelling, recipe in parsed.items():
+        unfolded = str(replace(recipe, awq=False))
+        if spelling in rows:
+            continue
+        if recipe.awq and not subject.folds and unfolded in rows:
+            rows[spelling] = rows[unfolded]
+            continue
+        # As the rewrite does: what concerns 4-bit activations stays out of W4A16.
+        weights_only = recipe.for_16_bit_activations()
+        known_w4a16 = rows.get(str(weights_only)) if weights_only != recipe else None
+        w4a16 = known_w4a16["W4A16"] if known_w4a16 else quantize(weights_only, False)[0]
+        w4a4, seconds = quantize(recipe, True)
+        rows[spelling] = {"W4A16": w4a16, "W4A4": w4a4, "seconds": seconds}
+        save()
+        print(f"{name:10} {spelling:40} W4A16 {_shown(w4a16)}  W4A4 {_shown(w4a4)}  {seconds:.1f} s", flush=True)
 
 
-def _shown(metrics: dict[str, float]) -> str:
-    return " ".join(f"{name} {value:.5f}" for name, value in metrics.items())
+def _shown(metrics: Metrics) -> str:
+    return " ".join(f"{name} {value:.5f}" for name, value in metrics.items() if isinstance(value, float))
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """The recorded run as rows of Markdown: perplexity above the original's (KL in thousandths), and cosine."""
+    """The recorded run as rows of Markdown: perplexity above the original's (KL in thousandths), or cosine."""
     header = "| recipe | llama W4A16 | W4A4 | qwen3_moe W4A16 | W4A4 | MiniLM W4A16 | W4A4 |"
     rows = [header, "|" + "---|" * 7]
     subjects = results["subjects"]
@@ -92,8 +100,8 @@ def table(results: dict[str, Any]) -> list[str]:
                 if "cosine" in found:
                     cells.append(f"{found['cosine']:.4f}")
                 else:
-                    above = found["perplexity"] - subjects[name]["original"]["perplexity"]
-                    cells.append(f"{above:+.3f} ({found['kl'] * 1000:.1f})")
+                    difference = found["perplexity"] - subjects[name]["original"]["perplexity"]
+                    cells.append(f"{difference:+.3f} ({found['kl'] * 1000:.1f})")
         rows.append(f"| `{recipe}` | " + " | ".join(cells) + " |")
     return rows
 
@@ -105,13 +113,20 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    results = {
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
-        "torch": torch.__version__,
-        "subjects": {name: measure(SUBJECTS[name](), arguments.recipes) for name in arguments.subjects},
-    }
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-    if set(SUBJECTS) == set(arguments.subjects):
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"subjects": {}}
+    if arguments.output.exists():
+        results = json.loads(arguments.output.read_text())
+    results["machine"] = {"processor": platform.processor() or platform.machine(), "threads": 1}
+    results["torch"] = torch.__version__
+
+    def save() -> None:
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+    for name in arguments.subjects:
+        measure(name, arguments.recipes, results["subjects"].setdefault(name, {}), save)
+    save()
+    if set(SUBJECTS) == set(results["subjects"]):
         print("\n".join(table(results)))
 
 

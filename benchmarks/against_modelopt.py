@@ -4,8 +4,9 @@
 
 modelopt's NVFP4 rounding needs a GPU (Triton or CUDA). Its two rounding operators are therefore replaced by Torch ones
 with the same arithmetic; everything else, the choice of scales and rounding directions and its calibration loops, is
-modelopt's own. AWQ is left out: ours folds into an ONNX graph and not into a Torch model. Seconds are those of the
-processor, one thread, from the trained model to the quantized one, calibration included.
+modelopt's own. Its AWQ scales every linear, by a product at run time; ours scales those whose scales fold into what
+precedes them, and costs nothing at run time. Seconds are those of the processor, one thread, from the trained model to
+the quantized one, calibration included. Rows that the output already has are kept: an interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import modelopt
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.quantization import tensor_quant
-from subjects import SUBJECTS, Metrics, input_statistics, quantized_activations
+from subjects import SUBJECTS, Metrics, fold, input_statistics, quantized_activations
 from torch import Tensor
 
 from trt_nvfp4.calibration import nvfp4, recipes
@@ -37,6 +38,7 @@ PAIRS: dict[str, tuple[str, str, Any]] = {
     "four-over-six": ("four-over-six", "NVFP4_FOUR_OVER_SIX_CFG", None),
     "mse": ("mse", "NVFP4_W4A4_WEIGHT_MSE_FP8_SWEEP_CFG", None),
     "local hessian": ("local-hessian", "NVFP4_W4A4_WEIGHT_LOCAL_HESSIAN_CFG", None),
+    "awq": ("max+awq", "NVFP4_AWQ_LITE_CFG", None),
     "gptq": ("max+gptq", "NVFP4_DEFAULT_CFG", "gptq"),
 }
 
@@ -73,7 +75,7 @@ def ours(name: str, spelling: str) -> dict[str, Any]:
     recipe = recipes.parse(spelling)
     subject = SUBJECTS[name]()
     started = time.process_time()
-    statistics = input_statistics(subject, recipe.needs)
+    statistics = fold(subject, recipe, input_statistics(subject, recipe.needs))
     for site in subject.sites:
         site.set_weight(nvfp4.dequantize(*recipes.quantize_weight(site.weight, recipe, statistics[site.name])))
     seconds = time.process_time() - started
@@ -120,10 +122,16 @@ def main() -> None:
         "originals": {},
         "rows": [],
     }
+    if arguments.output.exists():
+        recorded = json.loads(arguments.output.read_text())
+        results["rows"] = recorded["rows"] if recorded["modelopt"] == modelopt.__version__ else []
+    known = {(row["subject"], row["recipe"]) for row in results["rows"]}
     for name in arguments.subjects:
         original: Metrics = SUBJECTS[name]().evaluate()
         results["originals"][name] = original
         for what in arguments.recipes:
+            if (name, what) in known:
+                continue
             spelling, configuration, algorithm = PAIRS[what]
             row = {
                 "subject": name,

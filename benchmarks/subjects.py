@@ -10,7 +10,6 @@ matrices as the plugins hold them: gate and up are one.
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from trt_nvfp4.calibration.recipes import InputStatistics
+from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, channel_scales
 from trt_nvfp4.plugins.ops import number_formats
 
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "trained_models"
@@ -29,7 +28,8 @@ CONTEXT = 256
 CALIBRATION_WINDOWS = 96
 BATCH = 8
 
-Metrics = dict[str, float]
+# Numbers; and of language models `window_nll`, the mean negative log-likelihood of each window's tokens, in a string.
+Metrics = dict[str, Any]
 _ORIGINALS: dict[str, list[Tensor]] = {}  # outputs of each subject as it was when it was first evaluated
 
 
@@ -52,12 +52,23 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """Where AWQ's channel scales [K] go: `divided` ([K] or K rows) make x what it is, `sites` and `routers` read it."""
+
+    divided: list[Tensor]
+    sites: list[Site]
+    routers: list[Tensor]
+
+
+@dataclass(frozen=True)
 class Subject:
-    """A model with its quantized sites; `calibrate` runs it on the calibration text, `evaluate` measures it."""
+    """A model with its quantized sites; `calibrate` runs it on the calibration text, `evaluate` measures it. `folds`:
+    where build-engine folds channel scales, hidden activations first."""
 
     name: str
     model: nn.Module
     sites: list[Site]
+    folds: list[Fold]
     calibrate: Callable[[], None]
     evaluate: Callable[[], Metrics]
 
@@ -107,18 +118,23 @@ def language_model(name: str) -> Subject:
     def evaluate() -> Metrics:
         found = log_probabilities()
         reference = _ORIGINALS.setdefault(name, found)
-        tokens = held_out[:, 1:].numel()
-        nll = -sum(
-            lp.gather(-1, ids[:, 1:, None]).sum().item() for lp, ids in zip(found, held_out.split(BATCH), strict=True)
-        )
+        likelihoods = [
+            lp.gather(-1, ids[:, 1:, None]).mean((1, 2)) for lp, ids in zip(found, held_out.split(BATCH), strict=True)
+        ]
+        nll = -torch.cat(likelihoods).double()
         kl = sum((ref.exp() * (ref - lp)).sum().item() for ref, lp in zip(reference, found, strict=True))
-        return {"perplexity": math.exp(nll / tokens), "kl": kl / tokens}
+        return {
+            "perplexity": nll.mean().exp().item(),
+            "kl": kl / held_out[:, 1:].numel(),
+            "window_nll": " ".join(f"{value:.5f}" for value in nll),
+        }
 
     def calibrate() -> None:
         for ids in chosen.split(BATCH):
             model(input_ids=ids)
 
-    return Subject(name, model, _sites(model.model.layers), calibrate, evaluate)
+    sites = _sites(model.model.layers)
+    return Subject(name, model, sites, _folds(model.model.layers, sites), calibrate, evaluate)
 
 
 def minilm() -> Subject:
@@ -160,7 +176,16 @@ def minilm() -> Subject:
             "same_top_10": same.item(),
         }
 
-    return Subject("minilm", model, _sites(model.encoder.layer), lambda: void(embed(train)), evaluate)
+    # Its norms feed residuals, and GELU stands between up and down: there is nowhere to fold channel scales.
+    return Subject("minilm", model, _sites(model.encoder.layer), [], lambda: void(embed(train)), evaluate)
+
+
+def above(found: Metrics, reference: Metrics) -> tuple[float, float]:
+    """Perplexity above the reference's, and the standard error of that difference: both saw the same windows."""
+    nlls = [torch.tensor([float(value) for value in m["window_nll"].split()]).double() for m in (found, reference)]
+    differences = nlls[0] - nlls[1]
+    error = differences.std() / len(differences) ** 0.5
+    return found["perplexity"] - reference["perplexity"], error.item() * reference["perplexity"]
 
 
 def void(_: object) -> None:
@@ -194,6 +219,43 @@ def _sites(layers: nn.ModuleList) -> list[Site]:
             shared = ".".join(part for part in name.split(".") if not part.isdigit())
             sites.append(Site(f"{index}.{name}", together, f"{index}.{shared}"))
     return sites
+
+
+def _folds(layers: nn.ModuleList, sites: list[Site]) -> list[Fold]:
+    """Up into down, then the norms before attention and MLP into what reads them."""
+    named = {site.name: site for site in sites}
+    folds = []
+    for index, layer in enumerate(layers):
+        experts = getattr(layer.mlp, "experts", None)
+        if experts is None:
+            folds.append(Fold([layer.mlp.up_proj.weight], [named[f"{index}.mlp.down_proj"]], []))
+            readers = [named[f"{index}.mlp.gate_proj"]]
+        else:
+            for expert, gate_up in enumerate(experts.gate_up):
+                up = gate_up.weight[gate_up.out_features // 2 :]
+                folds.append(Fold([up], [named[f"{index}.mlp.experts.down.{expert}"]], []))
+            readers = [named[f"{index}.mlp.experts.gate_up.{expert}"] for expert in range(len(experts.gate_up))]
+        routers = [] if experts is None else [layer.mlp.gate.weight]
+        folds.append(Fold([layer.post_attention_layernorm.weight], readers, routers))
+        queries = [named[f"{index}.self_attn.{part}_proj"] for part in "qkv"]
+        folds.append(Fold([layer.input_layernorm.weight], queries, []))
+    return folds
+
+
+def fold(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> dict[str, InputStatistics]:
+    """Folds AWQ's channel scales into the model, where the recipe has them; returns the statistics after it."""
+    folded = dict(statistics)
+    for place in subject.folds if recipe.awq else ():
+        readers = [(site.weight, statistics[site.name]) for site in place.sites]
+        scales = channel_scales(readers, recipe)
+        for part in place.divided:
+            part.div_(scales if part.dim() == 1 else scales[:, None])
+        for router in place.routers:
+            router.mul_(scales)
+        for site in place.sites:
+            site.set_weight(site.weight * scales)
+            folded[site.name] = statistics[site.name].divided(scales)
+    return folded
 
 
 def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, InputStatistics]:
@@ -238,10 +300,14 @@ def quantized_activations(subject: Subject, statistics: dict[str, InputStatistic
     for site in subject.sites:
         amax[site.activation] = max(amax.get(site.activation, 0.0), statistics[site.name].amax or 0.0)
 
+    latest: list[Any] = [None, None, None]  # query, key and value are given the same tensor
+
     def quantize(scale: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            codes, scales = number_formats.quantize_blocks(inputs[0], scale)
-            return (number_formats.dequantize_blocks(codes, scales, scale),)
+            if latest[0] is not inputs[0] or latest[1] != scale:
+                codes, scales = number_formats.quantize_blocks(inputs[0], scale)
+                latest[:] = inputs[0], scale, number_formats.dequantize_blocks(codes, scales, scale)
+            return (latest[2],)
 
         return hook
 

@@ -97,6 +97,7 @@ def test_recorded_order_of_recipes(recorded: dict[str, Any]) -> None:
             }
             order = [loss[recipe] for recipe in ("max", "mse", "local-hessian", "local-hessian+gptq")]
             assert order == sorted(order, reverse=True), (name, mode, order)
+            assert loss["mse+awq"] <= loss["mse"], (name, mode)
 
 
 def test_the_page_shows_the_recorded_run(recorded: dict[str, Any], subjects: Any) -> None:
@@ -133,3 +134,39 @@ def test_recorded_against_modelopt() -> None:
         assert ours["W4A4"]["kl"] <= 1.02 * theirs["W4A4"]["kl"], row["recipe"]
         assert ours["W4A16"]["kl"] <= 1.02 * theirs["W4A16"]["kl"], row["recipe"]
         assert ours["seconds"] <= theirs["seconds"], row["recipe"]
+
+
+def test_standard_errors_are_paired(subjects: Any) -> None:
+    """What all windows share cancels; the rest is what a bootstrap over windows finds."""
+    rng = np.random.default_rng(7)
+    text = rng.normal(2.8, 0.5, 200)
+    found, reference = text + 0.01 + rng.normal(0, 0.02, 200), text
+    metrics = [
+        {"perplexity": float(np.exp(nll.mean())), "window_nll": " ".join(f"{value:.5f}" for value in nll)}
+        for nll in (found, reference)
+    ]
+    difference, error = subjects.above(*metrics)
+    chosen = rng.integers(0, 200, (4000, 200))
+    bootstrap = np.exp(found[chosen].mean(1)) - np.exp(reference[chosen].mean(1))
+    assert difference == pytest.approx(metrics[0]["perplexity"] - metrics[1]["perplexity"])
+    assert error == pytest.approx(bootstrap.std(), rel=0.15)
+
+
+@torch.no_grad()
+def test_folding_leaves_the_float_model_as_it_is(subjects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWQ's scales in the benchmark's Torch models, the mixture's router among what they touch."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(subjects, "CALIBRATION_WINDOWS", 1)
+    subject, recipe = subjects.language_model("qwen3_moe"), recipes.parse("max+awq")
+    seen: list[torch.Tensor] = []
+    hook = subject.model.register_forward_pre_hook(lambda _, __, kw: seen.append(kw["input_ids"]), with_kwargs=True)
+    statistics = subjects.input_statistics(subject, recipe.needs)
+    hook.remove()
+    before, norm = subject.model(input_ids=seen[0]).logits, subject.model.model.layers[0].input_layernorm.weight.clone()
+    folded = subjects.fold(subject, recipe, statistics)
+    after = subject.model(input_ids=seen[0]).logits
+    assert (subject.model.model.layers[0].input_layernorm.weight / norm).log().abs().max() > 0.01
+    assert (after - before).norm() < 1e-5 * before.norm()
+    again = subjects.input_statistics(subject, frozenset())
+    for name, inputs in again.items():
+        assert folded[name].amax == pytest.approx(inputs.amax, rel=1e-3), name
