@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.roofline import LIMITS, Cost, Limits, roofline, subgraph_cost
+from trt_nvfp4.builder.roofline import LIMITS, Cost, Limits, grouped_seconds, roofline, subgraph_cost
 from trt_nvfp4.builder.svg_charts import number
 
 HERE = Path(__file__).resolve().parent
@@ -89,6 +89,11 @@ def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: 
     return roofline(moved, 2.0 * tokens * n * k, LIMITS[target], ARITHMETIC[decision])
 
 
+GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4_experts.cuh`): a
+group's rows are padded to tiles of 128, and tiles of 128 x 128 run in rounds of one per SM, the last of which takes as
+long as a full one. Operands reach an SM through the L2 cache at 64 bytes a clock, which is an assumption. What
+launching the kernel and filling its pipelines adds is not in it."""
+
 TITLES = {
     "mlp_stack": "The reference stack",
     "linear": "Linears (M x N x K)",
@@ -96,6 +101,23 @@ TITLES = {
     "grouped_gemm": "Grouped products",
     "moe": "MoE blocks, experts chosen evenly",
 }
+
+
+def grouped_section(published: dict[str, Any]) -> Iterator[str]:
+    """What bounds the grouped kernel on a B200, padding and rounds counted."""
+    yield from ["", "## The grouped W4A4 kernel on a B200", "", GROUPED_INTRODUCTION, ""]
+    yield "| N x K | tokens of the groups | us: memory | tensor cores | operands | predicted | published by others |"
+    yield "|---|---|---|---|---|---|---|"
+    for case in json.loads((HERE / "workloads.json").read_text())["grouped_gemm"]["cases"]:
+        tokens, n, k = case["tokens"], case["n"], case["k"]
+        seconds = grouped_seconds(tokens, n, k).values()
+        times = " | ".join(number(second * 1e6) for second in (*seconds, max(seconds)))
+        notes = [
+            f"{entry['us']:g} us ({entry['by']})"
+            for entry in published["grouped_gemm"]
+            if entry["shape"] == [len(tokens), n, k]
+        ]
+        yield f"| {n} x {k} | {', '.join(map(str, tokens))} | {times} | {'; '.join(notes)} |"
 
 
 def page() -> str:
@@ -128,6 +150,7 @@ def page() -> str:
         ]
         size = f"{number(any_cost.bytes / 1e6)} | {number(any_cost.operations / 1e9)}"
         lines.append(f"| {what} | {size} | {' | '.join(times)} | {'; '.join(notes)} |")
+    lines += grouped_section(published)
     lines += ["", published["note"], "", "Bound by arithmetic where a time is marked *, by memory elsewhere.", ""]
     return "\n".join(lines)
 

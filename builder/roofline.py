@@ -7,7 +7,7 @@ written once, what lies between its products stays on the chip, and memory and t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,13 @@ LIMITS = {
 }
 
 
+# What bounds the grouped W4A4 kernel (plugins/kernels/w4a4_experts.cuh) on a B200 beside its limits above: SMs, and the
+# bytes per second that one reads through the L2 cache: 64 a clock at 1.85 GHz, an assumption.
+B200_SM_COUNT = 148
+B200_SM_BANDWIDTH = 64 * 1.85e9
+GROUPED_TILE = 128  # rows and columns
+
+
 @dataclass(frozen=True)
 class Gemm:
     """`count` products x[m, k] @ W[n, k]^T, each with a weight of its own."""
@@ -132,6 +139,24 @@ def subgraph_cost(
     read, multiplied = _weights(kind, shapes, tokens)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
     return roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
+
+
+def grouped_seconds(tokens: Sequence[int], n: int, k: int) -> dict[str, float]:
+    """What bounds the grouped W4A4 kernel on a B200, by name, for groups of `tokens` rows with a weight [n, k] each.
+
+    "memory": the weights of groups with rows, and 16-bit rows in and out, once. "compute" and "operands": a group's
+    rows are padded to tiles, and tiles run in rounds of one per SM; a round multiplies a tile, or reads its operands.
+    """
+    tiles = sum(math.ceil(rows / GROUPED_TILE) for rows in tokens) * math.ceil(n / GROUPED_TILE)
+    rounds = math.ceil(tiles / B200_SM_COUNT)
+    limits, weight_bytes = LIMITS["b200"], WEIGHT_BYTES["nvfp4_w4a4"]
+    moved = sum(rows > 0 for rows in tokens) * n * k * weight_bytes + 2 * sum(tokens) * (n + k)
+    multiplied = 2 * GROUPED_TILE**2 * k * B200_SM_COUNT
+    return {
+        "memory": moved / limits.bandwidth,
+        "compute": rounds * multiplied / limits.operations_per_second("fp4"),
+        "operands": rounds * 2 * GROUPED_TILE * k * weight_bytes / B200_SM_BANDWIDTH,
+    }
 
 
 def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: str) -> Cost:

@@ -15,6 +15,7 @@ from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
 from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, no_shared_expert
 
@@ -43,12 +44,14 @@ def lower_moe(
         logits = new_nodes[-1].outputs[0]
     packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, name)
     inputs = {"x": moe.x, "router_logits": logits} | _weights(moe, name, quantization, packed)
+    static_scales = quantize_activations
     for label, is_down in (("input", False), ("hidden", True)):
         scale = torch.tensor(0.0)
         if quantize_activations:
             scale = _activation_scale([mlp.down if is_down else mlp.up for mlp in _mlps(moe)], amax)
             if not scale and packed is not None:
                 scale = input_scale(packed.routed(moe.experts, is_down))
+        static_scales = static_scales and bool(scale)
         inputs[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
     for value in inputs.values():
         if value.const_value is not None:
@@ -56,7 +59,11 @@ def lower_moe(
     node = ir.node(
         _OP.name,
         [inputs[formal.name] for formal in _OP.inputs],
-        _OP.complete_attributes(**_attributes(moe), quantize_activations=int(quantize_activations)),
+        _OP.complete_attributes(
+            **_attributes(moe),
+            quantize_activations=int(quantize_activations),
+            **{STATIC_SCALES: int(static_scales)},
+        ),
         domain=OPS_DOMAIN,
         version=1,
         name=name,

@@ -37,6 +37,7 @@ _MMA_FP8_ARCHITECTURES = ("89", "120", "121")
 #: At -O3 ptxas spills a register of CUTLASS's SM120 kernels before their loops; at -O2 none.
 _SOURCE_FLAGS = {
     "sm120_w4a4.cu": ["-Xptxas=-O2"],
+    "sm120_w4a4_experts.cu": ["-Xptxas=-O2"],
     # CUTLASS's assertions are function calls, before which wgmma drains.
     "sm90_fp8_gated.cu": ["-DNDEBUG"],
     "sm90_fp8_dense.cu": ["-DNDEBUG"],

@@ -24,6 +24,7 @@ TrtNvfp4MoeArgs arguments(Call const& call) {
     args.scoring = static_cast<TrtNvfp4Scoring>(attributes.integer("scoring"));
     args.gated = attributes.integer("gated");
     args.quantize_activations = attributes.integer("quantize_activations");
+    args.static_scales = attributes.integer("static_scales");
     args.renormalize = attributes.integer("renormalize");
     args.scale_input = attributes.integer("scale_input");
     args.shared = attributes.integer("shared");
@@ -89,7 +90,7 @@ Op const& moe_op() {
          int_attribute("group_score_top", 1), int_attribute("scale_input", 0),
          int_attribute("activation", TRT_NVFP4_SILU), int_attribute("gated", 1), float_attribute("alpha", 1.702f),
          float_attribute("limit", 7.0f), int_attribute("shared", 0), int_attribute("shared_gated", 0),
-         int_attribute("quantize_activations", 0)},
+         int_attribute("quantize_activations", 0), int_attribute("static_scales", 0)},
         output_shapes,
         kernel_calls<arguments, trtNvfp4MoeWorkspace, trtNvfp4MoeTactics, trtNvfp4Moe>(),
     };

@@ -30,8 +30,10 @@ using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
 
 // CUTLASS calls this with a CTA's accumulators in tensor memory; a thread owns a row of them.
 template <typename Output>
-class Epilogue : public EpilogueBase<W4A4Gemm> {
+class Epilogue : public EpilogueBase<typename Output::Gemm> {
  public:
+    using typename EpilogueBase<typename Output::Gemm>::Params;
+    using typename EpilogueBase<typename Output::Gemm>::SharedStorage;
     using DispatchPolicy = cutlass::epilogue::Sm100NoSmemWarpSpecialized;
     using EpilogueTile = cute::Shape<cute::_128, cute::Int<kColumns>>;
     using CopyOpT2R = cute::SM100_TMEM_LOAD_32dp32b32x;

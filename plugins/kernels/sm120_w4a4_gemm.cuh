@@ -46,8 +46,9 @@ using Mainloop = cutlass::gemm::collective::CollectiveMma<
 
 // CUTLASS calls this with a warp group's accumulators in registers.
 template <typename Output>
-class Epilogue : public EpilogueBase<W4A4Gemm> {
+class Epilogue : public EpilogueBase<typename Output::Gemm> {
  public:
+    using typename EpilogueBase<typename Output::Gemm>::Params;
     explicit CUTLASS_HOST_DEVICE Epilogue(Params const& params) : params_(params) {}
 
     template <class Problem, class Tile, class TileCoord, class Engine, class Layout, class Mma, class Residue>

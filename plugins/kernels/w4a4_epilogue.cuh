@@ -60,6 +60,8 @@ __device__ __forceinline__ void scale_and_bias(W4A4Gemm const& gemm, Fragment<kL
 }
 
 struct DenseOutput {
+    using Gemm = W4A4Gemm;
+
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
                                                  int64_t column0, int lane, int) {
@@ -87,6 +89,8 @@ struct DenseOutput {
 };
 
 struct PartialOutput {
+    using Gemm = W4A4Gemm;
+
     template <int kLanes>
     __device__ __forceinline__ static void store(W4A4Gemm const& gemm, Fragment<kLanes>& values, int64_t row,
                                                  int64_t column0, int lane, int split) {
@@ -108,6 +112,7 @@ struct PartialOutput {
 // A group of columns is one block of hidden values where gates and ups alternate, two without gates.
 template <bool kGated>
 struct HiddenOutput {
+    using Gemm = W4A4Gemm;
     static constexpr int kBlocks = kGated ? 1 : 2;
 
     template <int kLanes>

@@ -435,6 +435,7 @@ type, or with quantize_activations to NVFP4, as x is. E is at most 1024, top_k a
         "shared": 0,
         "shared_gated": 0,
         "quantize_activations": 0,
+        "static_scales": 0,
     },
     body=_BODY,
     torch_reference=_reference,

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, parser
 
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.roofline import LIMITS, experts_touched, subgraph_cost
+from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, subgraph_cost
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.builder.tokens import subgraph_tokens
@@ -56,6 +56,18 @@ def test_what_a_kept_subgraph_costs_depends_on_its_type() -> None:
     assert single.bytes == 2 * half.bytes
     with pytest.raises(ValueError, match="H200 SXM has no fp4 tensor cores"):
         subgraph_cost("linear", shapes, "nvfp4_w4a4", 1, LIMITS["h200"])
+
+
+def test_groups_are_padded_to_tiles_and_tiles_to_rounds() -> None:
+    # Two groups with rows read their weights; 1 + 3 tiles of rows by 2 of columns are one round of 148.
+    seconds = grouped_seconds([1, 0, 300], 256, 4096)
+    assert seconds["memory"] == (2 * 256 * 4096 * 0.5625 + 2 * 301 * (256 + 4096)) / 8e12
+    assert seconds["compute"] == pytest.approx(148 * 2 * 128 * 128 * 4096 / 9e15)
+    assert seconds["operands"] == pytest.approx(256 * 4096 * 0.5625 / 118.4e9)
+    two_rounds = grouped_seconds([128 * 75], 256, 4096)
+    assert [two_rounds[bound] for bound in ("compute", "operands")] == [
+        2 * seconds[bound] for bound in ("compute", "operands")
+    ]
 
 
 def test_experts_touched_against_sampling(rng: np.random.Generator) -> None:

@@ -94,9 +94,8 @@ def identity_down(case: Case, i: int, first: int) -> None:
     packed = np.zeros((i, i // 2), np.uint8)
     packed[np.arange(i), np.arange(i) // 2] = np.where(np.arange(i) % 2, 0x20, 0x02)  # E2M1's 1.0
     for offset, value in enumerate((packed, np.full(case.inputs[first + 1].shape, 0x38, np.uint8))):  # E4M3's 1.0
-        case.inputs[first + offset] = (
-            torch.from_numpy(value).view(torch.int8).reshape(case.inputs[first + offset].shape)
-        )
+        every = np.broadcast_to(value, case.inputs[first + offset].shape)  # of several layers or experts
+        case.inputs[first + offset] = torch.from_numpy(every.copy()).view(torch.int8)
     case.inputs[first + 2] = torch.ones_like(case.inputs[first + 2])
     case.inputs[first + 3] = torch.zeros_like(case.inputs[first + 3])
 

@@ -73,6 +73,9 @@ def test_block_scaled_instructions(arch: str) -> None:
     instructions = re.findall(BLOCK_SCALED[arch], sass)
     # Dense and gated, and for SM100 and SM103 by one and two CTAs; the assembler unrolls as it likes.
     assert len(instructions) >= 4
+    experts = [text for text in sass.split("Function : ") if "ExpertsKernel" in text.splitlines()[0]]
+    assert len(experts) == 1
+    assert re.search(BLOCK_SCALED[arch], experts[0])
 
 
 def test_missing_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

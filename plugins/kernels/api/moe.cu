@@ -3,6 +3,7 @@
 #include "../heuristics/tactics.h"
 #include "moe_plan.h"
 #include "validate.h"
+#include "w4a4_moe.h"
 
 namespace trt_nvfp4 {
 namespace {
@@ -85,10 +86,11 @@ TrtNvfp4Status run_experts(TrtNvfp4MoeArgs const& args, T const* x, int64_t rows
         return launch(DenseRows<T>{static_cast<T const*>(hidden)}, down_args);
     }
     TRT_NVFP4_RETURN_IF_ERROR(
-        launch_quantize(x, rows, args.hidden, args.input_tensor_scale, false, quantized_x, stream));
+        launch_quantize(x, rows, args.hidden, args.input_tensor_scale, args.static_scales != 0, quantized_x, stream));
     TRT_NVFP4_RETURN_IF_ERROR(launch(quantized_x.rows(), up_gemm<T, float>(args, up, rows, intermediate, hidden)));
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(static_cast<float const*>(hidden), rows, intermediate,
-                                              args.hidden_tensor_scale, false, quantized_hidden, stream));
+                                              args.hidden_tensor_scale, args.static_scales != 0, quantized_hidden,
+                                              stream));
     return launch(quantized_hidden.rows(), down_args);
 }
 
@@ -152,8 +154,9 @@ TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
 
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
-    *bytes = trt_nvfp4::resolve_tactic(*args) == TRT_NVFP4_TACTIC_W4A16 ? trt_nvfp4::w4a16::workspace_bytes(*args)
-                                                                        : trt_nvfp4::MoeWorkspace(*args, nullptr).size;
+    *bytes = trt_nvfp4::resolve_tactic(*args) == TRT_NVFP4_TACTIC_W4A16
+                 ? trt_nvfp4::w4a16::workspace_bytes(*args)
+                 : std::max(trt_nvfp4::MoeWorkspace(*args, nullptr).size, trt_nvfp4::w4a4::workspace_bytes(*args));
     return TRT_NVFP4_SUCCESS;
 }
 
@@ -172,6 +175,7 @@ TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t 
     if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4MoE", args->tactic);
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
     if (tactic == TRT_NVFP4_TACTIC_W4A16) return w4a16::launch(*args, workspace, stream);
+    if (tactic == TRT_NVFP4_TACTIC_W4A4) return w4a4::launch(*args, workspace, stream);
     MoeWorkspace const pieces(*args, workspace);
     return dispatch_dtype(args->dtype,
                           [&](auto element) { return generic_moe<decltype(element)>(*args, pieces, stream); });

@@ -160,6 +160,7 @@ typedef struct {
     TrtNvfp4Scoring scoring;
     int32_t gated;  // 1: up has 2 * intermediate rows, 2i = gate i, 2i + 1 = up i
     int32_t quantize_activations;
+    int32_t static_scales;  // 1: the caller knows that the input and hidden tensor scales are not 0
     int32_t renormalize;
     int32_t scale_input;   // 1: weight[t][r] multiplies the expert's input, T(weight * x), instead of its output
     int32_t shared;        // 1: there is a shared expert

@@ -9,7 +9,8 @@
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
 //     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
-//     MoE     W4A16 at every count; blocks and splits in moe.h.
+//     MoE     W4A16 at every count; blocks and splits in moe.h. W4A4 at every count (roofline: an expert's weights bind
+//             it up to hundreds of its tokens).
 #pragma once
 
 #include <algorithm>
@@ -66,6 +67,8 @@ inline TrtNvfp4Tactics tactics_of(TrtNvfp4Fp8MlpArgs const& args) {
 inline TrtNvfp4Tactics tactics_of(TrtNvfp4MoeArgs const& args) {
     TrtNvfp4Tactics tactics{};
     if (w4a16::serves(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
+    bool const experts = w4a4_fits(args) && w4a4_kernels(TRT_NVFP4_TACTIC_W4A4).experts != nullptr;
+    if (experts) add(tactics, TRT_NVFP4_TACTIC_W4A4, true);
     return with_generic(tactics);
 }
 

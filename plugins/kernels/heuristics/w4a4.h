@@ -4,15 +4,18 @@
 
 #include <algorithm>
 
+#include "../w4a4_experts.h"
 #include "../w4a4_gemm.h"
 
 namespace trt_nvfp4 {
 
 using W4A4Launch = TrtNvfp4Status (*)(W4A4Gemm const&, cudaStream_t);
+using W4A4ExpertsLaunch = TrtNvfp4Status (*)(W4A4ExpertsGemm const&, cudaStream_t);
 
 struct W4A4Kernels {
     W4A4Launch dense, plain, gated;
-    W4A4Launch partial;  // null: K is never split
+    W4A4Launch partial;         // null: K is never split
+    W4A4ExpertsLaunch experts;  // null: does not serve mixtures
     int sm_count;
 };
 
@@ -55,16 +58,16 @@ inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
     }
 #ifdef TRT_NVFP4_SM120
     if (major == 12 && tactic == TRT_NVFP4_TACTIC_W4A4) {
-        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, sm120_w4a4_partial, sm_count};
+        return {sm120_w4a4_dense, sm120_w4a4_plain, sm120_w4a4_gated, sm120_w4a4_partial, sm120_w4a4_experts, sm_count};
     }
 #endif
 #ifdef TRT_NVFP4_SM100
     if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) {
-        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, sm100_w4a4_partial, sm_count};
+        return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, sm100_w4a4_partial, sm100_w4a4_experts, sm_count};
     }
     // Thor (11) gains nothing from clusters.
     if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) {
-        return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair, nullptr, sm_count};
+        return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair, nullptr, nullptr, sm_count};
     }
 #endif
     return {};
@@ -78,6 +81,11 @@ inline bool w4a4_fits(TrtNvfp4LinearArgs const& args) {
 inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
     return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
            args.intermediate % 32 == 0;
+}
+
+inline bool w4a4_fits(TrtNvfp4MoeArgs const& args) {
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden % 32 == 0 &&
+           args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
 }
 
 // Parts of K of the last GEMM, the only one that may be split.
