@@ -220,7 +220,7 @@ def _match_norm(y: ir.Value, features: int) -> _Norm | str:
             if len(value.uses()) > 1:
                 return f"'{value.name}' is read more than once"
     else:
-        return f"'{y.name}' does not come from a norm" + ("" if node is None else f" but from {node.op_type}")
+        return "they do not come from a norm" + ("" if node is None else f" but from {node.op_type}")
     for stored in (weight,) if bias is None else (weight, bias):
         if not stored.is_initializer() or len(stored.uses()) > 1:
             return f"the norm's '{stored.name}' is used more than once, or computed"

@@ -111,10 +111,10 @@ def test_hidden_channels(
     found, obstacles = foldings(source)
     assert [folding.power for folding in found] == ([] if power is None else [power])
     (reasons,) = obstacles.values()
-    assert reasons[-1] == "input channels: 'x' does not come from a norm"
+    assert reasons[-1] == "input channels: they do not come from a norm"
     assert ("hidden channels" in reasons[0]) == (power is None)
     (entry,) = [entry for entry in plan_all(source, recipe=RECIPE).subgraphs if entry.kind != "linear"]
-    assert entry.reason.endswith("awq leaves its input channels: 'x' does not come from a norm")
+    assert entry.reason.endswith("awq leaves its input channels: they do not come from a norm")
     x = draw(seed, *((40,) if linear != "matmul" else (2, 20)), 32)
     before, after = run(source.path, x)[0], run(folded(source, [{"x": x}]), x)[0]
     np.testing.assert_allclose(after, before, rtol=0, atol=2e-6 * np.abs(before).max())
