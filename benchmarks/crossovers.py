@@ -9,14 +9,13 @@ Needs a GPU. Not recorded yet.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import Weight, Work
-from harness import environment
+from harness import environment, record
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import HostError, PluginHost
@@ -83,10 +82,7 @@ def main() -> None:
             times = ", ".join(f"{name} {timing.median_us:.2f}" for name, timing in timings.items())
             print(f"{m} x {n} x {k}: {times} us", flush=True)
             cases.append({"m": m, "n": n, "k": k, "timings": {name: asdict(t) for name, t in timings.items()}})
-    partial = arguments.out.with_suffix(".partial")
-    partial.write_text(json.dumps({"environment": environment(), "linear": cases}, indent=1) + "\n")
-    partial.replace(arguments.out)
-    print(f"wrote {arguments.out}")
+    record(arguments.out, {"environment": environment(), "linear": cases})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from contestants import (
     plugin_linear,
     plugin_stack,
 )
-from harness import environment, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, record, relative_error
 from torch.nn import functional
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
@@ -158,11 +158,7 @@ def main() -> None:
         shapes = [shape for shape in workloads["linear"]["shapes"] if shape[0] <= 64]
         shapes += [(16, n, k) for m, n, k in shapes if m == 1 and (16, n, k) not in map(tuple, shapes)]
         result["linear"] = [bench_linear(host, *shape, arguments.rounds, bandwidth) for shape in shapes]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = arguments.out.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(arguments.out)
-    print(f"wrote {arguments.out}")
+    record(arguments.out, result)
 
 
 if __name__ == "__main__":

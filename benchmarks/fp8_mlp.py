@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from contestants import Work, fp8_stack, plugin_call
-from harness import environment, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, record, relative_error
 from torch.nn import functional
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
@@ -144,10 +144,7 @@ def main() -> None:
         runs.append(run)
         print(json.dumps(run))
     result = {"environment": environment(), "read_bandwidth": bandwidth, "scaled_mm_peak": peak, "stack": runs}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = arguments.out.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(arguments.out)
+    record(arguments.out, result)
 
 
 if __name__ == "__main__":

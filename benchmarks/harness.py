@@ -1,8 +1,9 @@
-"""What the benchmarks share: this GPU's read bandwidth, the error of a result, what a recorded run names."""
+"""What the benchmarks share: this GPU's read bandwidth, the error of a result, what a recorded run names, its file."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 import tempfile
@@ -57,3 +58,12 @@ def environment() -> dict[str, Any]:
         "nvcc": find_nvcc().version,
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def record(path: Path, result: dict[str, Any]) -> None:
+    """Writes a run's result as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(path)
+    print(f"wrote {path}")

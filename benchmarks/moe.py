@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from contestants import Work
-from harness import environment, read_bandwidth, relative_error
+from harness import environment, read_bandwidth, record, relative_error
 from humming_moe import KINDS, HummingExperts
 from torch.nn import functional
 
@@ -254,11 +254,7 @@ def main() -> None:
             torch.cuda.empty_cache()
         del experts, humming
         torch.cuda.empty_cache()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = arguments.out.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(arguments.out)
-    print(f"wrote {arguments.out}")
+    record(arguments.out, result)
 
 
 if __name__ == "__main__":

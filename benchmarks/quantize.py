@@ -9,14 +9,13 @@ the run.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment, read_bandwidth
+from harness import environment, read_bandwidth, record
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
@@ -106,11 +105,7 @@ def main() -> None:
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
     cases = [bench(host, m, k, scale, arguments.rounds, bandwidth) for m, k in SHAPES for scale in (0.01, 0.0)]
     result = {"environment": environment(), "read_bandwidth": bandwidth, "cases": cases}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = arguments.out.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(arguments.out)
-    print(f"wrote {arguments.out}")
+    record(arguments.out, result)
 
 
 if __name__ == "__main__":
