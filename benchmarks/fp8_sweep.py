@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 from fp8_mlp import Fp8Weight
-from harness import Timing, environment, interleave, relative_error
+from harness import environment, record, relative_error
 from torch.nn import functional
 
+from trt_nvfp4.builder.timing import CudaDevice, Timing, interleave
 from trt_nvfp4.plugins.library import ROOT
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, e4m3_round
 from trt_nvfp4.plugins.toolchain import find_cutlass, find_nvcc
@@ -113,7 +114,7 @@ def sweep(gemms: dict[Config, Any], m: int, weights: list[Fp8Weight], gated: boo
         if not error < 2e-2:
             raise SystemExit(f"{name}: relative error {error}")
         works[name] = lambda gemm=gemm, splits=splits: call(gemm, splits)
-    return interleave(works, dict.fromkeys(works, len(weights)), rounds)
+    return interleave(CudaDevice(), works, rounds, calls=dict.fromkeys(works, len(weights)))
 
 
 def main() -> None:
@@ -143,8 +144,7 @@ def main() -> None:
                 ranked = sorted(timings.items(), key=lambda item: item[1].median_us)
                 result[f"{output} {m}"] = {name: timing.median_us for name, timing in ranked}
                 print(output, m, *(f"\n    {timing.median_us:7.1f} us  {name}" for name, timing in ranked[:6]))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    record(arguments.out, result)
 
 
 if __name__ == "__main__":
