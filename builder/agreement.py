@@ -78,6 +78,11 @@ class Agreement:
                 self.kl = _greatest(self.kl or 0.0, np.asarray(kl_divergence(x, y)))
         self._samples += 1
 
+    @property
+    def reference_is_zero(self) -> bool:
+        """In every sample: cosine and SQNR have no meaning then."""
+        return self._signal == 0
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which knows neither NaN nor infinity: those become null (`sqnr_db` of equal tensors is)."""
         shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "with_kl"}

@@ -29,13 +29,15 @@ Samples = Callable[[Mapping[str, InputSpec]], Iterable[Sample]]
 class Comparison:
     """The outcome: one agreement per output and replaced subgraph, and what fell short of the thresholds.
 
-    `worst` holds, for every output, the sample with the lowest cosine, by the sample's number.
+    `worst` holds, for every output, the sample with the lowest cosine, by the sample's number; `warnings` says where
+    the samples are such that agreement on them proves nothing.
     """
 
     reference: Side
     result: Side
     agreements: list[Agreement] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     samples: int = 0
     worst: dict[int, Sample] = field(default_factory=dict)
 
@@ -46,6 +48,7 @@ class Comparison:
             "samples": self.samples,
             "tensors": [row.as_dict() for row in self.agreements],
             "failures": self.failures,
+            "warnings": self.warnings,
         }
 
     def save_worst(self, folder: Path) -> list[Path]:
@@ -82,6 +85,7 @@ def compare(
     outcome = Comparison(reference, result)
     functions = list((thresholds or Thresholds()).functions())
     rows: dict[str, Agreement] = {}
+    any_input = False
     quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL)
     with quiet, reference.runner(inner) as first, result.runner(inner) as second:
         specs = _check_same_inputs(reference, first, result, second)
@@ -108,9 +112,15 @@ def compare(
                     if not verdict
                 ]
             outcome.samples += 1
+            any_input = any_input or any(np.any(value) for value in sample.values())
     if not outcome.samples:
         raise BuilderError(USAGE, "no sample to compare on: --data is empty")
     outcome.agreements = list(rows.values())
+    if not any_input:
+        outcome.warnings.append("every input is 0 in every sample: this agreement says nothing about other inputs")
+    zero = [row.name for row in outcome.agreements if row.reference_is_zero]
+    if zero:
+        outcome.warnings.append(f"the reference is 0 in every sample, cosine and SQNR say nothing: {', '.join(zero)}")
     return outcome
 
 

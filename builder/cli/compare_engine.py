@@ -109,6 +109,8 @@ def compare_engine(
             _print_tables(found, plugins)
             if saved:
                 output.print(f"worst samples: {', '.join(map(str, saved))}\nreplay: {replay}", soft_wrap=True)
+        for warning in found.warnings:
+            status.print(f"warning: {warning}", style="yellow", soft_wrap=True)
         if found.failures:
             listed = "; ".join(found.failures[:5]) + ("; ..." if len(found.failures) > 5 else "")
             status.print(

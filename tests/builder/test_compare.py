@@ -386,6 +386,24 @@ def test_command_fails_below_a_threshold_and_saves_what_to_replay(gated_mlps: Pa
     assert "not empty" in occupied.stderr
 
 
+def test_command_on_zeros_warns(gated_mlps: Path, tmp_path: Path) -> None:
+    """Of what is 0 in every sample alone; an MLP without bias gives 0 for 0."""
+    model, result, arguments = gated_mlps, rewritten(gated_mlps), ["--data", str(tmp_path / "data"), "--json"]
+    (tmp_path / "data").mkdir()
+    samples = np.zeros((2, 64), np.float16)
+    np.save(tmp_path / "data" / "x.npy", samples)
+    shown = CliRunner().invoke(app, [str(model), str(result), *arguments])
+    assert shown.exit_code == 0, shown.output
+    for said in ("warning: every input is 0 in every sample", "warning: the reference is 0 in every sample", "mlp_1"):
+        assert said in shown.stderr
+    assert len(json.loads(shown.stdout)["warnings"]) == 2
+    samples[1, 5] = 1
+    np.save(tmp_path / "data" / "x.npy", samples)
+    shown = CliRunner().invoke(app, [str(model), str(result), *arguments])
+    assert "warning" not in shown.stderr
+    assert json.loads(shown.stdout)["warnings"] == []
+
+
 def test_command_on_empty_data(gated_mlps: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     np.save(tmp_path / "empty" / "x.npy", np.zeros((0, 64), np.float16))
