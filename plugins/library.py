@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -55,6 +56,40 @@ _SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.mach
 _LINK_FLAGS = ("-shared", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'},--no-undefined")
 
 
+@dataclass(frozen=True)
+class Build:
+    """How the library for one architecture is compiled and linked."""
+
+    name: str
+    toolchain: Toolchain
+    sources: list[Path]
+    flags: list[str]
+
+    def compile(self, folder: Path, progress: Progress = lambda done, total, what: None) -> tuple[list[Path], str]:
+        """The sources' objects, in ``folder``, and ptxas's report on them. Raises ToolchainError."""
+        compiler: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), *self.flags]
+        objects = {source: folder / f"{source.parent.name}-{source.name}.o" for source in self.sources}
+        reports: list[str] = []
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            # Those on CUTLASS first: they are the last of the sources, and take longest.
+            jobs = {
+                pool.submit(_run, [*compiler, *_SOURCE_FLAGS.get(source.name, []), "-c", source, "-o", target]): source
+                for source, target in reversed(objects.items())
+            }
+            try:
+                for done, job in enumerate(as_completed(jobs), 1):
+                    reports.append(job.result())
+                    progress(done, len(jobs) + 1, f"compiled {jobs[job].name}")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return list(objects.values()), "".join(reports)
+
+    def link(self, objects: list[Path], library: Path) -> None:
+        """Raises ToolchainError."""
+        _run([self.toolchain.nvcc, *self.toolchain.link_flags(), *_LINK_FLAGS, "-o", library, *objects])
+
+
 def build_library(arch: str, *, machine: str | None = None, progress: Progress | None = None) -> Path:
     """The plugin library for ``arch`` (for example ``sm_120a``), built if the cache does not hold it.
 
@@ -63,18 +98,40 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
+    build = find_build(arch, machine=machine)
+
+    def make(library: Path) -> None:
+        steps = len(build.sources) + 1
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
+            objects, text = build.compile(Path(temporary), progress or (lambda done, total, what: None))
+            linked, report = Path(temporary) / library.name, Path(temporary) / "report"
+            build.link(objects, linked)
+            report.write_text(text)
+            # The library goes last: where it is, its report is.
+            os.replace(report, library.with_suffix(".ptxas.txt"))
+            os.replace(linked, library)
+        if progress:
+            progress(steps, steps, f"linked {library.name}")
+
+    return cached(f"{build.name}.so", make)
+
+
+def find_build(arch: str, *, machine: str | None = None, ptx: bool = False) -> Build:
+    """How build_library builds. ``ptx``: with PTX beside the machine code, uncompressed; everything else is the same.
+
+    Raises ToolchainError when no compiler is found.
+    """
     if re.fullmatch(r"sm_\d{2,3}[af]?", arch) is None:
         raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
     toolchain = find_nvcc(machine)
     headers = _tensorrt_headers()
     sources, arch_flags = architecture(arch)
-    gencode = f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}"
-    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, gencode]
+    compute = arch.replace("sm", "compute")
+    codes = [f"-gencode=arch={compute},code=[{arch},{compute}]", "--no-compress"]
+    gencode = codes if ptx else [f"-gencode=arch={compute},code={arch}"]
+    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, *gencode]
     key = _key(toolchain.version, [*flags, repr(_SOURCE_FLAGS)], _HASHED, headers)
-    name = f"libtrt_nvfp4-{arch}-{toolchain.machine}-{key}.so"
-    return _cached(
-        name, lambda library: _build(toolchain, sources, flags, library, progress or (lambda done, total, what: None))
-    )
+    return Build(f"libtrt_nvfp4-{arch}-{toolchain.machine}-{key}", toolchain, sources, flags)
 
 
 def architecture(arch: str) -> tuple[list[Path], list[str]]:
@@ -113,7 +170,7 @@ def build_host() -> Path:
             _run([compiler, *flags, source, "-o", linked, "-ldl"])
             os.replace(linked, library)
 
-    return _cached(f"libplugin_host-{_key(str(compiler), flags, ('plugin_host/*.*', 'interface/*.h'))}.so", build)
+    return cached(f"libplugin_host-{_key(str(compiler), flags, ('plugin_host/*.*', 'interface/*.h'))}.so", build)
 
 
 def resource_report(library: Path) -> str:
@@ -121,7 +178,7 @@ def resource_report(library: Path) -> str:
     return library.with_suffix(".ptxas.txt").read_text()
 
 
-def _cached(name: str, build: Callable[[Path], None]) -> Path:
+def cached(name: str, build: Callable[[Path], None]) -> Path:
     """The cache's file ``name``; ``build`` makes it if it is not there, one process at a time."""
     library = cache_dir() / "plugins" / name
     if library.is_file():
@@ -134,34 +191,6 @@ def _cached(name: str, build: Callable[[Path], None]) -> Path:
     except OSError as error:
         raise ToolchainError(f"cannot write {library}: {error}; set TRT_NVFP4_CACHE to a writable folder") from error
     return library
-
-
-def _build(toolchain: Toolchain, sources: list[Path], flags: list[str], library: Path, progress: Progress) -> None:
-    steps = len(sources) + 1
-    compiler: list[str | Path] = [toolchain.nvcc, *toolchain.compile_flags(), *flags]
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
-        objects = {source: Path(temporary) / f"{source.parent.name}-{source.name}.o" for source in sources}
-        reports: list[str] = []
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            jobs = {
-                pool.submit(_run, [*compiler, *_SOURCE_FLAGS.get(source.name, []), "-c", source, "-o", target]): source
-                for source, target in objects.items()
-            }
-            try:
-                for done, job in enumerate(as_completed(jobs), 1):
-                    reports.append(job.result())
-                    progress(done, steps, f"compiled {jobs[job].name}")
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        linked = Path(temporary) / library.name
-        _run([toolchain.nvcc, *toolchain.link_flags(), *_LINK_FLAGS, "-o", linked, *objects.values()])
-        report = Path(temporary) / "report"
-        report.write_text("".join(reports))
-        # The library goes last: where it is, its report is.
-        os.replace(report, library.with_suffix(".ptxas.txt"))
-        os.replace(linked, library)
-    progress(steps, steps, f"linked {library.name}")
 
 
 def _run(command: list[str | Path]) -> str:

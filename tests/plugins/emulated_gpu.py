@@ -1,7 +1,7 @@
 """The whole plugin library on GPUs that are not here: fixtures that run it on the PTX emulator.
 
-The library is compiled from the sources that build_library takes, against the emulator's CUDA runtime; the plugin host
-drives it unchanged, with tensors on the CPU that are exposed as device memory while enqueue runs.
+The library's objects (see compiled.py) are linked against the emulator's CUDA runtime; the plugin host drives it
+unchanged, with tensors on the CPU that are exposed as device memory while enqueue runs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compiled import compiled
 
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import Gpu, Program, find_toolkit
-from trt_nvfp4.plugins import library
 from trt_nvfp4.plugins.host import PluginHost, Session
+from trt_nvfp4.plugins.library import ROOT
 
 _emulated: dict[str, tuple[Gpu, Program]] = {}
 
@@ -24,12 +25,9 @@ _emulated: dict[str, tuple[Gpu, Program]] = {}
 def _library(target: str) -> tuple[Gpu, Program]:
     """Once per session: a library that is loaded twice registers its kernels twice."""
     if target not in _emulated:
-        root = library.ROOT
         gpu = Gpu(target)
-        sources, arch_flags = library.architecture(gpu.target.arch)
-        headers = sorted(path for pattern in library._HASHED for path in root.glob(pattern))
-        flags = ["-Xcompiler=-fvisibility=hidden", f"-Xlinker=--version-script={root / 'adapters' / 'exports.map'}"]
-        _emulated[target] = gpu, Program.compile(sources, gpu, flags=[*flags, *arch_flags], depends=headers)
+        flags = ["-Xcompiler=-fvisibility=hidden", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'}"]
+        _emulated[target] = gpu, Program.compile(compiled(gpu.target.arch).objects, gpu, flags=flags)
     return _emulated[target]
 
 

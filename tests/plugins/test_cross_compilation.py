@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from test_machine_code import BLOCK_SCALED, find_cuobjdump
+from compiled import find_cuobjdump
+from test_machine_code import BLOCK_SCALED
 
 from trt_nvfp4.plugins.cross_runtime import RuntimeUnavailableError, cuda_runtime
 from trt_nvfp4.plugins.library import ROOT, build_library

@@ -10,12 +10,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from compiled import compiled
 
 from trt_nvfp4.plugins import library as plugin_library
 from trt_nvfp4.plugins.library import build_library, resource_report
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
+EXPORTS = {"getCreators", "setLoggerFinder", "trtNvfp4LastError"}
 
 needs_compiler = pytest.mark.usefixtures("library")
 
@@ -27,7 +29,7 @@ def symbols(library: Path, which: str) -> set[str]:
 
 
 def test_exports(library: Path) -> None:
-    assert symbols(library, "--defined-only") == {"getCreators", "setLoggerFinder", "trtNvfp4LastError"}
+    assert symbols(library, "--defined-only") == EXPORTS
 
 
 def test_no_undefined_tensorrt_symbol(library: Path) -> None:
@@ -44,24 +46,26 @@ def test_needs_only_the_system(library: Path) -> None:
     assert set(needed) <= {"libc", "libm", "libdl", "librt", "libpthread", "libstdc++", "libgcc_s", "ld-linux-x86-64"}
 
 
-def check_resources(library: Path) -> None:
-    found = re.findall(
-        r"Function properties for (\S+)\n.* (\d+) bytes spill stores, (\d+) bytes spill loads", resource_report(library)
-    )
+def check_resources(report: str) -> None:
+    found = re.findall(r"Function properties for (\S+)\n.* (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert len(found) > 10
     for kernel, *spilled in found:
         assert spilled == ["0", "0"], kernel
 
 
 def test_no_spills(library: Path) -> None:
-    check_resources(library)
+    check_resources(resource_report(library))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @needs_compiler
-def test_every_architecture_compiles(arch: str) -> None:
-    check_resources(build_library(arch))
+def test_every_architecture_compiles(arch: str, tmp_path: Path) -> None:
+    sources = compiled(arch)
+    check_resources(sources.report)
+    library = tmp_path / "library.so"
+    sources.build.link(sources.objects, library)
+    assert symbols(library, "--defined-only") == EXPORTS
 
 
 def test_second_build_is_a_cache_hit(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

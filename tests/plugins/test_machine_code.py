@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from compiled import compiled
 
-from trt_nvfp4.plugins.library import build_library, resource_report
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
 
 # A scale per 16 values, which is NVFP4: mma.sync's instruction and tcgen05's, which SM103 spells otherwise.
@@ -23,26 +20,15 @@ BLOCK_SCALED = {
 }
 
 
-def find_cuobjdump() -> str:
-    spec = find_spec("nvidia")
-    roots = (spec.submodule_search_locations or []) if spec else []
-    packaged = [str(Path(root) / "cu13" / "bin") for root in roots]
-    if found := shutil.which("cuobjdump") or shutil.which("cuobjdump", path=":".join(packaged)):
-        return found
-    pytest.skip("no cuobjdump: put a CUDA toolkit on PATH or install nvidia-cuda-cuobjdump")
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("library")  # skips where there is no compiler
 def test_fp8_instructions() -> None:
     """wgmma on E4M3 in every FP8 kernel of Hopper, no call that would make it wait, nothing spilled."""
-    cuobjdump = find_cuobjdump()
-    library = build_library("sm_90a")
-    sass = subprocess.run([cuobjdump, "-sass", library], capture_output=True, text=True, check=True).stdout
+    library = compiled("sm_90a")
+    sass = library.sass("sm90_fp8_*.cu")
     kernels = [text for text in sass.split("Function : ") if "Fp8Kernel" in text.splitlines()[0]]
     assert len(kernels) == 5
     assert all(len(re.findall(r"QGMMA\S*E4M3\.E4M3", kernel)) >= 4 for kernel in kernels)
-    assert "C7510" not in resource_report(library)
+    assert "C7510" not in library.report
     for kernel in kernels:
         first, last = kernel.index("QGMMA"), kernel.rindex("QGMMA")
         assert not re.search(r"\bCALL\b", kernel[first:last]), "the main loop calls"
@@ -50,13 +36,10 @@ def test_fp8_instructions() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("library")  # skips where there is no compiler
 @pytest.mark.parametrize("arch", ["sm_89", "sm_120a"])
 def test_fp8_instructions_without_wgmma(arch: str) -> None:
     """mma.sync on E4M3 that is one instruction, not a conversion to 16 bits."""
-    sass = subprocess.run(
-        [find_cuobjdump(), "-sass", build_library(arch)], capture_output=True, text=True, check=True
-    ).stdout
+    sass = compiled(arch).sass("sm89_fp8.cu")
     kernels = [text for text in sass.split("Function : ") if "fp8_gemm" in text.splitlines()[0]]
     assert len(kernels) == 4
     assert all(len(re.findall(r"QMMA\.16832\.F32\.E4M3\.E4M3", kernel)) >= 32 for kernel in kernels)
@@ -64,12 +47,9 @@ def test_fp8_instructions_without_wgmma(arch: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("library")  # skips where there is no compiler
 @pytest.mark.parametrize("arch", BLOCK_SCALED)
 def test_block_scaled_instructions(arch: str) -> None:
-    cuobjdump = find_cuobjdump()
-    library = build_library(arch)
-    sass = subprocess.run([cuobjdump, "-sass", library], capture_output=True, text=True, check=True).stdout
+    sass = compiled(arch).sass("sm1?0_w4a4*.cu")
     instructions = re.findall(BLOCK_SCALED[arch], sass)
     # Dense and gated, and for SM100 and SM103 by one and two CTAs; the assembler unrolls as it likes.
     assert len(instructions) >= 4

@@ -1,45 +1,25 @@
-"""What the compiler makes of the decode kernel on every architecture: no spills; native E2M1 on Blackwell."""
+"""What the compiler makes of the decode kernel on every architecture: one per specialisation; native E2M1 on Blackwell.
+(test_library.py: no spills.)"""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
+from compiled import compiled
 
-import trt_nvfp4.plugins
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
-
-ARCHES = ["80", "89", "90a", "100a", "103a", "110a", "120a", "121a"]
-SOURCE = Path(trt_nvfp4.plugins.__file__).parent / "kernels" / "api" / "w4a16.cu"
+ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHES)
-def test_no_spills_and_native_conversion(arch: str, tmp_path: Path) -> None:
-    try:
-        toolchain = find_nvcc()
-    except ToolchainError as error:
-        pytest.skip(str(error))
-    cubin = tmp_path / "w4a16.cubin"
-    command = [
-        toolchain.nvcc,
-        *toolchain.compile_flags(),
-        "-std=c++17",
-        "-O3",
-        "-Xptxas=-v",
-        "-cubin",
-        f"-arch=sm_{arch}",
-    ]
-    done = subprocess.run([*command, "-o", cubin, SOURCE], check=True, capture_output=True, text=True)
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stdout + done.stderr)
-    assert len(spills) == 16, "two dtypes, four token counts, linear and MLP"
-    assert set(spills) == {("0", "0")}
-    cuobjdump = shutil.which("cuobjdump") or next(Path(toolchain.nvcc).parent.glob("cuobjdump"), None)
-    if int(arch.rstrip("a")) < 100 or cuobjdump is None:
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_specialisations_and_native_conversion(arch: str) -> None:
+    library = compiled(arch)
+    kernels = {
+        line for line in library.report.splitlines() if re.search("Function properties for .*sm80_w4a16_mlp", line)
+    }
+    assert len(kernels) == 16, "two dtypes, four token counts, linear and MLP"
+    if int(arch.strip("sm_a")) < 100:
         return
-    assembly = subprocess.run([cuobjdump, "-sass", cubin], check=True, capture_output=True, text=True).stdout
-    fp16 = "\n".join(f for f in assembly.split("Function : ") if "6__half" in f.splitlines()[0])
-    assert re.search(r"E2M1", fp16), "FP16 activations: the conversion instruction"
+    fp16 = "\n".join(f for f in library.sass("w4a16.cu").split("Function : ") if "6__half" in f.splitlines()[0])
+    assert "E2M1" in fp16, "FP16 activations: the conversion instruction"

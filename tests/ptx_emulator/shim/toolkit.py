@@ -93,6 +93,8 @@ def build_program(
 ) -> Path:
     """A host library of .cu and .cpp sources with uncompressed PTX for `arch` inside and no SASS.
 
+    Objects among the sources are linked as they are.
+
     The CUDA runtime stays undefined in it: whichever is loaded first serves it.
 
     The cache key covers the sources, `depends` (headers that may change), the flags and nvcc's version.
