@@ -110,7 +110,7 @@ TrtNvfp4Status validate(TrtNvfp4Fp8MlpArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("FP8GatedMLP", args->m));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("FP8GatedMLP: the input size", args->hidden_in));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("FP8GatedMLP: the intermediate size", args->intermediate));
-    TRT_NVFP4_RETURN_IF_ERROR(require(args->hidden_out > 0, "FP8GatedMLP: the output size must be positive"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_positive("FP8GatedMLP: the output size", args->hidden_out));
     return require_activation("FP8GatedMLP", args->activation, true);
 }
 

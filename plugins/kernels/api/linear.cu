@@ -67,7 +67,7 @@ TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic
 TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Linear: no arguments"));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Linear", args->m));
-    TRT_NVFP4_RETURN_IF_ERROR(require(args->n > 0, "NVFP4Linear: N must be positive"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4Linear: N", args->n));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Linear: K", args->k));
     return require_activation("NVFP4Linear", args->activation, false);
 }

@@ -163,12 +163,15 @@ TrtNvfp4Status run_layers(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, Ml
 TrtNvfp4Status validate(TrtNvfp4MlpArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4 MLP: no arguments"));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4 MLP", args->m));
-    TRT_NVFP4_RETURN_IF_ERROR(require(args->layers > 0, "NVFP4 MLP: at least one layer is needed"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4 MLP: the number of layers", args->layers));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4 MLP: the input size", args->hidden_in));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4 MLP: the intermediate size", args->intermediate));
-    TRT_NVFP4_RETURN_IF_ERROR(require(args->hidden_out > 0, "NVFP4 MLP: the output size must be positive"));
-    TRT_NVFP4_RETURN_IF_ERROR(require((args->layers == 1 && !args->residual) || args->hidden_in == args->hidden_out,
-                                      "NVFP4 MLP: several layers or a residual need as many outputs as inputs"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4 MLP: the output size", args->hidden_out));
+    if ((args->layers > 1 || args->residual) && args->hidden_in != args->hidden_out) {
+        return record_error(TRT_NVFP4_INVALID_ARGUMENT,
+                            "NVFP4 MLP: several layers or a residual need as many outputs as inputs, there are " +
+                                std::to_string(args->hidden_out) + " and " + std::to_string(args->hidden_in));
+    }
     return require_activation("NVFP4 MLP", args->activation, args->gated != 0);
 }
 

@@ -19,6 +19,12 @@ inline TrtNvfp4Status require_rows(char const* op, int64_t m) {
     return record_error(TRT_NVFP4_INVALID_ARGUMENT, std::string(op) + ": the number of rows is " + std::to_string(m));
 }
 
+inline TrtNvfp4Status require_positive(char const* what, int64_t value) {
+    if (value > 0) return TRT_NVFP4_SUCCESS;
+    return record_error(TRT_NVFP4_INVALID_ARGUMENT,
+                        std::string(what) + " must be positive, it is " + std::to_string(value));
+}
+
 inline TrtNvfp4Status require_blocks(char const* what, int64_t k) {
     if (k > 0 && k % 16 == 0) return TRT_NVFP4_SUCCESS;
     return record_error(
