@@ -30,8 +30,11 @@ demo: install
 # because they share what they export and build.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# The folders whose files keep one core busy for long go first, so that the other does not wait for them at the end.
+LONGEST := tests/ptx_emulator/ tests/graph_passes/
+
 test: test-fast
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --no-loadscope-reorder $(LONGEST) $(filter-out $(LONGEST),$(wildcard tests/*/))
 
 test-fast: install
 	$(PYTEST) -m "not slow"

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from trt_nvfp4.plugins.library import Build, cached, find_build
 from trt_nvfp4.plugins.toolchain import ToolchainError
@@ -47,7 +48,9 @@ def compiled(arch: str) -> Compiled:
         raise
 
     def make(report: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=report.parent) as temporary:
+        # One at a time: each takes all cores, and CUTLASS takes gigabytes on every one.
+        lock = FileLock(report.parent.parent / "compiled.lock")
+        with lock, tempfile.TemporaryDirectory(dir=report.parent) as temporary:
             objects, text = build.compile(Path(temporary))
             for path in objects:
                 os.replace(path, report.parent / path.name)

@@ -31,7 +31,7 @@ def _library(target: str) -> tuple[Gpu, Program]:
     return _emulated[target]
 
 
-@pytest.fixture(params=["thor", "b200", "rtx-blackwell"])
+@pytest.fixture(params=["b200", "rtx-blackwell"])
 def emulated_gpu(request: pytest.FixtureRequest) -> Gpu:
     try:
         find_toolkit()

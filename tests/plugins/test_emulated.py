@@ -37,14 +37,15 @@ def test_nan_reaches_the_output(emulated: PluginHost, seed: int) -> None:
     test_kernels.test_nan_reaches_the_output(emulated, seed, 1)
 
 
-EVERY_FAMILY = pytest.mark.parametrize("emulated_gpu", ["h200", "b200", "thor", "rtx-blackwell"], indirect=True)
+# Without the instruction that converts from E2M1, and with it; else these kernels depend on the number of SMs alone.
+BOTH_CONVERSIONS = pytest.mark.parametrize("emulated_gpu", ["h200", "rtx-blackwell"], indirect=True)
 
 
-@EVERY_FAMILY
+@BOTH_CONVERSIONS
 def test_moe_w4a16(emulated: PluginHost, seed: int) -> None:
     test_moe.test_w4a16_shapes(emulated, seed, torch.bfloat16, 9, 32, 32, 3, 1)
 
 
-@EVERY_FAMILY
+@BOTH_CONVERSIONS
 def test_moe_generic(emulated: PluginHost, seed: int) -> None:
     test_moe.test_generic_types(emulated, seed, torch.float16, 1, test_moe.SCORINGS[2])

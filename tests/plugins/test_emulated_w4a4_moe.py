@@ -12,7 +12,7 @@ import pytest
 import torch
 from nvfp4_reference import activate, gated_activate, quantize
 from op_inputs import float64
-from test_emulated_w4a4 import check_hidden, identity_down
+from test_emulated_w4a4 import BOTH_FAMILIES, EVERY_GPU, check_hidden, identity_down
 from test_kernels import GENERIC, run
 from test_moe import DEEPSEEK, check
 
@@ -21,8 +21,6 @@ from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import Activation
 
 pytestmark = pytest.mark.slow
-EVERY_GPU = pytest.mark.parametrize("emulated_gpu", ["b200", "b300", "thor", "rtx-blackwell", "spark"], indirect=True)
-BOTH_FAMILIES = pytest.mark.parametrize("emulated_gpu", ["b200", "rtx-blackwell"], indirect=True)
 ONE_GPU = pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 AUTO, W4A4, W4A4_PAIR = 0, 3, 4
 

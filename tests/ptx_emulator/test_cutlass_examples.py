@@ -19,7 +19,6 @@ EXAMPLES = {
     "48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu": ("h200", "--m=256 --n=256 --k=128"),
     "72_blackwell_narrow_precision_gemm/72b_blackwell_nvfp4_nvfp4_gemm.cu": ("b200", "--m=256 --n=256 --k=256"),
     "72_blackwell_narrow_precision_gemm/72c_blackwell_mixed_mxfp8_bf16_gemm.cu": ("b200", "--m=256 --n=256 --k=256"),
-    "79_blackwell_geforce_gemm/79b_blackwell_geforce_nvfp4_nvfp4_gemm.cu": ("rtx-blackwell", "--m=128 --n=128 --k=256"),
     "79_blackwell_geforce_gemm/79c_blackwell_geforce_mixed_mxfp8_mxfp6_bf16_gemm.cu": (
         "rtx-blackwell",
         "--m=128 --n=128 --k=256",
