@@ -59,7 +59,6 @@ def test_no_spills(library: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@needs_compiler
 def test_every_architecture_compiles(arch: str, tmp_path: Path) -> None:
     sources = compiled(arch)
     check_resources(sources.report)
