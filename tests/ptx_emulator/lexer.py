@@ -9,7 +9,7 @@ from .errors import PtxSyntaxError
 
 _TOKEN = re.compile(
     r"""
-    (?P<skip>[ \t\r]+|//[^\n]*|/\*.*?\*/)
+    (?P<skip>[ \t\r]+|//[^\n]*|/\*.*?\*/|\.loc[ \t][^\n]*)
   | (?P<newline>\n)
   | (?P<string>"(?:[^"\\]|\\.)*")
   | (?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
@@ -30,7 +30,7 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens but blanks and comments; raises PtxSyntaxError with the line."""
+    """All tokens but blanks, comments and source locations; raises PtxSyntaxError with the line."""
     tokens = []
     line, position, size = 1, 0, len(text)
     match = _TOKEN.match

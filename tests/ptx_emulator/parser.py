@@ -35,7 +35,7 @@ _SPECIAL = re.compile(
 )
 _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
-_SKIPPED_LINES = {".version", ".address_size", ".file", ".loc"}
+_SKIPPED_LINES = {".version", ".address_size", ".file"}
 
 
 class _Scope:
@@ -292,7 +292,7 @@ class Parser:
                 self.scope.names[variable.name] = unique
                 variable.name = unique
                 function.locals[unique] = variable
-            elif text in (".loc", ".file"):
+            elif text == ".file":
                 self.skip_line()
             elif text == ".pragma":
                 self.skip_statement()

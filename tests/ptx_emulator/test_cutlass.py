@@ -26,7 +26,6 @@ KERNELS: dict[str, tuple[str, str, dict[str, str]]] = {
     "79a sm_120a": ("79a", "rtx-blackwell", {}),
     "72a sm_100a one CTA": ("72a", "b200", ONE_CTA),
     "72a sm_100a two CTAs": ("72a", "b200", {}),
-    "72a sm_110a two CTAs": ("72a", "thor", {}),
 }
 
 
