@@ -17,7 +17,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from contestants import Work
@@ -29,14 +29,13 @@ from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.definition import OpDefinition
+from trt_nvfp4.plugins.ops.moe_routing import ROUTING_ATTRIBUTES, Scoring, route
 from trt_nvfp4.plugins.ops.number_formats import tile_scales
-from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, no_shared_expert, route
+from trt_nvfp4.plugins.ops.nvfp4_moe import no_shared_expert
 
 HERE = Path(__file__).resolve().parent
-BYTES_PER_WEIGHT = 0.5 + 1 / 16
 COLD_BYTES = 512 << 20
-OP = OPS["NVFP4MoE"]
-ROUTING = ("top_k", "scoring", "renormalize", "scaling_factor", "n_group", "topk_group", "group_score_top")
 DTYPE = torch.bfloat16
 HAS_HUMMING = importlib.util.find_spec("humming") is not None
 
@@ -68,6 +67,8 @@ def random_weight(shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 @dataclass
 class Experts:
+    op: ClassVar[OpDefinition] = OPS["NVFP4MoE"]
+    bytes_per_weight: ClassVar[float] = 0.5 + 1 / 16
     spec: dict[str, Any]
     attributes: dict[str, int | float]
     tensors: list[torch.Tensor]  # the op's, from gate_up_weight to hidden_tensor_scale
@@ -85,7 +86,7 @@ class Experts:
             ]
         else:
             shapes = no_shared_expert(h, 1)
-            types = {f.name: f.type for f in OP.inputs}
+            types = {f.name: f.type for f in cls.op.inputs}
             torch_types = {"T": DTYPE, "tensor(int8)": torch.int8, "tensor(float)": torch.float32}
             tensors += [
                 torch.zeros(shape, dtype=torch_types[types[name]], device="cuda")  # type: ignore[arg-type]
@@ -97,11 +98,12 @@ class Experts:
 
     @property
     def expert_bytes(self) -> float:
-        return 3 * self.spec["hidden"] * self.spec["intermediate"] * BYTES_PER_WEIGHT
+        return 3 * self.spec["hidden"] * self.spec["intermediate"] * self.bytes_per_weight
 
     def routed(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts and weights [tokens, top_k]."""
-        routing = {name: value for name, value in OP.complete_attributes(**self.attributes).items() if name in ROUTING}
+        complete = self.op.complete_attributes(**self.attributes)
+        routing = {name: complete[name] for name in ROUTING_ATTRIBUTES}
         return route(logits, torch.zeros(logits.shape[1], device="cuda"), **routing)
 
     def chosen(self, logits: torch.Tensor) -> torch.Tensor:
@@ -122,13 +124,15 @@ class Experts:
     def reference(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The op's Torch reference, of the experts that these tokens chose: the others are left out."""
         used, numbers = self.chosen(logits).unique(return_inverse=True)
-        tensors = [t[used] for t in self.tensors[:8]]
+        routed = next(i for i, f in enumerate(self.op.inputs) if f.name.startswith("shared")) - 3
+        tensors = [t[used] for t in self.tensors[:routed]]
         few = torch.full((x.shape[0], len(used)), -1e4, device="cuda").scatter(
             1, numbers, logits.gather(1, self.chosen(logits))
         )
         attributes = {**self.attributes, "n_group": 1, "topk_group": 1, "group_score_top": 1}
         bias = torch.zeros(len(used), device="cuda")
-        return OP.reference(x, few, bias, *tensors, *self.tensors[8:], **attributes)  # type: ignore[return-value]
+        tensors += self.tensors[routed:]
+        return self.op.reference(x, few, bias, *tensors, **attributes)  # type: ignore[return-value]
 
 
 def plugin(
@@ -136,7 +140,7 @@ def plugin(
 ) -> tuple[Work, torch.Tensor]:
     bias = torch.zeros(experts.spec["experts"], device="cuda")
     calls = [[x, logits, bias, *experts.tensors] for x, logits in inputs]
-    session = host.session("NVFP4MoE", calls[0], experts.attributes)
+    session = host.session(experts.op.name, calls[0], experts.attributes)
     y = torch.empty_like(inputs[0][0])
     workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
     return lambda: [session.enqueue(call, [y], workspace) for call in calls], y
@@ -248,7 +252,7 @@ def main() -> None:
         experts = Experts.random(spec, arguments.w4a4)
         humming = None
         if HAS_HUMMING and not arguments.alone and not arguments.w4a4:
-            humming = HummingExperts(experts.tensors, OP.complete_attributes(**experts.attributes))
+            humming = HummingExperts(experts.tensors, experts.op.complete_attributes(**experts.attributes))
         for tokens in arguments.tokens:
             result["moe"].append(bench(host, experts, humming, tokens, arguments.rounds, bandwidth, arguments.alone))
             torch.cuda.empty_cache()

@@ -297,7 +297,7 @@ def _builds(
     model = load(subject.onnx)
     subgraphs = find_subgraphs(model)
     kept = {entry.name for entry in subject.plan.subgraphs if entry.decision == "keep"}
-    capabilities = replace(subject.target.capabilities, fp8_mlp=False)
+    capabilities = replace(subject.target.capabilities, fp8_plugins=False)
     plans, notes = {"nvfp4": subject.plan}, []
     for name in (NATIVE, *BASELINES):
         precision = name.replace("_", "-")

@@ -69,7 +69,7 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
         if subgraph.decision == "keep":
             continue
         decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
-        if decision == "fp8" and subgraph.op:
+        if subgraph.fp8_plugin:
             decision = "fp8_plugin"
         carriers = [carrier(name) for name in realized[subgraph.name]]
         entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": list(filter(None, carriers))})

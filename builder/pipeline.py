@@ -19,7 +19,6 @@ from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, NVFP4, Plan, PlannedSubgraph, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
@@ -153,7 +152,7 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     # their nodes.
     realized = {
         entry.name: [entry.name, *(f"{entry.name}/{i}" for i in range(len(entry.nodes)))]
-        if entry.decision in ("nvfp4_w4a4", "nvfp4_w4a16", "native") or (entry.decision, entry.op) == ("fp8", FP8_MLP)
+        if entry.decision in ("nvfp4_w4a4", "nvfp4_w4a16", "native") or entry.fp8_plugin
         else entry.nodes
         for entry in plan.subgraphs
     }

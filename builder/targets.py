@@ -46,7 +46,7 @@ class Target:
             native_nvfp4=self.fp4_instructions,
             native=self.moe_layer,
             fp8=True,
-            fp8_mlp=self.compute_capability == (9, 0),
+            fp8_plugins=self.compute_capability == (9, 0),
             bf16=True,
         )
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.calibration import fp8
-from trt_nvfp4.graph_passes.source import OPS_DOMAIN, ModelError
+from trt_nvfp4.graph_passes.fp8_weights import fp8_initializers, fp8_scale
+from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, bias_vector, initializer
+from trt_nvfp4.graph_passes.weights import Matrix, bias_vector, initializer
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
-from trt_nvfp4.plugins.ops.number_formats import BLOCK, E4M3_MAX, SMALLEST_TENSOR_SCALE
+from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 OP = "FP8GatedMLP"
 
@@ -50,7 +50,7 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
         inputs += _weights(f"{name}/{part}", linears)
     given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
     for part, largest in zip(("input_scale", "hidden_scale"), given, strict=True):
-        scale = torch.tensor(0.0) if largest is None else _scale(torch.tensor(largest))
+        scale = torch.tensor(0.0) if largest is None else fp8_scale(torch.tensor(largest))
         inputs.append(initializer(f"{name}/{part}", scale, ir.DataType.FLOAT))
     for value in inputs[1:]:
         graph.register_initializer(value)
@@ -73,27 +73,8 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
 
 def _weights(prefix: str, linears: list[Linear]) -> list[ir.Value]:
     """E4M3 bytes, a scale per row, and the bias of linears whose rows interleave."""
-    matrix = Matrix([linear.weight for linear in linears])
-    channels = torch.cat([chunk.abs().amax(1) for chunk in matrix.chunks()])
-    if not torch.isfinite(channels).all():
-        stored = " or ".join(f"'{linear.weight.stored.name}'" for linear in linears)
-        raise ModelError(f"weight {stored} holds NaN or Inf and cannot be quantized; repair the checkpoint")
-    scale = _scale(channels)
-
-    def quantized() -> Iterator[torch.Tensor]:
-        start = 0
-        for chunk in matrix.chunks():
-            yield fp8.quantize(chunk, scale[start : start + len(chunk)], axis=0)[0].view(torch.int8)
-            start += len(chunk)
-
-    values = StreamedTensor(f"{prefix}_weight", ir.DataType.INT8, matrix.shape, quantized)
     bias = bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0])
     return [
-        ir.Value(name=values.name, shape=values.shape, type=ir.TensorType(ir.DataType.INT8), const_value=values),
-        initializer(f"{prefix}_scale", scale, ir.DataType.FLOAT),
+        *fp8_initializers(prefix, [Matrix([linear.weight for linear in linears])], stacked=False).values(),
         initializer(f"{prefix}_bias", bias, linears[0].weight.dtype),
     ]
-
-
-def _scale(amax: torch.Tensor) -> torch.Tensor:
-    return (amax / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)

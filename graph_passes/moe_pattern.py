@@ -22,7 +22,7 @@ from trt_nvfp4.graph_passes.moe_routing import Choice, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
-from trt_nvfp4.plugins.ops.nvfp4_moe import MAX_EXPERTS, MAX_TOP_K
+from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
 
 _ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 # From a TopK back to the router's linear: scores, correction bias, groups, masks.

@@ -11,7 +11,7 @@ import torch
 
 from trt_nvfp4.graph_passes.nodes import constant_integers, operand
 from trt_nvfp4.graph_passes.subgraph import Routing
-from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, route
+from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
 
 _TOLERANCE = 1e-4
 

@@ -15,6 +15,8 @@ from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
+from trt_nvfp4.graph_passes.lower_fp8_moe import OP as FP8_MOE
+from trt_nvfp4.graph_passes.lower_fp8_moe import fp8_moe_obstacle
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import native_obstacle
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import native_nvfp4_obstacle
@@ -51,8 +53,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target can compute with; `target` is its name, for the reasons. `fp8_mlp`: the plugin for FP8 MLPs has
-    kernels of its own there."""
+    """What a target can compute with; `target` is its name, for the reasons. `fp8_plugins`: those for FP8
+    MLPs and MoE blocks have kernels of their own there."""
 
     target: str
     nvfp4_w4a4: bool = False
@@ -60,7 +62,7 @@ class Capabilities:
     native_nvfp4: bool = False
     native: bool = False
     fp8: bool = False
-    fp8_mlp: bool = False
+    fp8_plugins: bool = False
     bf16: bool = True
 
 
@@ -86,6 +88,13 @@ class PlannedSubgraph:
     nodes: list[str]
     linear_inputs: list[str]
     line: int = 0
+
+    @property
+    def fp8_plugin(self) -> str:
+        """The plugin that computes it in FP8, "" where none does; another `op` is left from an edited decision."""
+        if self.decision != "fp8":
+            return ""
+        return FP8_MOE if self.kind == "moe" else FP8_MLP if self.op == FP8_MLP else ""
 
 
 @dataclass
@@ -148,8 +157,7 @@ class Plan:
             if list(entry.nodes) != list(subgraph.nodes):
                 raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
-            # Any other op is left from the decision that was edited: Q/DQ nodes.
-            if entry.decision == "fp8" and entry.op == FP8_MLP:
+            if entry.fp8_plugin == FP8_MLP:
                 obstacle = obstacle or fp8_mlp_obstacle(subgraph)
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")
@@ -243,7 +251,11 @@ def replacing_op(subgraph: Subgraph, decision: str, capabilities: Capabilities) 
         return subgraph.op
     if decision == "native":
         return NATIVE_MOE
-    served = decision == "fp8" and capabilities.fp8_mlp and subgraph.dtype != "float32"
+    if decision != "fp8":
+        return ""
+    if subgraph.kind == "moe":
+        return FP8_MOE
+    served = capabilities.fp8_plugins and subgraph.dtype != "float32"
     return FP8_MLP if served and fp8_mlp_obstacle(subgraph) is None else ""
 
 
@@ -291,6 +303,12 @@ def _obstacle_on(subgraph: Subgraph, decision: str, capabilities: Capabilities) 
         return f"TensorRT has no MoE layer for {capabilities.target}"
     if decision != "fp16" and not getattr(capabilities, decision):
         return f"{capabilities.target} does not compute {decision}"
+    if decision == "fp8" and subgraph.kind == "moe":
+        # Elsewhere a plan may ask for it, and gets kernels that are correct and slow.
+        if not capabilities.fp8_plugins:
+            return f"{FP8_MOE} has no kernels of its own for {capabilities.target}"
+        if subgraph.dtype == "float32":
+            return f"{FP8_MOE} has no kernels of its own for float32 activations"
     return _obstacle(subgraph, decision)
 
 
@@ -334,5 +352,5 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
             return f"TensorRT's own MoE layer is none for a {subgraph.kind}"
         return native_obstacle(subgraph.moe, subgraph.dtype)
     if subgraph.kind == "moe" and decision == "fp8":
-        return "FP8 of MoE blocks is not implemented"
+        return fp8_moe_obstacle(subgraph)
     return None

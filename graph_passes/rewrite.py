@@ -17,8 +17,8 @@ from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.fold_channel_scales import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
-from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
+from trt_nvfp4.graph_passes.lower_fp8_moe import lower_fp8_moe
 from trt_nvfp4.graph_passes.lower_half import lower_half
 from trt_nvfp4.graph_passes.lower_moe import lower_moe
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
@@ -164,9 +164,10 @@ def lower(
         elif entry.decision == "native":
             realized[entry.name] = lower_native_moe(target.graph, subgraph)
             functions[NATIVE_MOE] = native_function(target.opset)
-        elif entry.decision == "fp8" and entry.op == FP8_MLP:
-            realized[entry.name] = lower_fp8_mlp(target.graph, subgraph, amax)
-            functions[entry.op] = OPS[entry.op].function(target.opset)
+        elif entry.fp8_plugin:
+            lowering_fp8 = lower_fp8_moe if subgraph.kind == "moe" else lower_fp8_mlp
+            realized[entry.name] = lowering_fp8(target.graph, subgraph, amax)
+            functions[entry.fp8_plugin] = OPS[entry.fp8_plugin].function(target.opset)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_inputs)
         elif entry.decision in ("bf16", "fp16"):

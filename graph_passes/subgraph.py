@@ -109,7 +109,7 @@ class Block:
 class Routing:
     """How a router's logits choose experts and weigh them: the attributes of `NVFP4MoE` of the same names.
 
-    `scoring` is a member of `trt_nvfp4.plugins.ops.nvfp4_moe.Scoring` in lower case; `correction_bias` is a constant
+    `scoring` is a member of `trt_nvfp4.plugins.ops.moe_routing.Scoring` in lower case; `correction_bias` is a constant
     [experts] that is added for choosing only.
     """
 

@@ -42,6 +42,7 @@ _SOURCE_FLAGS = {
     # CUTLASS's assertions are function calls, before which wgmma drains.
     "sm90_fp8_gated.cu": ["-DNDEBUG"],
     "sm90_fp8_dense.cu": ["-DNDEBUG"],
+    "sm90_fp8_experts.cu": ["-DNDEBUG"],
 }
 _HEADERS = ("adapters/*.h", "adapters/*.map", "interface/*.h", "kernels/**/*.h", "kernels/**/*.cuh")
 _HASHED = (*_SOURCES, _MMA_FP8, "kernels/blackwell/*.cu", "kernels/hopper/*.cu", *_HEADERS)

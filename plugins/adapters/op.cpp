@@ -11,6 +11,11 @@ std::string to_string(std::vector<int64_t> const& dims) {
     return text + "]";
 }
 
+std::vector<int64_t> behind(std::vector<int64_t> leading, std::vector<int64_t> const& dims) {
+    leading.insert(leading.end(), dims.begin(), dims.end());
+    return leading;
+}
+
 }  // namespace
 
 TrtNvfp4DataType Call::dtype() const {
@@ -53,18 +58,24 @@ void Call::expect_scalar(int32_t input) const {
 }
 
 void Call::expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading) const {
-    auto const behind = [&](std::vector<int64_t> dims) {
-        dims.insert(dims.begin(), leading.begin(), leading.end());
-        return dims;
-    };
-    expect(first, behind({rows, k / 2}));
-    expect(first + 1, behind({round_up(rows, 128), padded_blocks(k)}));
+    expect(first, behind(leading, {rows, k / 2}));
+    expect(first + 1, behind(leading, {round_up(rows, 128), padded_blocks(k)}));
     leading.empty() ? expect_scalar(first + 2) : expect(first + 2, leading);
-    expect(first + 3, behind({rows}));
+    expect(first + 3, behind(leading, {rows}));
+}
+
+void Call::expect_fp8_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading) const {
+    expect(first, behind(leading, {rows, k}));
+    expect(first + 1, behind(leading, {rows}));
+    expect(first + 2, behind(leading, {rows}));
 }
 
 TrtNvfp4Weight Call::weight(int32_t first) const {
     return {input(first), input(first + 1), float_input(first + 2), input(first + 3)};
+}
+
+TrtNvfp4Fp8Weight Call::fp8_weight(int32_t first) const {
+    return {input(first), float_input(first + 1), input(first + 2)};
 }
 
 std::vector<Port> weight_ports(std::string const& name) {
@@ -72,6 +83,10 @@ std::vector<Port> weight_ports(std::string const& name) {
             {name + "_scales", Role::kBytes},
             {name + "_tensor_scale", Role::kFloat},
             {name + "_bias", Role::kT}};
+}
+
+std::vector<Port> fp8_weight_ports(std::string const& name) {
+    return {{name + "_weight", Role::kBytes}, {name + "_scale", Role::kFloat}, {name + "_bias", Role::kT}};
 }
 
 std::vector<Port> join(std::vector<std::vector<Port>> const& parts) {

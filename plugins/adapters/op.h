@@ -24,6 +24,9 @@ struct Port {
 // The ports of an NVFP4 weight: <name>_weight, <name>_scales, <name>_tensor_scale, <name>_bias.
 constexpr int32_t kWeightPorts = 4;
 std::vector<Port> weight_ports(std::string const& name);
+// The ports of an E4M3 weight: <name>_weight, <name>_scale, <name>_bias.
+constexpr int32_t kFp8WeightPorts = 3;
+std::vector<Port> fp8_weight_ports(std::string const& name);
 std::vector<Port> join(std::vector<std::vector<Port>> const& parts);
 
 // ONNX attributes reach a plugin as INT32 or FLOAT32 whatever was declared, so an op has no other kind.
@@ -85,6 +88,9 @@ struct Call {
     // Of the ports of an NVFP4 weight from `first` on; `leading` are dimensions in front, of layers or experts.
     void expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading = {}) const;
     TrtNvfp4Weight weight(int32_t first) const;
+    // The same of an E4M3 weight.
+    void expect_fp8_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading = {}) const;
+    TrtNvfp4Fp8Weight fp8_weight(int32_t first) const;
 };
 
 // Symbolic dimensions with ordinary spelling.
@@ -153,6 +159,7 @@ Op const& gated_mlp_op();
 Op const& persistent_mlp_op();
 Op const& fp8_gated_mlp_op();
 Op const& moe_op();
+Op const& fp8_moe_op();
 Op const& quantize_op();
 
 }  // namespace trt_nvfp4

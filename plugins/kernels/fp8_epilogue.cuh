@@ -81,6 +81,29 @@ class Fp8DenseOutput {
     Fp8Gemm const& gemm_;
 };
 
+// The float32 sums of experts, without padding between them.
+class Fp8SumsOutput {
+ public:
+    static constexpr bool kPadded = false;
+
+    explicit __device__ __forceinline__ Fp8SumsOutput(Fp8Gemm const& gemm) : gemm_(gemm) {}
+
+    // `row` is inside.
+    __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
+        int const width = static_cast<int>(gemm_.n);
+        float4* const out = reinterpret_cast<float4*>(static_cast<float*>(gemm_.out) + int64_t{row} * width + column0);
+#pragma unroll
+        for (int i = 0; i < kFp8Columns; i += 4) {
+            if (column0 + i < width) out[i / 4] = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+        }
+    }
+
+    __device__ __forceinline__ void finish() {}
+
+ private:
+    Fp8Gemm const& gemm_;
+};
+
 // gate * sigmoid(slope * gate + cubic * gate^3) * (up + shift), gate and up clamped: every activation that a sigmoid
 // makes, with two special-function instructions, accurate to a few units in float32's last place where E4M3 keeps four
 // bits.
@@ -131,6 +154,7 @@ class SigmoidGate {
 class Fp8GatedOutput {
  public:
     static constexpr bool kSplits = false;
+    static constexpr bool kPadded = true;  // of experts: written to the tiles that a job's rows have
 
     explicit __device__ __forceinline__ Fp8GatedOutput(Fp8Gemm const& gemm)
         : gemm_(gemm), gate_(gemm), sigmoid_(SigmoidGate::covers(gemm.activation)) {

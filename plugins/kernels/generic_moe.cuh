@@ -1,4 +1,5 @@
-// NVFP4MoE for any shape and type: rows gathered in the order of their experts, a tile of GEMM per job, and the sum.
+// NVFP4MoE and FP8MoE for any shape and type: rows gathered in the order of their experts, a tile of GEMM per job, and
+// the sum.
 #pragma once
 
 #include "generic_gemm.cuh"
@@ -20,15 +21,27 @@ __global__ __launch_bounds__(kMoeThreads) void generic_moe_gather(T const* x, in
     }
 }
 
+// One expert's weights of all experts'.
+__device__ __forceinline__ Nvfp4Rows weights_of(Nvfp4Rows w, int64_t expert, int64_t n, int64_t k) {
+    w.packed += expert * (n * k / 2);
+    w.block_scales += expert * scale_bytes(n, k);
+    w.tensor_scale += expert;
+    return w;
+}
+
+__device__ __forceinline__ Fp8Channels weights_of(Fp8Channels w, int64_t expert, int64_t n, int64_t k) {
+    w.values += expert * n * k;
+    w.scales += expert * n;
+    return w;
+}
+
 // As generic_gemm, the weights being those of all experts: blockIdx.y is a job of at most kGemmTile rows.
-template <typename A, typename T, typename Out>
-__global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArgs<T, Out> args, MoePlan plan) {
+template <typename A, typename T, typename Out, typename W>
+__global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArgs<T, Out, W> args, MoePlan plan) {
     if (static_cast<int>(blockIdx.y) >= *plan.job_count) return;
     ExpertJob const job = plan.jobs[blockIdx.y];
     args.m = job.first + job.count;
-    args.w.packed += job.expert * (args.n * args.k / 2);
-    args.w.block_scales += job.expert * scale_bytes(args.n, args.k);
-    args.w.tensor_scale += job.expert;
+    args.w = weights_of(args.w, job.expert, args.n, args.k);
     args.bias += job.expert * args.n;
     gemm_tile(a, args, job.first, int64_t{blockIdx.x} * kGemmTile);
 }
@@ -58,8 +71,8 @@ TrtNvfp4Status launch_moe_gather(T const* x, int64_t hidden, int top_k, bool sca
     return check_cuda(cudaGetLastError(), "generic_moe_gather");
 }
 
-template <typename A, typename T, typename Out>
-TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out> const& args, int64_t jobs, MoePlan const& plan,
+template <typename A, typename T, typename Out, typename W>
+TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, int64_t jobs, MoePlan const& plan,
                                   cudaStream_t stream) {
     dim3 const grid(static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile), static_cast<unsigned>(jobs));
     generic_expert_gemm<<<grid, kGemmThreads, 0, stream>>>(a, args, plan);

@@ -68,23 +68,17 @@ class Epilogue : public EpilogueBase<Fp8Gemm> {
     Params const& params_;
 };
 
-template <class Output, class Config>
+using Value = cutlass::float_e4m3_t;
+
+// kEpilogueBytes of shared memory are the epilogue's.
+template <size_t kEpilogueBytes, class Config>
 using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, cutlass::float_e4m3_t, cutlass::layout::RowMajor, 16,
-    cutlass::float_e4m3_t, cutlass::layout::ColumnMajor, 16, float, typename Config::Tile, typename Config::Cluster,
-    cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue<Output, Config>::SharedStorage)>,
-    typename Config::Schedule>::CollectiveOp;
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Value, cutlass::layout::RowMajor, 16, Value,
+    cutlass::layout::ColumnMajor, 16, float, typename Config::Tile, typename Config::Cluster,
+    cutlass::gemm::collective::StageCountAutoCarveout<kEpilogueBytes>, typename Config::Schedule>::CollectiveOp;
 
-template <class Output, class Config>
-using Gemm = cutlass::gemm::kernel::GemmUniversal<
-    cute::Shape<int, int, int, int>, Mainloop<Output, Config>,
-    cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Epilogue<Output, Config>>,
-    cutlass::gemm::PersistentScheduler>;
-
-template <class Output, class Config>
-struct Fp8Kernel : Gemm<Output, Config> {
-    using Base = Gemm<Output, Config>;
-
+template <class Base>
+struct Fp8Kernel : Base {
     CUTLASS_DEVICE void operator()(typename Base::Params const& params, char* shared) {
         Fp8Gemm const& gemm = params.epilogue;
         let_next_kernel_start();
@@ -98,9 +92,24 @@ struct Fp8Kernel : Gemm<Output, Config> {
 };
 
 template <class Output, class Config>
+using Dense = Fp8Kernel<cutlass::gemm::kernel::GemmUniversal<
+    cute::Shape<int, int, int, int>, Mainloop<sizeof(typename Epilogue<Output, Config>::SharedStorage), Config>,
+    cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Epilogue<Output, Config>>,
+    cutlass::gemm::PersistentScheduler>>;
+
+template <class Kernel>
+TrtNvfp4Status launch_fp8(typename Kernel::Arguments arguments, cudaStream_t stream) {
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
+                                          arguments.hw_info.device_id),
+                   "number of multiprocessors"));
+    return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), true, stream, "FP8 GEMM");
+}
+
+template <class Output, class Config>
 TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
-    using Kernel = Fp8Kernel<Output, Config>;
-    using Value = cutlass::float_e4m3_t;
+    using Kernel = Dense<Output, Config>;
     if (gemm.m == 0) return TRT_NVFP4_SUCCESS;
 
     int64_t const k = gemm.k / gemm.splits;
@@ -114,12 +123,7 @@ TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
     arguments.epilogue = gemm;
     // Tiles that share weights run together, so that weights are read from memory once.
     arguments.scheduler.raster_order = Kernel::TileScheduler::RasterOrderOptions::AlongM;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
-                                          arguments.hw_info.device_id),
-                   "number of multiprocessors"));
-    return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), true, stream, "FP8 GEMM");
+    return launch_fp8<Kernel>(arguments, stream);
 }
 
 }  // namespace trt_nvfp4::sm90

@@ -3,6 +3,7 @@
 from .activation import Activation
 from .definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
 from .fp8_gated_mlp import FP8_GATED_MLP
+from .fp8_moe import FP8_MOE
 from .nvfp4_gated_mlp import NVFP4_GATED_MLP
 from .nvfp4_linear import NVFP4_LINEAR
 from .nvfp4_moe import NVFP4_MOE
@@ -11,7 +12,7 @@ from .nvfp4_quantize import NVFP4_QUANTIZE
 
 OPS = {
     op.name: op
-    for op in (NVFP4_QUANTIZE, NVFP4_LINEAR, NVFP4_GATED_MLP, NVFP4_PERSISTENT_MLP, NVFP4_MOE, FP8_GATED_MLP)
+    for op in (NVFP4_QUANTIZE, NVFP4_LINEAR, NVFP4_GATED_MLP, NVFP4_PERSISTENT_MLP, NVFP4_MOE, FP8_GATED_MLP, FP8_MOE)
 }
 
 __all__ = ["DOMAIN", "OPS", "VERSION", "Activation", "Formal", "OpDefinition", "OpError"]

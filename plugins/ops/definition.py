@@ -199,23 +199,21 @@ class ShapeRule:
 
     def weight(self, tensor: str, scales: str, k: int, batch: Shape = ()) -> int:
         """Check packed weights [*batch, N, k/2] and their tiled block scales; return N."""
-        self._check_blocks(tensor, k)
-        shape = self.shapes[tensor]
-        if len(shape) != len(batch) + 2 or not isinstance(shape[-2], int):
-            raise OpError(f"{self.op}: {tensor} must have shape {_text((*batch, 'N', k // 2))}, found {_text(shape)}")
-        n = shape[-2]
-        self.expect(tensor, (*batch, n, k // 2))
+        n = self._check_weight(tensor, k, batch, values_per_byte=2)
         self.expect(scales, (*batch, *tiled_shape(n, k // BLOCK)))
         return n
 
-    def plain_weight(self, tensor: str, k: int) -> int:
-        """Check weights [N, k] of a byte per value; return N."""
+    def plain_weight(self, tensor: str, k: int, batch: Shape = ()) -> int:
+        """Check weights [*batch, N, k] of a byte per value; return N."""
+        return self._check_weight(tensor, k, batch, values_per_byte=1)
+
+    def _check_weight(self, tensor: str, k: int, batch: Shape, values_per_byte: int) -> int:
         self._check_blocks(tensor, k)
-        shape = self.shapes[tensor]
-        if len(shape) != 2 or not isinstance(shape[0], int):
-            raise OpError(f"{self.op}: {tensor} must have shape {_text(('N', k))}, found {_text(shape)}")
-        self.expect(tensor, (shape[0], k))
-        return shape[0]
+        shape, columns = self.shapes[tensor], k // values_per_byte
+        if len(shape) != len(batch) + 2 or not isinstance(shape[-2], int):
+            raise OpError(f"{self.op}: {tensor} must have shape {_text((*batch, 'N', columns))}, found {_text(shape)}")
+        self.expect(tensor, (*batch, shape[-2], columns))
+        return shape[-2]
 
     def _check_blocks(self, tensor: str, k: int) -> None:
         if k <= 0 or k % BLOCK:

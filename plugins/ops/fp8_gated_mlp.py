@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from . import function_body as text
 from .activation import Activation, gate, gate_onnx
 from .definition import Formal, OpDefinition, Shape, ShapeRule
-from .number_formats import E4M3_MAX, SMALLEST_TENSOR_SCALE, e4m3_round
-from .reference import linear
+from .reference import dequantize_e4m3, linear, through_e4m3
 
 
 def _reference(
@@ -27,21 +25,11 @@ def _reference(
     alpha: float,
     limit: float,
 ) -> Tensor:
-    seen = _through_e4m3(x.float().reshape(-1, x.shape[-1]), input_scale)
-    gate_up = linear(seen, _weight(gate_up_weight, gate_up_scale), gate_up_bias)
+    seen = through_e4m3(x.float().reshape(-1, x.shape[-1]), input_scale)
+    gate_up = linear(seen, dequantize_e4m3(gate_up_weight, gate_up_scale), gate_up_bias)
     hidden = gate(Activation(activation), gate_up[:, 0::2], gate_up[:, 1::2], alpha, limit)
-    y = linear(_through_e4m3(hidden, hidden_scale), _weight(down_weight, down_scale), down_bias)
+    y = linear(through_e4m3(hidden, hidden_scale), dequantize_e4m3(down_weight, down_scale), down_bias)
     return y.to(x.dtype).reshape(*x.shape[:-1], -1)
-
-
-def _through_e4m3(x: Tensor, given_scale: Tensor) -> Tensor:
-    computed = (x.abs().max() / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
-    scale = given_scale if given_scale != 0 else computed
-    return e4m3_round(x / scale).float() * scale
-
-
-def _weight(values: Tensor, scale: Tensor) -> Tensor:
-    return values.view(torch.float8_e4m3fn).float() * scale[:, None]
 
 
 def _shapes(rule: ShapeRule) -> list[Shape]:

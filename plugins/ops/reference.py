@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .number_formats import BLOCK, dequantize_blocks, quantize_blocks, tensor_scale, unpack, untile_scales
+from .number_formats import (
+    BLOCK,
+    E4M3_MAX,
+    SMALLEST_TENSOR_SCALE,
+    dequantize_blocks,
+    e4m3_round,
+    quantize_blocks,
+    tensor_scale,
+    unpack,
+    untile_scales,
+)
 
 
 def chosen_scale(given: Tensor, x: Tensor) -> Tensor:
@@ -27,6 +37,18 @@ def gemm_input(x: Tensor, dtype: torch.dtype, quantize_activations: int, given_s
         return x.to(dtype).float()
     scale = chosen_scale(given_scale, x)
     return dequantize_blocks(*quantize_blocks(x, scale), scale)
+
+
+def through_e4m3(x: Tensor, given_scale: Tensor) -> Tensor:
+    """float32 x quantized to E4M3 and back, under the given scale or, where that is 0, amax / 448."""
+    computed = (x.abs().max() / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
+    scale = given_scale if given_scale != 0 else computed
+    return e4m3_round(x / scale).float() * scale
+
+
+def dequantize_e4m3(values: Tensor, scale: Tensor) -> Tensor:
+    """float32 [N, K] of E4M3 bytes (int8 [N, K]) and a multiplier per row."""
+    return values.view(torch.float8_e4m3fn).float() * scale[:, None]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["crossovers", "decode", "fp8_mlp", "fp8_sweep", "moe", "quantize"])
+@pytest.mark.parametrize("name", ["crossovers", "decode", "fp8_mlp", "fp8_moe", "fp8_sweep", "moe", "quantize"])
 def test_help(name: str) -> None:
     result = subprocess.run([sys.executable, BENCHMARKS / f"{name}.py", "--help"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -17,7 +17,7 @@ from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]
-HOPPER = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_mlp=True)
+HOPPER = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_plugins=True)
 
 
 def draw(seed: int, *shape: int) -> np.ndarray:

@@ -71,23 +71,37 @@ class Inputs:
         ]  # fmt: skip
 
     def moe(self, lead: Sequence[int], h: int, i: int, experts: int, gated: int = 1, s: int = 16) -> list[Tensor]:
-        """Logits of bfloat16 precision and a bias of eighths: ties, and keys that rounding cannot reorder."""
         n, shared_n = (2 * i, 2 * s) if gated else (i, s)
-        logits = torch.randn(*lead, experts, generator=self.generator).bfloat16().float()
-        bias = torch.randint(-2, 3, (experts,), generator=self.generator) / 8
+        routing = self.routing(lead, experts)
         routed = [*self.weight(n, h, experts), self.normal(experts, n)]
         routed += [*self.weight(h, i, experts), self.normal(experts, h)]
         shared = [*self.weight(shared_n, h), self.normal(shared_n), *self.weight(h, s), self.normal(h), self.normal(h)]
-        return [self.normal(*lead, h), logits, bias, *routed, *shared, torch.tensor(0.0), torch.tensor(0.0)]
+        return [self.normal(*lead, h), *routing, *routed, *shared, torch.tensor(0.0), torch.tensor(0.0)]
+
+    def routing(self, lead: Sequence[int], experts: int) -> list[Tensor]:
+        """Logits of bfloat16 precision and a bias of eighths: ties, and keys that rounding cannot reorder."""
+        logits = torch.randn(*lead, experts, generator=self.generator).bfloat16().float()
+        return [logits, torch.randint(-2, 3, (experts,), generator=self.generator) / 8]
+
+    def fp8_weight(self, n: int, k: int, *lead: int) -> list[Tensor]:
+        """E4M3 bytes, their scales, and a bias."""
+        matrix = torch.randn(*lead, n, k, generator=self.generator) / k**0.5
+        scales = matrix.abs().amax(-1) / 448
+        values = (matrix / scales.unsqueeze(-1)).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.int8)
+        return [values, scales, self.normal(*lead, n)]
 
     def fp8_gated_mlp(self, lead: Sequence[int], k: int, i: int, h: int, scale: float = 0.0) -> list[Tensor]:
-        weights = []
-        for n, columns in ((2 * i, k), (h, i)):
-            matrix = torch.randn(n, columns, generator=self.generator) / columns**0.5
-            scales = matrix.abs().amax(1) / 448
-            values = (matrix / scales[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.int8)
-            weights += [values, scales, self.normal(n)]
+        weights = [*self.fp8_weight(2 * i, k), *self.fp8_weight(h, i)]
         return [self.normal(*lead, k), *weights, torch.tensor(scale), torch.tensor(scale)]
+
+    def fp8_moe(
+        self, lead: Sequence[int], h: int, i: int, experts: int, gated: int = 1, s: int = 16, scale: float = 0.0
+    ) -> list[Tensor]:
+        n, shared_n = (2 * i, 2 * s) if gated else (i, s)
+        weights = [*self.fp8_weight(n, h, experts), *self.fp8_weight(h, i, experts)]
+        weights += [*self.fp8_weight(shared_n, h), *self.fp8_weight(h, s), self.normal(h)]
+        scales = [torch.tensor(scale), torch.tensor(scale)]
+        return [self.normal(*lead, h), *self.routing(lead, experts), *weights, *scales]
 
     def small(self, op: str) -> list[Tensor]:
         """Inputs of any op, three rows."""
@@ -97,6 +111,7 @@ class Inputs:
             "NVFP4PersistentMLP": lambda: self.persistent_mlp((3,), 32, 48, 32, 2, 1),
             "NVFP4MoE": lambda: self.moe((3,), 32, 48, 4),
             "FP8GatedMLP": lambda: self.fp8_gated_mlp((3,), 32, 48, 32),
+            "FP8MoE": lambda: self.fp8_moe((3,), 32, 48, 4),
             "NVFP4Quantize": lambda: self.quantize((3,), 32),
         }[op]()
         return made
@@ -121,7 +136,7 @@ def model_of(op: str, tensors: Sequence[Tensor], opset: int = 21, /, **attribute
     names = [formal.name for formal in definition.inputs]
     outputs = [formal.name for formal in definition.outputs]
     node = definition.node(names, outputs, "node", **attributes)
-    activations = 2 if op in ("NVFP4Quantize", "NVFP4MoE") else 1
+    activations = 2 if op in ("NVFP4Quantize", "NVFP4MoE", "FP8MoE") else 1
     shapes: list[list[Any]] = [list(tensor.shape) for tensor in tensors]
     for shape in shapes[:activations]:
         shape[:-1] = [f"d{i}" for i in range(len(shape) - 1)]

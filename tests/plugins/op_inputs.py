@@ -56,30 +56,58 @@ def persistent_mlp(
     return Case(inputs, [up, down])
 
 
+def fp8_weight(
+    rng: np.random.Generator, n: int, k: int, dtype: torch.dtype, lead: tuple[int, ...] = ()
+) -> list[torch.Tensor]:
+    """Every finite E4M3 byte, with scales such that products are near one, and a bias."""
+    finite = np.array([code for code in range(256) if code % 128 != 127], np.uint8)
+    values = torch.from_numpy(rng.choice(finite, (*lead, n, k))).view(torch.int8)
+    scales = torch.from_numpy((0.5 + rng.random((*lead, n))) / (130 * k**0.5)).float()
+    return [values, scales, random_t(rng, (*lead, n), dtype)]
+
+
 def fp8_gated_mlp(
     rng: np.random.Generator, m: int, k: int, i: int, h: int, dtype: torch.dtype, scales: tuple[float, float] = (0, 0)
 ) -> Case:
-    """Every finite E4M3 byte; hidden values and outputs near one."""
-    finite = np.array([code for code in range(256) if code % 128 != 127], np.uint8)
-
-    def weight(n: int, k: int) -> list[torch.Tensor]:
-        values = torch.from_numpy(rng.choice(finite, (n, k))).view(torch.int8)
-        return [values, torch.from_numpy((0.5 + rng.random(n)) / (130 * k**0.5)).float(), random_t(rng, (n,), dtype)]
-
-    inputs = [random_t(rng, (m, k), dtype), *weight(2 * i, k), *weight(h, i)]
+    """Hidden values and outputs near one."""
+    inputs = [random_t(rng, (m, k), dtype), *fp8_weight(rng, 2 * i, k, dtype), *fp8_weight(rng, h, i, dtype)]
     return Case([*inputs, scalar(scales[0]), scalar(scales[1])])
+
+
+def fp8_moe(
+    rng: np.random.Generator,
+    m: int,
+    h: int,
+    i: int,
+    experts: int,
+    dtype: torch.dtype,
+    scales: tuple[float, float] = (0, 0),
+    *,
+    gated: int = 1,
+    s: int = 16,
+) -> Case:
+    """Routed as in `moe`, experts as in `fp8_gated_mlp`."""
+    factor = 2 if gated else 1
+    inputs = [random_t(rng, (m, h), dtype), router_logits(rng, m, experts), torch.zeros(experts)]
+    inputs += fp8_weight(rng, factor * i, h, dtype, (experts,)) + fp8_weight(rng, h, i, dtype, (experts,))
+    inputs += fp8_weight(rng, factor * s, h, dtype) + fp8_weight(rng, h, s, dtype)
+    return Case([*inputs, random_t(rng, (h,), dtype) / h**0.5, scalar(scales[0]), scalar(scales[1])])
+
+
+def router_logits(rng: np.random.Generator, m: int, experts: int) -> torch.Tensor:
+    """That rounding cannot reorder: multiples of 1/64, with ties."""
+    return torch.from_numpy(rng.integers(-128, 128, (m, experts)) / np.float32(64)).float()
 
 
 def moe(
     rng: np.random.Generator, m: int, h: int, i: int, experts: int, dtype: torch.dtype, *, gated: int = 1, s: int = 16
 ) -> Case:
-    """Logits that rounding cannot reorder: multiples of 1/64, with ties. The correction bias is zero."""
+    """The correction bias is zero."""
     factor = 2 if gated else 1
     up, down = Weight.random(rng, factor * i, h, (experts,)), Weight.random(rng, h, i, (experts,))
     shared_up, shared_down = Weight.random(rng, factor * s, h), Weight.random(rng, h, s)
     biases = [random_t(rng, shape, dtype) for shape in ((experts, factor * i), (experts, h), (factor * s,), (h,), (h,))]
-    logits = torch.from_numpy(rng.integers(-128, 128, (m, experts)) / np.float32(64))
-    inputs = [random_t(rng, (m, h), dtype), logits.float(), torch.zeros(experts)]
+    inputs = [random_t(rng, (m, h), dtype), router_logits(rng, m, experts), torch.zeros(experts)]
     inputs += [*up.tensors, biases[0], *down.tensors, biases[1]]
     inputs += [*shared_up.tensors, biases[2], *shared_down.tensors, biases[3], biases[4] / h**0.5]
     return Case([*inputs, scalar(0), scalar(0)], [up, down, shared_up, shared_down])

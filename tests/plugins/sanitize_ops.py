@@ -34,6 +34,10 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
     for m, scales in ((3, (0, 0)), (130, (0.01, 0.02))):
         inputs = op_inputs.fp8_gated_mlp(rng, m, 272, 208, 136, dtype, scales).inputs
         yield "FP8GatedMLP", inputs, {"activation": 5, "static_scales": int(scales[0] != 0)}
+    for m, scales in ((3, (0, 0)), (70, (0.01, 0.02))):
+        inputs = op_inputs.fp8_moe(rng, m, 144, 80, 5, dtype, scales, s=64).inputs
+        attributes = {"top_k": 2, "shared": 1, "shared_gated": 1, "static_scales": int(scales[0] != 0)}
+        yield "FP8MoE", inputs, attributes
     for norm in (0, 1):
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 

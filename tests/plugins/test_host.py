@@ -22,6 +22,7 @@ def cases(m: int, dtype: torch.dtype = torch.float16) -> dict[str, list[torch.Te
         "NVFP4GatedMLP": meta(op_inputs.gated_mlp(rng, m, 48, 80, 40, dtype)),
         "NVFP4PersistentMLP": meta(op_inputs.persistent_mlp(rng, 2, m, 48, 80, 48, dtype, gated=1)),
         "FP8GatedMLP": meta(op_inputs.fp8_gated_mlp(rng, m, 48, 80, 40, dtype)),
+        "FP8MoE": meta(op_inputs.fp8_moe(rng, m, 48, 80, 4, dtype)),
         "NVFP4MoE": meta(op_inputs.moe(rng, m, 48, 80, 4, dtype)),
         "NVFP4Quantize": meta(op_inputs.quantize(rng, m, 48, dtype)),
     }
@@ -50,7 +51,7 @@ def test_types_and_shapes_follow_the_definition(host: PluginHost, op: str, dtype
 
 @pytest.mark.parametrize("op", sorted(OPS))
 def test_workspace_grows_with_the_rows(host: PluginHost, op: str) -> None:
-    attributes = {"NVFP4Quantize": {"norm": 1}, "FP8GatedMLP": {}}.get(op, {"quantize_activations": 1})
+    attributes = {"NVFP4Quantize": {"norm": 1}, "FP8GatedMLP": {}, "FP8MoE": {}}.get(op, {"quantize_activations": 1})
     sizes = []
     for m in (0, 1, 127, 500):
         with host.session(op, cases(m)[op], attributes) as session:

@@ -20,7 +20,7 @@ import importlib, json, sys
 trt = importlib.import_module(sys.argv[1])
 registry = trt.get_plugin_registry()
 registry.load_library(sys.argv[2])
-ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8GatedMLP"))]
+ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8"))]
 print(json.dumps([(c.name, c.plugin_version, c.plugin_namespace) for c in ours]))
 """
 

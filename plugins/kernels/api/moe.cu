@@ -120,33 +120,9 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
                           plan, static_cast<T*>(args.y), stream);
 }
 
-TrtNvfp4Status require_range(char const* what, int64_t value, int64_t least, int64_t most) {
-    if (value >= least && value <= most) return TRT_NVFP4_SUCCESS;
-    return record_error(TRT_NVFP4_INVALID_ARGUMENT, std::string("NVFP4MoE: ") + what + " must be " +
-                                                        std::to_string(least) + " to " + std::to_string(most) +
-                                                        ", it is " + std::to_string(value));
-}
-
 TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4MoE: no arguments"));
-    TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4MoE", args->m));
-    TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4MoE: the hidden size", args->hidden));
-    TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4MoE: the intermediate size", args->intermediate));
-    if (args->shared) {
-        TRT_NVFP4_RETURN_IF_ERROR(
-            require_blocks("NVFP4MoE: the shared expert's intermediate size", args->shared_intermediate));
-    }
-    TRT_NVFP4_RETURN_IF_ERROR(require_range("the number of experts", args->experts, 1, TRT_NVFP4_MAX_EXPERTS));
-    TRT_NVFP4_RETURN_IF_ERROR(require_range("scoring", args->scoring, TRT_NVFP4_SOFTMAX, TRT_NVFP4_SIGMOID_OF_CHOSEN));
-    TRT_NVFP4_RETURN_IF_ERROR(require_range("n_group", args->groups, 1, args->experts));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        require(args->experts % args->groups == 0, "NVFP4MoE: n_group must divide the number of experts"));
-    int64_t const group = args->experts / args->groups;
-    TRT_NVFP4_RETURN_IF_ERROR(require_range("topk_group", args->open_groups, 1, args->groups));
-    TRT_NVFP4_RETURN_IF_ERROR(require_range("group_score_top", args->group_score_top, 1, group));
-    TRT_NVFP4_RETURN_IF_ERROR(require_range("top_k (of the experts in open groups)", args->top_k, 1,
-                                            std::min<int64_t>(TRT_NVFP4_MAX_TOP_K, args->open_groups * group)));
-    return require_activation("NVFP4MoE", args->activation, args->gated != 0);
+    return require_moe("NVFP4MoE", *args);
 }
 
 }  // namespace

@@ -1,12 +1,45 @@
-// Laying out and making the plan of a mixture of experts, for the launchers.
+// Checking the arguments of a mixture of experts, laying out and making its plan: for the launchers.
 #pragma once
 
 #include "../moe_plan.cuh"
-#include "launch.h"
+#include "validate.h"
 
 namespace trt_nvfp4 {
 
 constexpr int kMoeFewestJobTokens = 32;  // of any GPU's jobs: sizes the plan
+
+// What NVFP4MoE and FP8MoE ask of their arguments.
+inline TrtNvfp4Status require_moe(char const* op, TrtNvfp4MoeArgs const& args) {
+    auto const in_range = [op](char const* what, int64_t value, int64_t least, int64_t most) {
+        if (value >= least && value <= most) return TRT_NVFP4_SUCCESS;
+        return record_error(TRT_NVFP4_INVALID_ARGUMENT, std::string(op) + ": " + what + " must be " +
+                                                            std::to_string(least) + " to " + std::to_string(most) +
+                                                            ", it is " + std::to_string(value));
+    };
+    auto const in_blocks = [op](char const* what, int64_t k) {
+        if (k > 0 && k % 16 == 0) return TRT_NVFP4_SUCCESS;
+        return require_blocks((std::string(op) + ": " + what).c_str(), k);
+    };
+    TRT_NVFP4_RETURN_IF_ERROR(require_rows(op, args.m));
+    TRT_NVFP4_RETURN_IF_ERROR(in_blocks("the hidden size", args.hidden));
+    TRT_NVFP4_RETURN_IF_ERROR(in_blocks("the intermediate size", args.intermediate));
+    if (args.shared) {
+        TRT_NVFP4_RETURN_IF_ERROR(in_blocks("the shared expert's intermediate size", args.shared_intermediate));
+    }
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("the number of experts", args.experts, 1, TRT_NVFP4_MAX_EXPERTS));
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("scoring", args.scoring, TRT_NVFP4_SOFTMAX, TRT_NVFP4_SIGMOID_OF_CHOSEN));
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("n_group", args.groups, 1, args.experts));
+    if (args.experts % args.groups != 0) {
+        return record_error(TRT_NVFP4_INVALID_ARGUMENT,
+                            std::string(op) + ": n_group must divide the number of experts");
+    }
+    int64_t const group = args.experts / args.groups;
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("topk_group", args.open_groups, 1, args.groups));
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("group_score_top", args.group_score_top, 1, group));
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("top_k (of the experts in open groups)", args.top_k, 1,
+                                       std::min<int64_t>(TRT_NVFP4_MAX_TOP_K, args.open_groups * group)));
+    return require_activation(op, args.activation, args.gated != 0);
+}
 
 inline MoePlan take_plan(Workspace& workspace, int64_t tokens, int64_t top_k, int64_t experts) {
     int64_t const pairs = tokens * top_k;

@@ -45,7 +45,7 @@ typedef enum {
     // Block-scaled tensor cores: quantize_activations, float16 or bfloat16, every K a multiple of 32.
     TRT_NVFP4_TACTIC_W4A4 = 3,
     TRT_NVFP4_TACTIC_W4A4_PAIR = 4,       // the same by clusters of two CTAs
-    TRT_NVFP4_TACTIC_FP8 = 5,             // FP8 tensor cores: float16 or bfloat16, hidden_out % 8 == 0
+    TRT_NVFP4_TACTIC_FP8 = 5,             // FP8 tensor cores: float16 or bfloat16, hidden_out % 8 == 0; gated
     TRT_NVFP4_TACTIC_W4A16_MMA_SYNC = 6,  // W4A16 by mma.sync where it would be by SM90's wgmma
     TRT_NVFP4_TACTIC_W4A4_UNSPLIT = 7,    // W4A4 with no K split over CTAs where it would be
 } TrtNvfp4Tactic;
@@ -180,6 +180,14 @@ typedef struct {
     void* y;                           // T [m, hidden]
 } TrtNvfp4MoeArgs;
 
+// The same sum of experts in E4M3; x and the hidden activations as in TrtNvfp4Fp8MlpArgs, their scales, amax / 448
+// where 0, being moe's. The weights of moe and its quantize_activations are not read.
+typedef struct {
+    TrtNvfp4MoeArgs moe;
+    TrtNvfp4Fp8Weight up, down;  // arrays over experts are dense
+    TrtNvfp4Fp8Weight shared_up, shared_down;
+} TrtNvfp4Fp8MoeArgs;
+
 // Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
 // asks on a machine without a GPU. Of AUTO it is what any sensible tactic needs on any GPU.
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
@@ -187,6 +195,7 @@ TrtNvfp4Status trtNvfp4MlpWorkspace(TrtNvfp4MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4Fp8MoeWorkspace(TrtNvfp4Fp8MoeArgs const* args, size_t* bytes);
 
 // Reads no pointer, nor args->tactic. Without a GPU the answer is that of a GPU that has no kernels of its own.
 TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tactics* tactics);
@@ -194,6 +203,7 @@ TrtNvfp4Status trtNvfp4MlpTactics(TrtNvfp4MlpArgs const* args, TrtNvfp4Tactics* 
 TrtNvfp4Status trtNvfp4QuantizeTactics(TrtNvfp4QuantizeArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4Fp8MlpTactics(TrtNvfp4Fp8MlpArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4Fp8MoeTactics(TrtNvfp4Fp8MoeArgs const* args, TrtNvfp4Tactics* tactics);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
 // after.
@@ -202,6 +212,7 @@ TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t 
 TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Fp8Moe(TrtNvfp4Fp8MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 
 // The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the
 // plugin library, because TensorRT swallows what fails in a workspace query or in serialization.

@@ -29,8 +29,9 @@ struct Layout {
         Workspace workspace(base);
         int64_t const pairs = args.m * args.top_k;
         plan = take_plan(workspace, args.m, args.top_k, args.experts);
-        jobs = most_jobs(pairs, args.experts, kExpertRows);
-        routed = {args.up, args.down, args.experts, args.intermediate, jobs * kExpertRows, plan.jobs, plan.job_count};
+        jobs = most_jobs(pairs, args.experts, kW4a4ExpertRows);
+        routed = {args.up,   args.down,     args.experts, args.intermediate, jobs * kW4a4ExpertRows,
+                  plan.jobs, plan.job_count};
         take(workspace, args.hidden, pairs, routed);
         if (args.shared) {
             shared = {args.shared_up, args.shared_down, 1, args.shared_intermediate, args.m, nullptr, nullptr};
@@ -98,10 +99,11 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t st
     T const* const x = static_cast<T const*>(args.x);
     bool const scale_input = args.scale_input != 0;
     bool const static_scales = args.static_scales != 0;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(args, layout.plan, 0, args.m, kExpertRows), stream));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(args, layout.plan, 0, args.m, kW4a4ExpertRows), stream));
     PairInput<T> const input{x, args.hidden, args.top_k, scale_input ? layout.plan.weights : nullptr};
+    Nvfp4PairRows const rows{args.input_tensor_scale, layout.routed.input};
     TRT_NVFP4_RETURN_IF_ERROR(launch_quantize_pairs(input, args.m, layout.jobs, layout.plan, args.input_tensor_scale,
-                                                    static_scales, layout.routed.input, stream));
+                                                    static_scales, rows.out.amax_bits, rows, stream));
     TRT_NVFP4_RETURN_IF_ERROR(run_experts(args, layout.routed, launch, stream));
     if (args.shared) {
         TRT_NVFP4_RETURN_IF_ERROR(launch_quantize(x, args.m, args.hidden, args.input_tensor_scale, static_scales,

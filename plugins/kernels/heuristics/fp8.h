@@ -1,14 +1,16 @@
-// Launch choices of FP8GatedMLP on tensor cores: tiles, clusters and splits of K. Those of SM90 as measured on an H200
-// for layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md), the others after them, not measured.
+// Launch choices of FP8GatedMLP and FP8MoE on tensor cores: tiles, clusters and splits of K. Those of SM90 as measured
+// on an H200 for layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md), the others after them, not
+// measured.
 #pragma once
 
 #include <climits>
 
-#include "../fp8_gemm.h"
+#include "../fp8_experts.h"
 
 namespace trt_nvfp4::fp8 {
 
 using Launch = TrtNvfp4Status (*)(Fp8Gemm const&, cudaStream_t);
+using ExpertsLaunch = TrtNvfp4Status (*)(Fp8ExpertsGemm const&, cudaStream_t);
 
 constexpr int kMaxSplits = 8;
 // Tiles times splits of a split GEMM: bounds the workspace without knowing the GPU. All fit on an H200 at a time.
@@ -29,7 +31,15 @@ inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
     return splits;
 }
 
+// Rows of a tile of experts, and so the most pairs of a job: no more than an expert gets on average, as far as there
+// are such tiles. Whatever the GPU, so that it sizes the workspace.
+inline int expert_rows(int64_t pairs, int64_t experts) { return pairs <= 64 * experts ? 64 : 128; }
+
 #ifdef TRT_NVFP4_SM90
+inline ExpertsLaunch choose_experts_sm90(int rows) {
+    return rows == 64 ? sm90_fp8_experts_64x128 : sm90_fp8_experts_128x128;
+}
+
 inline Launch choose_gated_sm90(Fp8Gemm const& gemm) {
     return gemm.m <= 64 ? sm90_fp8_gated_64x128 : sm90_fp8_gated_128x128;
 }
@@ -55,7 +65,8 @@ inline Split choose_dense_sm89(Fp8Gemm const& gemm) {
 struct Kernels {
     Launch (*gated)(Fp8Gemm const&);
     Split (*dense)(Fp8Gemm const&);
-    bool programmatic;  // wait for the kernels before them themselves
+    ExpertsLaunch (*experts)(int rows);  // null: do not serve mixtures
+    bool programmatic;                   // wait for the kernels before them themselves
 };
 
 // Those of the current GPU; null where this library has none.
@@ -69,11 +80,11 @@ inline Kernels kernels() {
         return {};
     }
 #ifdef TRT_NVFP4_SM90
-    if (major == 9) return {choose_gated_sm90, choose_dense_sm90, true};
+    if (major == 9) return {choose_gated_sm90, choose_dense_sm90, choose_experts_sm90, true};
 #endif
 #ifdef TRT_NVFP4_SM89
     // SM100 would convert to 16 bits first.
-    if ((major == 8 && minor == 9) || major == 12) return {choose_gated_sm89, choose_dense_sm89, false};
+    if ((major == 8 && minor == 9) || major == 12) return {choose_gated_sm89, choose_dense_sm89, nullptr, false};
 #endif
     return {};
 }
@@ -82,6 +93,12 @@ inline Kernels kernels() {
 inline bool serves(TrtNvfp4Fp8MlpArgs const& args) {
     return kernels().gated != nullptr && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 &&
            args.m <= INT_MAX && args.intermediate <= INT_MAX / 2;
+}
+
+// As kernels without a gate are not worth their size, they are generic.
+inline bool serves(TrtNvfp4Fp8MoeArgs const& args) {
+    TrtNvfp4MoeArgs const& moe = args.moe;
+    return kernels().experts != nullptr && moe.dtype != TRT_NVFP4_FLOAT32 && moe.gated;
 }
 
 }  // namespace trt_nvfp4::fp8

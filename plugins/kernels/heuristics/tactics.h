@@ -10,7 +10,7 @@
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
 //     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
 //     MoE     W4A16 at every count; blocks and splits in moe.h. W4A4 at every count (roofline: an expert's weights bind
-//             it up to hundreds of its tokens).
+//             it up to hundreds of its tokens). FP8 at every count; tiles in fp8.h.
 #pragma once
 
 #include <algorithm>
@@ -58,11 +58,16 @@ TrtNvfp4Tactics tactics_of(Args const& args) {
     return with_generic(tactics);
 }
 
-inline TrtNvfp4Tactics tactics_of(TrtNvfp4Fp8MlpArgs const& args) {
+// Of FP8GatedMLP and FP8MoE.
+template <typename Args>
+TrtNvfp4Tactics fp8_tactics_of(Args const& args) {
     TrtNvfp4Tactics tactics{};
     if (fp8::serves(args)) add(tactics, TRT_NVFP4_TACTIC_FP8, true);
     return with_generic(tactics);
 }
+
+inline TrtNvfp4Tactics tactics_of(TrtNvfp4Fp8MlpArgs const& args) { return fp8_tactics_of(args); }
+inline TrtNvfp4Tactics tactics_of(TrtNvfp4Fp8MoeArgs const& args) { return fp8_tactics_of(args); }
 
 inline TrtNvfp4Tactics tactics_of(TrtNvfp4MoeArgs const& args) {
     TrtNvfp4Tactics tactics{};
@@ -72,13 +77,20 @@ inline TrtNvfp4Tactics tactics_of(TrtNvfp4MoeArgs const& args) {
     return with_generic(tactics);
 }
 
-// The tactic to run; AUTO where args.tactic cannot serve the call.
+template <typename Args>
+TrtNvfp4Tactic wanted_tactic(Args const& args) {
+    return args.tactic;
+}
+inline TrtNvfp4Tactic wanted_tactic(TrtNvfp4Fp8MoeArgs const& args) { return args.moe.tactic; }
+
+// The tactic to run; AUTO where the one that args name cannot serve the call.
 template <typename Args>
 TrtNvfp4Tactic resolve_tactic(Args const& args) {
     TrtNvfp4Tactics const tactics = tactics_of(args);
-    if (args.tactic == TRT_NVFP4_TACTIC_AUTO) return tactics.list[0];
+    TrtNvfp4Tactic const wanted = wanted_tactic(args);
+    if (wanted == TRT_NVFP4_TACTIC_AUTO) return tactics.list[0];
     auto const* const end = tactics.list + tactics.count;
-    return std::find(tactics.list, end, args.tactic) == end ? TRT_NVFP4_TACTIC_AUTO : args.tactic;
+    return std::find(tactics.list, end, wanted) == end ? TRT_NVFP4_TACTIC_AUTO : wanted;
 }
 
 }  // namespace trt_nvfp4

@@ -16,7 +16,8 @@ from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from trt_nvfp4.plugins.ops import OPS, Activation, OpError
-from trt_nvfp4.plugins.ops.nvfp4_moe import Scoring, no_shared_expert, route
+from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
+from trt_nvfp4.plugins.ops.nvfp4_moe import no_shared_expert
 
 MOE = OPS["NVFP4MoE"]
 NAMES = [formal.name for formal in MOE.inputs]

@@ -1,0 +1,53 @@
+"""E4M3 initializers of a matrix: bytes, and a scale per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.calibration import fp8
+from trt_nvfp4.graph_passes.source import ModelError
+from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, initializer
+from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, SMALLEST_TENSOR_SCALE
+
+
+def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> dict[str, ir.Value]:
+    """`weight` and `scale`, their names being `<prefix>_weight` and `<prefix>_scale`; quantized while they are written.
+
+    Args:
+        stacked: each gets a leading dimension, one entry per matrix; otherwise there is one matrix.
+
+    Raises:
+        ModelError: a weight holds NaN or Inf.
+    """
+    scales = [_row_scales(matrix) for matrix in matrices]
+    lead = (len(matrices),) if stacked else ()
+
+    def quantized() -> Iterator[torch.Tensor]:
+        for matrix, scale in zip(matrices, scales, strict=True):
+            start = 0
+            for chunk in matrix.chunks():
+                yield fp8.quantize(chunk, scale[start : start + len(chunk)], axis=0)[0].view(torch.int8)
+                start += len(chunk)
+
+    values = StreamedTensor(f"{prefix}_weight", ir.DataType.INT8, (*lead, *matrices[0].shape), quantized)
+    kind = ir.TensorType(ir.DataType.INT8)
+    return {
+        "weight": ir.Value(name=values.name, shape=values.shape, type=kind, const_value=values),
+        "scale": initializer(f"{prefix}_scale", torch.stack(scales).reshape(*lead, -1), ir.DataType.FLOAT),
+    }
+
+
+def fp8_scale(amax: torch.Tensor) -> torch.Tensor:
+    """What E4M3's values up to `amax` are multiplied with."""
+    return (amax / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
+
+
+def _row_scales(matrix: Matrix) -> torch.Tensor:
+    amax = torch.cat([chunk.abs().amax(1) for chunk in matrix.chunks()])
+    if not torch.isfinite(amax).all():
+        stored = " or ".join(dict.fromkeys(f"'{part.stored.name}'" for part in matrix.parts))
+        raise ModelError(f"weight {stored} holds NaN or Inf and cannot be quantized; repair the checkpoint")
+    return fp8_scale(amax)

@@ -1,0 +1,131 @@
+"""The node that replaces an MoE block, whatever the format of the experts' weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.graph_passes.source import OPS_DOMAIN
+from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
+from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
+from trt_nvfp4.plugins.ops import Activation, OpDefinition
+from trt_nvfp4.plugins.ops.definition import Shape
+from trt_nvfp4.plugins.ops.moe_routing import Scoring
+
+#: Makes the initializers of one projection, by the rest of their inputs' names (weight, ...), from the MLPs, whether it
+#: is down (otherwise gate and up), whether the MLPs are the routed experts, and the names' beginning.
+MakeWeights = Callable[[Sequence[Mlp], bool, bool, str], Mapping[str, ir.Value]]
+
+
+def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
+    """Those whose weights' rows interleave in one projection."""
+    return mlp.linears[-1:] if is_down else mlp.linears[:-1]
+
+
+def expert_inputs(
+    op: OpDefinition, moe: Moe, name: str, make: MakeWeights, no_shared_expert: Callable[[int, int], dict[str, Shape]]
+) -> dict[str, ir.Value]:
+    """The op's constant inputs but for the activations' scales."""
+    first = moe.experts[0]
+    dtype = first.up.weight.dtype
+    features = first.up.weight.shape[1]
+    bias = moe.routing.correction_bias
+    values = torch.zeros(len(moe.experts)) if bias is None else as_torch(constant(bias)).float().reshape(-1)
+    inputs = {"correction_bias": initializer(f"{name}/correction_bias", values, ir.DataType.FLOAT)}
+    inputs |= _mlp_inputs(moe.experts, f"{name}/", True, make)
+    if moe.shared is None:
+        types = {formal.name: formal.type for formal in op.inputs}
+        for key, shape in no_shared_expert(features, int(first.gate is not None)).items():
+            kind = {"tensor(int8)": ir.DataType.INT8, "tensor(float)": ir.DataType.FLOAT}.get(types[key], dtype)
+            inputs[key] = initializer(f"{name}/{key}", torch.zeros([int(d or 0) for d in shape]), kind)
+        return inputs
+    shared = _mlp_inputs([moe.shared], f"{name}/shared_", False, make)
+    inputs |= {f"shared_{key}": value for key, value in shared.items()}
+    gate = torch.zeros(features)
+    if moe.shared_gate is not None:
+        gate = next(Matrix([moe.shared_gate.weight]).chunks()).reshape(-1)
+    inputs["shared_gate"] = initializer(f"{name}/shared_gate", gate, dtype)
+    return inputs
+
+
+def _mlp_inputs(mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights) -> dict[str, ir.Value]:
+    """Weights, their scales and biases of `mlps`, one matrix each for gate and up together and for down."""
+    inputs: dict[str, ir.Value] = {}
+    for key, is_down in (("gate_up", False), ("down", True)):
+        inputs |= {f"{key}_{part}": value for part, value in make(mlps, is_down, stacked, f"{prefix}{key}").items()}
+        parts = [linears_of(mlp, is_down) for mlp in mlps]
+        rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
+        data = torch.stack(rows) if stacked else rows[0]
+        inputs[f"{key}_bias"] = initializer(f"{prefix}{key}_bias", data, parts[0][0].weight.dtype)
+    return inputs
+
+
+def largest_inputs(moe: Moe, amax: Mapping[str, float]) -> tuple[float | None, float | None]:
+    """The largest magnitudes of what all experts read and of their hidden activations; None where none is known."""
+    mlps = moe.experts if moe.shared is None else (*moe.experts, moe.shared)
+
+    def largest(linears: Sequence[Linear]) -> float | None:
+        return max((amax[name] for linear in linears if (name := linear.x.name or "") in amax), default=None)
+
+    return largest([mlp.up for mlp in mlps]), largest([mlp.down for mlp in mlps])
+
+
+def replace_moe(
+    graph: ir.Graph, subgraph: Subgraph, op: OpDefinition, constants: Mapping[str, ir.Value], **attributes: int
+) -> list[str]:
+    """Replaces the nodes of `subgraph`, a "moe", by one node of `op` and of its name; returns that name.
+
+    `attributes` are those that say how to compute; the others are the block's.
+    """
+    moe, name = subgraph.moe, subgraph.name
+    assert moe is not None
+    new_nodes = []
+    logits = moe.logits
+    if logits.dtype != ir.DataType.FLOAT:
+        # Lossless, so that the choice stays the model's own.
+        new_nodes.append(ir.node("Cast", [logits], {"to": int(ir.DataType.FLOAT)}, name=f"{name}/logits"))
+        logits = new_nodes[-1].outputs[0]
+    for value in constants.values():
+        graph.register_initializer(value)
+    inputs = {"x": moe.x, "router_logits": logits, **constants}
+    node = ir.node(
+        op.name,
+        [inputs[formal.name] for formal in op.inputs],
+        op.complete_attributes(**_attributes(moe), **attributes),
+        domain=OPS_DOMAIN,
+        version=1,
+        name=name,
+    )
+    new_nodes.append(node)
+    if moe.y_like is not None:
+        shape = ir.node("Shape", [moe.y_like], name=f"{name}/shape")
+        new_nodes += [
+            shape,
+            ir.node("Reshape", [node.outputs[0], shape.outputs[0]], {"allowzero": 1}, name=f"{name}/reshape"),
+        ]
+    for new in new_nodes[:-1]:
+        new.outputs[0].name = f"{new.name}/output"
+    producer = moe.y.producer()
+    assert producer is not None
+    ir.convenience.replace_nodes_and_values(graph, producer, moe.nodes, new_nodes, [moe.y], [new_nodes[-1].outputs[0]])
+    return [name]
+
+
+def _attributes(moe: Moe) -> dict[str, Any]:
+    first = moe.experts[0]
+    routing = dict(vars(moe.routing))
+    del routing["correction_bias"]
+    return routing | {
+        "scoring": int(Scoring[moe.routing.scoring.upper()]),
+        "renormalize": int(moe.routing.renormalize),
+        "scale_input": int(moe.routing.scale_input),
+        "activation": int(Activation[first.activation.upper()]),
+        "gated": int(first.gate is not None),
+        "alpha": first.alpha,
+        "limit": first.limit,
+        "shared": int(moe.shared is not None),
+        "shared_gated": int(moe.shared_gate is not None),
+    }
