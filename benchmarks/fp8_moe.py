@@ -63,6 +63,8 @@ def scaled_mm(experts: Fp8Experts, inputs: list[tuple[torch.Tensor, torch.Tensor
     calls = []
     for _, logits in inputs:
         sizes = torch.bincount(experts.chosen(logits).flatten(), minlength=count)
+        if not grouped:
+            sizes = (sizes + 15) // 16 * 16  # what _scaled_mm takes
         pairs = int(sizes.sum())
         rows = [torch.randn(pairs, k, device="cuda").to(FP8) for k in (h, i)]
         calls.append((rows, torch.ones(pairs, 1, device="cuda"), sizes.tolist(), sizes.cumsum(0).to(torch.int32)))

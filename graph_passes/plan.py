@@ -325,7 +325,9 @@ def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tu
     if precision == "native-nvfp4":
         candidates.append(("native_nvfp4", "TensorRT's own NVFP4 layers, with calibrated activation scales"))
     if precision != "bf16":
-        scales = "calibrated activation scales" if calibrated else "weights only, for want of calibration data"
+        # Q/DQ nodes need scales, plugins find them.
+        uncalibrated = "activation scales computed at run time" if subgraph.kind == "moe" else "weights only"
+        scales = "calibrated activation scales" if calibrated else f"{uncalibrated}, for want of calibration data"
         candidates.append(("fp8", f"FP8, {scales}"))
     if subgraph.dtype == "float32":
         candidates.append(("bf16", "BF16 instead of float32"))

@@ -4,6 +4,7 @@
 
 #include "generic_gemm.cuh"
 #include "moe_plan.cuh"
+#include "programmatic_launch.cuh"
 
 namespace trt_nvfp4 {
 
@@ -46,21 +47,23 @@ __global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArg
     gemm_tile(a, args, job.first, int64_t{blockIdx.x} * kGemmTile);
 }
 
-// y = T(sum over ranks of weight * outputs + factor * shared). `shared` null: none.
+// y = T(sum over ranks of weight * outputs + factor * shared). `shared` null: none. `slices` blocks share a token.
 template <typename T>
 __global__ __launch_bounds__(kMoeThreads) void generic_moe_sum(float const* outputs, float const* shared,
                                                                int64_t hidden, int top_k, bool scale_input,
-                                                               MoePlan plan, T* y) {
-    int64_t const token = blockIdx.x;
-    for (int64_t i = threadIdx.x; i < hidden; i += kMoeThreads) {
-        float sum = 0.0f;
-        for (int rank = 0; rank < top_k; ++rank) {
-            int64_t const pair = token * top_k + rank;
-            sum += (scale_input ? 1.0f : plan.weights[pair]) * outputs[plan.position[pair] * hidden + i];
-        }
-        if (shared != nullptr) sum += plan.shared_factor[token] * shared[token * hidden + i];
-        y[token * hidden + i] = ptx::from_float<T>(sum);
+                                                               MoePlan plan, int slices, T* y) {
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    int64_t const token = blockIdx.x / slices;
+    int64_t const i = int64_t{blockIdx.x} % slices * kMoeThreads + threadIdx.x;
+    if (i >= hidden) return;
+    float sum = 0.0f;
+    for (int rank = 0; rank < top_k; ++rank) {
+        int64_t const pair = token * top_k + rank;
+        sum += (scale_input ? 1.0f : plan.weights[pair]) * outputs[plan.position[pair] * hidden + i];
     }
+    if (shared != nullptr) sum += plan.shared_factor[token] * shared[token * hidden + i];
+    y[token * hidden + i] = ptx::from_float<T>(sum);
 }
 
 template <typename T>
@@ -81,10 +84,10 @@ TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, i
 
 template <typename T>
 TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int64_t tokens, int64_t hidden, int top_k,
-                              bool scale_input, MoePlan const& plan, T* y, cudaStream_t stream) {
-    generic_moe_sum<<<static_cast<unsigned>(tokens), kMoeThreads, 0, stream>>>(outputs, shared, hidden, top_k,
-                                                                               scale_input, plan, y);
-    return check_cuda(cudaGetLastError(), "generic_moe_sum");
+                              bool scale_input, MoePlan const& plan, T* y, bool programmatic, cudaStream_t stream) {
+    int const slices = static_cast<int>((hidden + kMoeThreads - 1) / kMoeThreads);
+    return launch_kernel(generic_moe_sum<T>, tokens * slices, kMoeThreads, programmatic, stream, "generic_moe_sum",
+                         outputs, shared, hidden, top_k, scale_input, plan, slices, y);
 }
 
 }  // namespace trt_nvfp4
