@@ -4,8 +4,9 @@
 
 namespace trt_nvfp4 {
 
-using Kernel = W4A4ExpertsKernel<sm100::Mainloop<1>, cutlass::epilogue::collective::detail::Sm100TmaWarpSpecializedAdapter<
-                                                     sm100::Epilogue<ExpertsOutput>>>;
+using Kernel = W4A4ExpertsKernel<
+    sm100::Mainloop<1>,
+    cutlass::epilogue::collective::detail::Sm100TmaWarpSpecializedAdapter<sm100::Epilogue<ExpertsOutput>>>;
 
 TrtNvfp4Status sm100_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t stream) {
     return launch_w4a4_experts<Kernel>(gemm, stream);
