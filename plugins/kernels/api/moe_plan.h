@@ -31,7 +31,8 @@ inline TrtNvfp4Status require_moe(char const* op, TrtNvfp4MoeArgs const& args) {
     TRT_NVFP4_RETURN_IF_ERROR(in_range("n_group", args.groups, 1, args.experts));
     if (args.experts % args.groups != 0) {
         return record_error(TRT_NVFP4_INVALID_ARGUMENT,
-                            std::string(op) + ": n_group must divide the number of experts");
+                            std::string(op) + ": n_group must divide the number of experts, " +
+                                std::to_string(args.experts) + ", it is " + std::to_string(args.groups));
     }
     int64_t const group = args.experts / args.groups;
     TRT_NVFP4_RETURN_IF_ERROR(in_range("topk_group", args.open_groups, 1, args.groups));

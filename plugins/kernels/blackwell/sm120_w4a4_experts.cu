@@ -4,9 +4,8 @@
 
 namespace trt_nvfp4 {
 
-using Kernel =
-    W4A4ExpertsKernel<sm120::Mainloop,
-                  cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<sm120::Epilogue<ExpertsOutput>>>;
+using Kernel = W4A4ExpertsKernel<sm120::Mainloop, cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<
+                                                      sm120::Epilogue<ExpertsOutput>>>;
 
 TrtNvfp4Status sm120_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t stream) {
     return launch_w4a4_experts<Kernel>(gemm, stream);

@@ -32,7 +32,7 @@ inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
 }
 
 // Rows of a tile of experts, and so the most pairs of a job: no more than an expert gets on average, as far as there
-// are such tiles. Whatever the GPU, so that it sizes the workspace.
+// are such tiles (measured on an H200, benchmarks/NOTES.md). Whatever the GPU, so that it sizes the workspace.
 inline int expert_rows(int64_t pairs, int64_t experts) { return pairs <= 64 * experts ? 64 : 128; }
 
 #ifdef TRT_NVFP4_SM90
