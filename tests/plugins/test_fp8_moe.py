@@ -34,9 +34,9 @@ def expected(case: Case, attributes: dict[str, Any]) -> torch.Tensor:
         return (values.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()
 
     def product(rows: torch.Tensor, projection: str, expert: Any = ...) -> torch.Tensor:
-        values, scale, bias = (named[f"{projection}_{part}"][expert].double() for part in ("weight", "scale", "bias"))
-        values = named[f"{projection}_weight"][expert].view(torch.float8_e4m3fn).double()
-        return rows @ (values * scale[:, None]).T + bias
+        values, scale, bias = (named[f"{projection}_{part}"][expert] for part in ("weight", "scale", "bias"))
+        weight = values.view(torch.float8_e4m3fn).double() * scale.double()[:, None]
+        return rows @ weight.T + bias.double()
 
     def hidden_of(both: torch.Tensor) -> torch.Tensor:
         if not attributes["gated"]:

@@ -1,4 +1,4 @@
-"""An engine whose plan says FP8GatedMLP: one plugin layer per MLP, built on a CPU."""
+"""An engine whose plan says FP8GatedMLP or FP8MoE: one plugin layer per MLP or block, built on a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from onnx_models import moe_spellings
 from onnx_models.graphs import mlp_model, spec
+from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder.cli.build_engine import app
 
 pytest.importorskip("tensorrt_rtx")
@@ -47,5 +49,28 @@ def test_one_plugin_layer(tmp_path: Path, seed: int) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     (subgraph,) = report["subgraphs"]
+    assert (subgraph["decision"], subgraph["realized"]) == ("fp8", "fp8 plugin")
+    assert report["plugin_layers"] == 1
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts(tmp_path: Path, seed: int) -> None:
+    """Where the target has no kernels for it, the edited plan is followed all the same."""
+    path = tmp_path / "model.onnx"
+    moe_spellings.export(Moe(MoeSpec("gathered", shared=True), seed).half(), path, seed)
+    common = [str(path), "-o", str(tmp_path / "out.engine"), "--target", "rtx-blackwell", "--json"]
+    common += ["--min-shapes", "x:1x1x64", "--opt-shapes", "x:2x5x64", "--max-shapes", "x:2x5x64"]
+    planned = CliRunner().invoke(app, [*common, "--stop-after", "plan"])
+    assert planned.exit_code == 0, planned.output
+    text = (tmp_path / "out.plan.yaml").read_text()
+    assert text.count("decision: nvfp4_w4a16") == 1
+    edited = tmp_path / "edited.plan.yaml"
+    edited.write_text(text.replace("decision: nvfp4_w4a16", "decision: fp8"))
+
+    result = CliRunner().invoke(app, [*common, "--plan", str(edited)])
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    (subgraph,) = [entry for entry in report["subgraphs"] if entry["kind"] == "moe"]
     assert (subgraph["decision"], subgraph["realized"]) == ("fp8", "fp8 plugin")
     assert report["plugin_layers"] == 1
