@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 ALL_LANES = 0xFFFFFFFF
+_SM_REGISTERS = 65536
 
 
 def lane_bits(mask: Mask) -> int:
@@ -172,6 +174,16 @@ class Cta:
         self.tensor_memory: Any = None
         self.constants: dict[Any, Any] = {}
         self.warps: list[Warp] = []
+        self.warp_registers: dict[int, int] = {}  # of a thread, where setmaxnreg has said so
+
+    @property
+    def register_pool(self) -> int:
+        """Registers of the CTA: as many as ptxas may give each thread of a kernel of this size, in steps of 8."""
+        directives = self.launch.program.directives
+        limit = directives.get("maxntid") or directives.get("reqntid")
+        threads = math.prod(limit) if limit else 32 * self.warp_count
+        (resident,) = directives.get("minnctapersm", (1,))
+        return min(_SM_REGISTERS // (threads * resident) // 8 * 8, 255) * 32 * self.warp_count
 
     def start(self) -> None:
         registers = self.launch.initial_registers

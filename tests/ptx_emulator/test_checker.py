@@ -166,6 +166,14 @@ def test_deadlock_of_a_spinning_thread() -> None:
         run("spin: ld.global.u32 %r7, [%rd1]; setp.eq.u32 %p2, %r7, 0; @%p2 bra spin;")
 
 
+def test_registers_move_within_what_the_block_was_launched_with() -> None:
+    body = "setp.lt.u32 %p2, %r2, 256; @!%p2 bra give; setmaxnreg.inc.sync.aligned.u32 {taken}; bra done; "
+    body += "give: setmaxnreg.dec.sync.aligned.u32 96; done:"
+    run(body.format(taken=160), threads=512)
+    with pytest.raises(EmulatorError, match="ask for 67584 registers, it was launched with 65536"):
+        run(body.format(taken=168), threads=512)
+
+
 def test_spinning_thread_is_released_by_another() -> None:
     body = """
     setp.ge.u32 %p2, %r2, 32;

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..codegen import Emitter, instruction
 from ..errors import EmulatorError
-from ..ir import Group, Instruction, Symbol
+from ..ir import Group, Immediate, Instruction, Symbol
 from ..machine import Warp
 
 
@@ -58,9 +58,27 @@ def _print(warp: Warp, active: Any, format_address: Any) -> None:
     print(_text(warp, int(format_address[int(np.argmax(active))])), end="")
 
 
-@instruction("setmaxnreg", "griddepcontrol", "membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")
+def _move_registers(warp: Warp, count: int) -> None:
+    cta = warp.cta
+    cta.warp_registers[warp.index] = count
+    asked = 32 * sum(cta.warp_registers.values())
+    if asked > cta.register_pool:
+        raise EmulatorError(
+            f"setmaxnreg would wait for ever: the warps of {cta.name} ask for {asked} registers, "
+            f"it was launched with {cta.register_pool}"
+        )
+
+
+@instruction("setmaxnreg")
+def _setmaxnreg(e: Emitter, item: Instruction) -> None:
+    (count,) = item.operands
+    assert isinstance(count, Immediate)
+    e.line(f"{e.name(_move_registers)}(w, {count.value})")
+
+
+@instruction("griddepcontrol", "membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")
 def _hint(e: Emitter, item: Instruction) -> None:
-    """Registers are not limited, launches do not overlap, and memory is sequentially consistent."""
+    """Launches do not overlap, and memory is sequentially consistent."""
 
 
 @instruction("createpolicy")
