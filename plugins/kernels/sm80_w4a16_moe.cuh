@@ -1,7 +1,8 @@
 // A mixture of experts at any number of tokens: the chosen experts' weights stream once to the tensor cores for every
-// 64 pairs, the pairs' tokens are the columns. Three phases of one launch: gate and up; down; the weighted sums. One
-// block per SM; each takes an even, contiguous part of a phase's tasks, so that neighbours share their job's
-// activations. Hidden activations and the experts' outputs are their own flags (sm80_w4a16_exchange.cuh).
+// 64 pairs, the pairs' tokens are the columns. Three phases of one launch: gate and up; down; the weighted sums.
+// Several small blocks per SM, so that one stages or finishes while others multiply; each takes an even, contiguous
+// part of a phase's tasks, so that neighbours share their job's activations. Hidden activations and the experts'
+// outputs are their own flags (sm80_w4a16_exchange.cuh).
 #pragma once
 
 #include "sm80_w4a16_mlp.cuh"
@@ -31,25 +32,25 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint4 codes[4];
+        uint32_t scales_of[4];  // two blocks' each
 #pragma unroll
         for (int row = 0; row < 4; ++row) {
             codes[row] =
                 *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
+            scales_of[row] = Decoder<T>::scales(row_scales[row] >> half * 16, one);
         }
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
             uint32_t a[4][4];
 #pragma unroll
             for (int row = 0; row < 4; ++row) {
-                uint32_t const four = row_scales[row];
-                uint32_t const scale = half == 0 ? (word < 2 ? Decoder<T>::template scale<0>(four, one)
-                                                             : Decoder<T>::template scale<1>(four, one))
-                                                 : (word < 2 ? Decoder<T>::template scale<2>(four, one)
-                                                             : Decoder<T>::template scale<3>(four, one));
                 uint4 const& c = codes[row];
                 Decoder<T>::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a[row]);
 #pragma unroll
-                for (int pair = 0; pair < 4; ++pair) a[row][pair] = multiply<T>(a[row][pair], scale);
+                for (int pair = 0; pair < 4; ++pair) {
+                    a[row][pair] = word < 2 ? multiply_by_half<T, 0>(a[row][pair], scales_of[row])
+                                            : multiply_by_half<T, 1>(a[row][pair], scales_of[row]);
+                }
             }
 #pragma unroll
             for (int column = 0; column < kColumns; ++column) {
@@ -73,104 +74,142 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
     }
 }
 
-// What a job's columns read: the row of x or of the hidden activations, and what it is multiplied by.
-struct ColumnSource {
-    int row[kMoeJobTokens];
-    float factor[kMoeJobTokens];
-};
+// What lane column % 32 holds of a column's.
+template <int kRows, typename Value>
+__device__ __forceinline__ Value of_column(Value const* values, int column) {
+    Value const low = __shfl_sync(0xffffffffu, values[0], column % 32);
+    if constexpr (kRows == 1) {
+        return low;
+    } else {
+        Value const high = __shfl_sync(0xffffffffu, values[1], column % 32);
+        return column < 32 ? low : high;
+    }
+}
 
-// Activations of chunks [begin, end) to the panel, as multiply_chunk reads them. What lies in the places of columns
-// that the job does not have stays: it reaches no column that is kept.
+// Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places of
+// columns that the job does not have stays: it reaches no column that is kept. By the whole block.
 template <typename T, int kColumns>
-__device__ void stage_job(T const* rows, ColumnSource const& source, bool scaled, bool awaited, int count, int k,
-                          int begin, int end, int places, uint8_t* panel) {
-    constexpr int kBatch = 8;
+__device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int segment, ExpertJob const& job,
+                                          int begin, int end, int places, uint8_t* panel) {
+    constexpr int kBatch = kColumns > 2 ? 4 : 8;
+    constexpr int kRows = (kColumns + 3) / 4;
     int const lane = threadIdx.x % 32;
+    int const warp = threadIdx.x / 32;
     int const t = lane / 2 % 4;
     int const word = lane / 8 * 2 + lane % 2;
-    int const units = (end - begin) * count;
-    for (int first = threadIdx.x / 32; first < units; first += kWarps * kBatch) {
-        int chunks[kBatch], tokens[kBatch];
+    bool const gathers = phase == kUpPhase && segment == kRouted;
+    bool const scaled = gathers && args.scale_input;
+    // Lane i finds the rows of columns i and i + 32.
+    int rows[kRows];
+    float factors[kRows];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            chunks[i] = (first + i * kWarps) / count;
-            tokens[i] = (first + i * kWarps) % count;
+    for (int i = 0; i < kRows; ++i) {
+        rows[i] = job.first + min(lane + 32 * i, job.count - 1);
+        factors[i] = 1.0f;
+        if (gathers) {
+            int const pair = args.plan.order[rows[i]];
+            rows[i] = pair / args.top_k;
+            if (scaled) factors[i] = args.plan.weights[pair];
         }
-        auto const offset = [&](int i) { return (begin + chunks[i]) * kChunk + t * 64 + word * 8; };
-        auto const from = [&](int i) { return rows + static_cast<int64_t>(source.row[tokens[i]]) * k + offset(i); };
+    }
+    T const* const all = phase == kUpPhase ? args.x : args.hidden[segment];
+    int const k = args.weights[phase][segment].k;
+    int const shift = __ffs(places) - 1;
+    int const units = (end - begin) << shift;
+    for (int first = 0; first < units; first += kMoeWarps * kBatch) {
         uint4 eights[kBatch];
+        T const* from[kBatch];
+        auto const unit = [&](int i) { return first + warp + i * kMoeWarps; };
+        auto const column = [&](int i) { return unit(i) & (places - 1); };
+        auto const wanted = [&](int i) { return unit(i) < units && column(i) < job.count; };
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
+            int const offset = (begin + (unit(i) >> shift)) * kChunk + t * 64 + word * 8;
+            from[i] = all + static_cast<int64_t>(of_column<kRows>(rows, column(i))) * k + offset;
             eights[i] = make_uint4(0u, 0u, 0u, 0u);
-            if (first + i * kWarps < units && offset(i) < k) eights[i] = load_eight(from(i));
+            if (wanted(i) && offset < k) eights[i] = load_eight(from[i]);
         }
-        for (bool absent = awaited; absent;) {
+        for (bool absent = phase == kDownPhase; absent;) {
             absent = false;
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
                 if (!has_absent(eights[i])) continue;
-                eights[i] = load_eight(from(i));
+                eights[i] = load_eight(from[i]);
                 absent = true;
             }
         }
+        if (first == 0) __syncthreads();  // nobody reads what is overwritten now
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            if (first + i * kWarps >= units) break;
+            float const factor = scaled ? of_column<kRows>(factors, column(i)) : 1.0f;
+            if (!wanted(i)) continue;
             if (scaled) {
                 T* const values = reinterpret_cast<T*>(&eights[i]);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * source.factor[tokens[i]]);
-                }
+                for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * factor);
             }
-            int const slot = (word * kColumns + tokens[i] / 8) * min(32, places * 4) + tokens[i] % 8 * 4 + t;
-            *reinterpret_cast<uint4*>(panel + chunks[i] * job_panel_bytes(places) + slot * 16) =
+            int const slot = (word * kColumns + column(i) / 8) * min(32, places * 4) + column(i) % 8 * 4 + t;
+            *reinterpret_cast<uint4*>(panel + (unit(i) >> shift) * job_panel_bytes(places) + slot * 16) =
                 pair_activations<T>(eights[i]);
         }
     }
+    __syncthreads();
 }
 
-// Eight rows of a tile for one token: scale and bias, then the activation in T, or the plain float32 output.
+// Eight rows' values through the activation, where gated two each, in T. Not inlined: it is run once per task, from
+// several places, and every instruction of it is fetched anew in each launch.
 template <typename T>
-__device__ __noinline__ void finish_rows(MoeArgs<T> const& args, int phase, int segment, int split, int row, int at,
-                                         uint4 bias_eight, float tensor_scale, float const* turned, int pitch) {
-    ExpertWeights const& w = args.weights[phase][segment];
-    float values[8] = {};
-    for (int group = 0; group < args.split[phase].k_groups; ++group) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] += turned[group * pitch + i];
-    }
-    T const* const bias = reinterpret_cast<T const*>(&bias_eight);
-    float const scale = tensor_scale * static_cast<float>(1 << Decoder<T>::kScaleShift);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i]));
-    if (phase == kDownPhase) {
-        int64_t const rows = segment == kRouted ? int64_t{args.m} * args.top_k : args.m;
-        float4* const out = reinterpret_cast<float4*>(args.outputs[segment] + (split * rows + at) * w.rows + row);
-        __stcg(out, make_float4(values[0], values[1], values[2], values[3]));
-        __stcg(out + 1, make_float4(values[4], values[5], values[6], values[7]));
-        return;
-    }
-    with_activation(args.activation, [&](auto constant) {
+__device__ __noinline__ uint4 activate_rows(float4 low, float4 high, TrtNvfp4Activation activation, bool gated,
+                                            float alpha, float limit) {
+    float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    with_activation(activation, [&](auto constant) {
         constexpr TrtNvfp4Activation kActivation = decltype(constant)::value;
-        if (args.gated) {
+        if (gated) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                values[i] = gated_activate(kActivation, values[2 * i], values[2 * i + 1], args.alpha, args.limit);
+                values[i] = gated_activate(kActivation, values[2 * i], values[2 * i + 1], alpha, limit);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < 8; ++i) values[i] = activate(kActivation, values[i]);
         }
     });
-    T rounded[8];
+    uint4 rounded;
+    T* const eight = reinterpret_cast<T*>(&rounded);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) rounded[i] = ptx::from_float<T>(values[i]);
-    Four const* const fours = reinterpret_cast<Four const*>(rounded);
+    for (int i = 0; i < 8; ++i) eight[i] = ptx::from_float<T>(values[i]);
+    return rounded;
+}
+
+// Eight rows of a tile for one token: scale and bias, then the activation in T, or the plain float32 output.
+template <typename T>
+__device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, int segment, int split, int row, int at,
+                                            uint4 bias_eight, float tensor_scale, float const* turned) {
+    ExpertWeights const& w = args.weights[phase][segment];
+    float values[8] = {};
+    for (int group = 0; group < args.split[phase].k_groups; ++group) {
+        float const* const part = turned + group * static_cast<int>(sizeof(Turned) / 4);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] += part[i];
+    }
+    T const* const bias = reinterpret_cast<T const*>(&bias_eight);
+    float const scale = tensor_scale * static_cast<float>(1 << Decoder<T>::kScaleShift);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i]));
+    float4 const low = make_float4(values[0], values[1], values[2], values[3]);
+    float4 const high = make_float4(values[4], values[5], values[6], values[7]);
+    if (phase == kDownPhase) {
+        int64_t const rows = segment == kRouted ? int64_t{args.m} * args.top_k : args.m;
+        float4* const out = reinterpret_cast<float4*>(args.outputs[segment] + (split * rows + at) * w.rows + row);
+        __stcg(out, low);
+        __stcg(out + 1, high);
+        return;
+    }
+    uint4 const eight = activate_rows<T>(low, high, args.activation, args.gated, args.alpha, args.limit);
     int const width = args.gated ? w.rows / 2 : w.rows;
     T* const out = args.hidden[segment] + static_cast<int64_t>(at) * width + (args.gated ? row / 2 : row);
-    store_four(out, fours[0]);
-    if (!args.gated) store_four(out + 4, fours[1]);
+    store_four(out, {eight.x, eight.y});
+    if (!args.gated) store_four(out + 4, {eight.z, eight.w});
 }
 
 // Which activations the panel holds: those of a job, from a chunk on.
@@ -181,8 +220,8 @@ struct Staged {
 // One task with up to 8 * kColumns pairs.
 template <typename T, int kColumns>
 __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, ExpertJob const& job,
-                                         int phase, ExpertStream<T>& stream, uint8_t const* ring, uint8_t* panel,
-                                         ColumnSource& source, Turned* turned, Staged& staged) {
+                                         int phase, int index, ExpertStream<T>& stream, uint8_t const* ring,
+                                         uint8_t* panel, Turned* turned, Staged& staged) {
     ExpertWeights const& w = args.weights[phase][task.segment];
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
@@ -201,7 +240,6 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     int const places = kColumns > 1 ? 8 * kColumns : job_places(job.count);
     int const capacity = args.memory.panel_bytes / job_panel_bytes(places);
     // A single token is every expert's.
-    bool const scaled = phase == kUpPhase && args.scale_input && task.segment == kRouted;
     int const staged_job = phase == kUpPhase && args.m == 1 && !args.scale_input ? 0 : 2 * task.job + task.segment;
     int const chunks = task.end - task.begin;
     int const panels = (chunks + capacity - 1) / capacity;
@@ -210,21 +248,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     for (int begin = task.begin; begin < task.end; begin += panel_chunks) {
         int const end = min(begin + panel_chunks, task.end);
         if (staged.job != staged_job || staged.begin != begin) {
-            __syncthreads();
-            int const column = threadIdx.x;
-            if (column < job.count) {
-                int position = job.first + column;
-                if (phase == kUpPhase && task.segment == kRouted) {
-                    int const pair = args.plan.order[position];
-                    position = pair / args.top_k;
-                    if (scaled) source.factor[column] = args.plan.weights[pair];
-                }
-                source.row[column] = position;
-            }
-            __syncthreads();
-            stage_job<T, kColumns>(phase == kUpPhase ? args.x : args.hidden[task.segment], source, scaled,
-                                   phase == kDownPhase, job.count, w.k, begin, end, places, panel);
-            __syncthreads();
+            stage_job<T, kColumns>(args, phase, task.segment, job, begin, end, places, panel);
             staged = {staged_job, begin};
         }
         if (!has_rows) continue;
@@ -246,9 +270,10 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         __syncwarp();
         if (k_groups > 1) __syncthreads();
         int const token = column * 8 + lane / 4;
-        if (!has_rows || column % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
+        // In turn, so that no warp is always behind.
+        if (!has_rows || (column + index) % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
         finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
-                    &turned[warp - task.k_group][lane / 4][lane % 4 * 8], static_cast<int>(sizeof(Turned) / 4));
+                    &turned[warp - task.k_group][lane / 4][lane % 4 * 8]);
     }
 }
 
@@ -267,7 +292,7 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
     int const terms = routed_terms + (args.shared_jobs > 0 ? splits : 0);
     int64_t const pairs = int64_t{args.m} * args.top_k;
     int const lane = threadIdx.x % 32;
-    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < args.m * slices; unit += kWarps * gridDim.x) {
+    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < args.m * slices; unit += kMoeWarps * gridDim.x) {
         int const token = unit / slices;
         int const column = unit % slices * 128 + lane * 4;
         if (column >= width) continue;
@@ -317,23 +342,25 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
     }
 }
 
-template <typename T>
-__global__ __launch_bounds__(kThreads, 1) void sm80_w4a16_moe(__grid_constant__ MoeArgs<T> const args) {
+// Jobs have at most 8 * kMostColumns pairs.
+template <typename T, int kMostColumns>
+__global__ __launch_bounds__(kMoeThreads, kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(
+    __grid_constant__ MoeArgs<T> const args) {
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ ColumnSource source;
-    __shared__ __align__(16) Turned turned[kWarps];
+    __shared__ __align__(16) Turned turned[kMoeWarps];
     int const ring_bytes = args.memory.stages * kStageBytes;
     uint8_t* const ring = shared + threadIdx.x / 32 * ring_bytes;
-    uint8_t* const panel = shared + kWarps * ring_bytes;
-    int const routed_jobs = *args.plan.job_count;
-
-    TaskRanges const ranges(args, routed_jobs);
-    ExpertStream<T> stream(args, routed_jobs, ranges, ring);
-    // While the first weights are on their way: no column may be uninitialised.
-    for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += kThreads) {
+    uint8_t* const panel = shared + kMoeWarps * ring_bytes;
+    // No column may be uninitialised.
+    for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += kMoeThreads) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    int const routed_jobs = *args.plan.job_count;
+    TaskRanges const ranges(args, routed_jobs);
+    ExpertStream<T> stream(args, routed_jobs, ranges, ring);
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
         Staged staged{-1, -1};
         int const end = phase == kUpPhase ? ranges.end[kUpPhase] : ranges.end[kDownPhase];
@@ -341,8 +368,10 @@ __global__ __launch_bounds__(kThreads, 1) void sm80_w4a16_moe(__grid_constant__ 
             ExpertTask const task(args, phase, routed_jobs, index);
             ExpertJob const job = job_of(args, task);
             auto const run = [&](auto columns) {
-                run_task<T, decltype(columns)::value>(args, task, job, phase, stream, ring, panel, source, turned,
-                                                      staged);
+                if constexpr (decltype(columns)::value <= kMostColumns) {
+                    run_task<T, decltype(columns)::value>(args, task, job, phase, index, stream, ring, panel, turned,
+                                                          staged);
+                }
             };
             if (job.count <= 8) {
                 run(std::integral_constant<int, 1>{});

@@ -22,6 +22,8 @@ struct ExpertWeights {
     __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
 };
 
+constexpr int kMoeThreads = 32 * kMoeWarps;
+
 constexpr int kRouted = 0, kShared = 1;  // what jobs come in: first all routed ones, then the shared expert's
 
 template <typename T>
@@ -60,7 +62,7 @@ struct ExpertTask {
         int const part = task % w.tasks_per_job;
         int const warp = threadIdx.x / 32;
         split = part % way.splits;
-        tile = part / way.splits * (kWarps / way.k_groups) + warp / way.k_groups;
+        tile = part / way.splits * (kMoeWarps / way.k_groups) + warp / way.k_groups;
         k_group = warp % way.k_groups;
         begin = split * w.chunks() / way.splits;
         end = (split + 1) * w.chunks() / way.splits;
@@ -74,33 +76,7 @@ __device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask c
     return {0, first, min(args.job_tokens, args.m - first), 0};
 }
 
-// The first task that begins at or after `target` in the running cost of a phase's tasks. By a whole warp.
-template <typename T>
-__device__ __forceinline__ int task_at(MoeArgs<T> const& args, int phase, int routed_jobs, int64_t routed_cost,
-                                       int64_t target) {
-    int const per_job = args.weights[phase][kRouted].tasks_per_job;
-    if (target >= routed_cost) {
-        int task = routed_jobs * per_job;
-        target -= routed_cost;
-        int const shared_per_job = args.weights[phase][kShared].tasks_per_job;
-        for (int job = 0; job < args.shared_jobs && target > 0; ++job) {
-            int const cost = job_cost(min(args.job_tokens, args.m - job * args.job_tokens));
-            task += static_cast<int>(min(int64_t{shared_per_job}, (target + cost - 1) / cost));
-            target -= int64_t{shared_per_job} * cost;
-        }
-        return task;
-    }
-    int begun = 0;
-    for (int job = threadIdx.x % 32; job < routed_jobs; job += 32) {
-        begun += int64_t{args.plan.jobs[job].cost_before} * per_job <= target;
-    }
-    int const job = static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(begun))) - 1;
-    ExpertJob const found = args.plan.jobs[job];
-    int const cost = job_cost(found.count);
-    return job * per_job + static_cast<int>((target - int64_t{found.cost_before} * per_job + cost - 1) / cost);
-}
-
-// A block's tasks of the phases, of even cost.
+// A block's tasks of the phases, of even cost. By a whole warp.
 struct TaskRanges {
     int begin[2], end[2];
 
@@ -108,16 +84,62 @@ struct TaskRanges {
     __device__ __forceinline__ TaskRanges(MoeArgs<T> const& args, int routed_jobs) {
         int64_t const jobs_cost = *args.plan.total_cost;
         int64_t shared_cost = 0;
-        for (int job = 0; job < args.shared_jobs; ++job) {
-            shared_cost += job_cost(min(args.job_tokens, args.m - job * args.job_tokens));
+        for (int job = 0; job < args.shared_jobs; ++job) shared_cost += shared_job_cost(args, job);
+        // What runs up to the phases' begins and ends, and the jobs that these lie in. All at once: each step is a trip
+        // to L2.
+        int64_t targets[4];
+        unsigned begun[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int64_t const all = jobs_cost * args.weights[i / 2][kRouted].tasks_per_job +
+                                shared_cost * args.weights[i / 2][kShared].tasks_per_job;
+            unsigned const block = blockIdx.x + i % 2;
+            targets[i] = all / gridDim.x * block + static_cast<unsigned>(all % gridDim.x) * block / gridDim.x;
+        }
+        for (int job = threadIdx.x % 32; job < routed_jobs; job += 32) {
+            int64_t const before = args.plan.jobs[job].cost_before;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) begun[i] += before * args.weights[i / 2][kRouted].tasks_per_job <= targets[i];
+        }
+        ExpertJob jobs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            begun[i] = __reduce_add_sync(0xffffffffu, begun[i]) - 1;
+            jobs[i] = args.plan.jobs[begun[i]];
         }
 #pragma unroll
-        for (int phase = 0; phase < 2; ++phase) {
-            int64_t const routed = jobs_cost * args.weights[phase][kRouted].tasks_per_job;
-            int64_t const all = routed + shared_cost * args.weights[phase][kShared].tasks_per_job;
-            begin[phase] = task_at(args, phase, routed_jobs, routed, all * blockIdx.x / gridDim.x);
-            end[phase] = task_at(args, phase, routed_jobs, routed, all * (blockIdx.x + 1) / gridDim.x);
+        for (int i = 0; i < 4; ++i) {
+            int const per_job = args.weights[i / 2][kRouted].tasks_per_job;
+            int64_t const into_shared = targets[i] - jobs_cost * per_job;
+            (i % 2 == 0 ? begin : end)[i / 2] =
+                into_shared >= 0 ? routed_jobs * per_job + shared_task(args, i / 2, into_shared)
+                                 : static_cast<int>(begun[i]) * per_job +
+                                       tasks_of(jobs[i].count, targets[i] - int64_t{jobs[i].cost_before} * per_job);
         }
+    }
+
+ private:
+    template <typename T>
+    static __device__ __forceinline__ int shared_job_cost(MoeArgs<T> const& args, int job) {
+        return job_cost(min(args.job_tokens, args.m - job * args.job_tokens));
+    }
+
+    // Tasks of a job of `count` pairs that begin before `cost`.
+    static __device__ __forceinline__ int tasks_of(int count, int64_t cost) {
+        int const each = job_cost(count);
+        return static_cast<int>((static_cast<unsigned>(cost) + each - 1) / each);
+    }
+
+    template <typename T>
+    static __device__ int shared_task(MoeArgs<T> const& args, int phase, int64_t cost) {
+        int const per_job = args.weights[phase][kShared].tasks_per_job;
+        int task = 0;
+        for (int job = 0; job < args.shared_jobs && cost > 0; ++job) {
+            int const each = shared_job_cost(args, job);
+            task += static_cast<int>(min(int64_t{per_job}, (cost + each - 1) / each));
+            cost -= int64_t{per_job} * each;
+        }
+        return task;
     }
 };
 

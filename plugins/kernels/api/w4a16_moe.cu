@@ -59,21 +59,51 @@ TrtNvfp4Status read_device(Device& device) {
     return TRT_NVFP4_SUCCESS;
 }
 
+// A variant of the kernel, and how a launch of it uses an SM.
 template <typename T>
-TrtNvfp4Status divide_memory(MoeArgs<T>& moe, Device const& device) {
+struct Variant {
+    void (*kernel)(MoeArgs<T>);
+    int job_tokens;
+    MoeMemory memory;
+    int blocks;  // on each SM
+};
+
+// The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for and rings
+// of two stages, if that is possible.
+template <typename T, int kMostColumns>
+TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Variant<T>& variant) {
+    variant.kernel = sm80_w4a16_moe<T, kMostColumns>;
+    variant.job_tokens = std::min(8 * kMostColumns, std::max(8, job_places(tokens)));
     cudaFuncAttributes attributes{};
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, variant.kernel), "cudaFuncGetAttributes"));
+    int ordinal = 0, sm_bytes = 0, reserved = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
     TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncGetAttributes(&attributes, sm80_w4a16_moe<T>), "cudaFuncGetAttributes"));
+        check_cuda(cudaDeviceGetAttribute(&sm_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal),
+                   "cudaDeviceGetAttribute"));
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
+        cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, ordinal), "cudaDeviceGetAttribute"));
     int const fixed = static_cast<int>(attributes.sharedSizeBytes);
-    int const chunks = std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
-    int const wanted = std::min(chunks * job_panel_bytes(std::min(8, job_places(moe.m))), kMoePanelBytes);
-    auto const divide = [&](int job_tokens) {
-        moe.job_tokens = job_tokens;
-        moe.memory = divide_moe_memory(wanted, job_panel_bytes(job_tokens), kWarps * kStageBytes, fixed, device);
-    };
-    divide(std::min(kMoeJobTokens, std::max(8, job_places(moe.m))));
-    if (moe.memory.stages < 2 && moe.job_tokens > kMoeFewestJobTokens) divide(kMoeFewestJobTokens);
-    if (moe.memory.stages > 0) return TRT_NVFP4_SUCCESS;
+    int const wanted = std::min(chunks * job_panel_bytes(std::min(8, job_places(tokens))), kMoePanelBytes);
+    variant.memory.stages = 0;
+    for (int blocks = kMoeBlocks<kMostColumns>; blocks >= 1 && variant.memory.stages < 2; --blocks) {
+        Device share = device;
+        share.shared_bytes = std::min(device.shared_bytes, sm_bytes / blocks - reserved);
+        variant.memory = divide_moe_memory(wanted, job_panel_bytes(variant.job_tokens), kMoeWarps * kStageBytes, fixed,
+                                           share);
+    }
+    return TRT_NVFP4_SUCCESS;
+}
+
+template <typename T>
+TrtNvfp4Status choose_variant(float pairs_of_expert, int tokens, int chunks, Device const& device,
+                              Variant<T>& variant) {
+    if (pairs_of_expert > kMoeManyPairs) {
+        TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMoeJobTokens / 8>(tokens, chunks, device, variant)));
+        if (variant.memory.stages > 1) return TRT_NVFP4_SUCCESS;
+    }
+    TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMoeFewestJobTokens / 8>(tokens, chunks, device, variant)));
+    if (variant.memory.stages > 0) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_UNSUPPORTED, "NVFP4MoE: the GPU gives a block " +
                                                    std::to_string(device.shared_bytes) +
                                                    " bytes of shared memory, too few for the W4A16 tactic");
@@ -100,6 +130,20 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     moe.weights[kDownPhase][kShared] = expert_weights(args.shared_down, args.hidden, args.shared_intermediate);
 
     float const jobs = expected_experts(static_cast<int>(args.experts), args.top_k, moe.m);
+    int const most_chunks =
+        std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
+    Variant<T> variant{};
+    TRT_NVFP4_RETURN_IF_ERROR(choose_variant(static_cast<float>(tokens * args.top_k) / jobs, moe.m, most_chunks,
+                                             device, variant));
+    moe.job_tokens = variant.job_tokens;
+    moe.memory = variant.memory;
+    int const bytes = moe.memory.stages * kMoeWarps * kStageBytes + moe.memory.panel_bytes;
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                   "cudaFuncSetAttribute"));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, kMoeThreads, bytes),
+                   "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
     int const most_splits = tokens <= kSplitTokens ? kMoeMaxSplits : 1;
     for (int phase : {kUpPhase, kDownPhase}) {
         ExpertWeights* const w = moe.weights[phase];
@@ -109,13 +153,12 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
             tiles += static_cast<float>(w[kShared].tiles());
             splits = std::min(splits, w[kShared].chunks());
         }
-        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), splits, device);
+        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), splits, variant.blocks, device);
         for (int segment : {kRouted, kShared}) {
             w[segment].tasks_per_job =
-                ceil_div(w[segment].tiles(), kWarps / moe.split[phase].k_groups) * moe.split[phase].splits;
+                ceil_div(w[segment].tiles(), kMoeWarps / moe.split[phase].k_groups) * moe.split[phase].splits;
         }
     }
-    TRT_NVFP4_RETURN_IF_ERROR(divide_memory(moe, device));
     moe.shared_jobs = args.shared ? ceil_div(moe.m, moe.job_tokens) : 0;
     Layout<T> const layout(args, tokens, moe.split[kDownPhase].splits, workspace);
     moe.plan = layout.plan;
@@ -127,27 +170,26 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     route.absents = static_cast<int64_t>(layout.size - layout.absent);
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
 
-    auto const kernel = sm80_w4a16_moe<T>;
-    int const bytes = moe.memory.stages * kWarps * kStageBytes + moe.memory.panel_bytes;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"));
     cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(device.sm_count);
-    config.blockDim = kThreads;
+    config.gridDim = static_cast<unsigned>(device.sm_count * variant.blocks);
+    config.blockDim = kMoeThreads;
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
-    cudaLaunchAttribute cooperative{};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
+    cudaLaunchAttribute attributes[2]{};
     if (device.cooperative) {
-        config.attrs = &cooperative;
+        attributes[0].id = cudaLaunchAttributeCooperative;
+        attributes[0].val.cooperative = 1;
         config.numAttrs = 1;
     }
+#ifdef MOE_PDL
+    attributes[config.numAttrs++] = programmatic_attribute();
+#endif
+    config.attrs = attributes;
     // Where the GPU cannot promise co-residency, a phase per launch: then no block waits for another.
     int const phases = device.cooperative ? kMoePhases : 1;
     for (moe.first_phase = 0; moe.first_phase < kMoePhases; moe.first_phase += phases) {
         moe.last_phase = moe.first_phase + phases;
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaLaunchKernelEx(&config, kernel, moe), "sm80_w4a16_moe"));
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaLaunchKernelEx(&config, variant.kernel, moe), "sm80_w4a16_moe"));
     }
     return TRT_NVFP4_SUCCESS;
 }

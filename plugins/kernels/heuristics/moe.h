@@ -12,8 +12,14 @@ constexpr int kMoeTokens = 512;
 // Pairs of one expert that read its weights once.
 constexpr int kMoeJobTokens = 64;
 constexpr int kMoeMaxSplits = 4;
+constexpr int kMoeWarps = 4;  // of a block
+// Blocks of an SM that registers leave room for, by the most columns of eight pairs that a job has.
+template <int kMostColumns>
+constexpr int kMoeBlocks = kMostColumns <= 4 ? 3 : 2;
+// Pairs that an expert has on average from which jobs of this many are worth a block less on each SM.
+constexpr float kMoeManyPairs = 20.0f;
 // More activations at a time are not worth a stage of the rings.
-constexpr int kMoePanelBytes = 72 << 10;
+constexpr int kMoePanelBytes = 24 << 10;
 
 // Experts that `tokens` tokens are expected to choose, were every choice as likely.
 inline float expected_experts(int experts, int top_k, int tokens) {
@@ -21,15 +27,16 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
-// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk. `most_splits` is 1 where
-// outputs cannot be summed later.
-inline Split choose_moe_split(float tiles, int chunks, int most_splits, Device const& device) {
+// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks on each SM.
+// `most_splits` is 1 where outputs cannot be summed later.
+inline Split choose_moe_split(float tiles, int chunks, int most_splits, int blocks, Device const& device) {
     Split best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(chunks, most_splits); ++splits) {
-        for (int k_groups = 1; k_groups <= kWarps; k_groups *= 2) {
-            float const tasks = tiles * static_cast<float>(splits * k_groups) / kWarps;
-            float const rounds = std::ceil(tasks / static_cast<float>(device.sm_count));
+        for (int k_groups = 1; k_groups <= kMoeWarps; k_groups *= 2) {
+            float const tasks = tiles * static_cast<float>(splits * k_groups) / kMoeWarps;
+            float const of_sm = std::ceil(tasks / static_cast<float>(device.sm_count));
+            float const rounds = std::max(1.0f, of_sm / static_cast<float>(blocks));
             float const walk = static_cast<float>(ceil_div(ceil_div(chunks, splits), k_groups));
             float const cost = rounds * (walk + (k_groups > 1 ? 0.4f : 0.3f)) + 0.2f * static_cast<float>(splits);
             if (cost < best_cost) {
