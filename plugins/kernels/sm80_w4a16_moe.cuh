@@ -220,7 +220,7 @@ struct Staged {
 // One task with up to 8 * kColumns pairs.
 template <typename T, int kColumns>
 __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, ExpertJob const& job,
-                                         int phase, int index, ExpertStream<T>& stream, uint8_t const* ring,
+                                         int phase, int part, ExpertStream<T>& stream, uint8_t const* ring,
                                          uint8_t* panel, Turned* turned, Staged& staged) {
     ExpertWeights const& w = args.weights[phase][task.segment];
     int const lane = threadIdx.x % 32;
@@ -271,7 +271,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         if (k_groups > 1) __syncthreads();
         int const token = column * 8 + lane / 4;
         // In turn, so that no warp is always behind.
-        if (!has_rows || (column + index) % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
+        if (!has_rows || (column + part) % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
         finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
                     &turned[warp - task.k_group][lane / 4][lane % 4 * 8]);
     }
@@ -363,14 +363,15 @@ __global__ __launch_bounds__(kMoeThreads, kMoeBlocks<kMostColumns>) void sm80_w4
     ExpertStream<T> stream(args, routed_jobs, ranges, ring);
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
         Staged staged{-1, -1};
-        int const end = phase == kUpPhase ? ranges.end[kUpPhase] : ranges.end[kDownPhase];
-        for (int index = phase == kUpPhase ? ranges.begin[kUpPhase] : ranges.begin[kDownPhase]; index < end; ++index) {
-            ExpertTask const task(args, phase, routed_jobs, index);
+        TaskPlace const end = phase == kUpPhase ? ranges.end[kUpPhase] : ranges.end[kDownPhase];
+        for (TaskPlace place = phase == kUpPhase ? ranges.begin[kUpPhase] : ranges.begin[kDownPhase];
+             place.is_before(end);) {
+            ExpertTask const task(args, phase, routed_jobs, place);
             ExpertJob const job = job_of(args, task);
             auto const run = [&](auto columns) {
                 if constexpr (decltype(columns)::value <= kMostColumns) {
-                    run_task<T, decltype(columns)::value>(args, task, job, phase, index, stream, ring, panel, turned,
-                                                          staged);
+                    run_task<T, decltype(columns)::value>(args, task, job, phase, place.part, stream, ring, panel,
+                                                          turned, staged);
                 }
             };
             if (job.count <= 8) {
@@ -382,6 +383,8 @@ __global__ __launch_bounds__(kMoeThreads, kMoeBlocks<kMostColumns>) void sm80_w4
             } else {
                 run(std::integral_constant<int, 8>{});
             }
+            ++place.part;
+            place = place.carried(args.weights[phase][task.segment].tasks_per_job);
         }
     }
     if (args.last_phase > kSumPhase) sum_outputs(args);

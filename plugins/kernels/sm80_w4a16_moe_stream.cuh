@@ -45,6 +45,19 @@ struct MoeArgs {
     uint32_t one;  // 1, see shift_left
 };
 
+// Which task: its job, the shared expert's behind the routed ones, and its number among the job's.
+struct TaskPlace {
+    int job, part;
+
+    __device__ __forceinline__ bool is_before(TaskPlace const& other) const {
+        return job < other.job || (job == other.job && part < other.part);
+    }
+    // The same where a job's tasks have been counted to their end.
+    __device__ __forceinline__ TaskPlace carried(int tasks_per_job) const {
+        return part < tasks_per_job ? *this : TaskPlace{job + 1, 0};
+    }
+};
+
 // A warp's part of a block's task: some tiles of a job by one of `splits` parts of K.
 struct ExpertTask {
     int segment, job;  // the job's number within its segment
@@ -52,20 +65,20 @@ struct ExpertTask {
     int begin, end;  // chunks
 
     template <typename T>
-    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, int task) {
-        int const routed = routed_jobs * args.weights[phase][kRouted].tasks_per_job;
-        segment = task < routed ? kRouted : kShared;
-        ExpertWeights const& w = args.weights[phase][segment];
+    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, TaskPlace place) {
+        segment = place.job < routed_jobs ? kRouted : kShared;
+        job = segment == kRouted ? place.job : place.job - routed_jobs;
+        // Powers of two: a division is twenty instructions.
         Split const& way = args.split[phase];
-        task -= segment == kRouted ? 0 : routed;
-        job = task / w.tasks_per_job;
-        int const part = task % w.tasks_per_job;
         int const warp = threadIdx.x / 32;
-        split = part % way.splits;
-        tile = part / way.splits * (kMoeWarps / way.k_groups) + warp / way.k_groups;
-        k_group = warp % way.k_groups;
-        begin = split * w.chunks() / way.splits;
-        end = (split + 1) * w.chunks() / way.splits;
+        int const k_bits = __ffs(way.k_groups) - 1;
+        int const split_bits = __ffs(way.splits) - 1;
+        int const chunks = args.weights[phase][segment].chunks();
+        split = place.part & (way.splits - 1);
+        tile = (((place.part >> split_bits) * kMoeWarps) + warp) >> k_bits;
+        k_group = warp & (way.k_groups - 1);
+        begin = (split * chunks) >> split_bits;
+        end = ((split + 1) * chunks) >> split_bits;
     }
 };
 
@@ -76,17 +89,16 @@ __device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask c
     return {0, first, min(args.job_tokens, args.m - first), 0};
 }
 
-// A block's tasks of the phases, of even cost. By a whole warp.
+// A block's tasks of the phases, of even cost. By a whole warp. What is read here is waited for before the first weight,
+// hence a step for all four places at a time, and no exact division.
 struct TaskRanges {
-    int begin[2], end[2];
+    TaskPlace begin[2], end[2];
 
     template <typename T>
     __device__ __forceinline__ TaskRanges(MoeArgs<T> const& args, int routed_jobs) {
         int64_t const jobs_cost = *args.plan.total_cost;
         int64_t shared_cost = 0;
         for (int job = 0; job < args.shared_jobs; ++job) shared_cost += shared_job_cost(args, job);
-        // What runs up to the phases' begins and ends, and the jobs that these lie in. All at once: each step is a trip
-        // to L2.
         int64_t targets[4];
         unsigned begun[4] = {};
 #pragma unroll
@@ -94,7 +106,8 @@ struct TaskRanges {
             int64_t const all = jobs_cost * args.weights[i / 2][kRouted].tasks_per_job +
                                 shared_cost * args.weights[i / 2][kShared].tasks_per_job;
             unsigned const block = blockIdx.x + i % 2;
-            targets[i] = all / gridDim.x * block + static_cast<unsigned>(all % gridDim.x) * block / gridDim.x;
+            float const share = __fdividef(static_cast<float>(block), static_cast<float>(gridDim.x));
+            targets[i] = block < gridDim.x ? static_cast<int64_t>(static_cast<float>(all) * share) : all;
         }
         for (int job = threadIdx.x % 32; job < routed_jobs; job += 32) {
             int64_t const before = args.plan.jobs[job].cost_before;
@@ -111,10 +124,11 @@ struct TaskRanges {
         for (int i = 0; i < 4; ++i) {
             int const per_job = args.weights[i / 2][kRouted].tasks_per_job;
             int64_t const into_shared = targets[i] - jobs_cost * per_job;
-            (i % 2 == 0 ? begin : end)[i / 2] =
-                into_shared >= 0 ? routed_jobs * per_job + shared_task(args, i / 2, into_shared)
-                                 : static_cast<int>(begun[i]) * per_job +
-                                       tasks_of(jobs[i].count, targets[i] - int64_t{jobs[i].cost_before} * per_job);
+            int const job = static_cast<int>(begun[i]);
+            int const part = tasks_of(jobs[i].count, targets[i] - int64_t{jobs[i].cost_before} * per_job);
+            TaskPlace const place = into_shared < 0 ? TaskPlace{job, part}.carried(per_job)
+                                                    : shared_place(args, i / 2, routed_jobs, into_shared);
+            (i % 2 == 0 ? begin : end)[i / 2] = place;
         }
     }
 
@@ -131,15 +145,17 @@ struct TaskRanges {
     }
 
     template <typename T>
-    static __device__ int shared_task(MoeArgs<T> const& args, int phase, int64_t cost) {
+    static __device__ TaskPlace shared_place(MoeArgs<T> const& args, int phase, int routed_jobs, int64_t cost) {
         int const per_job = args.weights[phase][kShared].tasks_per_job;
-        int task = 0;
-        for (int job = 0; job < args.shared_jobs && cost > 0; ++job) {
-            int const each = shared_job_cost(args, job);
-            task += static_cast<int>(min(int64_t{per_job}, (cost + each - 1) / each));
-            cost -= int64_t{per_job} * each;
+        int job = 0;
+        for (; job < args.shared_jobs; ++job) {
+            int64_t const all = int64_t{per_job} * shared_job_cost(args, job);
+            if (cost < all) break;
+            cost -= all;
         }
-        return task;
+        if (job == args.shared_jobs) return {routed_jobs + job, 0};
+        int const count = min(args.job_tokens, args.m - job * args.job_tokens);
+        return TaskPlace{routed_jobs + job, tasks_of(count, cost)}.carried(per_job);
     }
 };
 
@@ -164,22 +180,27 @@ class ExpertStream : public StageCopies<ExpertStream<T>> {
     __device__ __forceinline__ bool is_open() const { return phase_ < kSumPhase; }
     __device__ __forceinline__ int k() const { return k_; }
     __device__ __forceinline__ void advance() {
-        ++task_;
+        next();
         if (!open_task()) open_phase();
+    }
+    __device__ __forceinline__ void next() {
+        int const segment = place_.job < routed_jobs_ ? kRouted : kShared;
+        ++place_.part;
+        place_ = place_.carried(args_.weights[phase_][segment].tasks_per_job);
     }
 
     __device__ void open_phase() {
         while (++phase_ < min(args_.last_phase, static_cast<int>(kSumPhase))) {
-            task_ = phase_ == kUpPhase ? ranges_.begin[kUpPhase] : ranges_.begin[kDownPhase];
-            end_task_ = phase_ == kUpPhase ? ranges_.end[kUpPhase] : ranges_.end[kDownPhase];
+            place_ = phase_ == kUpPhase ? ranges_.begin[kUpPhase] : ranges_.begin[kDownPhase];
+            end_place_ = phase_ == kUpPhase ? ranges_.end[kUpPhase] : ranges_.end[kDownPhase];
             if (open_task()) return;
         }
         phase_ = kSumPhase;
     }
 
     __device__ bool open_task() {
-        for (; task_ < end_task_; ++task_) {
-            ExpertTask const task(args_, phase_, routed_jobs_, task_);
+        for (; place_.is_before(end_place_); next()) {
+            ExpertTask const task(args_, phase_, routed_jobs_, place_);
             ExpertWeights const& w = args_.weights[phase_][task.segment];
             step_ = args_.split[phase_].k_groups;
             chunk_ = task.begin + task.k_group;
@@ -209,7 +230,8 @@ class ExpertStream : public StageCopies<ExpertStream<T>> {
     uint32_t const ring_;
     int const stages_;
     int stage_ = 0;
-    int phase_, task_, end_task_, chunk_, end_;
+    TaskPlace place_, end_place_;
+    int phase_, chunk_, end_;
     int step_, k_, pitch_, rows_left_;
     bool whole_;
     uint8_t const* codes_;

@@ -28,11 +28,11 @@ inline float expected_experts(int experts, int top_k, int tokens) {
 }
 
 // The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks on each SM.
-// `most_splits` is 1 where outputs cannot be summed later.
+// Both are powers of two. `most_splits` is 1 where outputs cannot be summed later.
 inline Split choose_moe_split(float tiles, int chunks, int most_splits, int blocks, Device const& device) {
     Split best;
     float best_cost = 1e30f;
-    for (int splits = 1; splits <= std::min(chunks, most_splits); ++splits) {
+    for (int splits = 1; splits <= std::min(chunks, most_splits); splits *= 2) {
         for (int k_groups = 1; k_groups <= kMoeWarps; k_groups *= 2) {
             float const tasks = tiles * static_cast<float>(splits * k_groups) / kMoeWarps;
             float const of_sm = std::ceil(tasks / static_cast<float>(device.sm_count));
