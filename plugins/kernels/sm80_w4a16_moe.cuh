@@ -18,10 +18,11 @@ __host__ __device__ constexpr int job_places(int count) {
     return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : count <= 32 ? 32 : 64;
 }
 
-// As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept.
-template <typename T, int kColumns>
+// As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept. Half a chunk
+// at a time: the whole would fill an SM's instruction cache.
+template <typename T, int kColumns, int kMostColumns>
 __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
-                                                   Accumulators<kColumns>& acc) {
+                                                   Accumulators<kMostColumns>& acc) {
     int const lane = threadIdx.x % 32;
     int const g = lane / 4;
     int const t = lane % 4;
@@ -29,7 +30,7 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
     int const place = kColumns > 1 ? lane : (g & (places - 1)) * 4 + t;
     uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
     uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll
+#pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         uint4 codes[4];
         uint32_t scales_of[4];  // two blocks' each
@@ -74,25 +75,12 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
     }
 }
 
-// What lane column % 32 holds of a column's.
-template <int kRows, typename Value>
-__device__ __forceinline__ Value of_column(Value const* values, int column) {
-    Value const low = __shfl_sync(0xffffffffu, values[0], column % 32);
-    if constexpr (kRows == 1) {
-        return low;
-    } else {
-        Value const high = __shfl_sync(0xffffffffu, values[1], column % 32);
-        return column < 32 ? low : high;
-    }
-}
-
 // Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places of
 // columns that the job does not have stays: it reaches no column that is kept. By the whole block.
-template <typename T, int kColumns>
+template <typename T>
 __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int segment, ExpertJob const& job,
                                           int begin, int end, int places, uint8_t* panel) {
-    constexpr int kBatch = kColumns > 2 ? 4 : 8;
-    constexpr int kRows = (kColumns + 3) / 4;
+    constexpr int kBatch = 8;
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
     int const t = lane / 2 % 4;
@@ -100,10 +88,10 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     bool const gathers = phase == kUpPhase && segment == kRouted;
     bool const scaled = gathers && args.scale_input;
     // Lane i finds the rows of columns i and i + 32.
-    int rows[kRows];
-    float factors[kRows];
+    int rows[kMoeJobTokens / 32];
+    float factors[kMoeJobTokens / 32];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kMoeJobTokens / 32; ++i) {
         rows[i] = job.first + min(lane + 32 * i, job.count - 1);
         factors[i] = 1.0f;
         if (gathers) {
@@ -116,16 +104,19 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     int const k = args.weights[phase][segment].k;
     int const shift = __ffs(places) - 1;
     int const units = (end - begin) << shift;
-    for (int first = 0; first < units; first += kMoeWarps * kBatch) {
+    int const pitch = min(32, places * 4);
+#pragma unroll 1
+    for (int first = 0; first < units; first += args.warps * kBatch) {
         uint4 eights[kBatch];
         T const* from[kBatch];
-        auto const unit = [&](int i) { return first + warp + i * kMoeWarps; };
+        auto const unit = [&](int i) { return first + warp + i * args.warps; };
         auto const column = [&](int i) { return unit(i) & (places - 1); };
         auto const wanted = [&](int i) { return unit(i) < units && column(i) < job.count; };
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             int const offset = (begin + (unit(i) >> shift)) * kChunk + t * 64 + word * 8;
-            from[i] = all + static_cast<int64_t>(of_column<kRows>(rows, column(i))) * k + offset;
+            int const row = __shfl_sync(0xffffffffu, column(i) < 32 ? rows[0] : rows[1], column(i) % 32);
+            from[i] = all + static_cast<int64_t>(row) * k + offset;
             eights[i] = make_uint4(0u, 0u, 0u, 0u);
             if (wanted(i) && offset < k) eights[i] = load_eight(from[i]);
         }
@@ -141,14 +132,14 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
         if (first == 0) __syncthreads();  // nobody reads what is overwritten now
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            float const factor = scaled ? of_column<kRows>(factors, column(i)) : 1.0f;
+            float const factor = __shfl_sync(0xffffffffu, column(i) < 32 ? factors[0] : factors[1], column(i) % 32);
             if (!wanted(i)) continue;
             if (scaled) {
                 T* const values = reinterpret_cast<T*>(&eights[i]);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * factor);
             }
-            int const slot = (word * kColumns + column(i) / 8) * min(32, places * 4) + column(i) % 8 * 4 + t;
+            int const slot = (word * max(1, places / 8) + column(i) / 8) * pitch + column(i) % 8 * 4 + t;
             *reinterpret_cast<uint4*>(panel + (unit(i) >> shift) * job_panel_bytes(places) + slot * 16) =
                 pair_activations<T>(eights[i]);
         }
@@ -156,8 +147,7 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     __syncthreads();
 }
 
-// Eight rows' values through the activation, where gated two each, in T. Not inlined: it is run once per task, from
-// several places, and every instruction of it is fetched anew in each launch.
+// Eight rows' values through the activation, where gated two each, in T. Not inlined, which saves registers.
 template <typename T>
 __device__ __noinline__ uint4 activate_rows(float4 low, float4 high, TrtNvfp4Activation activation, bool gated,
                                             float alpha, float limit) {
@@ -187,6 +177,7 @@ __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, i
                                             uint4 bias_eight, float tensor_scale, float const* turned) {
     ExpertWeights const& w = args.weights[phase][segment];
     float values[8] = {};
+#pragma unroll 1
     for (int group = 0; group < args.split[phase].k_groups; ++group) {
         float const* const part = turned + group * static_cast<int>(sizeof(Turned) / 4);
 #pragma unroll
@@ -217,8 +208,8 @@ struct Staged {
     int job, begin;
 };
 
-// One task with up to 8 * kColumns pairs.
-template <typename T, int kColumns>
+// One task with up to 8 * kMostColumns pairs. Its parts are in the program once, the loops over chunks excepted.
+template <typename T, int kMostColumns>
 __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, ExpertJob const& job,
                                          int phase, int part, ExpertStream<T>& stream, uint8_t const* ring,
                                          uint8_t* panel, Turned* turned, Staged& staged) {
@@ -237,41 +228,66 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     }
     float const tensor_scale = w.tensor_scale[job.expert];
 
-    int const places = kColumns > 1 ? 8 * kColumns : job_places(job.count);
+    int const places = job_places(job.count);
     int const capacity = args.memory.panel_bytes / job_panel_bytes(places);
     // A single token is every expert's.
     int const staged_job = phase == kUpPhase && args.m == 1 && !args.scale_input ? 0 : 2 * task.job + task.segment;
     int const chunks = task.end - task.begin;
-    int const panels = (chunks + capacity - 1) / capacity;
-    int const panel_chunks = (chunks + panels - 1) / panels;
-    Accumulators<kColumns> acc = {};
+    int const panels = chunks <= capacity ? 1 : (chunks + capacity - 1) / capacity;
+    int const panel_chunks = panels == 1 ? chunks : (chunks + panels - 1) / panels;
+    Accumulators<kMostColumns> acc = {};
+#pragma unroll 1
     for (int begin = task.begin; begin < task.end; begin += panel_chunks) {
         int const end = min(begin + panel_chunks, task.end);
         if (staged.job != staged_job || staged.begin != begin) {
-            stage_job<T, kColumns>(args, phase, task.segment, job, begin, end, places, panel);
+            stage_job(args, phase, task.segment, job, begin, end, places, panel);
             staged = {staged_job, begin};
         }
         if (!has_rows) continue;
-        int const behind = (begin - task.begin) % k_groups;
-        for (int chunk = begin + (task.k_group - behind + k_groups) % k_groups; chunk < end; chunk += k_groups) {
-            int const stage = stream.acquire();
-            multiply_job_chunk<T, kColumns>(ring + stage * kStageBytes,
-                                            panel + (chunk - begin) * job_panel_bytes(places), places, args.one, acc);
-            stream.release();
+        int const first = begin + ((task.k_group - (begin - task.begin)) & (k_groups - 1));
+        auto const multiply = [&](auto columns) {
+            if constexpr (decltype(columns)::value <= kMostColumns) {
+#pragma unroll 1
+                for (int chunk = first; chunk < end; chunk += k_groups) {
+                    int const stage = stream.acquire();
+                    multiply_job_chunk<T, decltype(columns)::value, kMostColumns>(
+                        ring + stage * kStageBytes, panel + (chunk - begin) * job_panel_bytes(places), places, args.one,
+                        acc);
+                    stream.release();
+                }
+            }
+        };
+        if (places <= 8) {
+            multiply(std::integral_constant<int, 1>{});
+        } else if (places == 16) {
+            multiply(std::integral_constant<int, 2>{});
+        } else if (places == 32) {
+            multiply(std::integral_constant<int, 4>{});
+        } else {
+            multiply(std::integral_constant<int, 8>{});
         }
     }
 
+#pragma unroll 1
+    for (int column = 0; column * 8 < job.count; ++column) {
+        if (k_groups > 1) __syncthreads();
+        __syncwarp();
+        turn(acc[0][0], acc[1][0], turned[warp]);
+        __syncwarp();
+        if (k_groups > 1) __syncthreads();
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-        if (column * 8 >= job.count) break;
-        if (k_groups > 1) __syncthreads();
-        __syncwarp();
-        turn(acc[0][column], acc[1][column], turned[warp]);
-        __syncwarp();
-        if (k_groups > 1) __syncthreads();
+        for (int next = 1; next < kMostColumns; ++next) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                acc[0][next - 1][i] = acc[0][next][i];
+                acc[1][next - 1][i] = acc[1][next][i];
+            }
+        }
         int const token = column * 8 + lane / 4;
         // In turn, so that no warp is always behind.
-        if (!has_rows || (column + part) % k_groups != task.k_group || token >= job.count || row >= w.rows) continue;
+        if (!has_rows || ((column + part) & (k_groups - 1)) != task.k_group || token >= job.count || row >= w.rows) {
+            continue;
+        }
         finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
                     &turned[warp - task.k_group][lane / 4][lane % 4 * 8]);
     }
@@ -292,7 +308,7 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
     int const terms = routed_terms + (args.shared_jobs > 0 ? splits : 0);
     int64_t const pairs = int64_t{args.m} * args.top_k;
     int const lane = threadIdx.x % 32;
-    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < args.m * slices; unit += kMoeWarps * gridDim.x) {
+    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < args.m * slices; unit += args.warps * gridDim.x) {
         int const token = unit / slices;
         int const column = unit % slices * 128 + lane * 4;
         if (column >= width) continue;
@@ -344,16 +360,17 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
 
 // Jobs have at most 8 * kMostColumns pairs.
 template <typename T, int kMostColumns>
-__global__ __launch_bounds__(kMoeThreads, kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(
+__global__ __launch_bounds__(32 * kMoeWarps<kMostColumns>, kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(
     __grid_constant__ MoeArgs<T> const args) {
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(16) Turned turned[kMoeWarps];
+    __shared__ __align__(16) Turned turned[kMoeWarps<kMostColumns>];
     int const ring_bytes = args.memory.stages * kStageBytes;
     uint8_t* const ring = shared + threadIdx.x / 32 * ring_bytes;
-    uint8_t* const panel = shared + kMoeWarps * ring_bytes;
+    uint8_t* const panel = shared + args.warps * ring_bytes;
     // No column may be uninitialised.
-    for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += kMoeThreads) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += 32 * kMoeWarps<kMostColumns>) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
     wait_for_kernels_before();
@@ -361,28 +378,16 @@ __global__ __launch_bounds__(kMoeThreads, kMoeBlocks<kMostColumns>) void sm80_w4
     int const routed_jobs = *args.plan.job_count;
     TaskRanges const ranges(args, routed_jobs);
     ExpertStream<T> stream(args, routed_jobs, ranges, ring);
+#pragma unroll 1
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
         Staged staged{-1, -1};
         TaskPlace const end = phase == kUpPhase ? ranges.end[kUpPhase] : ranges.end[kDownPhase];
-        for (TaskPlace place = phase == kUpPhase ? ranges.begin[kUpPhase] : ranges.begin[kDownPhase];
-             place.is_before(end);) {
+        TaskPlace place = phase == kUpPhase ? ranges.begin[kUpPhase] : ranges.begin[kDownPhase];
+#pragma unroll 1
+        while (place.is_before(end)) {
             ExpertTask const task(args, phase, routed_jobs, place);
-            ExpertJob const job = job_of(args, task);
-            auto const run = [&](auto columns) {
-                if constexpr (decltype(columns)::value <= kMostColumns) {
-                    run_task<T, decltype(columns)::value>(args, task, job, phase, place.part, stream, ring, panel,
-                                                          turned, staged);
-                }
-            };
-            if (job.count <= 8) {
-                run(std::integral_constant<int, 1>{});
-            } else if (job.count <= 16) {
-                run(std::integral_constant<int, 2>{});
-            } else if (job.count <= 32) {
-                run(std::integral_constant<int, 4>{});
-            } else {
-                run(std::integral_constant<int, 8>{});
-            }
+            run_task<T, kMostColumns>(args, task, job_of(args, task), phase, place.part, stream, ring, panel, turned,
+                                      staged);
             ++place.part;
             place = place.carried(args.weights[phase][task.segment].tasks_per_job);
         }

@@ -22,8 +22,6 @@ struct ExpertWeights {
     __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
 };
 
-constexpr int kMoeThreads = 32 * kMoeWarps;
-
 constexpr int kRouted = 0, kShared = 1;  // what jobs come in: first all routed ones, then the shared expert's
 
 template <typename T>
@@ -33,6 +31,7 @@ struct MoeArgs {
     int first_phase, last_phase;  // half open
     MoePlan plan;
     int m, top_k, job_tokens, shared_jobs;
+    int warps;  // of a block
     bool scale_input;
     TrtNvfp4Activation activation;
     bool gated;
@@ -75,7 +74,7 @@ struct ExpertTask {
         int const split_bits = __ffs(way.splits) - 1;
         int const chunks = args.weights[phase][segment].chunks();
         split = place.part & (way.splits - 1);
-        tile = (((place.part >> split_bits) * kMoeWarps) + warp) >> k_bits;
+        tile = ((place.part >> split_bits) * args.warps + warp) >> k_bits;
         k_group = warp & (way.k_groups - 1);
         begin = (split * chunks) >> split_bits;
         end = ((split + 1) * chunks) >> split_bits;
@@ -89,28 +88,30 @@ __device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask c
     return {0, first, min(args.job_tokens, args.m - first), 0};
 }
 
-// A block's tasks of the phases, of even cost. By a whole warp. What is read here is waited for before the first weight,
-// hence a step for all four places at a time, and no exact division.
+// A block's tasks of the phases, of even cost. By a whole warp. The first weight waits for all of this: hence a trip to
+// L2 for all four places at a time, and nothing in 64 bits (see serves()).
 struct TaskRanges {
     TaskPlace begin[2], end[2];
 
     template <typename T>
     __device__ __forceinline__ TaskRanges(MoeArgs<T> const& args, int routed_jobs) {
-        int64_t const jobs_cost = *args.plan.total_cost;
-        int64_t shared_cost = 0;
-        for (int job = 0; job < args.shared_jobs; ++job) shared_cost += shared_job_cost(args, job);
-        int64_t targets[4];
+        int const jobs_cost = *args.plan.total_cost;
+        int shared_cost = 0;
+#pragma unroll 1
+        for (int job = 0; job < args.shared_jobs; ++job) shared_cost += job_cost(shared_count(args, job));
+        int targets[4];
         unsigned begun[4] = {};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int64_t const all = jobs_cost * args.weights[i / 2][kRouted].tasks_per_job +
-                                shared_cost * args.weights[i / 2][kShared].tasks_per_job;
+            int const all = jobs_cost * args.weights[i / 2][kRouted].tasks_per_job +
+                            shared_cost * args.weights[i / 2][kShared].tasks_per_job;
             unsigned const block = blockIdx.x + i % 2;
             float const share = __fdividef(static_cast<float>(block), static_cast<float>(gridDim.x));
-            targets[i] = block < gridDim.x ? static_cast<int64_t>(static_cast<float>(all) * share) : all;
+            targets[i] = block < gridDim.x ? static_cast<int>(static_cast<float>(all) * share) : all;
         }
+#pragma unroll 1
         for (int job = threadIdx.x % 32; job < routed_jobs; job += 32) {
-            int64_t const before = args.plan.jobs[job].cost_before;
+            int const before = args.plan.jobs[job].cost_before;
 #pragma unroll
             for (int i = 0; i < 4; ++i) begun[i] += before * args.weights[i / 2][kRouted].tasks_per_job <= targets[i];
         }
@@ -123,39 +124,39 @@ struct TaskRanges {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int const per_job = args.weights[i / 2][kRouted].tasks_per_job;
-            int64_t const into_shared = targets[i] - jobs_cost * per_job;
-            int const job = static_cast<int>(begun[i]);
-            int const part = tasks_of(jobs[i].count, targets[i] - int64_t{jobs[i].cost_before} * per_job);
-            TaskPlace const place = into_shared < 0 ? TaskPlace{job, part}.carried(per_job)
-                                                    : shared_place(args, i / 2, routed_jobs, into_shared);
-            (i % 2 == 0 ? begin : end)[i / 2] = place;
+            TaskPlace& place = (i % 2 == 0 ? begin : end)[i / 2];
+            place.job = static_cast<int>(begun[i]);
+            place.part = tasks_of(jobs[i].count, targets[i] - jobs[i].cost_before * per_job);
+            place = place.carried(per_job);
+            int const into_shared = targets[i] - jobs_cost * per_job;
+            if (into_shared >= 0) place = shared_place(args, i / 2, routed_jobs, into_shared);
         }
     }
 
  private:
     template <typename T>
-    static __device__ __forceinline__ int shared_job_cost(MoeArgs<T> const& args, int job) {
-        return job_cost(min(args.job_tokens, args.m - job * args.job_tokens));
+    static __device__ __forceinline__ int shared_count(MoeArgs<T> const& args, int job) {
+        return min(args.job_tokens, args.m - job * args.job_tokens);
     }
 
     // Tasks of a job of `count` pairs that begin before `cost`.
-    static __device__ __forceinline__ int tasks_of(int count, int64_t cost) {
-        int const each = job_cost(count);
+    static __device__ __forceinline__ int tasks_of(int count, int cost) {
+        unsigned const each = job_cost(count);
         return static_cast<int>((static_cast<unsigned>(cost) + each - 1) / each);
     }
 
     template <typename T>
-    static __device__ TaskPlace shared_place(MoeArgs<T> const& args, int phase, int routed_jobs, int64_t cost) {
+    static __device__ __noinline__ TaskPlace shared_place(MoeArgs<T> const& args, int phase, int routed_jobs,
+                                                          int cost) {
         int const per_job = args.weights[phase][kShared].tasks_per_job;
-        int job = 0;
-        for (; job < args.shared_jobs; ++job) {
-            int64_t const all = int64_t{per_job} * shared_job_cost(args, job);
-            if (cost < all) break;
+        for (int job = 0; job < args.shared_jobs; ++job) {
+            int const all = per_job * job_cost(shared_count(args, job));
+            if (cost < all) {
+                return TaskPlace{routed_jobs + job, tasks_of(shared_count(args, job), cost)}.carried(per_job);
+            }
             cost -= all;
         }
-        if (job == args.shared_jobs) return {routed_jobs + job, 0};
-        int const count = min(args.job_tokens, args.m - job * args.job_tokens);
-        return TaskPlace{routed_jobs + job, tasks_of(count, cost)}.carried(per_job);
+        return {routed_jobs + args.shared_jobs, 0};
     }
 };
 

@@ -63,17 +63,18 @@ TrtNvfp4Status read_device(Device& device) {
 template <typename T>
 struct Variant {
     void (*kernel)(MoeArgs<T>);
-    int job_tokens;
+    int job_tokens, warps;
     MoeMemory memory;
     int blocks;  // on each SM
 };
 
-// The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for and rings
-// of two stages, if that is possible.
+// The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for, if rings of
+// two stages fit.
 template <typename T, int kMostColumns>
-TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Variant<T>& variant) {
+TrtNvfp4Status divide_memory(int tokens, int job_tokens, int chunks, Device const& device, Variant<T>& variant) {
+    variant.job_tokens = job_tokens;
     variant.kernel = sm80_w4a16_moe<T, kMostColumns>;
-    variant.job_tokens = std::min(8 * kMostColumns, std::max(8, job_places(tokens)));
+    variant.warps = kMoeWarps<kMostColumns>;
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, variant.kernel), "cudaFuncGetAttributes"));
     int ordinal = 0, sm_bytes = 0, reserved = 0;
@@ -89,20 +90,24 @@ TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Varia
     for (int blocks = kMoeBlocks<kMostColumns>; blocks >= 1 && variant.memory.stages < 2; --blocks) {
         Device share = device;
         share.shared_bytes = std::min(device.shared_bytes, sm_bytes / blocks - reserved);
-        variant.memory = divide_moe_memory(wanted, job_panel_bytes(variant.job_tokens), kMoeWarps * kStageBytes, fixed,
-                                           share);
+        variant.memory =
+            divide_moe_memory(wanted, job_panel_bytes(job_tokens), variant.warps * kStageBytes, fixed, share);
     }
     return TRT_NVFP4_SUCCESS;
 }
 
 template <typename T>
-TrtNvfp4Status choose_variant(float pairs_of_expert, int tokens, int chunks, Device const& device,
-                              Variant<T>& variant) {
-    if (pairs_of_expert > kMoeManyPairs) {
-        TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMoeJobTokens / 8>(tokens, chunks, device, variant)));
-        if (variant.memory.stages > 1) return TRT_NVFP4_SUCCESS;
+TrtNvfp4Status choose_variant(int tokens, int chunks, Device const& device, Variant<T>& variant) {
+    constexpr int kMany = kMoeJobTokens / 8;
+    int const job_tokens = std::min(kMoeJobTokens, std::max(8, job_places(tokens)));
+    if (job_tokens == 8) {
+        TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, 1>(tokens, job_tokens, chunks, device, variant)));
+    } else {
+        TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMany>(tokens, job_tokens, chunks, device, variant)));
+        if (variant.memory.stages < 2 && job_tokens > kMoeFewestJobTokens) {
+            TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMany>(tokens, kMoeFewestJobTokens, chunks, device, variant)));
+        }
     }
-    TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMoeFewestJobTokens / 8>(tokens, chunks, device, variant)));
     if (variant.memory.stages > 0) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_UNSUPPORTED, "NVFP4MoE: the GPU gives a block " +
                                                    std::to_string(device.shared_bytes) +
@@ -133,16 +138,16 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     int const most_chunks =
         std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
     Variant<T> variant{};
-    TRT_NVFP4_RETURN_IF_ERROR(choose_variant(static_cast<float>(tokens * args.top_k) / jobs, moe.m, most_chunks,
-                                             device, variant));
+    TRT_NVFP4_RETURN_IF_ERROR(choose_variant(moe.m, most_chunks, device, variant));
     moe.job_tokens = variant.job_tokens;
     moe.memory = variant.memory;
-    int const bytes = moe.memory.stages * kMoeWarps * kStageBytes + moe.memory.panel_bytes;
+    moe.warps = variant.warps;
+    int const bytes = moe.memory.stages * moe.warps * kStageBytes + moe.memory.panel_bytes;
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                    "cudaFuncSetAttribute"));
     TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, kMoeThreads, bytes),
+        check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, 32 * moe.warps, bytes),
                    "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
     int const most_splits = tokens <= kSplitTokens ? kMoeMaxSplits : 1;
     for (int phase : {kUpPhase, kDownPhase}) {
@@ -153,10 +158,10 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
             tiles += static_cast<float>(w[kShared].tiles());
             splits = std::min(splits, w[kShared].chunks());
         }
-        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), splits, variant.blocks, device);
+        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), splits, moe.warps, variant.blocks, device);
         for (int segment : {kRouted, kShared}) {
             w[segment].tasks_per_job =
-                ceil_div(w[segment].tiles(), kMoeWarps / moe.split[phase].k_groups) * moe.split[phase].splits;
+                ceil_div(w[segment].tiles(), moe.warps / moe.split[phase].k_groups) * moe.split[phase].splits;
         }
     }
     moe.shared_jobs = args.shared ? ceil_div(moe.m, moe.job_tokens) : 0;
@@ -172,19 +177,16 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
 
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(device.sm_count * variant.blocks);
-    config.blockDim = kMoeThreads;
+    config.blockDim = static_cast<unsigned>(32 * moe.warps);
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
-    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
     if (device.cooperative) {
-        attributes[0].id = cudaLaunchAttributeCooperative;
-        attributes[0].val.cooperative = 1;
+        config.attrs = &cooperative;
         config.numAttrs = 1;
     }
-#ifdef MOE_PDL
-    attributes[config.numAttrs++] = programmatic_attribute();
-#endif
-    config.attrs = attributes;
     // Where the GPU cannot promise co-residency, a phase per launch: then no block waits for another.
     int const phases = device.cooperative ? kMoePhases : 1;
     for (moe.first_phase = 0; moe.first_phase < kMoePhases; moe.first_phase += phases) {

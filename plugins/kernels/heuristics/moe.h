@@ -12,14 +12,14 @@ constexpr int kMoeTokens = 512;
 // Pairs of one expert that read its weights once.
 constexpr int kMoeJobTokens = 64;
 constexpr int kMoeMaxSplits = 4;
-constexpr int kMoeWarps = 4;  // of a block
-// Blocks of an SM that registers leave room for, by the most columns of eight pairs that a job has.
+// Warps of a block and blocks of an SM, by the most columns of eight pairs that a job has. With one column activations
+// are few: several small blocks, so that one stages or finishes while others multiply.
 template <int kMostColumns>
-constexpr int kMoeBlocks = kMostColumns <= 4 ? 3 : 2;
-// Pairs that an expert has on average from which jobs of this many are worth a block less on each SM.
-constexpr float kMoeManyPairs = 20.0f;
+constexpr int kMoeWarps = kMostColumns == 1 ? 4 : 8;
+template <int kMostColumns>
+constexpr int kMoeBlocks = kMostColumns == 1 ? 3 : 1;
 // More activations at a time are not worth a stage of the rings.
-constexpr int kMoePanelBytes = 24 << 10;
+constexpr int kMoePanelBytes = 72 << 10;
 
 // Experts that `tokens` tokens are expected to choose, were every choice as likely.
 inline float expected_experts(int experts, int top_k, int tokens) {
@@ -27,14 +27,15 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
-// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks on each SM.
+// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps` on each SM.
 // Both are powers of two. `most_splits` is 1 where outputs cannot be summed later.
-inline Split choose_moe_split(float tiles, int chunks, int most_splits, int blocks, Device const& device) {
+inline Split choose_moe_split(float tiles, int chunks, int most_splits, int warps, int blocks,
+                              Device const& device) {
     Split best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(chunks, most_splits); splits *= 2) {
-        for (int k_groups = 1; k_groups <= kMoeWarps; k_groups *= 2) {
-            float const tasks = tiles * static_cast<float>(splits * k_groups) / kMoeWarps;
+        for (int k_groups = 1; k_groups <= warps; k_groups *= 2) {
+            float const tasks = tiles * static_cast<float>(splits * k_groups) / static_cast<float>(warps);
             float const of_sm = std::ceil(tasks / static_cast<float>(device.sm_count));
             float const rounds = std::max(1.0f, of_sm / static_cast<float>(blocks));
             float const walk = static_cast<float>(ceil_div(ceil_div(chunks, splits), k_groups));
