@@ -75,12 +75,13 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
     }
 }
 
-// Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places of
-// columns that the job does not have stays: it reaches no column that is kept. By the whole block.
-template <typename T>
+// Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places
+// of columns that the job does not have stays: it reaches no column that is kept. By the whole block.
+template <typename T, int kMostColumns>
 __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int segment, ExpertJob const& job,
                                           int begin, int end, int places, uint8_t* panel) {
-    constexpr int kBatch = 8;
+    constexpr int kBatch = kMostColumns == 1 ? 6 : 8;  // as registers allow
+    constexpr int kRows = (kMostColumns + 3) / 4;
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
     int const t = lane / 2 % 4;
@@ -88,10 +89,10 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     bool const gathers = phase == kUpPhase && segment == kRouted;
     bool const scaled = gathers && args.scale_input;
     // Lane i finds the rows of columns i and i + 32.
-    int rows[kMoeJobTokens / 32];
-    float factors[kMoeJobTokens / 32];
+    int rows[kRows];
+    float factors[kRows];
 #pragma unroll
-    for (int i = 0; i < kMoeJobTokens / 32; ++i) {
+    for (int i = 0; i < kRows; ++i) {
         rows[i] = job.first + min(lane + 32 * i, job.count - 1);
         factors[i] = 1.0f;
         if (gathers) {
@@ -115,7 +116,8 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             int const offset = (begin + (unit(i) >> shift)) * kChunk + t * 64 + word * 8;
-            int const row = __shfl_sync(0xffffffffu, column(i) < 32 ? rows[0] : rows[1], column(i) % 32);
+            int const row =
+                __shfl_sync(0xffffffffu, kRows == 1 || column(i) < 32 ? rows[0] : rows[kRows - 1], column(i) % 32);
             from[i] = all + static_cast<int64_t>(row) * k + offset;
             eights[i] = make_uint4(0u, 0u, 0u, 0u);
             if (wanted(i) && offset < k) eights[i] = load_eight(from[i]);
@@ -132,7 +134,8 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
         if (first == 0) __syncthreads();  // nobody reads what is overwritten now
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            float const factor = __shfl_sync(0xffffffffu, column(i) < 32 ? factors[0] : factors[1], column(i) % 32);
+            float const factor = __shfl_sync(
+                0xffffffffu, kRows == 1 || column(i) < 32 ? factors[0] : factors[kRows - 1], column(i) % 32);
             if (!wanted(i)) continue;
             if (scaled) {
                 T* const values = reinterpret_cast<T*>(&eights[i]);
@@ -240,7 +243,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     for (int begin = task.begin; begin < task.end; begin += panel_chunks) {
         int const end = min(begin + panel_chunks, task.end);
         if (staged.job != staged_job || staged.begin != begin) {
-            stage_job(args, phase, task.segment, job, begin, end, places, panel);
+            stage_job<T, kMostColumns>(args, phase, task.segment, job, begin, end, places, panel);
             staged = {staged_job, begin};
         }
         if (!has_rows) continue;
@@ -360,8 +363,8 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
 
 // Jobs have at most 8 * kMostColumns pairs.
 template <typename T, int kMostColumns>
-__global__ __launch_bounds__(32 * kMoeWarps<kMostColumns>, kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(
-    __grid_constant__ MoeArgs<T> const args) {
+__global__ __launch_bounds__(32 * kMoeWarps<kMostColumns>,
+                             kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(__grid_constant__ MoeArgs<T> const args) {
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) Turned turned[kMoeWarps<kMostColumns>];

@@ -68,8 +68,8 @@ struct Variant {
     int blocks;  // on each SM
 };
 
-// The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for, if rings of
-// two stages fit.
+// The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for, if rings
+// of two stages fit.
 template <typename T, int kMostColumns>
 TrtNvfp4Status divide_memory(int tokens, int job_tokens, int chunks, Device const& device, Variant<T>& variant) {
     variant.job_tokens = job_tokens;
@@ -146,9 +146,9 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                    "cudaFuncSetAttribute"));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, 32 * moe.warps, bytes),
-                   "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, 32 * moe.warps, bytes),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
     int const most_splits = tokens <= kSplitTokens ? kMoeMaxSplits : 1;
     for (int phase : {kUpPhase, kDownPhase}) {
         ExpertWeights* const w = moe.weights[phase];

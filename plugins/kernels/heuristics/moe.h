@@ -27,10 +27,9 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
-// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps` on each SM.
-// Both are powers of two. `most_splits` is 1 where outputs cannot be summed later.
-inline Split choose_moe_split(float tiles, int chunks, int most_splits, int warps, int blocks,
-                              Device const& device) {
+// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps`
+// on each SM. Both are powers of two. `most_splits` is 1 where outputs cannot be summed later.
+inline Split choose_moe_split(float tiles, int chunks, int most_splits, int warps, int blocks, Device const& device) {
     Split best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(chunks, most_splits); splits *= 2) {
