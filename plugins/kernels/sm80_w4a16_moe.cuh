@@ -104,23 +104,33 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
     T const* const all = phase == kUpPhase ? args.x : args.hidden[segment];
     int const k = args.weights[phase][segment].k;
     int const shift = __ffs(places) - 1;
-    int const units = (end - begin) << shift;
     int const pitch = min(32, places * 4);
+    int const units = (end - begin) * job.count;
+    int const chunk_step = args.warps / job.count;
+    int const column_step = args.warps % job.count;
+    int chunk = warp / job.count;
+    int column = warp % job.count;
 #pragma unroll 1
     for (int first = 0; first < units; first += args.warps * kBatch) {
         uint4 eights[kBatch];
         T const* from[kBatch];
-        auto const unit = [&](int i) { return first + warp + i * args.warps; };
-        auto const column = [&](int i) { return unit(i) & (places - 1); };
-        auto const wanted = [&](int i) { return unit(i) < units && column(i) < job.count; };
+        int at[kBatch];  // chunk and column, or -1
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            int const offset = (begin + (unit(i) >> shift)) * kChunk + t * 64 + word * 8;
+            bool const wanted = first + warp + i * args.warps < units;
+            int const offset = (begin + chunk) * kChunk + t * 64 + word * 8;
             int const row =
-                __shfl_sync(0xffffffffu, kRows == 1 || column(i) < 32 ? rows[0] : rows[kRows - 1], column(i) % 32);
+                __shfl_sync(0xffffffffu, kRows == 1 || column < 32 ? rows[0] : rows[kRows - 1], column % 32);
             from[i] = all + static_cast<int64_t>(row) * k + offset;
+            at[i] = wanted ? chunk << shift | column : -1;
             eights[i] = make_uint4(0u, 0u, 0u, 0u);
-            if (wanted(i) && offset < k) eights[i] = load_eight(from[i]);
+            if (wanted && offset < k) eights[i] = load_eight(from[i]);
+            chunk += chunk_step;
+            column += column_step;
+            if (column >= job.count) {
+                column -= job.count;
+                ++chunk;
+            }
         }
         for (bool absent = phase == kDownPhase; absent;) {
             absent = false;
@@ -134,16 +144,17 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
         if (first == 0) __syncthreads();  // nobody reads what is overwritten now
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            float const factor = __shfl_sync(
-                0xffffffffu, kRows == 1 || column(i) < 32 ? factors[0] : factors[kRows - 1], column(i) % 32);
-            if (!wanted(i)) continue;
+            if (at[i] < 0) break;
+            int const of_column = at[i] & (places - 1);
             if (scaled) {
+                float const factor = __shfl_sync(
+                    0xffffffffu, kRows == 1 || of_column < 32 ? factors[0] : factors[kRows - 1], of_column % 32);
                 T* const values = reinterpret_cast<T*>(&eights[i]);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * factor);
             }
-            int const slot = (word * max(1, places / 8) + column(i) / 8) * pitch + column(i) % 8 * 4 + t;
-            *reinterpret_cast<uint4*>(panel + (unit(i) >> shift) * job_panel_bytes(places) + slot * 16) =
+            int const slot = (word * max(1, places / 8) + of_column / 8) * pitch + of_column % 8 * 4 + t;
+            *reinterpret_cast<uint4*>(panel + (at[i] >> shift) * job_panel_bytes(places) + slot * 16) =
                 pair_activations<T>(eights[i]);
         }
     }

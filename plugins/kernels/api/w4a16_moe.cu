@@ -158,7 +158,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
             tiles += static_cast<float>(w[kShared].tiles());
             splits = std::min(splits, w[kShared].chunks());
         }
-        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), splits, moe.warps, variant.blocks, device);
+        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), moe.m, splits, moe.warps, variant.blocks, device);
         for (int segment : {kRouted, kShared}) {
             w[segment].tasks_per_job =
                 ceil_div(w[segment].tiles(), moe.warps / moe.split[phase].k_groups) * moe.split[phase].splits;

@@ -27,18 +27,22 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
-// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps`
-// on each SM. Both are powers of two. `most_splits` is 1 where outputs cannot be summed later.
-inline Split choose_moe_split(float tiles, int chunks, int most_splits, int warps, int blocks, Device const& device) {
+// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps` on
+// each SM; `m` tokens. Both are powers of two. `most_splits` is 1 where outputs cannot be summed later. Warps that share
+// a tile wait for each other, the longer the more tokens it has (fitted to an H200).
+inline Split choose_moe_split(float tiles, int chunks, int m, int most_splits, int warps, int blocks,
+                              Device const& device) {
+    float const meeting = 0.5f + 0.1f * static_cast<float>(std::min(m, 8));
     Split best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(chunks, most_splits); splits *= 2) {
+        float const summing = splits > 1 ? 0.6f + 0.25f * static_cast<float>(splits) : 0.0f;
         for (int k_groups = 1; k_groups <= warps; k_groups *= 2) {
             float const tasks = tiles * static_cast<float>(splits * k_groups) / static_cast<float>(warps);
             float const of_sm = std::ceil(tasks / static_cast<float>(device.sm_count));
             float const rounds = std::max(1.0f, of_sm / static_cast<float>(blocks));
             float const walk = static_cast<float>(ceil_div(ceil_div(chunks, splits), k_groups));
-            float const cost = rounds * (walk + (k_groups > 1 ? 0.4f : 0.3f)) + 0.2f * static_cast<float>(splits);
+            float const cost = rounds * (walk + (k_groups > 1 ? meeting : 0.6f)) + summing;
             if (cost < best_cost) {
                 best_cost = cost;
                 best = {k_groups, splits};
