@@ -158,7 +158,8 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
             tiles += static_cast<float>(w[kShared].tiles());
             splits = std::min(splits, w[kShared].chunks());
         }
-        moe.split[phase] = choose_moe_split(tiles, w[kRouted].chunks(), moe.m, splits, moe.warps, variant.blocks, device);
+        moe.split[phase] =
+            choose_moe_split(tiles, w[kRouted].chunks(), moe.m, splits, moe.warps, variant.blocks, device);
         for (int segment : {kRouted, kShared}) {
             w[segment].tasks_per_job =
                 ceil_div(w[segment].tiles(), moe.warps / moe.split[phase].k_groups) * moe.split[phase].splits;
@@ -210,6 +211,11 @@ TrtNvfp4Status launch_blocks(TrtNvfp4MoeArgs const& args, void* workspace, cudaS
 }  // namespace
 
 bool serves(TrtNvfp4MoeArgs const& args) {
+    // The kernel counts the cost of a phase's tasks in 32 bits; at any number of tokens alike.
+    int64_t const jobs = most_jobs(kMoeTokens * args.top_k, args.experts, kMoeFewestJobTokens) + kMoeTokens;
+    int64_t const width = std::max(args.intermediate, args.shared ? args.shared_intermediate : 0);
+    int64_t const tiles = std::max(up_rows(args, width), args.hidden) / kTileRows + kTilesPerGroup;
+    if (jobs * tiles * kMoeMaxSplits * job_cost(kMoeJobTokens) > INT32_MAX) return false;
     // Copies are 16 bytes: 32 codes of a row.
     return args.dtype != TRT_NVFP4_FLOAT32 && !args.quantize_activations && args.hidden % 32 == 0 &&
            args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);

@@ -27,9 +27,9 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
-// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps` on
-// each SM; `m` tokens. Both are powers of two. `most_splits` is 1 where outputs cannot be summed later. Warps that share
-// a tile wait for each other, the longer the more tokens it has (fitted to an H200).
+// The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps`
+// on each SM; `m` tokens. Both are powers of two. `most_splits` is 1 where outputs cannot be summed later. Warps that
+// share a tile wait for each other, the longer the more tokens it has (fitted to an H200).
 inline Split choose_moe_split(float tiles, int chunks, int m, int most_splits, int warps, int blocks,
                               Device const& device) {
     float const meeting = 0.5f + 0.1f * static_cast<float>(std::min(m, 8));
