@@ -42,8 +42,9 @@ BOTH_CONVERSIONS = pytest.mark.parametrize("emulated_gpu", ["h200", "rtx-blackwe
 
 
 @BOTH_CONVERSIONS
-def test_moe_w4a16(emulated: PluginHost, seed: int) -> None:
-    test_moe.test_w4a16_shapes(emulated, seed, torch.bfloat16, 9, 32, 32, 3, 1)
+@pytest.mark.parametrize("m", [3, 9])  # a kernel each
+def test_moe_w4a16(emulated: PluginHost, seed: int, m: int) -> None:
+    test_moe.test_w4a16_shapes(emulated, seed, torch.bfloat16, m, 32, 32, 3, 1)
 
 
 @BOTH_CONVERSIONS
