@@ -396,7 +396,6 @@ __global__ __launch_bounds__(kRouteThreads, 1) void moe_route(__grid_constant__ 
 template <int kSlots>
 __global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
                                                             TrtNvfp4DataType dtype) {
-    let_next_kernel_start();
     wait_for_kernels_before();
     if (blockIdx.x > 0) {
         int const first = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
