@@ -55,11 +55,9 @@ struct Fp8ChannelValues {
     }
 };
 
-class Fp8DenseOutput {
+class Fp8DenseValues {
  public:
-    static constexpr bool kSplits = true;  // of K
-
-    explicit __device__ __forceinline__ Fp8DenseOutput(Fp8Gemm const& gemm) : gemm_(gemm) {}
+    explicit __device__ __forceinline__ Fp8DenseValues(Fp8Gemm const& gemm) : gemm_(gemm) {}
 
     // `row` is inside.
     __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
@@ -81,12 +79,19 @@ class Fp8DenseOutput {
     Fp8Gemm const& gemm_;
 };
 
-// The float32 sums of experts, without padding between them.
-class Fp8SumsOutput {
- public:
-    static constexpr bool kPadded = false;
+// An output chooses, by what only the call knows, the class that stores values.
+struct Fp8DenseOutput {
+    static constexpr bool kSplits = true;  // of K
 
-    explicit __device__ __forceinline__ Fp8SumsOutput(Fp8Gemm const& gemm) : gemm_(gemm) {}
+    template <class Finish>
+    __device__ __forceinline__ static void choose(Fp8Gemm const& gemm, Finish const& finish) {
+        finish(Fp8DenseValues(gemm));
+    }
+};
+
+class Fp8SumsValues {
+ public:
+    explicit __device__ __forceinline__ Fp8SumsValues(Fp8Gemm const& gemm) : gemm_(gemm) {}
 
     // `row` is inside.
     __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
@@ -102,6 +107,16 @@ class Fp8SumsOutput {
 
  private:
     Fp8Gemm const& gemm_;
+};
+
+// The float32 sums of experts, without padding between them.
+struct Fp8SumsOutput {
+    static constexpr bool kPadded = false;
+
+    template <class Finish>
+    __device__ __forceinline__ static void choose(Fp8Gemm const& gemm, Finish const& finish) {
+        finish(Fp8SumsValues(gemm));
+    }
 };
 
 // gate * sigmoid(slope * gate + cubic * gate^3) * (up + shift), gate and up clamped: every activation that a sigmoid
@@ -151,13 +166,11 @@ class SigmoidGate {
     float slope_, cubic_, limit_, shift_;
 };
 
-class Fp8GatedOutput {
+// kSigmoid: the activation is one that a sigmoid makes; the others' code stays out of its loop.
+template <bool kSigmoid>
+class Fp8GatedValues {
  public:
-    static constexpr bool kSplits = false;
-    static constexpr bool kPadded = true;  // of experts: written to the tiles that a job's rows have
-
-    explicit __device__ __forceinline__ Fp8GatedOutput(Fp8Gemm const& gemm)
-        : gemm_(gemm), gate_(gemm), sigmoid_(SigmoidGate::covers(gemm.activation)) {
+    explicit __device__ __forceinline__ Fp8GatedValues(Fp8Gemm const& gemm) : gemm_(gemm), gate_(gemm) {
         inverse_ = gemm.amax_pass ? 1.0f : __fdividef(1.0f, gemm.hidden_scale.resolve());
     }
 
@@ -165,7 +178,7 @@ class Fp8GatedOutput {
     __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
         constexpr int kHidden = kFp8Columns / 2;
         float hidden[kHidden];
-        if (sigmoid_) {
+        if constexpr (kSigmoid) {
 #pragma unroll
             for (int i = 0; i < kHidden; ++i) hidden[i] = gate_(values[2 * i], values[2 * i + 1]);
         } else {
@@ -213,9 +226,22 @@ class Fp8GatedOutput {
 
     Fp8Gemm const& gemm_;
     SigmoidGate gate_;
-    bool sigmoid_;
     float inverse_;
     uint32_t amax_bits_ = 0;
+};
+
+struct Fp8GatedOutput {
+    static constexpr bool kSplits = false;
+    static constexpr bool kPadded = true;  // of experts: written to the tiles that a job's rows have
+
+    template <class Finish>
+    __device__ __forceinline__ static void choose(Fp8Gemm const& gemm, Finish const& finish) {
+        if (SigmoidGate::covers(gemm.activation)) {
+            finish(Fp8GatedValues<true>(gemm));
+        } else {
+            finish(Fp8GatedValues<false>(gemm));
+        }
+    }
 };
 
 // Whether this warp, number `part` of all the tiles', is the last of the splits of K to arrive; `sums` then holds the
@@ -265,21 +291,32 @@ __device__ __forceinline__ bool add_up_splits(Fp8Gemm const& gemm, Sums& sums, i
 template <class Output, int kColumns, int kStrips, int kStep>
 class Fp8Finish {
     static constexpr int kGroup = kColumns < 128 ? kColumns : 128;
-    static constexpr int kPitch = kGroup + 4;  // keeps the columns' reads apart in the banks
     static constexpr int kThreadsAcross = kGroup / kFp8Columns;
     static constexpr int kRowsAtATime = 32 / kThreadsAcross;
 
  public:
-    using Staged = float[16 * kPitch];  // of a warp
+    using Staged = float[16 * kGroup];  // of a warp
 
     template <class Sums>
     __device__ __forceinline__ static void run(Fp8Gemm const& gemm, Sums const& sums, Staged& staged, int row0,
                                                int column0) {
+        Output::choose(gemm, [&](auto output) { store(gemm, sums, staged, row0, column0, output); });
+    }
+
+ private:
+    // Where a column of a row lies, so that a quad's column pairs of 4 rows are in different banks, and so are the
+    // vectors that threads read of 4 rows and 2 of their columns' groups.
+    __device__ __forceinline__ static int place(int row, int column) {
+        return column ^ (row % 4 * 8) ^ (column / kFp8Columns % 2 * 4);
+    }
+
+    template <class Sums, class Values>
+    __device__ __forceinline__ static void store(Fp8Gemm const& gemm, Sums const& sums, Staged& staged, int row0,
+                                                 int column0, Values& output) {
         int const lane = threadIdx.x % 32;
         int const first_column = lane / 4 % kThreadsAcross * kFp8Columns;
         int const first_row = lane % 4 + lane / (4 * kThreadsAcross) * 4;
         float const a_scale = gemm.a.scale.resolve();
-        Output output(gemm);
 #pragma unroll
         for (int group = 0; group < kColumns / kGroup; ++group) {
             int const column = column0 + group * kGroup + first_column;
@@ -291,7 +328,8 @@ class Fp8Finish {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         int const at = ((strip * kColumns + group * kGroup) / 8 + i) * 4 + 2 * half;
-                        *reinterpret_cast<float2*>(staged + (lane / 4 + 8 * half) * kPitch + 8 * i + 2 * (lane % 4)) =
+                        int const row = lane / 4 + 8 * half;
+                        *reinterpret_cast<float2*>(staged + row * kGroup + place(row, 8 * i + 2 * (lane % 4))) =
                             make_float2(sums[at], sums[at + 1]);
                     }
                 }
@@ -301,7 +339,8 @@ class Fp8Finish {
                     float values[kFp8Columns];
 #pragma unroll
                     for (int j = 0; j < kFp8Columns; j += 4) {
-                        float4 const four = *reinterpret_cast<float4 const*>(staged + i * kPitch + first_column + j);
+                        float4 const four =
+                            *reinterpret_cast<float4 const*>(staged + i * kGroup + place(first_row, first_column + j));
                         values[j] = fmaf(four.x, channels.scale[j], channels.bias[j]);
                         values[j + 1] = fmaf(four.y, channels.scale[j + 1], channels.bias[j + 1]);
                         values[j + 2] = fmaf(four.z, channels.scale[j + 2], channels.bias[j + 2]);

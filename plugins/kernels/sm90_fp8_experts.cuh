@@ -1,12 +1,9 @@
 // The FP8 GEMMs of mixtures of experts (experts_scheduler.cuh) on SM90: the dense ones' main loop and tiles.
 #pragma once
 
-// Before all others: it says how CUTLASS waits for the kernels before.
-// clang-format off
-#include "sm90_fp8_gemm.cuh"
-// clang-format on
 #include "experts_scheduler.cuh"
 #include "fp8_experts.h"
+#include "sm90_fp8_gemm.cuh"
 
 namespace trt_nvfp4::sm90 {
 

@@ -1,9 +1,6 @@
 // FP8 GEMM on SM90: CUTLASS's TMA-fed, warp-specialized wgmma main loop with fast accumulation, our epilogue.
 #pragma once
 
-// Before CUTLASS's headers: its kernels then wait for the one before them themselves.
-#define CUTLASS_ENABLE_GDC_FOR_SM90
-
 #include <cutlass/cutlass.h>
 #include <cutlass/device_kernel.h>
 
@@ -14,6 +11,7 @@
 
 #include "cutlass_launch.cuh"
 #include "fp8_epilogue.cuh"
+#include "sm90_weights_first.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -49,6 +47,7 @@ class Epilogue : public EpilogueBase<Fp8Gemm> {
                                    cute::Tensor<Engine, Layout>& accumulators, Mma, Residue const&, int thread,
                                    char* shared) const {
         using namespace cute;
+        wait_for_kernels_before();
         static_assert(decltype(size<2>(accumulators))::value == 1, "one instruction covers the columns");
         int const column0 = get<1>(tile_coord) * Config::kColumns;
         // A cluster reaches beyond the last tile.
@@ -93,7 +92,8 @@ struct Fp8Kernel : Base {
 
 template <class Output, class Config>
 using Dense = Fp8Kernel<cutlass::gemm::kernel::GemmUniversal<
-    cute::Shape<int, int, int, int>, Mainloop<sizeof(typename Epilogue<Output, Config>::SharedStorage), Config>,
+    cute::Shape<int, int, int, int>,
+    WeightsFirst<Mainloop<sizeof(typename Epilogue<Output, Config>::SharedStorage), Config>>,
     cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Epilogue<Output, Config>>,
     cutlass::gemm::PersistentScheduler>>;
 
