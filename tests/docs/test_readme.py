@@ -68,6 +68,28 @@ def test_fp8_speed_is_what_was_recorded() -> None:
         assert f"| {' | '.join(row)} |" in _section("Speed")
 
 
+def test_moe_speed_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "moe.json").read_text())
+    for run in recorded["moe"]:
+        times = {name: timing["median_us"] for name, timing in run["timings"].items()}
+        ours = times["nvfp4"]
+        humming = min(time for name, time in times.items() if name.startswith("humming"))
+        ratios = [f"{time / ours:.2f}x" for time in (times["bf16 grouped_mm"], humming)]
+        row = [run["model"], str(run["tokens"]), f"{ours:.0f} us", f"{run['bandwidth_fraction']:.0%}", *ratios]
+        assert f"| {' | '.join(row)} |" in _section("Speed")
+
+
+def test_fp8_moe_speed_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "fp8_moe.json").read_text())
+    for run in recorded["moe"]:
+        times = {name: timing["median_us"] for name, timing in run["timings"].items()}
+        ours = times["fp8 plugin"]
+        others = ("bf16 grouped_mm", "fp8 GEMMs, expert by expert", "fp8 GEMMs, grouped")
+        ratios = [f"{times[name] / ours:.2f}x" for name in others]
+        row = [run["model"], str(run["tokens"]), f"{ours:.0f} us", f"{run['bandwidth_fraction']:.0%}", *ratios]
+        assert f"| {' | '.join(row)} |" in _section("Speed")
+
+
 def test_links_lead_to_files() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert link.startswith("http") or (ROOT / link).exists(), link

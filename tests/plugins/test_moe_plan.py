@@ -14,7 +14,7 @@ import torch
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import Gpu, Program, find_toolkit
 from trt_nvfp4.plugins.library import ROOT
-from trt_nvfp4.plugins.ops import nvfp4_moe
+from trt_nvfp4.plugins.ops import moe_routing
 
 SOURCE = r"""
 #include "moe_plan.cu"
@@ -142,7 +142,7 @@ def make_plan(
 
 
 def check(plan: Plan, logits: np.ndarray, bias: np.ndarray, top_k: int, attributes: dict[str, Any]) -> None:
-    experts, weights = nvfp4_moe.route(
+    experts, weights = moe_routing.route(
         torch.from_numpy(logits), torch.from_numpy(bias), top_k=top_k, **{**ATTRIBUTES, **attributes}
     )
     chosen = experts.numpy().reshape(-1)
