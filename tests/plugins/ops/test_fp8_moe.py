@@ -1,4 +1,4 @@
-"""FP8MoE: the expert sum against single FP8GatedMLPs, the body against the Torch reference. Routing: test_moe.py."""
+"""FP8MoE: the body against the Torch reference. Routing: test_moe.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees, onnxruntime_outputs
+from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees
 
 from trt_nvfp4.plugins.ops import OPS, Activation, OpError
-from trt_nvfp4.plugins.ops.fp8_moe import no_shared_expert
-from trt_nvfp4.plugins.ops.moe_routing import ROUTING_ATTRIBUTES, Scoring, route
+from trt_nvfp4.plugins.ops.moe_routing import Scoring
 
 MOE = OPS["FP8MoE"]
 NAMES = [formal.name for formal in MOE.inputs]
@@ -51,36 +50,6 @@ def test_body_of_one_expert_for_all_tokens(runner: Any, seed: int) -> None:
     tensors = Inputs(seed, torch.float32).fp8_moe((7,), 32, 16, 4)
     tensors[2] = torch.tensor([0.0, 0, 100, 0])
     assert_agrees("FP8MoE", tensors, runner)
-
-
-def test_is_the_weighted_sum_of_gated_mlps(seed: int) -> None:
-    tensors = Inputs(seed, torch.float32).fp8_moe((3,), 32, 48, 4, 1, 16, 0.02)
-    named = dict(zip(NAMES, tensors, strict=True))
-    mlp = OPS["FP8GatedMLP"]
-    parts = [f.name for f in mlp.inputs[1:7]]
-    scales = named["input_scale"], named["hidden_scale"]
-    outputs = [mlp.reference(tensors[0], *(named[p][e] for p in parts), *scales) for e in range(4)]
-    routing = {**ROUTING_ATTRIBUTES, "top_k": 2, "renormalize": 1}
-    experts, weights = route(tensors[1], tensors[2], **routing)  # type: ignore[arg-type]
-    expected = mlp.reference(tensors[0], *(named[f"shared_{p}"] for p in parts), *scales)
-    assert isinstance(expected, torch.Tensor)
-    expected = expected * (tensors[0] @ named["shared_gate"]).sigmoid().unsqueeze(-1)
-    for row in range(3):
-        for rank in range(2):
-            expected[row] += weights[row, rank] * outputs[experts[row, rank]][row]
-    y = MOE.reference(*tensors, top_k=2, renormalize=1, shared=1, shared_gated=1)
-    torch.testing.assert_close(y, expected)
-
-
-def test_smallest_shared_expert_fits_and_is_not_read(seed: int) -> None:
-    tensors = Inputs(seed, torch.float16).fp8_moe((3,), 32, 48, 4)
-    expected = MOE.reference(*tensors, top_k=2)
-    for name, shape in no_shared_expert(32, 1).items():
-        found = tensors[NAMES.index(name)]
-        assert tuple(found.shape) == shape
-        tensors[NAMES.index(name)] = torch.full_like(found, 127 if found.dtype == torch.int8 else torch.nan)
-    assert torch.equal(MOE.reference(*tensors, top_k=2), expected)
-    assert_agrees("FP8MoE", tensors, onnxruntime_outputs, top_k=2)
 
 
 def test_static_scales_are_a_promise(seed: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees, onnxruntime_outputs
+from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees
 from torch import Tensor
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -17,7 +17,6 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from trt_nvfp4.plugins.ops import OPS, Activation, OpError
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
-from trt_nvfp4.plugins.ops.nvfp4_moe import no_shared_expert
 
 MOE = OPS["NVFP4MoE"]
 NAMES = [formal.name for formal in MOE.inputs]
@@ -154,34 +153,6 @@ def test_body_of_one_expert_for_all_tokens(runner: Any, seed: int) -> None:
     tensors[2] = torch.tensor([0.0, 0, 100, 0])
     assert routed(tensors[1], tensors[2])[0].unique().tolist() == [2]
     assert_agrees("NVFP4MoE", tensors, runner)
-
-
-def test_is_the_weighted_sum_of_gated_mlps(seed: int) -> None:
-    tensors = Inputs(seed, torch.float32).moe((3,), 32, 48, 4, 1, 16)
-    named = dict(zip(NAMES, tensors, strict=True))
-    mlp = OPS["NVFP4GatedMLP"]
-    parts = [f.name for f in mlp.inputs[1:9]]
-    zero = torch.tensor(0.0)
-    outputs = [mlp.reference(tensors[0], *(named[p][e] for p in parts), zero, zero) for e in range(4)]
-    experts, weights = routed(tensors[1], tensors[2], top_k=2, renormalize=1)
-    expected = mlp.reference(tensors[0], *(named[f"shared_{p}"] for p in parts), zero, zero)
-    expected = expected * (tensors[0] @ named["shared_gate"]).sigmoid().unsqueeze(-1)
-    for row in range(3):
-        for rank in range(2):
-            expected[row] += weights[row, rank] * outputs[experts[row, rank]][row]
-    y = MOE.reference(*tensors, top_k=2, renormalize=1, shared=1, shared_gated=1)
-    torch.testing.assert_close(y, expected)
-
-
-def test_smallest_shared_expert_fits_and_is_not_read(seed: int) -> None:
-    tensors = Inputs(seed, torch.float16).moe((3,), 32, 48, 4)
-    expected = MOE.reference(*tensors, top_k=2)
-    for name, shape in no_shared_expert(32, 1).items():
-        found = tensors[NAMES.index(name)]
-        assert tuple(found.shape) == shape
-        tensors[NAMES.index(name)] = torch.full_like(found, 127 if found.dtype == torch.int8 else torch.nan)
-    assert torch.equal(MOE.reference(*tensors, top_k=2), expected)
-    assert_agrees("NVFP4MoE", tensors, onnxruntime_outputs, top_k=2)
 
 
 @pytest.mark.parametrize(
