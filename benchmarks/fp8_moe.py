@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from contestants import Work
 from harness import environment, read_bandwidth, record, relative_error
-from moe import COLD_BYTES, DTYPE, Experts, attributes_of, dense, plugin
+from moe import DTYPE, Experts, attributes_of, dense, draw, plugin
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
@@ -88,12 +88,7 @@ def scaled_mm(experts: Fp8Experts, inputs: list[tuple[torch.Tensor, torch.Tensor
 
 
 def bench(host: PluginHost, experts: Fp8Experts, tokens: int, rounds: int, bandwidth: float) -> dict[str, Any]:
-    distinct = lambda logits: len(experts.chosen(logits).unique())  # noqa: E731
-    guess = distinct(torch.randn(tokens, experts.spec["experts"], device="cuda"))
-    calls = max(2, math.ceil(COLD_BYTES / (guess * experts.expert_bytes)))
-    inputs = experts.inputs(tokens, calls)
-    mean = sum(distinct(logits) for _, logits in inputs) / calls
-    weight_bytes = experts.expert_bytes * (mean + experts.spec.get("shared_experts", 0))
+    inputs, case = draw(experts, tokens)
     contestants: dict[str, Work] = {}
     contestants["fp8 plugin"], y = plugin(host, experts, inputs)
     contestants["fp8 plugin"]()
@@ -104,10 +99,9 @@ def bench(host: PluginHost, experts: Fp8Experts, tokens: int, rounds: int, bandw
     contestants["fp8 GEMMs, expert by expert"] = scaled_mm(experts, inputs, grouped=False)
     if hasattr(torch, "_scaled_grouped_mm"):
         contestants["fp8 GEMMs, grouped"] = scaled_mm(experts, inputs, grouped=True)
-    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, calls))
-    fraction = weight_bytes / timings["fp8 plugin"].median_us * 1e6 / bandwidth
-    case = {"model": experts.spec["name"], "tokens": tokens, "experts": mean, "megabytes": weight_bytes / 1e6}
-    print(f"{case['model']} tokens={tokens} experts={mean:.1f} {case['megabytes']:.0f} MB", flush=True)
+    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, len(inputs)))
+    fraction = case["megabytes"] * 1e6 / timings["fp8 plugin"].median_us * 1e6 / bandwidth
+    print(f"{case['model']} tokens={tokens} experts={case['experts']:.1f} {case['megabytes']:.0f} MB", flush=True)
     for name, timing in timings.items():
         line = f"  {name:28s} {timing.median_us:9.2f} us"
         line += f"  {fraction:6.1%} of bandwidth, relative error {error:.1e}" if name == "fp8 plugin" else ""

@@ -174,6 +174,17 @@ def dense(experts: Experts, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> 
     return lambda: [moe(x, logits) for x, logits in inputs]
 
 
+def draw(experts: Experts, tokens: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], dict[str, Any]]:
+    """x [tokens, hidden] and logits of as many calls as read COLD_BYTES, and what a record says of the case."""
+    distinct = lambda logits: len(experts.chosen(logits).unique())  # noqa: E731
+    guess = distinct(torch.randn(tokens, experts.spec["experts"], device="cuda"))
+    inputs = experts.inputs(tokens, max(2, math.ceil(COLD_BYTES / (guess * experts.expert_bytes))))
+    mean = sum(distinct(logits) for _, logits in inputs) / len(inputs)
+    weight_bytes = experts.expert_bytes * (mean + experts.spec.get("shared_experts", 0))
+    case = {"model": experts.spec["name"], "tokens": tokens, "experts": mean, "megabytes": weight_bytes / 1e6}
+    return inputs, case
+
+
 def bench(
     host: PluginHost,
     experts: Experts,
@@ -183,12 +194,7 @@ def bench(
     bandwidth: float,
     alone: bool,
 ) -> dict[str, Any]:
-    distinct = lambda logits: len(experts.chosen(logits).unique())  # noqa: E731
-    guess = distinct(torch.randn(tokens, experts.spec["experts"], device="cuda"))
-    calls = max(2, math.ceil(COLD_BYTES / (guess * experts.expert_bytes)))
-    inputs = experts.inputs(tokens, calls)
-    mean = sum(distinct(logits) for _, logits in inputs) / calls
-    weight_bytes = experts.expert_bytes * (mean + experts.spec.get("shared_experts", 0))
+    inputs, case = draw(experts, tokens)
     contestants: dict[str, Work] = {}
     contestants["nvfp4"], y = plugin(host, experts, inputs)
     contestants["nvfp4"]()
@@ -204,10 +210,9 @@ def bench(
             contestants[f"humming {kind}"], output = humming(kind, routed)
             contestants[f"humming {kind}"]()
             errors[f"humming {kind}"] = relative_error(output()[sample], expected)
-    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, calls))
-    fraction = weight_bytes / timings["nvfp4"].median_us * 1e6 / bandwidth
-    case = {"model": experts.spec["name"], "tokens": tokens, "experts": mean, "megabytes": weight_bytes / 1e6}
-    print(f"{case['model']} tokens={tokens} experts={mean:.1f} {case['megabytes']:.0f} MB", flush=True)
+    timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, len(inputs)))
+    fraction = case["megabytes"] * 1e6 / timings["nvfp4"].median_us * 1e6 / bandwidth
+    print(f"{case['model']} tokens={tokens} experts={case['experts']:.1f} {case['megabytes']:.0f} MB", flush=True)
     for name, timing in timings.items():
         line = (
             f"  {name:26s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"

@@ -1,4 +1,4 @@
-"""E4M3 initializers of a matrix: bytes, and a scale per row."""
+"""E4M3 initializers of the FP8 ops: a matrix's bytes with a scale per row, and the scales of activations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 
 from trt_nvfp4.calibration import fp8
 from trt_nvfp4.graph_passes.source import ModelError
+from trt_nvfp4.graph_passes.subgraph import Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, initializer
-from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, SMALLEST_TENSOR_SCALE
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, E4M3_MAX, SMALLEST_TENSOR_SCALE
 
 
 def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> dict[str, ir.Value]:
@@ -38,6 +39,23 @@ def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> 
         "weight": ir.Value(name=values.name, shape=values.shape, type=kind, const_value=values),
         "scale": initializer(f"{prefix}_scale", torch.stack(scales).reshape(*lead, -1), ir.DataType.FLOAT),
     }
+
+
+def activation_scales(prefix: str, largest: Sequence[float | None]) -> dict[str, ir.Value]:
+    """`input_scale` and `hidden_scale`, named `<prefix>/...`, of the largest magnitudes; None: 0, found at run time."""
+    scales = [torch.tensor(0.0) if amax is None else fp8_scale(torch.tensor(amax)) for amax in largest]
+    return {
+        name: initializer(f"{prefix}/{name}", scale, ir.DataType.FLOAT)
+        for name, scale in zip(("input_scale", "hidden_scale"), scales, strict=True)
+    }
+
+
+def k_obstacle(op: str, subgraph: Subgraph) -> str | None:
+    """Why the K of a weight keeps `op` from computing the subgraph."""
+    for linear in subgraph.linears:
+        if linear.weight.shape[1] % BLOCK:
+            return f"{op} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' has another"
+    return None
 
 
 def fp8_scale(amax: torch.Tensor) -> torch.Tensor:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx_ir as ir
-import torch
 
-from trt_nvfp4.graph_passes.fp8_weights import fp8_initializers, fp8_scale
+from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers, k_obstacle
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, bias_vector, initializer
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
-from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 OP = "FP8GatedMLP"
 
@@ -22,10 +20,7 @@ def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8GatedMLP` cannot compute the subgraph."""
     if subgraph.kind != "gated_mlp":
         return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
-    for linear in subgraph.linears:
-        if linear.weight.shape[1] % BLOCK:
-            return f"{OP} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' has another"
-    return None
+    return k_obstacle(OP, subgraph)
 
 
 def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
@@ -49,9 +44,7 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
     for part, linears in (("gate_up", [mlp.gate, mlp.up]), ("down", [mlp.down])):
         inputs += _weights(f"{name}/{part}", linears)
     given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
-    for part, largest in zip(("input_scale", "hidden_scale"), given, strict=True):
-        scale = torch.tensor(0.0) if largest is None else fp8_scale(torch.tensor(largest))
-        inputs.append(initializer(f"{name}/{part}", scale, ir.DataType.FLOAT))
+    inputs += activation_scales(name, given).values()
     for value in inputs[1:]:
         graph.register_initializer(value)
     attributes = OPS[OP].complete_attributes(

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
-import torch
 
-from trt_nvfp4.graph_passes.fp8_weights import fp8_initializers, fp8_scale
+from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers, k_obstacle
 from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linears_of, replace_moe
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, initializer
+from trt_nvfp4.graph_passes.weights import Matrix
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.fp8_moe import no_shared_expert
-from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 OP = "FP8MoE"
 
 
 def fp8_moe_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8MoE` cannot compute the subgraph, a "moe"."""
-    for linear in subgraph.linears:
-        if linear.weight.shape[1] % BLOCK:
-            return f"{OP} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' has another"
-    return None
+    return k_obstacle(OP, subgraph)
 
 
 def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
@@ -41,7 +36,5 @@ def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]
 
     constants = expert_inputs(OPS[OP], moe, name, weights, no_shared_expert)
     given = largest_inputs(moe, amax)
-    for key, largest in zip(("input_scale", "hidden_scale"), given, strict=True):
-        scale = torch.tensor(0.0) if largest is None else fp8_scale(torch.tensor(largest))
-        constants[key] = initializer(f"{name}/{key}", scale, ir.DataType.FLOAT)
+    constants |= activation_scales(name, given)
     return replace_moe(graph, subgraph, OPS[OP], constants, static_scales=int(None not in given))
