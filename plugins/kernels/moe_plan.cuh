@@ -17,9 +17,7 @@ struct __align__(16) ExpertJob {
 
 // What a task of a job of `count` pairs takes, in quarters of the time that its weights take to arrive: columns are
 // multiplied, and their activations staged, in eights, doubled up (an estimate).
-__host__ __device__ constexpr int job_cost(int count) {
-    return count <= 8 ? 5 : count <= 16 ? 6 : count <= 32 ? 9 : 18;
-}
+__host__ __device__ constexpr int job_cost(int count) { return count <= 8 ? 5 : count <= 16 ? 6 : 9; }
 
 // Pair p = token * top_k + rank. Sorted order: by expert, then by token.
 struct MoePlan {

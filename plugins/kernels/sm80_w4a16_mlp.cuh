@@ -2,22 +2,83 @@
 // tensor cores (A operand), tokens are the columns. One block per SM; a launch of several phases needs all blocks
 // co-resident.
 //
-// K's order inside a contraction is free. In a chunk of 256 values lane t of a row's four takes values 64t to 64t + 63:
-// whole scale blocks, read in 16 bytes. Activations are staged in shared memory in the order that matches.
+// Most of a block's warps await activations, stage them (sm80_w4a16_panel.cuh) and multiply; the others keep weights on
+// their way (sm80_w4a16_ring.cuh).
 #pragma once
 
 #include <type_traits>
 
 #include "activation.cuh"
 #include "programmatic_launch.cuh"
-#include "ptx/element.cuh"
-#include "ptx/mma_sync.cuh"
-#include "ptx/reduce.cuh"
-#include "sm80_w4a16_decode.cuh"
-#include "sm80_w4a16_exchange.cuh"
-#include "sm80_w4a16_stream.cuh"
+#include "sm80_w4a16_panel.cuh"
 
 namespace trt_nvfp4::w4a16 {
+
+constexpr int kFillers = 4;  // warps that fill the rings
+constexpr int kBlockThreads = kThreads + 32 * kFillers;
+constexpr int kStagesInFlight = 12;  // of a block: 55 KB
+
+// One projection, for all layers. A block's task is a group of tiles of rows by one of `splits` parts of K.
+struct Projection {
+    uint8_t const* codes;
+    uint8_t const* scales;
+    float const* tensor_scale;
+    void const* bias;
+    int64_t codes_per_layer, scales_per_layer;
+    int rows, k;
+    Split split;
+    // The first groups have a tile more than the others, the first splits a chunk.
+    int group_tiles, larger_groups, split_chunks, larger_splits;
+    int tasks;
+
+    __host__ __device__ int chunks() const { return (k + kChunk - 1) / kChunk; }
+    __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
+};
+
+// Whether a warp may have parts of two tiles: twice the accumulators.
+template <int kColumns>
+constexpr bool kSharesWarps = kColumns <= 2;
+
+// A task and one warp's part of it. The chunks of all tiles, of a panel at a time and tile by tile, are dealt out
+// evenly: a warp has some of tile number `tile` of the task's, and perhaps some of the next.
+struct WarpTask {
+    int first_tile, tiles, split;
+    int begin, end;  // chunks
+    int warp, tile;
+
+    __device__ __forceinline__ WarpTask(Projection const& p, int task, int warp) : warp(warp) {
+        split = task % p.split.splits;
+        int const group = task / p.split.splits;
+        first_tile = group * p.group_tiles + min(group, p.larger_groups);
+        tiles = p.group_tiles + (group < p.larger_groups);
+        begin = split * p.split_chunks + min(split, p.larger_splits);
+        end = begin + p.split_chunks + (split < p.larger_splits);
+        tile = warp * tiles / kWarps;
+    }
+
+    // Of a panel of so many chunks: the warp's first chunk of its first tile, how many it has of that and of the next,
+    // and how many any warp has at most.
+    struct Part {
+        int first, of_tile, of_next, most;
+    };
+    __device__ __forceinline__ Part part(int chunks) const {
+        int const from = warp * tiles * chunks / kWarps - tile * chunks;
+        int const to = (warp + 1) * tiles * chunks / kWarps - tile * chunks;
+        return {from, min(to, chunks) - from, max(to - chunks, 0), (tiles * chunks + kWarps - 1) / kWarps};
+    }
+
+    // The warps whose first tile is `tile`: the first of them. The warp before it may have the tile's first chunks.
+    __device__ __forceinline__ int first_warp(int tile) const { return (tile * kWarps + tiles - 1) / tiles; }
+    // Whether no warp has parts of two tiles.
+    __device__ __forceinline__ bool is_whole() const { return kWarps % tiles == 0; }
+};
+
+// Phases alternate between the launch's projections: up and down of layer 0, of layer 1, ...
+template <int kProjections>
+struct Program {
+    Projection projections[kProjections];
+    int first_phase, last_phase;  // half open
+};
 
 // What surrounds one projection. Its output is [m, rows], or [m, rows / 2] when gated.
 template <typename T>
@@ -38,162 +99,55 @@ struct MlpArgs {
     Program<kProjections> program;
     Surroundings<T> surroundings[kProjections];
     int layers, m;
+    int blocks;  // that have a task in every phase: these erase, and sum the parts of split tiles
     float epsilon, alpha, limit;
     T const* x;
     T* y;
     T* x_ring;                        // [kXBuffers, m, k], from layer 1 on
     T* hidden_ring;                   // [kHiddenBuffers, m, intermediate]
     Partial* partials[kProjections];  // [tiles, splits, m, kTileRows]
-    SharedMemory shared;              // its panel holds a multiple of every k_groups
-    uint32_t one;                     // 1, see shift_left
+    SharedMemory shared;
+    uint32_t one;  // 1, see shift_left
 };
 
-template <int kColumns>
-using Accumulators = float[2][kColumns][4];
+template <typename T, int kProjections>
+struct Phase {
+    int which, layer;
+    bool last;  // of the layer
+    Projection const& projection;
+    T const* in;
+    T* out;
 
-template <int kColumns>
-constexpr int kPanelBytesPerChunk = kChunk * 8 * kColumns * 2;
-
-// acc += this warp's tile of weights times a chunk of activations. Rows of lane 4g + t: g + {0, 32, 64, 96}.
-template <typename T, int kColumns>
-__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, uint32_t one,
-                                               Accumulators<kColumns>& acc) {
-    int const lane = threadIdx.x % 32;
-    int const g = lane / 4;
-    int const t = lane % 4;
-    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
-    uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint4 codes[4];
-        uint32_t scales_of[4];  // two blocks' each
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
-            codes[row] =
-                *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
-            scales_of[row] = Decoder<T>::scales(row_scales[row] >> half * 16, one);
-        }
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-            uint32_t a[4][4];
-#pragma unroll
-            for (int row = 0; row < 4; ++row) {
-                uint4 const& c = codes[row];
-                Decoder<T>::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a[row]);
-#pragma unroll
-                for (int pair = 0; pair < 4; ++pair) {
-                    a[row][pair] = word < 2 ? multiply_by_half<T, 0>(a[row][pair], scales_of[row])
-                                            : multiply_by_half<T, 1>(a[row][pair], scales_of[row]);
-                }
-            }
-#pragma unroll
-            for (int column = 0; column < kColumns; ++column) {
-                uint4 const b =
-                    *reinterpret_cast<uint4 const*>(panel + (((half * 4 + word) * kColumns + column) * 32 + lane) * 16);
-                // Neighbours in this order belong to different accumulators, so that none waits for the one before.
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    auto const& top = a[2 * i];
-                    auto const& bottom = a[2 * i + 1];
-                    ptx::mma_m16n8k16<T>(acc[i][column], top[0], bottom[0], top[1], bottom[1], b.x, b.y);
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    auto const& top = a[2 * i];
-                    auto const& bottom = a[2 * i + 1];
-                    ptx::mma_m16n8k16<T>(acc[i][column], top[2], bottom[2], top[3], bottom[3], b.z, b.w);
-                }
-            }
-        }
+    __device__ __forceinline__ Phase(MlpArgs<T, kProjections> const& args, int phase)
+        : which(phase % kProjections),
+          layer(phase / kProjections),
+          last(which == kProjections - 1),
+          projection(args.program.projections[which]) {
+        T* const hidden = hidden_of(args, layer);
+        in = which == 0 ? input_of(args, layer) : hidden;
+        out = !last ? hidden : layer == args.layers - 1 ? args.y : x_of(args, layer + 1);
     }
-}
 
-// 1 / rms of every token's x, for the norm in front of a projection.
-template <typename T>
-__device__ void inverse_rms(T const* x, bool awaited, int m, int k, float epsilon, float* out) {
-    for (int token = threadIdx.x / 32; token < m; token += kWarps) {
-        float squares = 0.0f;
-        for (int i = threadIdx.x % 32; i < k / 8; i += 32) {
-            T const* const source = x + static_cast<int64_t>(token) * k + i * 8;
-            uint4 eight = load_eight(source);
-            while (awaited && has_absent(eight)) eight = load_eight(source);
-            T const* const values = reinterpret_cast<T const*>(&eight);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) squares = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), squares);
-        }
-        squares = ptx::warp_sum(squares);
-        if (threadIdx.x % 32 == 0) out[token] = 1.0f / sqrtf(squares / static_cast<float>(k) + epsilon);
+    // In values; an int, because 32 tokens of them are far from 2^31.
+    static __device__ __forceinline__ int x_size(MlpArgs<T, kProjections> const& args) {
+        return args.m * args.program.projections[0].k;
     }
-    __syncthreads();
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 normalize(uint4 eight, T const* weight, float inverse_rms) {
-    T* const values = reinterpret_cast<T*>(&eight);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * inverse_rms * ptx::to_float(weight[j]));
+    static __device__ __forceinline__ int hidden_size(MlpArgs<T, kProjections> const& args) {
+        return args.m * args.program.projections[kProjections - 1].k;
     }
-    return eight;
-}
-
-// Activations of chunks [begin, end) to the panel as they appear: 16 bytes are eight values of a token, see
-// multiply_chunk. Places of tokens above m keep the zeros of the kernel's start.
-template <typename T, int kColumns>
-__device__ void stage_activations(T const* x, bool awaited, int m, int k, int begin, int end, T const* norm_weight,
-                                  float const* inverse_rms, uint8_t* panel) {
-    constexpr int kBatch = 8;
-    int const lane = threadIdx.x % 32;
-    int const t = lane / 2 % 4;
-    int const word = lane / 8 * 2 + lane % 2;
-    int const rows = (end - begin) * m;
-    int chunk = threadIdx.x / 32 / m;
-    int token = threadIdx.x / 32 % m;
-    int const chunk_step = kWarps / m;
-    int const token_step = kWarps % m;
-    for (int first = threadIdx.x / 32; first < rows; first += kWarps * kBatch) {
-        uint4 eights[kBatch];
-        int chunks[kBatch], tokens[kBatch];
-        auto const offset = [&](int i) { return (begin + chunks[i]) * kChunk + t * 64 + word * 8; };
-        auto const source = [&](int i) { return x + static_cast<int64_t>(tokens[i]) * k + offset(i); };
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            chunks[i] = chunk;
-            tokens[i] = token;
-            chunk += chunk_step;
-            token += token_step;
-            if (token >= m) {
-                token -= m;
-                ++chunk;
-            }
-            eights[i] = make_uint4(0u, 0u, 0u, 0u);
-            if (first + i * kWarps < rows && offset(i) < k) eights[i] = load_eight(source(i));
-        }
-        // All at once: a trip to L2 per value that is late would add up.
-        for (bool absent = awaited; absent;) {
-            absent = false;
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                if (!has_absent(eights[i])) continue;
-                eights[i] = load_eight(source(i));
-                absent = true;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            if (first + i * kWarps >= rows) break;
-            if (norm_weight != nullptr && offset(i) < k) {
-                eights[i] = normalize(eights[i], norm_weight + offset(i), inverse_rms[tokens[i]]);
-            }
-            int const slot = (word * kColumns + tokens[i] / 8) * 32 + tokens[i] % 8 * 4 + t;
-            *reinterpret_cast<uint4*>(panel + chunks[i] * kPanelBytesPerChunk<kColumns> + slot * 16) =
-                pair_activations<T>(eights[i]);
-        }
+    static __device__ __forceinline__ T* x_of(MlpArgs<T, kProjections> const& args, int layer) {
+        return args.x_ring + layer % kXBuffers * x_size(args);
     }
-}
+    static __device__ __forceinline__ T const* input_of(MlpArgs<T, kProjections> const& args, int layer) {
+        return layer == 0 ? args.x : x_of(args, layer);
+    }
+    static __device__ __forceinline__ T* hidden_of(MlpArgs<T, kProjections> const& args, int layer) {
+        return args.hidden_ring + layer % kHiddenBuffers * hidden_size(args);
+    }
+};
 
 // Accumulators of eight tokens turned so that a lane holds a row of the tile: row lane % 8 of quarter lane / 8.
-constexpr int kTurnPitch = kTileRows + 4;  // keeps the writes free of bank conflicts
+constexpr int kTurnPitch = 32 + 4;  // keeps the writes free of bank conflicts
 using Turned = float[8][kTurnPitch];
 
 __device__ __forceinline__ void turn(float const (&top)[4], float const (&bottom)[4], Turned& turned) {
@@ -230,30 +184,38 @@ __device__ __forceinline__ void with_activation(TrtNvfp4Activation activation, F
 
 // Scale, bias, activation and residual: lane 4i + q does the eight rows of quarter q of a tile, for a token. The small
 // operands are read when the tile is opened, long before they are needed.
-template <typename T>
+template <typename T, int kColumns>
 class Epilogue {
  public:
     template <int kProjections>
-    __device__ Epilogue(MlpArgs<T, kProjections> const& args, int which, int layer, int tile, T const* x, T* out)
+    __device__ Epilogue(MlpArgs<T, kProjections> const& args, int which, int layer, int tile, T* out)
         : around_(args.surroundings[which]),
           rows_(args.program.projections[which].rows),
           row_(tile / kTilesPerGroup * 128 + threadIdx.x % 4 * 32 + tile % kTilesPerGroup * 8),
           alpha_(args.alpha),
           limit_(args.limit),
-          x_(x),
           out_(out) {
         Projection const& p = args.program.projections[which];
         T const* const bias = static_cast<T const*>(p.bias) + static_cast<int64_t>(layer) * rows_ + row_;
         tensor_scale_ = p.tensor_scale[layer];
+        if (rows_ % 8 == 0) {
+            if (row_ < rows_) bias_ = *reinterpret_cast<uint4 const*>(bias);
+            return;
+        }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) bias_[i] = row_ + i < rows_ ? bias[i] : ptx::from_float<T>(0.0f);
+        for (int i = 0; i < 8; ++i) {
+            if (row_ + i < rows_) reinterpret_cast<T*>(&bias_)[i] = bias[i];
+        }
     }
 
-    __device__ __forceinline__ void write(int token, float const (&sums)[8]) const {
-        float const scale = tensor_scale_ * static_cast<float>(1 << Decoder<T>::kScaleShift);
+    // `x` is the layer's input.
+    __device__ __forceinline__ void write(int token, float const (&sums)[8], T const* x) const {
+        float const scale =
+            tensor_scale_ * static_cast<float>(1 << Decoder<typename Product<T, kColumns>::Operand>::kScaleShift);
         float values[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale, ptx::to_float(bias_[i]));
+        for (int i = 0; i < 8; ++i)
+            values[i] = fmaf(sums[i], scale, ptx::to_float(reinterpret_cast<T const*>(&bias_)[i]));
         int const width = around_.gated ? rows_ / 2 : rows_;
         int const count = around_.gated ? 4 : 8;
         int const column = around_.gated ? row_ / 2 : row_;
@@ -273,7 +235,7 @@ class Epilogue {
         if (around_.residual) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (column + i < width) values[i] += ptx::to_float(__ldcg(x_ + at + i));
+                if (column + i < width) values[i] += ptx::to_float(__ldcg(x + at + i));
             }
         }
         T rounded[8];
@@ -295,57 +257,73 @@ class Epilogue {
     Surroundings<T> const& around_;
     int const rows_, row_;
     float const alpha_, limit_;
-    T const* const x_;
     T* const out_;
     float tensor_scale_;
-    T bias_[8];
+    uint4 bias_ = {};  // eight of T
 };
 
-// Adds up what the k_groups warps of a tile have of eight tokens, in their order, and finishes it or publishes it as a
-// part. The warps take the columns of eight tokens in turn.
-template <typename T, int kProjections>
-__device__ __forceinline__ void finish_column(MlpArgs<T, kProjections> const& args, Epilogue<T> const& epilogue,
-                                              WarpTask const& task, int phase, int column, float const (&top)[4],
-                                              float const (&bottom)[4], Turned* turned) {
+// Eight rows of a tile for a token, finished or published as a part of K.
+template <typename T, int kColumns, int kProjections>
+__device__ __forceinline__ void finish_rows(MlpArgs<T, kProjections> const& args, Epilogue<T, kColumns> const& epilogue,
+                                            WarpTask const& task, int phase, int token, float const (&sums)[8]) {
     Projection const& p = args.program.projections[phase % kProjections];
-    int const lane = threadIdx.x % 32;
-    int const warp = threadIdx.x / 32;
-    if (p.split.k_groups > 1) __syncthreads();
-    __syncwarp();
-    turn(top, bottom, turned[warp]);
-    __syncwarp();
-    if (p.split.k_groups > 1) __syncthreads();
-    int const token = column * 8 + lane / 4;
-    if (task.tile >= p.tiles() || column % p.split.k_groups != task.k_group || token >= args.m) return;
-    float sums[8] = {};
-    for (int group = 0; group < p.split.k_groups; ++group) {
-        float const* const row = &turned[warp - task.k_group + group][lane / 4][lane % 4 * 8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] += row[i];
-    }
     if (p.split.splits == 1) {
-        epilogue.write(token, sums);
+        epilogue.write(token, sums, Phase<T, kProjections>::input_of(args, phase / kProjections));
         return;
     }
+    int64_t const part = static_cast<int64_t>(task.first_tile + task.tile) * p.split.splits + task.split;
     Partial* const parts =
-        args.partials[phase % kProjections] +
-        ((static_cast<int64_t>(task.tile) * p.split.splits + task.split) * args.m + token) * kTileRows + lane % 4 * 8;
+        args.partials[phase % kProjections] + (part * args.m + token) * kTileRows + threadIdx.x % 4 * 8;
 #pragma unroll
     for (int i = 0; i < 8; ++i) store_partial(parts + i, sums[i], phase);
 }
 
+__device__ __forceinline__ void add_rows(float (&sums)[8], Turned const& turned) {
+    float const* const rows = &turned[threadIdx.x % 32 / 4][threadIdx.x % 4 * 8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] += rows[i];
+}
+
+// Adds up what the warps of a tile have of eight tokens, in the order of K. The warps whose first tile it is take the
+// columns of eight tokens in turn. `next` is of the next tile.
+template <typename T, int kColumns, int kProjections>
+__device__ __forceinline__ void finish_column(MlpArgs<T, kProjections> const& args,
+                                              Epilogue<T, kColumns> const& epilogue, WarpTask const& task, int phase,
+                                              int column, float const (&top)[4], float const (&bottom)[4],
+                                              float const (&next_top)[4], float const (&next_bottom)[4],
+                                              Turned* turned) {
+    int const first = task.first_warp(task.tile);
+    int const warps = task.first_warp(task.tile + 1) - first;
+    bool const alone = task.tiles == kWarps;
+    float sums[8] = {};
+    if (kSharesWarps<kColumns> && !task.is_whole()) {
+        meet();
+        turn(next_top, next_bottom, turned[task.warp]);
+        meet();
+        if (task.tile > 0) add_rows(sums, turned[first - 1]);
+    }
+    if (!alone) meet();
+    __syncwarp();
+    turn(top, bottom, turned[task.warp]);
+    __syncwarp();
+    if (!alone) meet();
+    int const token = column * 8 + threadIdx.x % 32 / 4;
+    if (column % warps != task.warp - first || token >= args.m) return;
+    for (int warp = first; warp < first + warps; ++warp) add_rows(sums, turned[warp]);
+    finish_rows(args, epilogue, task, phase, token, sums);
+}
+
 // Sums the parts of split tiles in their order, whoever computed them, and finishes them: a token of a tile per warp.
-template <typename T, int kProjections>
-__device__ void finish_split_tiles(MlpArgs<T, kProjections> const& args, int phase, int blocks, T const* x, T* out,
-                                   Turned& turned) {
+template <typename T, int kColumns, int kProjections>
+__device__ void finish_split_tiles(MlpArgs<T, kProjections> const& args, int phase, T* out, Turned& turned) {
     int const which = phase % kProjections;
     Projection const& p = args.program.projections[which];
     int const lane = threadIdx.x % 32;
     int const units = p.tiles() * args.m;
-    for (int unit = blockIdx.x + threadIdx.x / 32 * blocks; unit < units; unit += kWarps * blocks) {
+    for (int unit = blockIdx.x + threadIdx.x / 32 * args.blocks; unit < units; unit += kWarps * args.blocks) {
         int const tile = unit / args.m;
         int const token = unit % args.m;
-        Epilogue<T> const epilogue(args, which, phase / kProjections, tile, x, out);
+        Epilogue<T, kColumns> const epilogue(args, which, phase / kProjections, tile, out);
         Partial const* const parts =
             args.partials[which] + (static_cast<int64_t>(tile) * p.split.splits * args.m + token) * kTileRows + lane;
         float sum = 0.0f;
@@ -373,15 +351,15 @@ __device__ void finish_split_tiles(MlpArgs<T, kProjections> const& args, int pha
         float sums[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[i] = turned[0][lane * 8 + i];
-        epilogue.write(token, sums);
+        epilogue.write(token, sums, Phase<T, kProjections>::input_of(args, phase / kProjections));
     }
 }
 
 // Makes a layer's activations absent again, a slice per block.
 template <typename T>
-__device__ void erase(T* activations, int64_t count, int blocks) {
+__device__ void erase(T* activations, int count, int blocks) {
     constexpr uint32_t kAbsent = 0x01010101u * kAbsentByte;
-    for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < count / 8; i += blocks * kThreads) {
+    for (int i = blockIdx.x * kThreads + threadIdx.x; i < count / 8; i += blocks * kThreads) {
         __stcg(reinterpret_cast<uint4*>(activations) + i, make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
     }
 }
@@ -390,80 +368,164 @@ __device__ void erase(T* activations, int64_t count, int blocks) {
 // finished `down` of layer l - 1 and nobody will read hidden(l - 1) or x(l - 1) again: it erases its slices of them,
 // and fences before it publishes anything of its own. A block that writes or awaits hidden(l + 1) or x(l + 2), the next
 // in those places, has seen all of x(l + 1), to which every erasing block contributed after its fence.
-template <typename T, int kColumns, int kProjections>
-__global__ __launch_bounds__(kThreads, 1) void sm80_w4a16_mlp(__grid_constant__ MlpArgs<T, kProjections> const args) {
-    static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float rms[8 * kColumns];
-    __shared__ __align__(16) Turned turned[kWarps];
-    uint8_t* const ring = shared + threadIdx.x / 32 * args.shared.stages * kStageBytes;
-    uint8_t* const panel = shared + kWarps * args.shared.stages * kStageBytes;
+template <int kColumns>
+__device__ __forceinline__ void swap(float (&a)[2][kColumns][4], float (&b)[2][kColumns][4]) {
+#pragma unroll
+    for (int i = 0; i < 8 * kColumns; ++i) {
+        float const of_a = a[i / (4 * kColumns)][i / 4 % kColumns][i % 4];
+        a[i / (4 * kColumns)][i / 4 % kColumns][i % 4] = b[i / (4 * kColumns)][i / 4 % kColumns][i % 4];
+        b[i / (4 * kColumns)][i / 4 % kColumns][i % 4] = of_a;
+    }
+}
 
-    WeightStream<kProjections> stream(args.program, ring, args.shared.stages);
-    // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.
-    wait_for_kernels_before();
-    let_next_kernel_start();
+// Column 1 to the place of column 0, and so on.
+template <int kColumns>
+__device__ __forceinline__ void shift(float (&acc)[2][kColumns][4]) {
+#pragma unroll
+    for (int i = 0; i < 8 * (kColumns - 1); ++i) acc[i / 4 % 2][i / 8][i % 4] = acc[i / 4 % 2][i / 8 + 1][i % 4];
+}
+
+// What a warp multiplies of a panel: chunks of a tile, and then perhaps of the next.
+struct WarpCopies {
+    TileCopies of_tile, of_next;
+
+    __device__ __forceinline__ bool copy(uint32_t stage) { return of_tile.copy(stage) || of_next.copy(stage); }
+};
+
+// The weights of all phases, by one warp, for some of the warps that multiply.
+template <int kProjections>
+__device__ __forceinline__ void fill_phases(Program<kProjections> const& program, int panel_chunks, int filler,
+                                            Rings const& rings) {
+    constexpr int kRings = kWarps / kFillers;
+    int const first = filler * kRings;
+    RingPosition at;
+    for (int phase = program.first_phase; phase < program.last_phase; ++phase) {
+        Projection const& p = program.projections[phase % kProjections];
+        int const layer = phase / kProjections;
+        for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
+            for (int begin = WarpTask(p, index, 0).begin; begin < WarpTask(p, index, 0).end; begin += panel_chunks) {
+                WarpCopies tiles[kRings];
+                int steps = 0;
+#pragma unroll
+                for (int i = 0; i < kRings; ++i) {
+                    WarpTask const task(p, index, first + i);
+                    WarpTask::Part const part = task.part(min(panel_chunks, task.end - begin));
+                    auto const copies = [&](int tile, int first_chunk, int chunks) {
+                        return TileCopies({p.codes + layer * p.codes_per_layer, p.scales + layer * p.scales_per_layer,
+                                           p.rows, p.k, task.first_tile + tile, first_chunk, first_chunk + chunks, 1});
+                    };
+                    tiles[i].of_tile = copies(task.tile, begin + part.first, part.of_tile);
+                    if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);
+                    steps = part.most;
+                }
+                fill<kStagesInFlight / kFillers>(rings, at, first, tiles, steps);
+            }
+        }
+    }
+}
+
+// NOTES: why the rings of activations suffice. A block that multiplies `down` of layer l has seen all of x(l), so every
+// block has finished `down` of layer l - 1 and nobody will read hidden(l - 1) or x(l - 1) again: it erases its slices
+// of them, and fences before it publishes anything of its own. A block that writes or awaits hidden(l + 1) or x(l + 2),
+// the next in those places, has seen all of x(l + 1), to which every erasing block contributed after its fence.
+template <typename T, int kColumns, int kProjections>
+__device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& args, Rings const& rings,
+                                                uint8_t* panel, float* rms, Turned* turned) {
+    using P = Product<T, kColumns>;
+    int const warp = threadIdx.x / 32;
     // While the first weights are on their way.
-    for (int i = threadIdx.x; i < args.shared.panel_chunks * (kPanelBytesPerChunk<kColumns> / 16); i += kThreads) {
+    for (int i = threadIdx.x; i < args.shared.panel_chunks * (P::kPanelBytes / 16); i += kThreads) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
-    int blocks = gridDim.x;
-    for (Projection const& p : args.program.projections) blocks = min(blocks, p.tasks);
-
+    RingPosition position;
+#pragma unroll 1
     for (int phase = args.program.first_phase; phase < args.program.last_phase; ++phase) {
-        int const which = phase % kProjections;
-        int const layer = phase / kProjections;
-        Projection const& p = args.program.projections[which];
-        bool const last = which == kProjections - 1;
-        int64_t const x_size = static_cast<int64_t>(args.m) * args.program.projections[0].k;
-        int64_t const hidden_size = static_cast<int64_t>(args.m) * p.k;  // when last
-        auto const x_of = [&](int l) { return args.x_ring + l % kXBuffers * x_size; };
-        T const* const x = layer == 0 ? args.x : x_of(layer);
-        T* const hidden =
-            args.hidden_ring + layer % kHiddenBuffers * args.m * args.program.projections[kProjections - 1].k;
-        T const* const in = which == 0 ? x : hidden;
-        bool const awaited = phase > 0;  // the caller's x is there, and may hold any NaN
-        T* const out = !last ? hidden : layer == args.layers - 1 ? args.y : x_of(layer + 1);
-        T const* norm_weight = args.surroundings[which].norm_weight;
-        if (norm_weight != nullptr) {
-            norm_weight += static_cast<int64_t>(layer) * p.k;
-            inverse_rms(in, awaited, args.m, p.k, args.epsilon, rms);
+        Phase<T, kProjections> const at(args, phase);
+        Projection const& p = at.projection;
+        // The caller's x is there, and may hold any NaN.
+        Activations<T> from{at.in, phase > 0, args.m, p.k, args.surroundings[at.which].norm_weight, rms};
+        if (from.norm_weight != nullptr) {
+            from.norm_weight += static_cast<int64_t>(at.layer) * p.k;
+            inverse_rms(from.x, from.awaited, args.m, p.k, args.epsilon, rms);
         }
-        if (kProjections > 1 && last && layer > 0 && blockIdx.x < blocks) {
-            erase(args.hidden_ring + (layer - 1) % kHiddenBuffers * hidden_size, hidden_size, blocks);
-            if (layer > 1) erase(x_of(layer - 1), x_size, blocks);
+        if (kProjections > 1 && at.last && at.layer > 0 && blockIdx.x < args.blocks) {
+            erase(Phase<T, kProjections>::hidden_of(args, at.layer - 1), at.hidden_size(args), args.blocks);
+            if (at.layer > 1) erase(Phase<T, kProjections>::x_of(args, at.layer - 1), at.x_size(args), args.blocks);
         }
         int staged = -1;
-        for (int task_index = blockIdx.x; task_index < p.tasks; task_index += gridDim.x) {
-            WarpTask const task(p, task_index);
-            bool const has_rows = task.tile < p.tiles();
-            Epilogue<T> const epilogue(args, which, layer, task.tile, x, out);
-            Accumulators<kColumns> acc = {};
+#pragma unroll 1
+        for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
+            WarpTask const task(p, index, warp);
+            Epilogue<T, kColumns> const epilogue(args, at.which, at.layer, task.first_tile + task.tile, at.out);
+            Accumulators<kColumns> acc = {}, next = {};
             for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
                 int const end = min(begin + args.shared.panel_chunks, task.end);
                 if (staged != begin) {
-                    __syncthreads();
-                    stage_activations<T, kColumns>(in, awaited, args.m, p.k, begin, end, norm_weight, rms, panel);
+                    meet();
+                    stage_activations<T, kColumns>(from, begin, end, panel);
                     staged = begin;
-                    if (kProjections > 1 && last) fence();
-                    __syncthreads();
+                    if (kProjections > 1 && at.last) fence();
+                    meet();
                 }
-                if (!has_rows) continue;
-                for (int chunk = begin + task.k_group; chunk < end; chunk += p.split.k_groups) {
-                    int const stage = stream.acquire();
-                    multiply_chunk<T, kColumns>(ring + stage * kStageBytes,
-                                                panel + (chunk - begin) * kPanelBytesPerChunk<kColumns>, args.one, acc);
-                    stream.release();
+                WarpTask::Part const part = task.part(end - begin);
+                auto const multiply_chunks = [&](int first, int count) {
+#pragma unroll 1
+                    for (int chunk = first; chunk < first + count; ++chunk) {
+                        uint8_t const* const stage = rings.acquire(warp, position);
+                        multiply<T, kColumns>(stage, panel + chunk * P::kPanelBytes, args.one, acc);
+                        rings.release(warp, position);
+                    }
+                };
+                if constexpr (kSharesWarps<kColumns>) {
+                    // In the program once, for its size.
+#pragma unroll 1
+                    for (int of = 0; of < 2; ++of) {
+                        multiply_chunks(of == 0 ? part.first : 0, of == 0 ? part.of_tile : part.of_next);
+                        swap(acc, next);
+                    }
+                } else {
+                    multiply_chunks(part.first, part.of_tile);
+                }
+                for (int chunk = part.of_tile + part.of_next; chunk < part.most; ++chunk) {
+                    rings.acquire(warp, position);
+                    rings.release(warp, position);
                 }
             }
-#pragma unroll
+            // In the program once: unrolled, it would need more registers than there are.
+#pragma unroll 1
             for (int column = 0; column < kColumns; ++column) {
-                finish_column(args, epilogue, task, phase, column, acc[0][column], acc[1][column], turned);
+                finish_column(args, epilogue, task, phase, column, acc[0][0], acc[1][0], next[0][0], next[1][0],
+                              turned);
+                shift(acc);
+                shift(next);
             }
         }
-        if (p.split.splits > 1 && blockIdx.x < blocks)
-            finish_split_tiles(args, phase, blocks, x, out, turned[threadIdx.x / 32]);
+        if (p.split.splits > 1 && blockIdx.x < args.blocks) {
+            finish_split_tiles<T, kColumns>(args, phase, at.out, turned[warp]);
+        }
     }
+}
+
+template <typename T, int kColumns, int kProjections>
+__global__ __launch_bounds__(kBlockThreads,
+                             1) void sm80_w4a16_mlp(__grid_constant__ MlpArgs<T, kProjections> const args) {
+    static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ uint64_t ring_barriers[kWarps * Rings::kBarriers];
+    __shared__ float rms[8 * kColumns];
+    __shared__ __align__(16) Turned turned[kWarps];
+    int const warp = threadIdx.x / 32;
+    Rings const rings{shared, ring_barriers, args.shared.stages};
+    if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
+    __syncthreads();
+    if (warp >= kWarps) {
+        fill_phases(args.program, args.shared.panel_chunks, warp - kWarps, rings);
+        return;
+    }
+    // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    multiply_phases<T, kColumns>(args, rings, shared + kWarps * args.shared.stages * kStageBytes, rms, turned);
 }
 
 }  // namespace trt_nvfp4::w4a16

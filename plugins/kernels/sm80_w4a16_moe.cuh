@@ -1,8 +1,9 @@
-// A mixture of experts at any number of tokens: the chosen experts' weights stream once to the tensor cores for every
-// 64 pairs, the pairs' tokens are the columns. Three phases of one launch: gate and up; down; the weighted sums.
+// A mixture of experts at any number of tokens: the chosen experts' weights stream to the tensor cores once for every
+// job of 8 or 32 pairs, whose tokens are the columns. Three phases of one launch: gate and up; down; the weighted sums.
 // Several small blocks per SM, so that one stages or finishes while others multiply; each takes an even, contiguous
-// part of a phase's tasks, so that neighbours share their job's activations. Hidden activations and the experts'
-// outputs are their own flags (sm80_w4a16_exchange.cuh).
+// part of a phase's tasks, so that neighbours share their job's activations. As in sm80_w4a16_mlp.cuh most of a block's
+// warps stage and multiply while the others keep weights on their way (sm80_w4a16_ring.cuh); hidden activations and the
+// experts' outputs are their own flags (sm80_w4a16_exchange.cuh).
 #pragma once
 
 #include "sm80_w4a16_mlp.cuh"
@@ -15,7 +16,7 @@ __host__ __device__ constexpr int job_panel_bytes(int places) { return kChunk * 
 
 // A job's tokens in a panel: of up to eight just as many as a power of two has, so that few tokens take few bytes.
 __host__ __device__ constexpr int job_places(int count) {
-    return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : count <= 32 ? 32 : 64;
+    return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32;
 }
 
 // As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept. Half a chunk
@@ -76,30 +77,24 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
 }
 
 // Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places
-// of columns that the job does not have stays: it reaches no column that is kept. By the whole block.
+// of columns that the job does not have stays: it reaches no column that is kept. By all warps that multiply.
 template <typename T, int kMostColumns>
 __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int segment, ExpertJob const& job,
                                           int begin, int end, int places, uint8_t* panel) {
-    constexpr int kBatch = kMostColumns == 1 ? 6 : 8;  // as registers allow
-    constexpr int kRows = (kMostColumns + 3) / 4;
+    constexpr int kBatch = kMostColumns == 1 ? 5 : 8;  // as registers allow
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
     int const t = lane / 2 % 4;
     int const word = lane / 8 * 2 + lane % 2;
     bool const gathers = phase == kUpPhase && segment == kRouted;
     bool const scaled = gathers && args.scale_input;
-    // Lane i finds the rows of columns i and i + 32.
-    int rows[kRows];
-    float factors[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-        rows[i] = job.first + min(lane + 32 * i, job.count - 1);
-        factors[i] = 1.0f;
-        if (gathers) {
-            int const pair = args.plan.order[rows[i]];
-            rows[i] = pair / args.top_k;
-            if (scaled) factors[i] = args.plan.weights[pair];
-        }
+    // Lane i finds the row of column i.
+    int row = job.first + min(lane, job.count - 1);
+    float factor = 1.0f;
+    if (gathers) {
+        int const pair = args.plan.order[row];
+        row = pair / args.top_k;
+        if (scaled) factor = args.plan.weights[pair];
     }
     T const* const all = phase == kUpPhase ? args.x : args.hidden[segment];
     int const k = args.weights[phase][segment].k;
@@ -119,9 +114,7 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
         for (int i = 0; i < kBatch; ++i) {
             bool const wanted = first + warp + i * args.warps < units;
             int const offset = (begin + chunk) * kChunk + t * 64 + word * 8;
-            int const row =
-                __shfl_sync(0xffffffffu, kRows == 1 || column < 32 ? rows[0] : rows[kRows - 1], column % 32);
-            from[i] = all + static_cast<int64_t>(row) * k + offset;
+            from[i] = all + static_cast<int64_t>(__shfl_sync(0xffffffffu, row, column)) * k + offset;
             at[i] = wanted ? chunk << shift | column : -1;
             eights[i] = make_uint4(0u, 0u, 0u, 0u);
             if (wanted && offset < k) eights[i] = load_eight(from[i]);
@@ -141,24 +134,23 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
                 absent = true;
             }
         }
-        if (first == 0) __syncthreads();  // nobody reads what is overwritten now
+        if (first == 0) meet<kMoeWarps<kMostColumns>>();  // nobody reads what is overwritten now
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             if (at[i] < 0) break;
             int const of_column = at[i] & (places - 1);
             if (scaled) {
-                float const factor = __shfl_sync(
-                    0xffffffffu, kRows == 1 || of_column < 32 ? factors[0] : factors[kRows - 1], of_column % 32);
+                float const of_pair = __shfl_sync(0xffffffffu, factor, of_column);
                 T* const values = reinterpret_cast<T*>(&eights[i]);
 #pragma unroll
-                for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * factor);
+                for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * of_pair);
             }
             int const slot = (word * max(1, places / 8) + of_column / 8) * pitch + of_column % 8 * 4 + t;
             *reinterpret_cast<uint4*>(panel + (at[i] >> shift) * job_panel_bytes(places) + slot * 16) =
                 pair_activations<T>(eights[i]);
         }
     }
-    __syncthreads();
+    meet<kMoeWarps<kMostColumns>>();
 }
 
 // Eight rows' values through the activation, where gated two each, in T. Not inlined, which saves registers.
@@ -217,16 +209,12 @@ __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, i
     if (!args.gated) store_four(out + 4, {eight.z, eight.w});
 }
 
-// Which activations the panel holds: those of a job, from a chunk on.
-struct Staged {
-    int job, begin;
-};
-
 // One task with up to 8 * kMostColumns pairs. Its parts are in the program once, the loops over chunks excepted.
+// same_activations: the task before had the same.
 template <typename T, int kMostColumns>
 __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, ExpertJob const& job,
-                                         int phase, int part, ExpertStream<T>& stream, uint8_t const* ring,
-                                         uint8_t* panel, Turned* turned, Staged& staged) {
+                                         int phase, int part, bool same_activations, Rings const& rings,
+                                         RingPosition& position, uint8_t* panel, Turned* turned) {
     ExpertWeights const& w = args.weights[phase][task.segment];
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
@@ -244,8 +232,6 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
 
     int const places = job_places(job.count);
     int const capacity = args.memory.panel_bytes / job_panel_bytes(places);
-    // A single token is every expert's.
-    int const staged_job = phase == kUpPhase && args.m == 1 && !args.scale_input ? 0 : 2 * task.job + task.segment;
     int const chunks = task.end - task.begin;
     int const panels = chunks <= capacity ? 1 : (chunks + capacity - 1) / capacity;
     int const panel_chunks = panels == 1 ? chunks : (chunks + panels - 1) / panels;
@@ -253,21 +239,20 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
 #pragma unroll 1
     for (int begin = task.begin; begin < task.end; begin += panel_chunks) {
         int const end = min(begin + panel_chunks, task.end);
-        if (staged.job != staged_job || staged.begin != begin) {
+        if (!same_activations || panels > 1) {
             stage_job<T, kMostColumns>(args, phase, task.segment, job, begin, end, places, panel);
-            staged = {staged_job, begin};
         }
-        if (!has_rows) continue;
         int const first = begin + ((task.k_group - (begin - task.begin)) & (k_groups - 1));
         auto const multiply = [&](auto columns) {
             if constexpr (decltype(columns)::value <= kMostColumns) {
 #pragma unroll 1
                 for (int chunk = first; chunk < end; chunk += k_groups) {
-                    int const stage = stream.acquire();
-                    multiply_job_chunk<T, decltype(columns)::value, kMostColumns>(
-                        ring + stage * kStageBytes, panel + (chunk - begin) * job_panel_bytes(places), places, args.one,
-                        acc);
-                    stream.release();
+                    uint8_t const* const stage = rings.acquire(warp, position);
+                    if (has_rows) {
+                        multiply_job_chunk<T, decltype(columns)::value, kMostColumns>(
+                            stage, panel + (chunk - begin) * job_panel_bytes(places), places, args.one, acc);
+                    }
+                    rings.release(warp, position);
                 }
             }
         };
@@ -275,20 +260,22 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
             multiply(std::integral_constant<int, 1>{});
         } else if (places == 16) {
             multiply(std::integral_constant<int, 2>{});
-        } else if (places == 32) {
-            multiply(std::integral_constant<int, 4>{});
         } else {
-            multiply(std::integral_constant<int, 8>{});
+            multiply(std::integral_constant<int, 4>{});
         }
+    }
+    if (task.last_stage_is_empty(k_groups)) {
+        rings.acquire(warp, position);
+        rings.release(warp, position);
     }
 
 #pragma unroll 1
     for (int column = 0; column * 8 < job.count; ++column) {
-        if (k_groups > 1) __syncthreads();
+        if (k_groups > 1) meet<kMoeWarps<kMostColumns>>();
         __syncwarp();
         turn(acc[0][0], acc[1][0], turned[warp]);
         __syncwarp();
-        if (k_groups > 1) __syncthreads();
+        if (k_groups > 1) meet<kMoeWarps<kMostColumns>>();
 #pragma unroll
         for (int next = 1; next < kMostColumns; ++next) {
 #pragma unroll
@@ -372,41 +359,59 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
     }
 }
 
-// Jobs have at most 8 * kMostColumns pairs.
 template <typename T, int kMostColumns>
-__global__ __launch_bounds__(32 * kMoeWarps<kMostColumns>,
-                             kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(__grid_constant__ MoeArgs<T> const args) {
-    static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ __align__(16) Turned turned[kMoeWarps<kMostColumns>];
-    int const ring_bytes = args.memory.stages * kStageBytes;
-    uint8_t* const ring = shared + threadIdx.x / 32 * ring_bytes;
-    uint8_t* const panel = shared + args.warps * ring_bytes;
-    // No column may be uninitialised.
+__device__ __forceinline__ void multiply_experts(MoeArgs<T> const& args, TaskRanges const& ranges, Rings const& rings,
+                                                 uint8_t* panel, Turned* turned) {
+    // No column may be uninitialised. While the first weights are on their way.
 #pragma unroll 1
     for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += 32 * kMoeWarps<kMostColumns>) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
-    wait_for_kernels_before();
-    let_next_kernel_start();
-    int const routed_jobs = *args.plan.job_count;
-    TaskRanges const ranges(args, routed_jobs);
-    ExpertStream<T> stream(args, routed_jobs, ranges, ring);
+    RingPosition position;
 #pragma unroll 1
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
-        Staged staged{-1, -1};
-        TaskPlace const end = phase == kUpPhase ? ranges.end[kUpPhase] : ranges.end[kDownPhase];
-        TaskPlace place = phase == kUpPhase ? ranges.begin[kUpPhase] : ranges.begin[kDownPhase];
+        // A single token is every expert's.
+        bool const same_for_all = phase == kUpPhase && args.m == 1 && !args.scale_input;
 #pragma unroll 1
-        while (place.is_before(end)) {
-            ExpertTask const task(args, phase, routed_jobs, place);
-            run_task<T, kMostColumns>(args, task, job_of(args, task), phase, place.part, stream, ring, panel, turned,
-                                      staged);
-            ++place.part;
-            place = place.carried(args.weights[phase][task.segment].tasks_per_job);
+        for (TaskPlace place = ranges.begin[phase]; place.is_before(ranges.end[phase]);) {
+            ExpertTask const task(args, phase, ranges.routed_jobs, place, threadIdx.x / 32);
+            bool const same_activations = ranges.begin[phase].is_before(place) && args.split[phase].splits == 1 &&
+                                          (place.part > 0 || same_for_all);
+            run_task<T, kMostColumns>(args, task, job_of(args, task), phase, place.part, same_activations, rings,
+                                      position, panel, turned);
+            place = place.next(args.weights[phase][task.segment].tasks_per_job);
         }
     }
     if (args.last_phase > kSumPhase) sum_outputs(args);
+}
+
+// Jobs have at most 8 * kMostColumns pairs.
+template <typename T, int kMostColumns>
+__global__ __launch_bounds__(kMoeThreads<kMostColumns>,
+                             kMoeBlocks<kMostColumns>) void sm80_w4a16_moe(__grid_constant__ MoeArgs<T> const args) {
+    static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
+    constexpr int kMultipliers = kMoeWarps<kMostColumns>;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ uint64_t ring_barriers[kMultipliers * Rings::kBarriers];
+    __shared__ __align__(16) Turned turned[kMultipliers];
+    __shared__ TaskRanges ranges;
+    int const warp = threadIdx.x / 32;
+    Rings const rings{shared, ring_barriers, args.memory.stages};
+    if (threadIdx.x % 32 == 0 && warp < kMultipliers) rings.init(warp);
+    // All warps: the plan comes from the kernel before.
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    if (warp == 0) {
+        TaskRanges const found(args);
+        if (threadIdx.x == 0) ranges = found;
+    }
+    __syncthreads();
+    if (warp >= kMultipliers) {
+        fill_experts<kMostColumns>(args, ranges, warp - kMultipliers, rings);
+        return;
+    }
+    multiply_experts<T, kMostColumns>(args, ranges, rings, shared + kMultipliers * args.memory.stages * kStageBytes,
+                                      turned);
 }
 
 }  // namespace trt_nvfp4::w4a16

@@ -1,9 +1,10 @@
-// The stream of weights of a mixture of experts: which tasks a block has, and the copies that run ahead of them.
+// The stream of weights of a mixture of experts: which tasks a block has, and the warps that fill the rings with their
+// weights, ahead of those that multiply.
 #pragma once
 
 #include "heuristics/moe.h"
 #include "moe_plan.cuh"
-#include "sm80_w4a16_stream.cuh"
+#include "sm80_w4a16_ring.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
@@ -27,11 +28,11 @@ constexpr int kRouted = 0, kShared = 1;  // what jobs come in: first all routed 
 template <typename T>
 struct MoeArgs {
     ExpertWeights weights[2][2];  // [phase][kRouted, kShared]
-    Split split[2];               // [phase]; up is not split over blocks
+    MoeSplit split[2];            // [phase]; up is not split over blocks
     int first_phase, last_phase;  // half open
     MoePlan plan;
     int m, top_k, job_tokens, shared_jobs;
-    int warps;  // of a block
+    int warps;  // of a block, that multiply
     bool scale_input;
     TrtNvfp4Activation activation;
     bool gated;
@@ -51,25 +52,29 @@ struct TaskPlace {
     __device__ __forceinline__ bool is_before(TaskPlace const& other) const {
         return job < other.job || (job == other.job && part < other.part);
     }
+    __device__ __forceinline__ TaskPlace next(int tasks_per_job) const {
+        return TaskPlace{job, part + 1}.carried(tasks_per_job);
+    }
     // The same where a job's tasks have been counted to their end.
     __device__ __forceinline__ TaskPlace carried(int tasks_per_job) const {
         return part < tasks_per_job ? *this : TaskPlace{job + 1, 0};
     }
 };
 
-// A warp's part of a block's task: some tiles of a job by one of `splits` parts of K.
+// A warp's part of a block's task: some tiles of a job by one of `splits` parts of K. Every warp goes through as many
+// stages of its ring, so that a filler's rings advance together: in the last one a warp may have no chunk.
 struct ExpertTask {
     int segment, job;  // the job's number within its segment
     int tile, k_group, split;
     int begin, end;  // chunks
 
     template <typename T>
-    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, TaskPlace place) {
+    __device__ __forceinline__ ExpertTask(MoeArgs<T> const& args, int phase, int routed_jobs, TaskPlace place,
+                                          int warp) {
         segment = place.job < routed_jobs ? kRouted : kShared;
         job = segment == kRouted ? place.job : place.job - routed_jobs;
         // Powers of two: a division is twenty instructions.
-        Split const& way = args.split[phase];
-        int const warp = threadIdx.x / 32;
+        MoeSplit const& way = args.split[phase];
         int const k_bits = __ffs(way.k_groups) - 1;
         int const split_bits = __ffs(way.splits) - 1;
         int const chunks = args.weights[phase][segment].chunks();
@@ -78,6 +83,10 @@ struct ExpertTask {
         k_group = warp & (way.k_groups - 1);
         begin = (split * chunks) >> split_bits;
         end = ((split + 1) * chunks) >> split_bits;
+    }
+
+    __device__ __forceinline__ bool last_stage_is_empty(int k_groups) const {
+        return k_group > ((end - begin - 1) & (k_groups - 1));
     }
 };
 
@@ -91,10 +100,13 @@ __device__ __forceinline__ ExpertJob job_of(MoeArgs<T> const& args, ExpertTask c
 // A block's tasks of the phases, of even cost. By a whole warp. The first weight waits for all of this: hence a trip to
 // L2 for all four places at a time, and nothing in 64 bits (see serves()).
 struct TaskRanges {
-    TaskPlace begin[2], end[2];
+    int routed_jobs;
+    TaskPlace begin[2], end[2];  // [phase]
+
+    TaskRanges() = default;
 
     template <typename T>
-    __device__ __forceinline__ TaskRanges(MoeArgs<T> const& args, int routed_jobs) {
+    __device__ __forceinline__ explicit TaskRanges(MoeArgs<T> const& args) : routed_jobs(*args.plan.job_count) {
         int const jobs_cost = *args.plan.total_cost;
         int shared_cost = 0;
 #pragma unroll 1
@@ -160,83 +172,36 @@ struct TaskRanges {
     }
 };
 
-// As WeightStream: a warp's copies run ahead over tasks and phases. Stages are laid out as there.
-template <typename T>
-class ExpertStream : public StageCopies<ExpertStream<T>> {
- public:
-    __device__ ExpertStream(MoeArgs<T> const& args, int routed_jobs, TaskRanges const& ranges, uint8_t* ring)
-        : args_(args),
-          ranges_(ranges),
-          routed_jobs_(routed_jobs),
-          ring_(ptx::shared_address(ring)),
-          stages_(args.memory.stages),
-          phase_(args.first_phase - 1) {
-        open_phase();
-        for (int stage = 0; stage < stages_; ++stage) this->fetch(stage);
-    }
-
- private:
-    friend class StageCopies<ExpertStream>;
-
-    __device__ __forceinline__ bool is_open() const { return phase_ < kSumPhase; }
-    __device__ __forceinline__ int k() const { return k_; }
-    __device__ __forceinline__ void advance() {
-        next();
-        if (!open_task()) open_phase();
-    }
-    __device__ __forceinline__ void next() {
-        int const segment = place_.job < routed_jobs_ ? kRouted : kShared;
-        ++place_.part;
-        place_ = place_.carried(args_.weights[phase_][segment].tasks_per_job);
-    }
-
-    __device__ void open_phase() {
-        while (++phase_ < min(args_.last_phase, static_cast<int>(kSumPhase))) {
-            place_ = phase_ == kUpPhase ? ranges_.begin[kUpPhase] : ranges_.begin[kDownPhase];
-            end_place_ = phase_ == kUpPhase ? ranges_.end[kUpPhase] : ranges_.end[kDownPhase];
-            if (open_task()) return;
+// A block's weights of all phases, by one warp, for some of the warps that multiply.
+template <int kMostColumns, typename T>
+__device__ __forceinline__ void fill_experts(MoeArgs<T> const& args, TaskRanges const& ranges, int filler,
+                                             Rings const& rings) {
+    constexpr int kTiles = kMoeWarps<kMostColumns> / kMoeFillers<kMostColumns>;
+    constexpr int kInFlight = kMoeStagesInFlight<kMostColumns> / kMoeFillers<kMostColumns>;
+    int const first = filler * kTiles;
+    RingPosition at;
+#pragma unroll 1
+    for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {
+        int const k_groups = args.split[phase].k_groups;
+#pragma unroll 1
+        for (TaskPlace place = ranges.begin[phase]; place.is_before(ranges.end[phase]);) {
+            ExpertTask const first_task(args, phase, ranges.routed_jobs, place, first);
+            ExpertWeights const& w = args.weights[phase][first_task.segment];
+            int64_t const expert = job_of(args, first_task).expert;
+            uint8_t const* const codes = w.codes + expert * w.rows * (w.k / 2);
+            uint8_t const* const scales = w.scales + expert * scale_bytes(w.rows, w.k);
+            TileCopies tiles[kTiles];
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                ExpertTask const task(args, phase, ranges.routed_jobs, place, first + i);
+                int const begin = task.tile < w.tiles() ? task.begin + task.k_group : task.end;
+                tiles[i] = TileCopies({codes, scales, w.rows, w.k, task.tile, begin, task.end, k_groups});
+            }
+            int const steps = (first_task.end - first_task.begin + k_groups - 1) >> (__ffs(k_groups) - 1);
+            fill<kInFlight>(rings, at, first, tiles, steps);
+            place = place.next(w.tasks_per_job);
         }
-        phase_ = kSumPhase;
     }
-
-    __device__ bool open_task() {
-        for (; place_.is_before(end_place_); next()) {
-            ExpertTask const task(args_, phase_, routed_jobs_, place_);
-            ExpertWeights const& w = args_.weights[phase_][task.segment];
-            step_ = args_.split[phase_].k_groups;
-            chunk_ = task.begin + task.k_group;
-            end_ = task.end;
-            if (chunk_ >= end_ || task.tile >= w.tiles()) continue;
-            int const lane = threadIdx.x % 32;
-            int const group = task.tile / kTilesPerGroup;
-            int const row = task.tile % kTilesPerGroup * 8;
-            int64_t const expert = job_of(args_, task).expert;
-            k_ = w.k;
-            pitch_ = w.k / 2;
-            whole_ = group * 128 + 128 <= w.rows && w.k % kChunk == 0;
-            int const first_row = group * 128 + row + lane / 8;
-            rows_left_ = w.rows - first_row;
-            codes_ = w.codes + (expert * w.rows + first_row) * pitch_ + lane % 8 * 16 + chunk_ * (kChunk / 2);
-            int const scale_tiles = static_cast<int>(padded_blocks(w.k) / 4);
-            scales_ = w.scales + expert * scale_bytes(w.rows, w.k) +
-                      (static_cast<int64_t>(group) * scale_tiles + chunk_ * 4 + lane / 8) * 512 + (row + lane % 8) * 16;
-            return true;
-        }
-        return false;
-    }
-
-    MoeArgs<T> const& args_;
-    TaskRanges const ranges_;
-    int const routed_jobs_;
-    uint32_t const ring_;
-    int const stages_;
-    int stage_ = 0;
-    TaskPlace place_, end_place_;
-    int phase_, chunk_, end_;
-    int step_, k_, pitch_, rows_left_;
-    bool whole_;
-    uint8_t const* codes_;
-    uint8_t const* scales_;
-};
+}
 
 }  // namespace trt_nvfp4::w4a16

@@ -12,21 +12,21 @@ int main() {
     std::string kind;
     while (std::cin >> kind) {
         if (kind == "w4a16") {
-            int tiles, chunks, m, cooperative;
+            int tiles, chunks, m, cooperative, whole;
             w4a16::Footprint bytes{};
             w4a16::Device device{};
             std::cin >> tiles >> chunks >> m >> bytes.stage >> bytes.chunk >> bytes.fixed >> device.sm_count >>
-                device.shared_bytes >> cooperative;
+                device.shared_bytes >> cooperative >> whole;
             device.cooperative = cooperative != 0;
             int const capacity = w4a16::panel_capacity(bytes, device);
             if (capacity == 0) {
                 std::cout << "0 0 0 0 0 0\n";
                 continue;
             }
-            w4a16::Split const split = w4a16::choose_split({tiles, chunks}, m, capacity, 2.0f, device);
-            w4a16::SharedMemory const memory = w4a16::divide_shared_memory(w4a16::ceil_div(chunks, split.splits),
-                                                                           split.k_groups, capacity, bytes, device);
-            std::cout << capacity << ' ' << split.k_groups << ' ' << split.splits << ' ' << memory.panel_chunks << ' '
+            w4a16::Split const split = w4a16::choose_split({tiles, chunks}, m, capacity, 2.0f, whole != 0, device);
+            w4a16::SharedMemory const memory =
+                w4a16::divide_shared_memory(w4a16::ceil_div(chunks, split.splits), capacity, bytes, device);
+            std::cout << capacity << ' ' << split.groups << ' ' << split.splits << ' ' << memory.panel_chunks << ' '
                       << memory.stages << ' ' << memory.bytes << '\n';
         } else if (kind == "sm90") {
             int rows, chunks, cluster, clusters;

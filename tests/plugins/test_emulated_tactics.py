@@ -63,14 +63,15 @@ def run(
 
 @on("emulated_gpu", ["rtx-blackwell", "h200"], indirect=True)
 def test_crossovers_of_w4a16(emulated: PluginHost, emulated_gpu: Gpu) -> None:
-    """And tokens beyond 64 go in blocks: each is served as if it were alone."""
-    mma, wgmma = "sm80_w4a16_mlp", "sm90_w4a16_gemm"
-    many = wgmma if emulated_gpu.target.capability[0] == 9 else mma
-    for m, expected in ((1, [mma]), (16, [mma]), (17, [many]), (64, [many]), (70, [many, mma])):
+    """And more tokens go in blocks, of 64 by wgmma and of 32 by mma.sync: each is served as if it were alone."""
+    mma, wgmma = ["sm80_w4a16_mlp"], ["sm90_w4a16_gemm"]
+    hopper = emulated_gpu.target.capability[0] == 9
+    of_64 = wgmma if hopper else 2 * mma
+    for m, expected in ((1, mma), (16, mma), (17, wgmma if hopper else mma), (64, of_64), (70, of_64 + mma)):
         assert run(emulated, emulated_gpu, linear(m), 0, AUTO)[1] == expected
     inputs = linear(70, 96, torch.bfloat16)
     y, launched = run(emulated, emulated_gpu, inputs, 0, W4A16)
-    assert launched == [many, mma]
+    assert launched == of_64 + mma
     last = [inputs[0].reshape(70, 96)[64:], *inputs[1:]]
     assert torch.equal(y.reshape(70, 16)[64:], run(emulated, emulated_gpu, last, 0, W4A16)[0])
     reference = OPS["NVFP4Linear"].reference(*inputs)

@@ -46,21 +46,24 @@ def test_w4a16(ask: Ask, seed: int) -> None:
         gpu = GPUS[rng.integers(len(GPUS))]
         m = int(rng.integers(1, 65))
         tiles, chunks = (int(2 ** rng.uniform(0, bits)) for bits in (11, 8))
+        tiles = (tiles + 3) // 4 * 4  # groups of 128 rows
         chunk = 512 * int(np.ceil(m / 8)) * 8  # a chunk of 256 activations in 16 bits
-        cases.append([tiles, chunks, m, 8 * 4608, chunk, 1024, *gpu, int(rng.integers(2))])
+        cases.append([tiles, chunks, m, 8 * 4608, chunk, 1024, *gpu, *(int(flag) for flag in rng.integers(2, size=2))])
     split_at_all = 0
-    for case, (capacity, k_groups, splits, panel, stages, used) in zip(cases, ask("w4a16", cases), strict=True):
-        tiles, chunks, _, stage, chunk, fixed, sms, shared, cooperative = case
+    for case, (capacity, groups, splits, panel, stages, used) in zip(cases, ask("w4a16", cases), strict=True):
+        tiles, chunks, _, stage, chunk, fixed, sms, shared, cooperative, whole = case
         if capacity == 0:
             assert fixed + stage + chunk > shared
             continue
-        assert k_groups in (1, 2, 4, 8)
-        assert k_groups <= capacity
+        assert 1 <= groups <= tiles
+        # A group has at most a tile per warp; where a warp may not have parts of two, as many as divide the warps.
+        assert -(-tiles // groups) <= 8
+        assert not whole or (tiles // groups in (1, 2, 4, 8) and tiles % groups == 0)
         assert 1 <= splits <= min(chunks, MAX_SPLITS)
         # Partial sums are sized for this many, and blocks that wait for each other must be resident at once.
         assert splits == 1 or (cooperative and tiles * splits <= min(MAX_SPLIT_TILES, 8 * sms))
         assert 1 <= stages <= MAX_STAGES
-        assert k_groups <= panel <= capacity
+        assert 1 <= panel <= capacity
         assert used == panel * chunk + stages * stage <= shared - fixed
         split_at_all += splits > 1
     assert split_at_all > 100
@@ -68,10 +71,10 @@ def test_w4a16(ask: Ask, seed: int) -> None:
 
 def test_w4a16_fills_the_gpu_with_few_tiles(ask: Ask) -> None:
     """A tile per warp leaves most SMs idle: K is shared, over warps and over blocks."""
-    for tiles in (8, 32, 128):
-        case = [tiles, 64, 1, 8 * 4608, 4096, 1024, 132, 232448, 1]
-        ((_, k_groups, splits, *_),) = ask("w4a16", [case])
-        assert tiles * k_groups * splits / 8 > 0.4 * 132
+    for tiles in (8, 32, 128, 624, 896):
+        case = [tiles, 64, 1, 8 * 4608, 4096, 1024, 132, 232448, 1, 0]
+        ((_, groups, splits, *_),) = ask("w4a16", [case])
+        assert groups * splits > (0.4 if tiles < 128 else 0.9) * 132
 
 
 def test_sm90(ask: Ask, seed: int) -> None:

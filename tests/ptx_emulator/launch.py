@@ -187,6 +187,9 @@ class Launch:
                     self._finish(cluster)
                 if self.activity != before:
                     idle = 0
+                    # Copies arrive beside warps that wait in a loop, which never stop being active.
+                    if self.operations and self.random.random() < 0.5:
+                        self._complete_one()
                 elif self.operations:
                     self._complete_one()
                 elif live:

@@ -6,7 +6,7 @@
 
 namespace trt_nvfp4 {
 
-constexpr int kMoeFewestJobTokens = 32;  // of any GPU's jobs: sizes the plan
+constexpr int kMoeFewestJobTokens = 8;  // of any kernel's jobs: sizes the plan
 
 // What NVFP4MoE and FP8MoE ask of their arguments.
 inline TrtNvfp4Status require_moe(char const* op, TrtNvfp4MoeArgs const& args) {

@@ -72,7 +72,7 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
     auto const kernel = sm80_w4a16_mlp<T, kColumns, kProjections>;
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
-    Footprint const bytes{kWarps * kStageBytes, kPanelBytesPerChunk<kColumns>,
+    Footprint const bytes{kWarps * kStageBytes, Product<T, kColumns>::kPanelBytes,
                           static_cast<int>(attributes.sharedSizeBytes)};
     int const capacity = panel_capacity(bytes, device);
     if (capacity == 0) {
@@ -84,17 +84,22 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
     }
     // A linear that is split pays a memset and a cooperative launch, which waits for the kernel in front to end.
     float const split_cost = kProjections == 1 ? 8.0f : 2.0f;
-    int needed = 0, k_groups = 1, tasks = 0;
+    int needed = 0, tasks = 0;
+    args.blocks = device.sm_count;
     bool split = false;
     for (Projection& p : args.program.projections) {
-        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, device);
-        p.tasks = ceil_div(p.tiles(), kWarps / p.split.k_groups) * p.split.splits;
+        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, !kSharesWarps<kColumns>, device);
+        p.group_tiles = p.tiles() / p.split.groups;
+        p.larger_groups = p.tiles() % p.split.groups;
+        p.split_chunks = p.chunks() / p.split.splits;
+        p.larger_splits = p.chunks() % p.split.splits;
+        p.tasks = p.split.groups * p.split.splits;
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
-        k_groups = std::max(k_groups, p.split.k_groups);
         tasks = std::max(tasks, p.tasks);
+        args.blocks = std::min(args.blocks, p.tasks);
         split |= p.split.splits > 1;
     }
-    args.shared = divide_shared_memory(needed, k_groups, capacity, bytes, device);
+    args.shared = divide_shared_memory(needed, capacity, bytes, device);
     args.one = 1;
     size_t const used = lay_out(args, workspace);
     if (used > 0) {
@@ -106,7 +111,7 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
 
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(std::min(tasks, device.sm_count));
-    config.blockDim = kThreads;
+    config.blockDim = kBlockThreads;
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
     cudaLaunchAttribute attribute{};
@@ -135,8 +140,7 @@ template <typename T, int kProjections>
 TrtNvfp4Status launch_tokens(MlpArgs<T, kProjections> const& args, void* workspace, cudaStream_t stream) {
     if (args.m <= 8) return launch_columns<1>(args, workspace, stream);
     if (args.m <= 16) return launch_columns<2>(args, workspace, stream);
-    if (args.m <= 32) return launch_columns<4>(args, workspace, stream);
-    return launch_columns<8>(args, workspace, stream);
+    return launch_columns<4>(args, workspace, stream);
 }
 
 template <typename T>
@@ -178,9 +182,9 @@ TrtNvfp4Status launch_dtype(Args const& args, void* workspace, cudaStream_t stre
 
 // The tokens from `first` on that go in one block; a token does not see the others. Rows of x and y have these widths.
 template <typename Args>
-Args block_of(Args const& args, int64_t first, int64_t x_width, int64_t y_width) {
+Args block_of(Args const& args, int64_t first, int64_t tokens, int64_t x_width, int64_t y_width) {
     Args block = args;
-    block.m = std::min<int64_t>(args.m - first, kMaxTokens);
+    block.m = std::min(args.m - first, tokens);
     block.x = static_cast<uint16_t const*>(args.x) + first * x_width;
     block.y = static_cast<uint16_t*>(args.y) + first * y_width;
     return block;
@@ -188,21 +192,25 @@ Args block_of(Args const& args, int64_t first, int64_t x_width, int64_t y_width)
 
 template <typename Args>
 TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width, void* workspace, cudaStream_t stream) {
-    for (int64_t first = 0; first < args.m; first += kMaxTokens) {
-        Args const block = block_of(args, first, x_width, y_width);
-        bool const wgmma = args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::serves(block);
-        TRT_NVFP4_RETURN_IF_ERROR(wgmma ? sm90::launch(block, workspace, stream)
-                                        : launch_dtype(block, workspace, stream));
+    for (int64_t first = 0; first < args.m;) {
+        Args block = block_of(args, first, kMaxTokens, x_width, y_width);
+        if (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::serves(block)) {
+            TRT_NVFP4_RETURN_IF_ERROR(sm90::launch(block, workspace, stream));
+        } else {
+            block.m = std::min<int64_t>(block.m, kMaxMmaTokens);
+            TRT_NVFP4_RETURN_IF_ERROR(launch_dtype(block, workspace, stream));
+        }
+        first += block.m;
     }
     return TRT_NVFP4_SUCCESS;
 }
 
 }  // namespace
 
-bool takes_wgmma(TrtNvfp4LinearArgs const& args) { return sm90::serves(block_of(args, 0, args.k, args.n)); }
+bool takes_wgmma(TrtNvfp4LinearArgs const& args) { return sm90::serves(block_of(args, 0, kMaxTokens, args.k, args.n)); }
 
 bool takes_wgmma(TrtNvfp4MlpArgs const& args) {
-    return sm90::serves(block_of(args, 0, args.hidden_in, args.hidden_out));
+    return sm90::serves(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
 }
 
 bool serves(TrtNvfp4LinearArgs const& args) { return serves_tokens(args) && serves_k(args.k); }
@@ -213,7 +221,7 @@ bool serves(TrtNvfp4MlpArgs const& args) {
 
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
     if (!serves(args)) return 0;
-    TrtNvfp4LinearArgs const most = block_of(args, 0, args.k, args.n);
+    TrtNvfp4LinearArgs const most = block_of(args, 0, kMaxTokens, args.k, args.n);
     Workspace workspace;
     workspace.take<Partial>(most_partials(args.n, args.k, most.m));
     return std::max(workspace.size(), sm90::workspace_bytes(most));
@@ -221,7 +229,7 @@ size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
 
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
     if (!serves(args)) return 0;
-    TrtNvfp4MlpArgs const most = block_of(args, 0, args.hidden_in, args.hidden_out);
+    TrtNvfp4MlpArgs const most = block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out);
     Workspace workspace;
     int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
     workspace.take<Partial>(most_partials(up_rows, args.hidden_in, most.m));

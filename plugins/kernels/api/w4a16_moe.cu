@@ -63,7 +63,7 @@ TrtNvfp4Status read_device(Device& device) {
 template <typename T>
 struct Variant {
     void (*kernel)(MoeArgs<T>);
-    int job_tokens, warps;
+    int job_tokens, warps, threads;
     MoeMemory memory;
     int blocks;  // on each SM
 };
@@ -71,10 +71,11 @@ struct Variant {
 // The variant for jobs of up to 8 * kMostColumns pairs: as many blocks on an SM as registers leave room for, if rings
 // of two stages fit.
 template <typename T, int kMostColumns>
-TrtNvfp4Status divide_memory(int tokens, int job_tokens, int chunks, Device const& device, Variant<T>& variant) {
-    variant.job_tokens = job_tokens;
+TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Variant<T>& variant) {
+    variant.job_tokens = 8 * kMostColumns;
     variant.kernel = sm80_w4a16_moe<T, kMostColumns>;
     variant.warps = kMoeWarps<kMostColumns>;
+    variant.threads = kMoeThreads<kMostColumns>;
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, variant.kernel), "cudaFuncGetAttributes"));
     int ordinal = 0, sm_bytes = 0, reserved = 0;
@@ -91,23 +92,15 @@ TrtNvfp4Status divide_memory(int tokens, int job_tokens, int chunks, Device cons
         Device share = device;
         share.shared_bytes = std::min(device.shared_bytes, sm_bytes / blocks - reserved);
         variant.memory =
-            divide_moe_memory(wanted, job_panel_bytes(job_tokens), variant.warps * kStageBytes, fixed, share);
+            divide_moe_memory(wanted, job_panel_bytes(variant.job_tokens), variant.warps * kStageBytes, fixed, share);
     }
     return TRT_NVFP4_SUCCESS;
 }
 
 template <typename T>
-TrtNvfp4Status choose_variant(int tokens, int chunks, Device const& device, Variant<T>& variant) {
-    constexpr int kMany = kMoeJobTokens / 8;
-    int const job_tokens = std::min(kMoeJobTokens, std::max(8, job_places(tokens)));
-    if (job_tokens == 8) {
-        TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, 1>(tokens, job_tokens, chunks, device, variant)));
-    } else {
-        TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMany>(tokens, job_tokens, chunks, device, variant)));
-        if (variant.memory.stages < 2 && job_tokens > kMoeFewestJobTokens) {
-            TRT_NVFP4_RETURN_IF_ERROR((divide_memory<T, kMany>(tokens, kMoeFewestJobTokens, chunks, device, variant)));
-        }
-    }
+TrtNvfp4Status choose_variant(int columns, int tokens, int chunks, Device const& device, Variant<T>& variant) {
+    auto const divide = columns == 1 ? divide_memory<T, 1> : divide_memory<T, kMoeColumns>;
+    TRT_NVFP4_RETURN_IF_ERROR(divide(tokens, chunks, device, variant));
     if (variant.memory.stages > 0) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_UNSUPPORTED, "NVFP4MoE: the GPU gives a block " +
                                                    std::to_string(device.shared_bytes) +
@@ -138,7 +131,8 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     int const most_chunks =
         std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
     Variant<T> variant{};
-    TRT_NVFP4_RETURN_IF_ERROR(choose_variant(moe.m, most_chunks, device, variant));
+    int const columns = moe_columns(moe.m);
+    TRT_NVFP4_RETURN_IF_ERROR(choose_variant(columns, moe.m, most_chunks, device, variant));
     moe.job_tokens = variant.job_tokens;
     moe.memory = variant.memory;
     moe.warps = variant.warps;
@@ -147,7 +141,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
         check_cuda(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                    "cudaFuncSetAttribute"));
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, 32 * moe.warps, bytes),
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, variant.threads, bytes),
         "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
     int const most_splits = tokens <= kSplitTokens ? kMoeMaxSplits : 1;
     for (int phase : {kUpPhase, kDownPhase}) {
@@ -178,7 +172,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
 
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(device.sm_count * variant.blocks);
-    config.blockDim = static_cast<unsigned>(32 * moe.warps);
+    config.blockDim = static_cast<unsigned>(variant.threads);
     config.dynamicSmemBytes = static_cast<size_t>(bytes);
     config.stream = stream;
     cudaLaunchAttribute cooperative{};
@@ -212,10 +206,12 @@ TrtNvfp4Status launch_blocks(TrtNvfp4MoeArgs const& args, void* workspace, cudaS
 
 bool serves(TrtNvfp4MoeArgs const& args) {
     // The kernel counts the cost of a phase's tasks in 32 bits; at any number of tokens alike.
-    int64_t const jobs = most_jobs(kMoeTokens * args.top_k, args.experts, kMoeFewestJobTokens) + kMoeTokens;
     int64_t const width = std::max(args.intermediate, args.shared ? args.shared_intermediate : 0);
     int64_t const tiles = std::max(up_rows(args, width), args.hidden) / kTileRows + kTilesPerGroup;
-    if (jobs * tiles * kMoeMaxSplits * job_cost(kMoeJobTokens) > INT32_MAX) return false;
+    for (int64_t job_tokens : {8, 8 * kMoeColumns}) {
+        int64_t const jobs = most_jobs(kMoeTokens * args.top_k, args.experts, job_tokens) + kMoeTokens / job_tokens;
+        if (jobs * tiles * kMoeMaxSplits * job_cost(static_cast<int>(job_tokens)) > INT32_MAX) return false;
+    }
     // Copies are 16 bytes: 32 codes of a row.
     return args.dtype != TRT_NVFP4_FLOAT32 && !args.quantize_activations && args.hidden % 32 == 0 &&
            args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);

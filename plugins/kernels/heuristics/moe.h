@@ -9,15 +9,23 @@ namespace trt_nvfp4::w4a16 {
 
 // Tokens of a launch: more go in blocks of this many, which bounds the workspace.
 constexpr int kMoeTokens = 512;
-// Pairs of one expert that read its weights once.
-constexpr int kMoeJobTokens = 64;
+// Two variants of the kernel: for jobs of one column of eight pairs, and of up to this many.
+constexpr int kMoeColumns = 4;
 constexpr int kMoeMaxSplits = 4;
-// Warps of a block and blocks of an SM, by the most columns of eight pairs that a job has. With one column activations
-// are few: several small blocks, so that one stages or finishes while others multiply.
+// Warps of a block that multiply, warps that fill their rings (sm80_w4a16_ring.cuh), and blocks of an SM, by the most
+// columns of eight pairs that a job has. With one column activations are few: several small blocks, so that one stages
+// or finishes while others multiply.
 template <int kMostColumns>
 constexpr int kMoeWarps = kMostColumns == 1 ? 4 : 8;
 template <int kMostColumns>
+constexpr int kMoeFillers = kMostColumns == 1 ? 1 : 4;
+template <int kMostColumns>
+constexpr int kMoeThreads = 32 * (kMoeWarps<kMostColumns> + kMoeFillers<kMostColumns>);
+template <int kMostColumns>
 constexpr int kMoeBlocks = kMostColumns == 1 ? 3 : 1;
+// Of a block: 55 KB of an SM.
+template <int kMostColumns>
+constexpr int kMoeStagesInFlight = kMostColumns == 1 ? 4 : 12;
 // More activations at a time are not worth a stage of the rings.
 constexpr int kMoePanelBytes = 72 << 10;
 
@@ -27,13 +35,21 @@ inline float expected_experts(int experts, int top_k, int tokens) {
     return static_cast<float>(experts) * (1.0f - std::pow(missed, static_cast<float>(tokens)));
 }
 
+// The most columns of eight pairs of a job. An expert with more pairs has several jobs, which read its weights again.
+inline int moe_columns(int tokens) { return tokens <= 8 ? 1 : kMoeColumns; }
+
+struct MoeSplit {
+    int k_groups = 1;  // warps of a block that share a tile's K
+    int splits = 1;    // blocks that share it
+};
+
 // The split of least estimated time of `tiles` tiles in all, in units of a warp's chunk, by `blocks` blocks of `warps`
 // on each SM; `m` tokens. Both are powers of two. `most_splits` is 1 where outputs cannot be summed later. Warps that
 // share a tile wait for each other, the longer the more tokens it has (fitted to an H200).
-inline Split choose_moe_split(float tiles, int chunks, int m, int most_splits, int warps, int blocks,
-                              Device const& device) {
+inline MoeSplit choose_moe_split(float tiles, int chunks, int m, int most_splits, int warps, int blocks,
+                                 Device const& device) {
     float const meeting = 0.5f + 0.1f * static_cast<float>(std::min(m, 8));
-    Split best;
+    MoeSplit best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(chunks, most_splits); splits *= 2) {
         float const summing = splits > 1 ? 0.6f + 0.25f * static_cast<float>(splits) : 0.0f;

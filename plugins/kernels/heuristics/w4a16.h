@@ -7,7 +7,8 @@
 
 namespace trt_nvfp4::w4a16 {
 
-constexpr int kMaxTokens = 64;
+constexpr int kMaxTokens = 64;     // of a launch
+constexpr int kMaxMmaTokens = 32;  // of one by mma.sync: twice as many take twice as long
 constexpr int kWarps = 8;
 constexpr int kMaxStages = 5;
 constexpr int kMaxSplits = 16;
@@ -31,8 +32,8 @@ struct Shape {
 };
 
 struct Split {
-    int k_groups = 1;  // warps of a block that share a tile's K: 1, 2, 4, 8
-    int splits = 1;    // blocks that share a tile's K
+    int groups = 1;  // of at most kWarps tiles, each of which is a block's at a time
+    int splits = 1;  // blocks that share a group's K
 };
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -47,8 +48,9 @@ inline int panel_capacity(Footprint const& bytes, Device const& device) {
 }
 
 // The split of least estimated microseconds: a warp's walk over its chunks, staging activations, and, if K is split
-// over blocks, `split_cost` and the round trip of the partial sums. `m` tokens.
-inline Split choose_split(Shape const& shape, int m, int capacity, float split_cost, Device const& device) {
+// over blocks, `split_cost` and the round trip of the partial sums. `m` tokens. Where `whole`, a warp may not have
+// parts of two tiles.
+inline Split choose_split(Shape const& shape, int m, int capacity, float split_cost, bool whole, Device const& device) {
     Split best;
     float best_cost = 1e30f;
     for (int splits = 1; splits <= std::min(shape.chunks, kMaxSplits); ++splits) {
@@ -56,18 +58,22 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
             (!device.cooperative || shape.tiles * splits > std::min(kMaxSplitTiles, device.sm_count * kWarps))) {
             break;
         }
-        for (int k_groups = 1; k_groups <= std::min(kWarps, capacity); k_groups *= 2) {
-            int const task_chunks = ceil_div(shape.chunks, splits);
-            int const rounds = ceil_div(ceil_div(shape.tiles, kWarps / k_groups) * splits, device.sm_count);
-            int const panels = ceil_div(task_chunks, capacity / k_groups * k_groups);
+        int const task_chunks = ceil_div(shape.chunks, splits);
+        int const panels = ceil_div(task_chunks, capacity);
+        for (int most = 1; most <= kWarps; ++most) {
+            if (whole && (kWarps % most != 0 || shape.tiles % most != 0)) continue;
+            int const groups = ceil_div(shape.tiles, most);
+            int const rounds = ceil_div(groups * splits, device.sm_count);
             int const stagings = panels == 1 ? 1 : rounds * panels;
             float const staged = static_cast<float>(std::min(task_chunks, capacity) * m) * 512.0f;
-            float const cost = static_cast<float>(rounds * (ceil_div(task_chunks, k_groups) + 1)) +
+            float const finish = kWarps % most == 0 ? 1.0f : 1.3f;
+            int const walk = panels * ceil_div(most * ceil_div(task_chunks, panels), kWarps);
+            float const cost = static_cast<float>(rounds) * (static_cast<float>(walk) + finish) +
                                static_cast<float>(stagings) * (1.5f + staged / 20e3f) +
                                (splits > 1 ? split_cost + 0.25f * static_cast<float>(splits) : 0.0f);
             if (cost < best_cost) {
                 best_cost = cost;
-                best = {k_groups, splits};
+                best = {groups, splits};
             }
         }
     }
@@ -79,9 +85,9 @@ struct SharedMemory {
     int panel_chunks, stages, bytes;
 };
 
-inline SharedMemory divide_shared_memory(int needed_chunks, int k_groups, int capacity, Footprint const& bytes,
+inline SharedMemory divide_shared_memory(int needed_chunks, int capacity, Footprint const& bytes,
                                          Device const& device) {
-    int const panel = std::min(capacity / k_groups, ceil_div(needed_chunks, k_groups)) * k_groups;
+    int const panel = ceil_div(needed_chunks, ceil_div(needed_chunks, capacity));  // panels alike
     int const stages = std::min(kMaxStages, (device.shared_bytes - bytes.fixed - panel * bytes.chunk) / bytes.stage);
     return {panel, stages, panel * bytes.chunk + stages * bytes.stage};
 }

@@ -1,4 +1,5 @@
-// Barriers in shared memory that count threads and bytes (sm_90 on), and the bulk copies that arrive on them.
+// Barriers in shared memory that count threads (sm_80 on) and bytes (sm_90 on), and the bulk copies that arrive on
+// them.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,15 @@ namespace trt_nvfp4::ptx {
 
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+
+// One of the expected arrivals, once all that this thread's cp_async_16 asked for before is in shared memory.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Makes initialised barriers known to the cluster and to the copy engine.
@@ -35,6 +45,7 @@ __device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, int rank) {
 
 // Returns once the phase of `parity` is over.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred over;\n"
@@ -44,6 +55,17 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
         "}" ::"r"(barrier),
         "r"(parity)
         : "memory");
+#else
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra again;\n"
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+#endif
 }
 
 // `bytes` (a multiple of 16) from global memory to the same place in every CTA of `mask`, each arriving on its own

@@ -1,0 +1,148 @@
+// Activations on their way to the tensor cores: the warps that multiply await them, normalize them and lay them out in
+// a panel in shared memory.
+#pragma once
+
+#include "ptx/element.cuh"
+#include "ptx/reduce.cuh"
+#include "sm80_w4a16_exchange.cuh"
+#include "sm80_w4a16_product.cuh"
+
+namespace trt_nvfp4::w4a16 {
+
+// Of the kMeeting warps that multiply.
+template <int kMeeting = kWarps>
+__device__ __forceinline__ void meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * kMeeting) : "memory");
+}
+
+// 1 / rms of every token's x, for the norm in front of a projection.
+template <typename T>
+__device__ void inverse_rms(T const* x, bool awaited, int m, int k, float epsilon, float* out) {
+    for (int token = threadIdx.x / 32; token < m; token += kWarps) {
+        float squares = 0.0f;
+        for (int i = threadIdx.x % 32; i < k / 8; i += 32) {
+            T const* const source = x + static_cast<int64_t>(token) * k + i * 8;
+            uint4 eight = load_eight(source);
+            while (awaited && has_absent(eight)) eight = load_eight(source);
+            T const* const values = reinterpret_cast<T const*>(&eight);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) squares = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), squares);
+        }
+        squares = ptx::warp_sum(squares);
+        if (threadIdx.x % 32 == 0) out[token] = 1.0f / sqrtf(squares / static_cast<float>(k) + epsilon);
+    }
+    meet();
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 normalize(uint4 eight, T const* weight, float inverse_rms) {
+    T* const values = reinterpret_cast<T*>(&eight);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * inverse_rms * ptx::to_float(weight[j]));
+    }
+    return eight;
+}
+
+// Where a phase's activations are.
+template <typename T>
+struct Activations {
+    T const* x;    // [m, k]
+    bool awaited;  // absent until another block writes them
+    int m, k;
+    T const* norm_weight;      // [k], or null
+    float const* inverse_rms;  // [m]
+};
+
+// FP16 values proportional to a warp's BF16 ones, eight a lane, that keep all bits of what is within 2^-24 of the
+// greatest; and the factor that makes them right again.
+__device__ __forceinline__ uint4 to_half(uint4 eight, float& factor) {
+    __nv_bfloat162* const pairs = reinterpret_cast<__nv_bfloat162*>(&eight);
+    __nv_bfloat162 const most =
+        __hmax2(__hmax2(__habs2(pairs[0]), __habs2(pairs[1])), __hmax2(__habs2(pairs[2]), __habs2(pairs[3])));
+    uint32_t const bits = *reinterpret_cast<uint32_t const*>(&most);
+    uint32_t const greatest = __reduce_max_sync(0xffffffffu, max(bits << 16, bits & 0xffff0000u));
+    // The greatest gets the exponent of 2^14; a power of two has no exponent above 127.
+    int const exponent = max(static_cast<int>(greatest >> 23), 14);
+    float const scale = __uint_as_float(static_cast<uint32_t>(268 - exponent) << 23);
+    factor = exponent == 14 ? 0x1p-127f : __uint_as_float(static_cast<uint32_t>(exponent - 14) << 23);
+    uint32_t halves[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float2 const both = __bfloat1622float2(pairs[i]);
+        __half2 const half = __floats2half2_rn(both.x * scale, both.y * scale);
+        halves[i] = *reinterpret_cast<uint32_t const*>(&half);
+    }
+    return make_uint4(halves[0], halves[1], halves[2], halves[3]);
+}
+
+// A lane's eight values of a token to a chunk of the panel, in the order in which they are multiplied. By a whole warp.
+template <typename T, int kColumns>
+__device__ __forceinline__ void store_activations(uint8_t* chunk, int word, int token, int t, uint4 eight) {
+    using P = Product<T, kColumns>;
+    if constexpr (P::kHasFactors) {
+        float factor;
+        eight = to_half(eight, factor);
+        *reinterpret_cast<float*>(chunk + P::kFactors + 4 * token) = factor;
+    }
+    int const slot = (word * kColumns + token / 8) * 32 + token % 8 * 4 + t;
+    *reinterpret_cast<uint4*>(chunk + slot * 16) = pair_activations<typename P::Operand>(eight);
+}
+
+// Chunks [begin, end) to the panel as they appear: 16 bytes are eight values of a token, see multiply_chunk. Places of
+// tokens above m keep the zeros of the kernel's start.
+template <typename T, int kColumns>
+__device__ void stage_activations(Activations<T> const& from, int begin, int end, uint8_t* panel) {
+    constexpr int kBatch = 8;
+    int lane = threadIdx.x % 32;
+    if (kColumns == 4) asm volatile("" : "+r"(lane));  // see multiply_chunk
+    int const t = lane / 2 % 4;
+    int const word = lane / 8 * 2 + lane % 2;
+    int const rows = (end - begin) * from.m;
+    int chunk = threadIdx.x / 32 / from.m;
+    int token = threadIdx.x / 32 % from.m;
+    int const chunk_step = kWarps / from.m;
+    int const token_step = kWarps % from.m;
+    for (int first = threadIdx.x / 32; first < rows; first += kWarps * kBatch) {
+        uint4 eights[kBatch];
+        unsigned places[kBatch];  // chunk and token
+        auto const offset = [&](int i) { return (begin + places[i] / kMaxMmaTokens) * kChunk + t * 64 + word * 8; };
+        auto const source = [&](int i) {
+            return from.x + static_cast<int64_t>(places[i] % kMaxMmaTokens) * from.k + offset(i);
+        };
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            places[i] = chunk * kMaxMmaTokens + token;
+            chunk += chunk_step;
+            token += token_step;
+            if (token >= from.m) {
+                token -= from.m;
+                ++chunk;
+            }
+            eights[i] = make_uint4(0u, 0u, 0u, 0u);
+            if (first + i * kWarps < rows && offset(i) < from.k) eights[i] = load_eight(source(i));
+        }
+        // All at once: a trip to L2 per value that is late would add up.
+        for (bool absent = from.awaited; absent;) {
+            absent = false;
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                if (!has_absent(eights[i])) continue;
+                eights[i] = load_eight(source(i));
+                absent = true;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            if (first + i * kWarps >= rows) break;
+            if (from.norm_weight != nullptr && offset(i) < from.k) {
+                eights[i] =
+                    normalize(eights[i], from.norm_weight + offset(i), from.inverse_rms[places[i] % kMaxMmaTokens]);
+            }
+            store_activations<T, kColumns>(panel + places[i] / kMaxMmaTokens * Product<T, kColumns>::kPanelBytes, word,
+                                           places[i] % kMaxMmaTokens, t, eights[i]);
+        }
+    }
+}
+
+}  // namespace trt_nvfp4::w4a16

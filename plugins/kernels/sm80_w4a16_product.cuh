@@ -1,0 +1,112 @@
+// A tile of weights times a chunk of activations on the tensor cores: weights are the A operand, tokens the columns.
+//
+// K's order inside a contraction is free. In a chunk of 256 values lane t of a row's four takes values 64t to 64t + 63:
+// whole scale blocks, read in 16 bytes. Activations are staged in shared memory in the order that matches.
+#pragma once
+
+#include <type_traits>
+
+#include "ptx/mma_sync.cuh"
+#include "sm80_w4a16_decode.cuh"
+#include "sm80_w4a16_ring.cuh"
+
+namespace trt_nvfp4::w4a16 {
+
+constexpr int kThreads = 32 * kWarps;  // that multiply
+
+// Rows g + {0, 32} and g + {64, 96} of a tile by the tokens of a column.
+template <int kColumns>
+using Accumulators = float[2][kColumns][4];
+
+// Of up to 8 * kColumns tokens. BF16 activations of up to 8 tokens are multiplied as FP16: weights take 10 instead of
+// 13 operations then, or one where the GPU converts E2M1, which it does to FP16 alone. For that, staged values of a
+// token and chunk have a factor, a power of two. Of more tokens, staging them so costs more than it saves.
+template <typename T, int kColumns>
+struct Product {
+    using Operand = std::conditional_t<kColumns == 1, __half, T>;
+    static constexpr bool kHasFactors = !std::is_same_v<Operand, T>;
+    static constexpr int kTokens = 8 * kColumns;
+    static constexpr int kFactors = kChunk * 2 * kTokens;  // where they are in a chunk of the panel
+    static constexpr int kPanelBytes = kFactors + (kHasFactors ? 4 * kTokens : 0);
+};
+
+// acc += this warp's tile of weights times a chunk of activations. Rows of lane 4g + t: g + {0, 32, 64, 96}.
+template <typename T, int kColumns>
+__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, uint32_t one,
+                                               Accumulators<kColumns>& acc) {
+    int lane = threadIdx.x % 32;
+    // So that what follows from it is not kept in registers beside so many accumulators.
+    if (kColumns == 4) asm volatile("" : "+r"(lane));
+    int const g = lane / 4;
+    int const t = lane % 4;
+    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
+    uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint4 codes[4];
+        uint32_t scales_of[4];  // two blocks' each
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            codes[row] =
+                *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
+            scales_of[row] = Decoder<T>::scales(row_scales[row] >> half * 16, one);
+        }
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            uint32_t a[4][4];
+#pragma unroll
+            for (int row = 0; row < 4; ++row) {
+                uint4 const& c = codes[row];
+                Decoder<T>::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a[row]);
+#pragma unroll
+                for (int pair = 0; pair < 4; ++pair) {
+                    a[row][pair] = word < 2 ? multiply_by_half<T, 0>(a[row][pair], scales_of[row])
+                                            : multiply_by_half<T, 1>(a[row][pair], scales_of[row]);
+                }
+            }
+#pragma unroll
+            for (int column = 0; column < kColumns; ++column) {
+                uint4 const b =
+                    *reinterpret_cast<uint4 const*>(panel + (((half * 4 + word) * kColumns + column) * 32 + lane) * 16);
+                // Neighbours in this order belong to different accumulators, so that none waits for the one before.
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    auto const& top = a[2 * i];
+                    auto const& bottom = a[2 * i + 1];
+                    ptx::mma_m16n8k16<T>(acc[i][column], top[0], bottom[0], top[1], bottom[1], b.x, b.y);
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    auto const& top = a[2 * i];
+                    auto const& bottom = a[2 * i + 1];
+                    ptx::mma_m16n8k16<T>(acc[i][column], top[2], bottom[2], top[3], bottom[3], b.z, b.w);
+                }
+            }
+        }
+    }
+}
+
+// The same for T, of a panel as Product describes it.
+template <typename T, int kColumns>
+__device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* panel, uint32_t one,
+                                         Accumulators<kColumns>& acc) {
+    using P = Product<T, kColumns>;
+    if constexpr (!P::kHasFactors) {
+        multiply_chunk<T, kColumns>(stage, panel, one, acc);
+    } else {
+        Accumulators<kColumns> of_chunk = {};
+        multiply_chunk<typename P::Operand, kColumns>(stage, panel, one, of_chunk);
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+            float2 const factors =
+                *reinterpret_cast<float2 const*>(panel + P::kFactors + (column * 8 + threadIdx.x % 4 * 2) * 4);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float& sum = acc[i / 4][column][i % 4];
+                sum = fmaf(of_chunk[i / 4][column][i % 4], i % 2 == 0 ? factors.x : factors.y, sum);
+            }
+        }
+    }
+}
+
+}  // namespace trt_nvfp4::w4a16

@@ -1,0 +1,172 @@
+// Weights on their way to the tensor cores: a ring in shared memory for every multiplying warp, filled by warps that do
+// nothing else.
+//
+// Weights never depend on activations, so copies run ahead across tasks, layers and grid barriers, and what the rings
+// hold keeps the tensor cores busy after a wait. Few copies are under way at a time: what an SM asks of L2 queues
+// behind them, and the blocks wait for each other's activations in that queue. 32 KB per SM reach 94 % of an H200's
+// bandwidth at 1100 clocks for a hit in L2, 160 KB all of it at 6000 (benchmarks/NOTES.md).
+#pragma once
+
+#include "heuristics/w4a16.h"
+#include "ptx/mbarrier.cuh"
+#include "scale_layout.cuh"
+
+namespace trt_nvfp4::w4a16 {
+
+constexpr int kTileRows = 32;  // of a warp: rows r..r+7 of each quarter of a 128-row group, so that scales come whole
+constexpr int kTilesPerGroup = 128 / kTileRows;
+constexpr int kChunk = 256;  // values of K in a stage
+constexpr int kCodeBytes = kTileRows * kChunk / 2;
+constexpr int kStageBytes = kCodeBytes + kTileRows * kChunk / kBlock;
+
+// A place in a ring of stages, and how often, modulo two, the ring has been gone through.
+struct RingPosition {
+    int stage = 0;
+    uint32_t round = 0;
+
+    __device__ __forceinline__ void advance(int stages) {
+        if (++stage < stages) return;
+        stage = 0;
+        round ^= 1;
+    }
+};
+
+// The rings of a block's multiplying warps: [warp][stage] of kStageBytes, and a barrier, full and empty, for each.
+struct Rings {
+    static constexpr int kBarriers = 2 * kMaxStages;  // of a warp
+
+    uint8_t* data;
+    uint64_t* barriers;
+    int stages;
+
+    // By one thread for each warp, before anything else. All lanes of a warp fill a stage, and all have read it.
+    __device__ __forceinline__ void init(int warp) const {
+        for (int stage = 0; stage < stages; ++stage) {
+            ptx::mbarrier_init(full(warp, stage), 32);
+            ptx::mbarrier_init(full(warp, stage) + 8, 32);
+        }
+    }
+
+    // A warp's next stage, once it has been filled; it may be read until release().
+    __device__ __forceinline__ uint8_t const* acquire(int warp, RingPosition const& at) const {
+        ptx::mbarrier_wait(full(warp, at.stage), at.round);
+        return stage(warp, at.stage);
+    }
+    __device__ __forceinline__ void release(int warp, RingPosition& at) const {
+        ptx::mbarrier_arrive(full(warp, at.stage) + 8);
+        at.advance(stages);
+    }
+
+    // The shared address of a warp's next stage, once it may be filled again; it is full when this warp's copies have
+    // arrived.
+    __device__ __forceinline__ uint32_t open(int warp, RingPosition const& at) const {
+        ptx::mbarrier_wait(full(warp, at.stage) + 8, at.round ^ 1);
+        return ptx::shared_address(stage(warp, at.stage));
+    }
+    __device__ __forceinline__ void close(int warp, RingPosition const& at) const {
+        ptx::mbarrier_arrive_after_copies(full(warp, at.stage));
+    }
+
+ private:
+    __device__ __forceinline__ uint32_t full(int warp, int stage) const {
+        return ptx::shared_address(barriers + warp * kBarriers + 2 * stage);
+    }
+    __device__ __forceinline__ uint8_t* stage(int warp, int stage) const {
+        return data + (warp * stages + stage) * kStageBytes;
+    }
+};
+
+// A matrix of weights and the tile and chunks of it that a warp multiplies: begin, begin + step, ... below end.
+struct TilePlace {
+    uint8_t const* codes;
+    uint8_t const* scales;
+    int rows, k;
+    int tile, begin, end, step;
+};
+
+// One lane's part of the copies of a tile, in the order in which it is multiplied.
+class TileCopies {
+ public:
+    __device__ __forceinline__ TileCopies() : chunk_(0), end_(0) {}
+
+    __device__ __forceinline__ explicit TileCopies(TilePlace const& place)
+        : chunk_(place.begin), end_(place.end), step_(place.step), k_(place.k) {
+        int const lane = threadIdx.x % 32;
+        int const group = place.tile / kTilesPerGroup;
+        int const row = place.tile % kTilesPerGroup * 8;
+        int const first_row = group * 128 + row + lane / 8;
+        whole_rows_ = group * 128 + 128 <= place.rows;
+        rows_left_ = place.rows - first_row;
+        codes_ = place.codes + static_cast<int64_t>(first_row) * (k_ / 2) + lane % 8 * 16 + chunk_ * (kChunk / 2);
+        int const scale_tiles = static_cast<int>(padded_blocks(k_) / 4);
+        scales_ = place.scales + (static_cast<int64_t>(group) * scale_tiles + chunk_ * 4 + lane / 8) * 512 +
+                  (row + lane % 8) * 16;
+        pitch_ = k_ / 2;
+    }
+
+    // The next chunk to a stage; false if there is none. Copy i of a lane: row 4 * (i % 2) + lane / 8 of quarter i / 2,
+    // its 16-byte column lane % 8. Neighbouring rows swap columns, and scale tiles rotate, so that they are read
+    // without bank conflicts.
+    __device__ __forceinline__ bool copy(uint32_t stage) {
+        if (chunk_ >= end_) return false;
+        int const lane = threadIdx.x % 32;
+        uint32_t const row = stage + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
+        uint32_t const scale = stage + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
+        if (whole_rows_ && chunk_ * kChunk + kChunk <= k_) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(pitch_) * row_of(i));
+            }
+            ptx::cp_async_16(scale, scales_);
+        } else {
+            copy_edge(row, scale);
+        }
+        codes_ += step_ * (kChunk / 2);
+        scales_ += step_ * 4 * 512;
+        chunk_ += step_;
+        return true;
+    }
+
+ private:
+    // Where rows or K end inside the tile: zeros beyond.
+    __device__ __forceinline__ void copy_edge(uint32_t row, uint32_t scale) const {
+        int const lane = threadIdx.x % 32;
+        bool const inside = chunk_ * kChunk + lane % 8 * 32 < k_;
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            bool const valid = inside && row_of(i) < rows_left_;
+            ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(valid ? pitch_ : 0) * row_of(i),
+                             valid);
+        }
+        ptx::cp_async_16(scale, scales_, (chunk_ * 4 + lane / 8) * 64 < k_);
+    }
+
+    // Of copy i, from the lane's first.
+    static __device__ constexpr int row_of(int i) { return i / 2 * 32 + i % 2 * 4; }
+
+    int chunk_, end_, step_, k_, pitch_, rows_left_;
+    bool whole_rows_;
+    uint8_t const* codes_;
+    uint8_t const* scales_;
+};
+
+// Fills, by one warp, `steps` stages of the rings of kRings warps from `first` on, each with the next chunk of its
+// copies; where these have fewer chunks, stages hold nothing. At most kInFlight copies of a stage are under way.
+template <int kInFlight, typename Copies, int kRings>
+__device__ __forceinline__ void fill(Rings const& rings, RingPosition& at, int first, Copies (&copies)[kRings],
+                                     int steps) {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+#pragma unroll
+        for (int i = 0; i < kRings; ++i) {
+            bool const copied = copies[i].copy(rings.open(first + i, at));
+            rings.close(first + i, at);
+            if (!copied) continue;
+            ptx::cp_async_commit();
+            ptx::cp_async_wait<kInFlight - 1>();
+        }
+        at.advance(rings.stages);
+    }
+}
+
+}  // namespace trt_nvfp4::w4a16
