@@ -147,7 +147,7 @@ struct Phase {
 };
 
 // Accumulators of eight tokens turned so that a lane holds a row of the tile: row lane % 8 of quarter lane / 8.
-constexpr int kTurnPitch = 32 + 4;  // keeps the writes free of bank conflicts
+constexpr int kTurnPitch = kTileRows + 4;  // keeps the writes free of bank conflicts
 using Turned = float[8][kTurnPitch];
 
 __device__ __forceinline__ void turn(float const (&top)[4], float const (&bottom)[4], Turned& turned) {
@@ -364,10 +364,6 @@ __device__ void erase(T* activations, int count, int blocks) {
     }
 }
 
-// NOTES: why the rings suffice. A block that multiplies `down` of layer l has seen all of x(l), so every block has
-// finished `down` of layer l - 1 and nobody will read hidden(l - 1) or x(l - 1) again: it erases its slices of them,
-// and fences before it publishes anything of its own. A block that writes or awaits hidden(l + 1) or x(l + 2), the next
-// in those places, has seen all of x(l + 1), to which every erasing block contributed after its fence.
 template <int kColumns>
 __device__ __forceinline__ void swap(float (&a)[2][kColumns][4], float (&b)[2][kColumns][4]) {
 #pragma unroll
@@ -403,7 +399,8 @@ __device__ __forceinline__ void fill_phases(Program<kProjections> const& program
         Projection const& p = program.projections[phase % kProjections];
         int const layer = phase / kProjections;
         for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
-            for (int begin = WarpTask(p, index, 0).begin; begin < WarpTask(p, index, 0).end; begin += panel_chunks) {
+            WarpTask const whole(p, index, 0);
+            for (int begin = whole.begin; begin < whole.end; begin += panel_chunks) {
                 WarpCopies tiles[kRings];
                 int steps = 0;
 #pragma unroll

@@ -46,7 +46,6 @@ def test_w4a16(ask: Ask, seed: int) -> None:
         gpu = GPUS[rng.integers(len(GPUS))]
         m = int(rng.integers(1, 65))
         tiles, chunks = (int(2 ** rng.uniform(0, bits)) for bits in (11, 8))
-        tiles = (tiles + 3) // 4 * 4  # groups of 128 rows
         chunk = 512 * int(np.ceil(m / 8)) * 8  # a chunk of 256 activations in 16 bits
         cases.append([tiles, chunks, m, 8 * 4608, chunk, 1024, *gpu, *(int(flag) for flag in rng.integers(2, size=2))])
     split_at_all = 0
