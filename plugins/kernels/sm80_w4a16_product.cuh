@@ -20,7 +20,8 @@ using Accumulators = float[2][kColumns][4];
 
 // Of up to 8 * kColumns tokens. BF16 activations of up to 8 tokens are multiplied as FP16: weights take 10 instead of
 // 13 operations then, or one where the GPU converts E2M1, which it does to FP16 alone. For that, staged values of a
-// token and chunk have a factor, a power of two. Of more tokens, staging them so costs more than it saves.
+// token and chunk have a factor, a power of two. At 8 it saves what
+// staging costs, of more tokens less.
 template <typename T, int kColumns>
 struct Product {
     using Operand = std::conditional_t<kColumns == 1, __half, T>;
