@@ -1,7 +1,8 @@
 """A launch: modules bound to a device, the scheduler, and the queue of asynchronous operations.
 
-Warps run until they block. Asynchronous operations finish only when no warp can go on: as late as the ISA permits, so
-that a missing wait shows as stale data. Which pending operation finishes first is drawn from a seeded generator.
+Warps run until they block. Asynchronous operations finish as late as the ISA permits, so that a missing wait shows as
+stale data: when no warp can go on, or now and then beside warps that loop. Which one finishes is drawn from a seeded
+generator.
 """
 
 from __future__ import annotations

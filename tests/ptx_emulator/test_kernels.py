@@ -179,3 +179,11 @@ def test_cluster_shared_memory(program: Program, rng: np.random.Generator) -> No
     assert program.call("neighbours", x, out) == 0
     cells = x.reshape(2, 4, 64)
     np.testing.assert_array_equal(out.reshape(2, 4, 64), cells + np.roll(np.roll(cells, -1, axis=1), -1, axis=2))
+
+
+@pytest.mark.timeout(60)  # it would wait for ever
+def test_copies_arrive_beside_a_warp_that_waits_in_a_loop(program: Program, rng: np.random.Generator) -> None:
+    x, flags, out = rng.integers(1, 2**32, 32, dtype=np.uint32), np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    assert program.call("hand_over", x, flags, out) == 0
+    np.testing.assert_array_equal(flags, x)
+    np.testing.assert_array_equal(out, x)

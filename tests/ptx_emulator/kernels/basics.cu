@@ -207,3 +207,43 @@ __global__ void __cluster_dims__(4, 1, 1) NeighbourKernel(uint32_t const* x, uin
     out[blockIdx.x * 64 + threadIdx.x] = value + mine[threadIdx.x];
 }
 extern "C" int neighbours(uint32_t const* x, uint32_t* out) { LAUNCH((NeighbourKernel<<<8, 64>>>(x, out))); }
+
+// A warp copies, a second awaits the copies and passes them on, a third awaits that in a loop whose branches differ.
+__global__ void HandOverKernel(uint32_t const* x, uint32_t* flags, uint32_t* out) {
+    __shared__ alignas(16) uint32_t copied[32];
+    __shared__ alignas(8) uint64_t full;
+    uint32_t const barrier = uint32_t(__cvta_generic_to_shared(&full));
+    int const lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(barrier));
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        if (lane < 8) {
+            uint32_t const target = uint32_t(__cvta_generic_to_shared(copied + lane * 4));
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(x + lane * 4));
+        }
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier));
+    } else if (threadIdx.x < 64) {
+        uint32_t done = 0;
+        while (!done) {
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(barrier)
+                         : "memory");
+        }
+        atomicExch(flags + lane, copied[lane]);
+    } else {
+        uint32_t value = 0;
+        for (bool absent = true; absent;) {
+            absent = false;
+            for (int part = 0; part < 2; ++part) {
+                if (lane % 2 != part) continue;
+                asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flags + lane) : "memory");
+                if (value == 0) absent = true;
+            }
+        }
+        out[lane] = value;
+    }
+}
+extern "C" int hand_over(uint32_t const* x, uint32_t* flags, uint32_t* out) {
+    LAUNCH((HandOverKernel<<<1, 96>>>(x, flags, out)));
+}
