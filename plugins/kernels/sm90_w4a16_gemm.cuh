@@ -13,24 +13,15 @@
 #include "ptx/element.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/wgmma.cuh"
-#include "scale_layout.cuh"
-#include "sm80_w4a16_decode.cuh"
-#include "sm90_w4a16_image.cuh"
+#include "sm90_w4a16_product.cuh"
 #include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
 
 constexpr int kWarps = 8;  // that multiply; one more copies
 constexpr int kThreads = 32 * (kWarps + 1);
-constexpr int kWarpRows = 32;
-constexpr int kCodeBytes = kWarpRows * kChunk / 2;
-constexpr int kStageBytes = kCodeBytes + kWarpRows * kChunk / kBlock;
 constexpr int kStages = 2;
-constexpr int kPanelK = 128;  // values of K that arrive together
 
-template <int kTokens>
-constexpr int kPanelBytes = kPanelK * kTokens * 2;
 template <int kTokens>
 constexpr int kPanels = 65536 / kPanelBytes<kTokens>;
 
@@ -78,34 +69,12 @@ struct Task {
     }
 };
 
-// The 8 rows that a warp has of each quarter of its warpgroup's 128. Where an image is written from gates and ups, they
-// are chosen so that pairs of hidden values are one lane's.
-struct WarpRows {
-    int first, stride;
-
-    __device__ __forceinline__ explicit WarpRows(bool pairs) {
-        int const warp = threadIdx.x / 32 % 4;
-        first = pairs ? warp / 2 * 16 + warp % 2 * 4 : warp * 8;
-        stride = pairs ? 8 : 4;
-    }
-    __device__ __forceinline__ int operator()(int i) const { return first + i % 4 + i / 4 * stride; }
-};
-
 // One warp's weights, chunk after chunk of task after task.
+template <typename T>
 class WeightStream {
  public:
-    template <typename T>
     __device__ WeightStream(GemmArgs<T> const& args, WarpRows const& rows, int tasks, int task, int step, uint8_t* ring)
-        : codes_(args.codes),
-          scales_(args.scales),
-          rows_total_(args.rows),
-          k_(args.k),
-          split_(args.split),
-          rows_(rows),
-          tasks_(tasks),
-          task_(task),
-          task_step_(step),
-          ring_(ptx::shared_address(ring)) {
+        : args_(args), rows_(rows), tasks_(tasks), task_(task), task_step_(step), ring_(ptx::shared_address(ring)) {
         open();
         for (int stage = 0; stage < kStages; ++stage) fetch(stage);
     }
@@ -125,50 +94,16 @@ class WeightStream {
  private:
     __device__ void open() {
         if (task_ >= tasks_) return;
-        Task const task(split_, chunks_of(k_), task_);
-        int const lane = threadIdx.x % 32;
-        int const group = task.tile * 2 + threadIdx.x / 128;
-        chunk_ = task.begin;
-        end_ = task.end;
-        int const first_row = group * 128 + rows_(lane / 8);
-        rows_left_ = rows_total_ - first_row;
-        whole_ = group * 128 + 128 <= rows_total_ && k_ % kChunk == 0;
-        code_ = codes_ + static_cast<int64_t>(first_row) * (k_ / 2) + lane % 8 * 16 + chunk_ * (kChunk / 2);
-        int const scale_tiles = static_cast<int>(padded_blocks(k_) / 4);
-        scale_ =
-            scales_ + (static_cast<int64_t>(group) * scale_tiles + chunk_ * 4 + lane / 8) * 512 + rows_(lane % 8) * 16;
+        Task const task(args_.split, chunks_of(args_.k), task_);
+        copies_ = WeightCopies(args_.codes, args_.scales, args_.rows, args_.k, task.tile * 2 + threadIdx.x / 128, rows_,
+                               task.begin, task.end);
     }
 
-    // Copy i of a lane: row lane / 8 + 4 * (i % 2) of the warp's in quarter i / 2, its 16-byte column lane % 8.
-    // Neighbouring rows swap columns, so that load_group reads without bank conflicts.
     __device__ __forceinline__ void fetch(int stage) {
-        if (task_ < tasks_) {
-            int const lane = threadIdx.x % 32;
-            uint32_t const destination = ring_ + stage * kStageBytes;
-            uint32_t const row = destination + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 * 2)) * 16;
-            uint32_t const scale = destination + kCodeBytes + lane * 16;
-            int const pitch = k_ / 2;
-            if (whole_) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    ptx::cp_async_16(row + i * 4 * (kChunk / 2), code_ + static_cast<int64_t>(pitch) * offset(i));
-                }
-                ptx::cp_async_16(scale, scale_);
-            } else {
-                // Zeros where rows or K end.
-                bool const inside = chunk_ * kChunk + lane % 8 * 32 < k_;
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    bool const valid = inside && offset(i) < rows_left_;
-                    ptx::cp_async_16(row + i * 4 * (kChunk / 2),
-                                     valid ? code_ + static_cast<int64_t>(pitch) * offset(i) : codes_, valid);
-                }
-                bool const valid = (chunk_ * 4 + lane / 8) * 64 < k_ && rows_left_ + rows_(lane / 8) > 0;
-                ptx::cp_async_16(scale, valid ? scale_ : scales_, valid);
-            }
-            code_ += kChunk / 2;
-            scale_ += 4 * 512;
-            if (++chunk_ == end_) {
+        if (!copies_.done()) {
+            copies_.copy(ring_ + stage * kStageBytes);
+            copies_.advance();
+            if (copies_.done()) {
                 task_ += task_step_;
                 open();
             }
@@ -176,66 +111,35 @@ class WeightStream {
         ptx::cp_async_commit();
     }
 
-    // Of copy i's row from the lane's first.
-    __device__ __forceinline__ int offset(int i) const { return i / 2 * 32 + i % 2 * rows_.stride; }
-
-    uint8_t const* const codes_;
-    uint8_t const* const scales_;
-    int const rows_total_, k_;
-    Split const split_;
+    GemmArgs<T> const& args_;
     WarpRows const rows_;
     int const tasks_;
     int task_;
     int const task_step_;
     uint32_t const ring_;
     int stage_ = 0;
-    int chunk_, end_, rows_left_;
-    bool whole_;
-    uint8_t const* code_;
-    uint8_t const* scale_;
+    WeightCopies copies_;
 };
-
-// What a lane multiplies of a group: 16 values of 4 rows, one of each quarter.
-struct Codes {
-    uint2 words[4];
-    uint32_t scales[4];
-};
-
-__device__ __forceinline__ Codes load_group(uint8_t const* stage, int group) {
-    int const g = threadIdx.x % 32 / 4;
-    int const t = threadIdx.x % 4;
-    Codes codes;
-    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + (group * 8 + g) * 16);
-    codes.scales[0] = scales.x;
-    codes.scales[1] = scales.y;
-    codes.scales[2] = scales.z;
-    codes.scales[3] = scales.w;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int const column = (group * 2 + t / 2) ^ (g % 4 * 2);
-        codes.words[i] = *reinterpret_cast<uint2 const*>(stage + (i * 8 + g) * (kChunk / 2) + column * 16 + t % 2 * 8);
-    }
-    return codes;
-}
 
 // The eight sums of a lane: rows of quarter lane % 4, for a token.
 template <typename T, int kTokens>
 class Epilogue {
  public:
-    __device__ __forceinline__ Epilogue(GemmArgs<T> const& args, WarpRows const& rows, Task const& task)
-        : args_(args), rows_(rows), part_(task.part) {
+    __device__ __forceinline__ Epilogue(GemmArgs<T> const& args, WarpRows const& rows, Task const& task, int layer = 0)
+        : args_(args), rows_(rows), part_(task.part), layer_(layer) {
         row_ = task.tile * kTileRows + threadIdx.x / 128 * 128 + threadIdx.x % 4 * 32;
-        ptx::prefetch(args.tensor_scale);
-        if (row_ + rows_(0) < args.rows) ptx::prefetch(args.bias + row_ + rows_(0));
+        ptx::prefetch(args.tensor_scale + layer);
+        if (row_ + rows_(0) < args.rows) ptx::prefetch(bias() + row_ + rows_(0));
     }
 
     // Before the first write.
     __device__ __forceinline__ void load() {
-        scale_ = *args_.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+        if (args_.partials != nullptr) return;
+        scale_ = args_.tensor_scale[layer_] * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             int const row = row_ + rows_(i);
-            bias_[i] = row < args_.rows ? args_.bias[row] : ptx::from_float<T>(0.0f);
+            bias_[i] = row < args_.rows ? bias()[row] : ptx::from_float<T>(0.0f);
         }
     }
 
@@ -286,6 +190,7 @@ class Epilogue {
     }
 
  private:
+    __device__ __forceinline__ T const* bias() const { return args_.bias + static_cast<int64_t>(layer_) * args_.rows; }
     __device__ __forceinline__ void store_pair(int k, int token, float first, float second) const {
         __align__(4) T const pair[2] = {ptx::from_float<T>(first), ptx::from_float<T>(second)};
         *reinterpret_cast<uint32_t*>(args_.image + pair_offset<kTokens>(k, token)) =
@@ -294,11 +199,52 @@ class Epilogue {
 
     GemmArgs<T> const& args_;
     WarpRows const rows_;
-    int const part_;
+    int const part_, layer_;
     int row_;
     float scale_;
     T bias_[8];
 };
+
+// Writes a warp's sums.
+template <typename T, int kTokens>
+__device__ __forceinline__ void finish_task(Epilogue<T, kTokens>& epilogue, float const (&acc)[2][kTokens / 2],
+                                            Turned& turned) {
+    int const lane = threadIdx.x % 32;
+    // Unrolled only as far as registers must be known: see smooth_activation.cuh.
+#pragma unroll 1
+    for (int column = 0; column < kTokens / 8; ++column) {
+        int const g = lane / 4;
+        int const token = lane % 4 * 2;
+        __syncwarp();
+#pragma unroll
+        for (int known = 0; known < kTokens / 8; ++known) {
+            if (known != column) continue;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    turned[token + j % 2][i * 16 + j / 2 * 8 + g] = acc[i][known * 4 + j];
+                }
+            }
+        }
+        __syncwarp();
+        float sums[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] = turned[lane / 4][lane % 4 * 8 + i];
+        epilogue.write(column * 8 + lane / 4, sums);
+    }
+}
+
+// This block's part of a panel, for all blocks of the cluster.
+__device__ __forceinline__ void copy_panel(uint8_t* panel, uint8_t const* source, int bytes, uint32_t full,
+                                           int cluster) {
+    uint32_t const destination = ptx::shared_address(panel);
+    if (cluster == 1) {
+        ptx::bulk_copy(destination, source, bytes, full);
+    } else {
+        ptx::bulk_copy_multicast(destination, source, bytes, full, static_cast<uint16_t>((1 << cluster) - 1));
+    }
+}
 
 template <typename T, int kTokens>
 __device__ __forceinline__ void copy_panels(GemmArgs<T> const& args, Shared<kTokens>& shared, int tasks, int first,
@@ -314,13 +260,8 @@ __device__ __forceinline__ void copy_panels(GemmArgs<T> const& args, Shared<kTok
             ptx::mbarrier_wait(ptx::shared_address(&shared.empty[panel]), parity);
             uint32_t const full = ptx::shared_address(&shared.full[panel]);
             ptx::mbarrier_arrive_expect(full, kPanelBytes<kTokens>);
-            uint32_t const destination = ptx::shared_address(shared.panels[panel]) + mine;
-            uint8_t const* const source = args.x + static_cast<int64_t>(i) * kPanelBytes<kTokens> + mine;
-            if (cluster == 1) {
-                ptx::bulk_copy(destination, source, slice, full);
-            } else {
-                ptx::bulk_copy_multicast(destination, source, slice, full, static_cast<uint16_t>((1 << cluster) - 1));
-            }
+            copy_panel(shared.panels[panel] + mine, args.x + static_cast<int64_t>(i) * kPanelBytes<kTokens> + mine,
+                       slice, full, cluster);
             if (++panel == kPanels<kTokens>) {
                 panel = 0;
                 parity ^= 1;
@@ -334,10 +275,10 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
                                          int step) {
     int const warp = threadIdx.x / 32;
     int const lane = threadIdx.x % 32;
-    WarpRows const rows(args.gated && args.image != nullptr);
+    WarpRows const rows(warp, args.gated && args.image != nullptr);
     WeightStream stream(args, rows, tasks, first, step, shared.weights[warp][0]);
     Turned& turned = shared.turned[warp];
-    uint32_t const panels = ptx::shared_address(shared.panels[0]);
+    uint64_t const panels = ptx::matrix_descriptor(ptx::shared_address(shared.panels[0]), kTokens * 16, 128);
     uint32_t const own_byte = 0x4040u | lane % 4 * 0x0101u;  // selects scale t of four, in both halves
     int panel = 0;
     uint32_t parity = 0;
@@ -357,41 +298,14 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
             for (int group = 0; group < kChunk / kGroup; ++group) {
                 constexpr int kGroupsPerPanel = kPanelK / kGroup;
                 Codes const codes = load_group(stage, group);
-                uint32_t scales[4];
-#pragma unroll
-                for (int row = 0; row < 4; ++row) {
-                    scales[row] = w4a16::Decoder<T>::widen(__byte_perm(codes.scales[row], 0u, own_byte), args.one);
-                }
                 if (group % kGroupsPerPanel == 0) ptx::mbarrier_wait(ptx::shared_address(&shared.full[panel]), parity);
-                uint32_t const b = panels + panel * kPanelBytes<kTokens> +
-                                   group % kGroupsPerPanel * (kPanelBytes<kTokens> / kGroupsPerPanel);
-#pragma unroll
-                for (int word = 0; word < 2; ++word) {
-                    uint32_t a[4][4];
-#pragma unroll
-                    for (int row = 0; row < 4; ++row) {
-                        w4a16::Decoder<T>::codes(word == 0 ? codes.words[row].x : codes.words[row].y, args.one, a[row]);
-#pragma unroll
-                        for (int pair = 0; pair < 4; ++pair) {
-                            a[row][pair] = w4a16::multiply<T>(a[row][pair], scales[row]);
-                        }
-                    }
-                    ptx::wgmma_fence();
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        uint64_t const descriptor =
-                            ptx::matrix_descriptor(b + (word * 4 + half * 2) * kTokens * 16, kTokens * 16, 128);
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            ptx::wgmma<T>(acc[i], a[2 * i][2 * half], a[2 * i + 1][2 * half], a[2 * i][2 * half + 1],
-                                          a[2 * i + 1][2 * half + 1], descriptor);
-                        }
-                    }
-                    ptx::wgmma_commit();
-                    ptx::wgmma_wait<1>();
+                uint64_t const b =
+                    ptx::advance(panels, panel * kPanelBytes<kTokens> +
+                                             group % kGroupsPerPanel * (kPanelBytes<kTokens> / kGroupsPerPanel));
+                multiply_group<T, kTokens>(codes, own_byte, args.one, b, acc, [&](int word) {
                     // All but this word's have finished: the panel before is free.
                     if (word == 0 && group % kGroupsPerPanel == 0 && finished >= 0) release(finished);
-                }
+                });
                 if (group % kGroupsPerPanel == kGroupsPerPanel - 1) {
                     finished = panel;
                     if (++panel == kPanels<kTokens>) {
@@ -407,30 +321,8 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
         if (index + step >= tasks) ptx::launch_next();
         release(finished);
         finished = -1;
-        if (args.partials == nullptr) epilogue.load();
-        // Unrolled only as far as registers must be known: see smooth_activation.cuh.
-#pragma unroll 1
-        for (int column = 0; column < kTokens / 8; ++column) {
-            int const g = lane / 4;
-            int const token = lane % 4 * 2;
-            __syncwarp();
-#pragma unroll
-            for (int known = 0; known < kTokens / 8; ++known) {
-                if (known != column) continue;
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        turned[token + j % 2][i * 16 + j / 2 * 8 + g] = acc[i][known * 4 + j];
-                    }
-                }
-            }
-            __syncwarp();
-            float sums[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sums[i] = turned[lane / 4][lane % 4 * 8 + i];
-            epilogue.write(column * 8 + lane / 4, sums);
-        }
+        epilogue.load();
+        finish_task<T, kTokens>(epilogue, acc, turned);
     }
 }
 

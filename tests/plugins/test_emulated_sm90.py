@@ -9,17 +9,20 @@ import op_inputs
 import pytest
 import torch
 
+from ptx_emulator.shim import Gpu
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["h200"], indirect=True)]
 
-W4A16 = 2
+W4A16, W4A16_RESIDENT = 2, 8
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-def check(host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> None:
-    with host.session(op, inputs, attributes, tactic=W4A16) as session:
+def check(
+    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any], tactic: int = W4A16
+) -> None:
+    with host.session(op, inputs, attributes, tactic=tactic) as session:
         (y,) = session.run(inputs)
     reference = OPS[op].reference(*inputs, **attributes)
     error = float((y.double() - reference.double()).norm() / reference.double().norm())
@@ -46,3 +49,36 @@ def test_mlp_without_a_gate(emulated: PluginHost, seed: int) -> None:
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, 40, 256, 544, 96, torch.bfloat16, gated=0)
     attributes = {"activation": Activation.GELU, "gated": 0, "norm": 0, "residual": 0}
     check(emulated, "NVFP4PersistentMLP", call.inputs, attributes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "attributes"),
+    [
+        ((3, 20, 288, 544, 288), torch.float16, {"gated": 1, "norm": 1, "residual": 1}),
+        ((2, 50, 800, 544, 800), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
+        ((1, 12, 256, 1312, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0}),
+        ((2, 3, 544, 1056, 544), torch.float16, {"gated": 0, "norm": 0, "residual": 1}),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_resident_layers(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    seed: int,
+    shape: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+    attributes: dict[str, int],
+) -> None:
+    """In one launch, with each number of tokens that the kernel is compiled for; widths end inside tiles."""
+    call = op_inputs.persistent_mlp(np.random.default_rng(seed), *shape, dtype, gated=attributes["gated"])
+    emulated_gpu.launches.clear()
+    attributes = {"activation": Activation.SILU, **attributes}
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_RESIDENT)
+    assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True]
+
+
+def test_more_tokens_than_a_block_of_resident_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
+    call = op_inputs.gated_mlp(np.random.default_rng(seed), 70, 96, 64, 33, torch.float16)
+    emulated_gpu.launches.clear()
+    check(emulated, "NVFP4GatedMLP", call.inputs, {"activation": Activation.GELU_QUICK}, W4A16_RESIDENT)
+    assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True, True]

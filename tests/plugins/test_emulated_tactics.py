@@ -13,7 +13,7 @@ from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 
 pytestmark = pytest.mark.slow
-AUTO, GENERIC, W4A16, W4A4, W4A4_PAIR, FP8, W4A16_MMA_SYNC, W4A4_UNSPLIT = range(8)
+AUTO, GENERIC, W4A16, W4A4, W4A4_PAIR, FP8, W4A16_MMA_SYNC, W4A4_UNSPLIT, W4A16_RESIDENT = range(9)
 
 on = pytest.mark.parametrize
 
@@ -88,6 +88,8 @@ def test_mma_sync_where_wgmma_would_serve(emulated: PluginHost, emulated_gpu: Gp
     assert torch.linalg.norm((y - other).float()) < 2e-3 * torch.linalg.norm(other.float())
     with pytest.raises(HostError, match="tactic 6 cannot serve"):  # wgmma would not
         run(emulated, emulated_gpu, linear(3), 0, W4A16_MMA_SYNC)
+    with pytest.raises(HostError, match="tactic 8 cannot serve"):  # a linear has no layers to keep resident
+        run(emulated, emulated_gpu, linear(20), 0, W4A16_RESIDENT)
 
 
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)

@@ -25,7 +25,7 @@ from .ir import (
 _BLOCKING = {"bar", "barrier", "nanosleep", "shfl", "vote", "match", "redux", "elect", "activemask", "griddepcontrol"}
 _BLOCKING_PREFIXES = {
     ("mbarrier", "try_wait"), ("mbarrier", "test_wait"), ("cp", "async", "bulk", "wait_group"), ("tcgen05", "alloc"),
-    ("cp", "async", "wait_group"), ("cp", "async", "wait_all"),
+    ("cp", "async", "wait_group"), ("cp", "async", "wait_all"), ("ld", "acquire"), ("ld", "relaxed"),
 }  # fmt: skip
 EXIT = -1
 

@@ -1,4 +1,4 @@
-// Launcher of the SM90 W4A16 kernels (sm90_w4a16_gemm.cuh) behind trtNvfp4Linear and trtNvfp4Mlp.
+// Launchers of the SM90 W4A16 kernels (sm90_w4a16_gemm.cuh, sm90_w4a16_mlp.cuh) behind trtNvfp4Linear and trtNvfp4Mlp.
 #pragma once
 
 #include "trt_nvfp4.h"
@@ -16,6 +16,11 @@ size_t workspace_bytes(TrtNvfp4MlpArgs const& args);
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream);
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
+
+// An MLP in one launch, from 1 token on.
+bool serves_resident(TrtNvfp4MlpArgs const& args);
+size_t resident_workspace_bytes(TrtNvfp4MlpArgs const& args);
+TrtNvfp4Status launch_resident(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
 #else
 template <typename Args>
 bool serves(Args const&) {
@@ -29,6 +34,15 @@ template <typename Args>
 TrtNvfp4Status launch(Args const&, void*, TrtNvfp4Stream) {
     return TRT_NVFP4_UNSUPPORTED;
 }
+inline bool serves_resident(TrtNvfp4MlpArgs const&) { return false; }
+inline size_t resident_workspace_bytes(TrtNvfp4MlpArgs const&) { return 0; }
+inline TrtNvfp4Status launch_resident(TrtNvfp4MlpArgs const&, void*, TrtNvfp4Stream) { return TRT_NVFP4_UNSUPPORTED; }
 #endif
+
+// A linear is one launch anyway.
+inline bool serves_resident(TrtNvfp4LinearArgs const&) { return false; }
+inline TrtNvfp4Status launch_resident(TrtNvfp4LinearArgs const&, void*, TrtNvfp4Stream) {
+    return TRT_NVFP4_UNSUPPORTED;
+}
 
 }  // namespace trt_nvfp4::sm90

@@ -1,4 +1,5 @@
-// Launcher of the W4A16 decode kernels (sm80_w4a16_mlp.cuh, sm90_w4a16_gemm.cuh) behind trtNvfp4Linear and trtNvfp4Mlp.
+// Launcher of the W4A16 decode kernels (sm80_w4a16_mlp.cuh, sm90_w4a16_gemm.cuh, sm90_w4a16_mlp.cuh) behind
+// trtNvfp4Linear and trtNvfp4Mlp.
 #pragma once
 
 #include "trt_nvfp4.h"
@@ -13,6 +14,10 @@ bool serves(TrtNvfp4MlpArgs const& args);
 // Of a call that is served: whether the current GPU's wgmma takes its tokens.
 bool takes_wgmma(TrtNvfp4LinearArgs const& args);
 bool takes_wgmma(TrtNvfp4MlpArgs const& args);
+
+// Of a call that is served: whether the current GPU can do all layers by wgmma in one launch.
+bool takes_resident(TrtNvfp4LinearArgs const& args);
+bool takes_resident(TrtNvfp4MlpArgs const& args);
 
 // Enough for every m up to args.m, on any GPU; 0 if the call is not served.
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);

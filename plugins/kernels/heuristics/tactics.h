@@ -44,6 +44,8 @@ TrtNvfp4Tactics tactics_of(Args const& args) {
         add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
         // Near the crossover, which was measured on stacks of MLPs, other shapes may differ.
         if (w4a16::takes_wgmma(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
+        // Not offered to TensorRT: it has run on the emulator alone.
+        if (w4a16::takes_resident(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_RESIDENT, false);
     } else if (w4a4_fits(args)) {
         W4A4Kernels const single = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
         if (w4a4_kernels(TRT_NVFP4_TACTIC_W4A4_PAIR).dense != nullptr) {

@@ -1,6 +1,5 @@
-#include "../api/launch.h"
 #include "../api/sm90_w4a16.h"
-#include "../sm90_w4a16_gemm.cuh"
+#include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_rows.cuh"
 
 namespace trt_nvfp4::sm90 {
@@ -64,20 +63,6 @@ TrtNvfp4Status active_clusters(int size, int& clusters) {
     return check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters");
 }
 
-template <typename T>
-GemmArgs<T> make_gemm(TrtNvfp4Weight const& weight, int64_t rows, int64_t k, int64_t m, int64_t layer) {
-    GemmArgs<T> gemm{};
-    gemm.codes = static_cast<uint8_t const*>(weight.packed) + layer * (rows * k / 2);
-    gemm.scales = static_cast<uint8_t const*>(weight.block_scales) + layer * scale_bytes(rows, k);
-    gemm.tensor_scale = weight.tensor_scale + layer;
-    gemm.bias = static_cast<T const*>(weight.bias) + layer * rows;
-    gemm.rows = static_cast<int>(rows);
-    gemm.k = static_cast<int>(k);
-    gemm.m = static_cast<int>(m);
-    gemm.one = 1;
-    return gemm;
-}
-
 template <typename T, int kTokens>
 TrtNvfp4Status launch_gemm(Chain& chain, GemmArgs<T> const& gemm, int clusters) {
     int const blocks = std::min(gemm.split.tasks(gemm.rows), clusters) * gemm.split.cluster;
@@ -114,12 +99,6 @@ RowArgs<T> finish(GemmArgs<T> const& gemm, float const* partials) {
     rows.alpha = gemm.alpha;
     rows.limit = gemm.limit;
     return rows;
-}
-
-// Of a projection at the most splits that choose_split may take.
-int64_t most_partials(int64_t rows, int tokens) {
-    int const padded = padded_rows(static_cast<int>(rows), kMaxCluster);
-    return int64_t{tokens} * padded * std::clamp(kMaxSplitRows / padded, 1, kMaxSplits);
 }
 
 struct LinearWorkspace {
@@ -248,10 +227,7 @@ TrtNvfp4Status dispatch(Args const& args, Pieces const& workspace, cudaStream_t 
 
 // SM90, token counts that mma.sync is too slow for, and rows that fit in shared memory.
 bool serves_gpu(int64_t m, int64_t widest) {
-    int device = 0, major = 0;
-    if (m < kMinTokens || m > kMaxTokens || widest > 65536) return false;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+    return m >= kMinTokens && m <= kMaxTokens && widest <= 65536 && gpu_is_sm90();
 }
 
 }  // namespace

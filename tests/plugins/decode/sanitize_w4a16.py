@@ -13,7 +13,7 @@ import torch
 
 from trt_nvfp4.plugins.host import PluginHost
 
-W4A16 = 2
+W4A16, W4A16_RESIDENT = 2, 8
 
 
 def main(library: str) -> None:
@@ -30,9 +30,12 @@ def main(library: str) -> None:
                     {"activation": 5, "gated": 1},
                 ),
             ]
-            for op, tensors, attributes in calls:
+            tactics = [(call, W4A16) for call in calls]
+            if torch.cuda.get_device_capability() == (9, 0):
+                tactics += [(call, W4A16_RESIDENT) for call in calls if call[0] != "NVFP4Linear"]
+            for (op, tensors, attributes), tactic in tactics:
                 inputs = [x.cuda() for x in tensors]
-                with host.session(op, inputs, attributes, tactic=W4A16) as session:
+                with host.session(op, inputs, attributes, tactic=tactic) as session:
                     (shape,) = session.output_shapes(inputs)
                     y = torch.empty(shape, dtype=dtype, device="cuda")
                     workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")

@@ -14,7 +14,7 @@ from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpac
 
 pytestmark = pytest.mark.gpu
 
-W4A16, W4A16_MMA_SYNC = 2, 6
+W4A16, W4A16_MMA_SYNC, W4A16_RESIDENT = 2, 6, 8
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
 
@@ -93,6 +93,15 @@ def stack_inputs(layers: int, m: int, k: int, i: int, h: int, dtype: torch.dtype
     return [x, norm, *parts, torch.zeros(layers, device="cuda"), torch.zeros(layers, device="cuda")]
 
 
+# Of stacks; the second is SM90's.
+TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_RESIDENT])
+
+
+def require_gpu_of(tactic: int) -> None:
+    if tactic == W4A16_RESIDENT and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is SM90's")
+
+
 STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
     ((1, 1, 64, 96, 40), {"gated": 1, "activation": Activation.SILU, "residual": 0}),
     ((1, 7, 544, 320, 1000), {"gated": 0, "activation": Activation.RELU2, "residual": 0}),
@@ -105,12 +114,14 @@ STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TACTICS
 @pytest.mark.parametrize(("shape", "attributes"), STACKS, ids=str)
 def test_stack_matches_the_torch_reference(
-    host: PluginHost, shape: tuple[int, int, int, int, int], attributes: dict[str, Any], dtype: torch.dtype
+    host: PluginHost, shape: tuple[int, int, int, int, int], attributes: dict[str, Any], tactic: int, dtype: torch.dtype
 ) -> None:
+    require_gpu_of(tactic)
     inputs = stack_inputs(*shape, dtype, gated=attributes["gated"])
-    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes)
+    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes, tactic)
     reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
     # Roundings between layers differ by a step here and there, and later layers amplify it.
     assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(shape[0])
@@ -126,6 +137,17 @@ def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) 
         assert relative_error(y, reference) < TOLERANCE[torch.float16]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m", [1, 3, 8, 9, 15, 16, 17, 25, 32, 33, 47, 63, 64, 65])
+def test_resident_layers_at_every_kernel_s_token_counts(host: PluginHost, m: int, dtype: torch.dtype) -> None:
+    require_gpu_of(W4A16_RESIDENT)
+    attributes = {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}
+    inputs = stack_inputs(2, m, 544, 1312, 544, dtype, gated=1)
+    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes, W4A16_RESIDENT)
+    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
+    assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(2)
+
+
 def test_explicit_tactic_is_refused_where_it_cannot_serve(host: PluginHost) -> None:
     inputs, _ = linear_inputs(1, 64, 64, torch.float16)
     odd = [inputs[0][:, :48].contiguous(), inputs[1][:, :24].contiguous(), *inputs[2:]]
@@ -133,16 +155,18 @@ def test_explicit_tactic_is_refused_where_it_cannot_serve(host: PluginHost) -> N
         session.run(odd)
 
 
-def test_two_streams_at_once_and_many_launches(host: PluginHost) -> None:
+@TACTICS
+def test_two_streams_at_once_and_many_launches(host: PluginHost, tactic: int) -> None:
     """Two persistent launches compete for the SMs, each with its own workspace, 10,000 times in a row."""
+    require_gpu_of(tactic)
     attributes = {"gated": 1, "activation": Activation.SILU}
     inputs = [stack_inputs(2, 4, 512, 2048, 512, torch.float16, gated=1) for _ in range(2)]
-    expected = [run_twice(host, "NVFP4PersistentMLP", each, attributes) for each in inputs]
+    expected = [run_twice(host, "NVFP4PersistentMLP", each, attributes, tactic) for each in inputs]
     streams = [torch.cuda.Stream() for _ in inputs]
     outputs = [torch.empty_like(y) for y in expected]
     with (
-        host.session("NVFP4PersistentMLP", inputs[0], attributes) as first,
-        host.session("NVFP4PersistentMLP", inputs[1], attributes) as second,
+        host.session("NVFP4PersistentMLP", inputs[0], attributes, tactic=tactic) as first,
+        host.session("NVFP4PersistentMLP", inputs[1], attributes, tactic=tactic) as second,
     ):
         workspaces = [torch.empty(s.workspace_size, dtype=torch.uint8, device="cuda") for s in (first, second)]
         torch.cuda.synchronize()
@@ -157,10 +181,12 @@ def test_two_streams_at_once_and_many_launches(host: PluginHost) -> None:
         assert torch.equal(y, reference)
 
 
-def test_graph_replays_with_new_inputs(host: PluginHost) -> None:
+@TACTICS
+def test_graph_replays_with_new_inputs(host: PluginHost, tactic: int) -> None:
+    require_gpu_of(tactic)
     attributes = {"gated": 1, "activation": Activation.SILU}
     inputs = stack_inputs(3, 2, 512, 1024, 512, torch.bfloat16, gated=1)
-    with host.session("NVFP4PersistentMLP", inputs, attributes) as session:
+    with host.session("NVFP4PersistentMLP", inputs, attributes, tactic=tactic) as session:
         y = torch.empty_like(inputs[0])
         workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
         session.enqueue(inputs, [y], workspace)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen import Emitter, instruction, view_dtype
+from ..codegen import STAY, Emitter, instruction, view_dtype
 from ..errors import MemoryFault
 from ..formats import float_format
 from ..ir import TYPE_BITS, Address, Instruction, Operand, Register, Sink, Symbol, Vector, literal
 from ..machine import Warp
 from ..memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, SharedMemory
+from .sync import give_way
 
 _LANES = np.arange(32, dtype=np.uint64)
 _ALL_SEEN = np.full(1 << 16, np.iinfo(np.int64).max)
@@ -169,6 +170,8 @@ def _split_space(e: Emitter, item: Instruction, operand: Operand) -> tuple[str, 
 @instruction("ld", "ldu")
 def _ld(e: Emitter, item: Instruction) -> None:
     destination, source = item.operands[0], item.operands[1]
+    if item.has("acquire", "relaxed"):
+        e.line(f"if {e.name(give_way)}(f, 'polls'): return {STAY}")
     space, address = _split_space(e, item, source)
     bits = TYPE_BITS[item.type]
     synchronises = item.has(*_SYNCHRONISING)

@@ -288,9 +288,10 @@ def _fence(e: Emitter, item: Instruction) -> None:
         e.line(f"{e.name(fence_async)}(w)")
 
 
-def sleep(fragment: Fragment) -> bool:
+def give_way(fragment: Fragment, reason: str) -> bool:
+    """Whether the fragment lets the others run before it goes on: once each time that it comes here."""
     if fragment.wait is None:
-        fragment.wait = Yielded("sleeps")
+        fragment.wait = Yielded(reason)
         return True
     fragment.wait = None
     return False
@@ -298,4 +299,4 @@ def sleep(fragment: Fragment) -> bool:
 
 @instruction("nanosleep")
 def _nanosleep(e: Emitter, item: Instruction) -> None:
-    e.line(f"if {e.name(sleep)}(f): return {STAY}")
+    e.line(f"if {e.name(give_way)}(f, 'sleeps'): return {STAY}")
