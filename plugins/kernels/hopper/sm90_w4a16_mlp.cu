@@ -1,0 +1,127 @@
+#include "../api/sm90_w4a16.h"
+#include "../sm90_w4a16_launch.cuh"
+#include "../sm90_w4a16_mlp.cuh"
+
+namespace trt_nvfp4::sm90 {
+namespace {
+
+int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
+
+// One layout for the query and the launch. What comes before `partials` is zero before a launch.
+struct Pieces {
+    Counts counts;
+    uint8_t* image;
+    size_t zeroed;
+    uint8_t* hidden;
+    float* partials;
+    float* squares;
+    size_t size;
+
+    Pieces(TrtNvfp4MlpArgs const& args, void* base) {
+        Workspace workspace(base);
+        int const tokens = tokens_of(args.m);
+        int const in = static_cast<int>(args.hidden_in), out = static_cast<int>(args.hidden_out);
+        int const intermediate = static_cast<int>(args.intermediate);
+        counts.image = workspace.take<uint32_t>(chunks_of(in));
+        counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
+        counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows);
+        counts.squares = workspace.take<uint32_t>(tokens);
+        // Of tokens and columns beyond those there are nothing is written.
+        image = workspace.take<uint8_t>(image_bytes(in, tokens));
+        zeroed = workspace.size();
+        hidden = workspace.take<uint8_t>(image_bytes(intermediate, tokens));
+        partials = workspace.take<float>(most_partials(out, tokens));
+        squares = workspace.take<float>(int64_t{tokens} * parts_of(in));
+        size = workspace.size();
+    }
+};
+
+template <typename T, int kTokens>
+TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
+    auto const kernel = sm90_w4a16_mlp<T, kTokens>;
+    char const* const name = "sm90_w4a16_mlp";
+    int const shared = static_cast<int>(sizeof(MlpShared<kTokens>));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = kMaxCluster;
+    config.blockDim = kMlpThreads;
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 1;
+    int clusters = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters"));
+
+    MlpArgs<T> args{};
+    int64_t const up_rows = mlp.gated ? 2 * mlp.intermediate : mlp.intermediate;
+    args.up = make_gemm<T>(mlp.up, up_rows, mlp.hidden_in, mlp.m);
+    args.up.split = {kMaxCluster, 1};
+    args.up.x = pieces.image;
+    args.up.activation = mlp.activation;
+    args.up.gated = mlp.gated != 0;
+    args.up.alpha = mlp.alpha;
+    args.up.limit = mlp.limit;
+    args.up.image = pieces.hidden;
+    args.up.padded_width = chunks_of(static_cast<int>(mlp.intermediate)) * kChunk;
+    args.down = make_gemm<T>(mlp.down, mlp.hidden_out, mlp.intermediate, mlp.m);
+    args.down.split = choose_split(args.down.rows, chunks_of(args.down.k), kMaxCluster, clusters);
+    args.down.x = pieces.hidden;
+    args.down.partials = pieces.partials;
+    args.up_codes = up_rows * mlp.hidden_in / 2;
+    args.up_scales = scale_bytes(up_rows, mlp.hidden_in);
+    args.down_codes = mlp.hidden_out * mlp.intermediate / 2;
+    args.down_scales = scale_bytes(mlp.hidden_out, mlp.intermediate);
+    args.layers = static_cast<int>(mlp.layers);
+    args.m = static_cast<int>(mlp.m);
+    args.x = static_cast<T const*>(mlp.x);
+    args.y = static_cast<T*>(mlp.y);
+    args.image = pieces.image;
+    args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;
+    args.epsilon = mlp.epsilon;
+    args.squares = pieces.squares;
+    args.residual = mlp.residual != 0;
+    args.counts = pieces.counts;
+
+    // The first piece is where the workspace begins.
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaMemsetAsync(pieces.counts.image, 0, pieces.zeroed, stream), "cudaMemsetAsync"));
+    int const most = std::max(args.up.split.tasks(args.up.rows), args.down.split.tasks(args.down.rows));
+    config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);
+    config.numAttrs = 2;
+    return check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
+}
+
+template <typename T>
+TrtNvfp4Status run_as(TrtNvfp4MlpArgs const& args, Pieces const& pieces, cudaStream_t stream) {
+    switch (tokens_of(args.m)) {
+        case 8:
+            return run<T, 8>(args, pieces, stream);
+        case 16:
+            return run<T, 16>(args, pieces, stream);
+        case 32:
+            return run<T, 32>(args, pieces, stream);
+        default:
+            return run<T, 64>(args, pieces, stream);
+    }
+}
+
+}  // namespace
+
+bool serves_resident(TrtNvfp4MlpArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
+
+size_t resident_workspace_bytes(TrtNvfp4MlpArgs const& args) { return Pieces(args, nullptr).size; }
+
+TrtNvfp4Status launch_resident(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    Pieces const pieces(args, workspace);
+    return args.dtype == TRT_NVFP4_FLOAT16 ? run_as<__half>(args, pieces, stream)
+                                           : run_as<__nv_bfloat16>(args, pieces, stream);
+}
+
+}  // namespace trt_nvfp4::sm90
