@@ -58,6 +58,11 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     int clusters = 0;
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters"));
+    if (clusters == 0) {
+        return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16_RESIDENT: the GPU has no room for two blocks of " +
+                                                       std::to_string(shared) +
+                                                       " bytes of shared memory; use tactic W4A16");
+    }
 
     MlpArgs<T> args{};
     int64_t const up_rows = mlp.gated ? 2 * mlp.intermediate : mlp.intermediate;
