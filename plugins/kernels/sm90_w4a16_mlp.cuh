@@ -147,7 +147,7 @@ class ReadyChunks {
                 uint32_t const target = width_ == 0 ? counts_ : counts_ * parts_in(mine, width_);
                 ready = load_count(counters_ + mine) >= target;
             }
-            next_ += __ffs(~__ballot_sync(0xffffffffu, ready)) - 1;
+            next_ += __clz(__brev(~__ballot_sync(0xffffffffu, ready)));  // ready ones from the first on
         }
         __syncwarp();
         // What other threads wrote is now read by the copy engine.
@@ -257,76 +257,99 @@ __device__ __forceinline__ void sum_parts(GemmArgs<T> const& down, int token, in
     }
 }
 
+// Calls f with the parts of rows of `width`, and their numbers in the row, that are this warp's.
+template <typename T, typename F>
+__device__ __forceinline__ void for_parts(int m, int width, F&& f) {
+    int const parts = parts_of(width);
+#pragma unroll 1
+    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < parts * m; unit += gridDim.x * kWarps) {
+        int const part = unit % parts;
+        f(FourColumns<T>{unit / parts, part * kPartColumns + static_cast<int>(threadIdx.x) % 32 * 4, width}, part);
+    }
+}
+
+// A part of a row to the image.
+template <typename T, int kTokens>
+__device__ __forceinline__ void store_image(MlpArgs<T> const& args, FourColumns<T> const& four, int part,
+                                            float const (&values)[4]) {
+    // Values k to k + 3 and, of the next lane, k + 4 to k + 7: pairs of k and k + 1, and of k + 2 and k + 3.
+    bool const upper = threadIdx.x % 2 != 0;
+    int const k = four.column - (upper ? 2 : 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float const low = values[i], high = values[i + 2];
+        float const given = __shfl_xor_sync(0xffffffffu, upper ? low : high, 1);
+        __align__(4)
+            T const pair[2] = {ptx::from_float<T>(upper ? given : low), ptx::from_float<T>(upper ? high : given)};
+        if (k + i < chunks_of(four.width) * kChunk) {
+            *reinterpret_cast<uint32_t*>(args.image + pair_offset<kTokens>(k + i, four.token)) =
+                *reinterpret_cast<uint32_t const*>(pair);
+        }
+    }
+    count(args.counts.image + part * kPartColumns / kChunk);
+}
+
+// A part of a row behind `layer`, as T would hold it.
+template <typename T, int kTokens>
+__device__ __forceinline__ void finish_part(MlpArgs<T> const& args, int layer, FourColumns<T> const& four, int part,
+                                            float (&values)[4]) {
+    GemmArgs<T> const& down = args.down;
+    float bias[4], x[4] = {};
+    four.load(down.bias + static_cast<int64_t>(layer) * four.width, bias);
+    if (args.residual) four.load((layer == 0 ? args.x : args.y) + static_cast<int64_t>(four.token) * four.width, x);
+    float const scale = down.tensor_scale[layer] * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+    await_count(args.counts.partials + part * kPartColumns / kTileRows, (layer + 1u) * (down.split.splits * kWarps));
+    sum_parts<T, kTokens>(down, four.token, four.column, values);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        values[i] = ptx::to_float(ptx::from_float<T>(fmaf(values[i], scale, bias[i]) + x[i]));
+    }
+}
+
 // The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x. A warp does a part
 // of a token's row at a time.
 template <typename T, int kTokens>
 __device__ void do_rows(MlpArgs<T> const& args, int layer) {
-    GemmArgs<T> const& down = args.down;
     bool const first = layer < 0;
     bool const last = layer + 1 == args.layers;
-    int const lane = threadIdx.x % 32;
-    int const width = first ? args.up.k : down.rows;
+    bool const norm = args.norm_weight != nullptr;
+    int const width = first ? args.up.k : args.down.rows;
     int const parts = parts_of(width);
-#pragma unroll 1
-    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < parts * args.m; unit += gridDim.x * kWarps) {
-        int const token = unit / parts;
-        int const part = unit % parts;
-        FourColumns<T> const four{token, part * kPartColumns + lane * 4, width};
+    for_parts<T>(args.m, width, [&](FourColumns<T> const& four, int part) {
         float values[4];
         if (first) {
-            four.load(args.x + static_cast<int64_t>(token) * width, values);
+            four.load(args.x + static_cast<int64_t>(four.token) * width, values);
         } else {
-            float bias[4], x[4] = {};
-            four.load(down.bias + static_cast<int64_t>(layer) * width, bias);
-            if (args.residual) {
-                T const* const rows = layer == 0 ? args.x : args.y;
-                four.load(rows + static_cast<int64_t>(token) * width, x);
-            }
-            float const scale = down.tensor_scale[layer] * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
-            await_count(args.counts.partials + part * kPartColumns / kTileRows,
-                        (layer + 1u) * (down.split.splits * kWarps));
-            sum_parts<T, kTokens>(down, token, four.column, values);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                values[i] = ptx::to_float(ptx::from_float<T>(fmaf(values[i], scale, bias[i]) + x[i]));
-            }
-            if (last || args.residual) four.store(args.y, values);
+            finish_part<T, kTokens>(args, layer, four, part, values);
+            if (last || args.residual || norm) four.store(args.y, values);
         }
-        if (last) continue;
-        if (args.norm_weight != nullptr) {
-            float squares = 0.0f;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) squares = fmaf(values[i], values[i], four.column + i < width ? squares : 0.0f);
-            squares = ptx::warp_sum(squares);
-            float* const sums = args.squares + token * parts;
-            if (lane == 0) sums[part] = squares;
-            count(args.counts.squares + token);
-            float weight[4];
-            four.load(args.norm_weight + static_cast<int64_t>(layer + 1) * width, weight);
-            await_count(args.counts.squares + token, (layer + 2u) * parts);
-            float total = 0.0f;
-            for (int i = lane; i < parts; i += 32) total += __ldcg(sums + i);
-            total = ptx::warp_sum(total);
-            float const inverse_rms = 1.0f / sqrtf(total / static_cast<float>(width) + args.epsilon);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) values[i] *= inverse_rms * weight[i];
+        if (last) return;
+        if (!norm) {
+            store_image<T, kTokens>(args, four, part, values);
+            return;
         }
-        // Values k to k + 3 and, of the next lane, k + 4 to k + 7: pairs of k and k + 1, and of k + 2 and k + 3.
-        bool const upper = lane % 2 != 0;
-        int const k = four.column - (upper ? 2 : 0);
+        float squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float const low = values[i], high = values[i + 2];
-            float const given = __shfl_xor_sync(0xffffffffu, upper ? low : high, 1);
-            __align__(4)
-                T const pair[2] = {ptx::from_float<T>(upper ? given : low), ptx::from_float<T>(upper ? high : given)};
-            if (k + i < chunks_of(width) * kChunk) {
-                *reinterpret_cast<uint32_t*>(args.image + pair_offset<kTokens>(k + i, token)) =
-                    *reinterpret_cast<uint32_t const*>(pair);
-            }
-        }
-        count(args.counts.image + part * kPartColumns / kChunk);
-    }
+        for (int i = 0; i < 4; ++i) squares = fmaf(values[i], values[i], squares);
+        squares = ptx::warp_sum(squares);
+        if (threadIdx.x % 32 == 0) args.squares[four.token * parts + part] = squares;
+        count(args.counts.squares + four.token);
+    });
+    if (last || !norm) return;
+    // Once this warp's part of every row is counted: other warps await it.
+    for_parts<T>(args.m, width, [&](FourColumns<T> const& four, int part) {
+        float values[4], weight[4];
+        four.load((first ? args.x : args.y) + static_cast<int64_t>(four.token) * width, values);
+        four.load(args.norm_weight + static_cast<int64_t>(layer + 1) * width, weight);
+        await_count(args.counts.squares + four.token, (layer + 2u) * parts);
+        float total = 0.0f;
+        for (int i = threadIdx.x % 32; i < parts; i += 32) total += __ldcg(args.squares + four.token * parts + i);
+        total = ptx::warp_sum(total);
+        float const inverse_rms = 1.0f / sqrtf(total / static_cast<float>(width) + args.epsilon);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[i] *= inverse_rms * weight[i];
+        store_image<T, kTokens>(args, four, part, values);
+    });
 }
 
 // Where a warp is in its ring and in the panels.

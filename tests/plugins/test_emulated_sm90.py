@@ -58,6 +58,8 @@ def test_mlp_without_a_gate(emulated: PluginHost, seed: int) -> None:
         ((2, 50, 800, 544, 800), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
         ((1, 12, 256, 1312, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0}),
         ((2, 3, 544, 1056, 544), torch.float16, {"gated": 0, "norm": 0, "residual": 1}),
+        # More chunks of activations than a warp has lanes.
+        ((1, 9, 8480, 64, 33), torch.float16, {"gated": 1, "norm": 1, "residual": 0}),
     ],
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else None,
 )
