@@ -47,7 +47,7 @@ struct MlpArgs {
     // Of layer 0, their bias too; the matrices of the others follow.
     GemmArgs<T> up, down;
     int64_t up_codes, up_scales, down_codes, down_scales;  // bytes of a layer
-    int layers, m;
+    int layers;
     T const* x;
     T* y;
     uint8_t* image;        // of x
@@ -82,7 +82,7 @@ __device__ __forceinline__ void await_count(uint32_t const* counter, uint32_t ta
     __syncwarp();
 }
 
-// Warps that write a chunk of hidden values: all of the tiles that it lies in.
+// Tiles of up that a chunk of hidden values lies in: all of their warps write it.
 template <typename T>
 __device__ __forceinline__ int tiles_per_hidden_chunk(GemmArgs<T> const& up) {
     return (up.gated ? 2 : 1) * kChunk / kTileRows;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void bring_panels(MlpArgs<T> const& args, MlpShared<k
 #pragma unroll 1
         for (int index = first; index < tasks; index += step) {
             Task const task(gemm.split, chunks_of(gemm.k), index);
-            ReadyChunks ready = up ? ReadyChunks(args.counts.image, times * args.m, gemm.k, task.begin, task.end)
+            ReadyChunks ready = up ? ReadyChunks(args.counts.image, times * args.up.m, gemm.k, task.begin, task.end)
                                    : ReadyChunks(args.counts.hidden, times * tiles_per_hidden_chunk(args.up) * kWarps,
                                                  0, task.begin, task.end);
 #pragma unroll 1
@@ -315,7 +315,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
     bool const norm = args.norm_weight != nullptr;
     int const width = first ? args.up.k : args.down.rows;
     int const parts = parts_of(width);
-    for_parts<T>(args.m, width, [&](FourColumns<T> const& four, int part) {
+    for_parts<T>(args.up.m, width, [&](FourColumns<T> const& four, int part) {
         float values[4];
         if (first) {
             four.load(args.x + static_cast<int64_t>(four.token) * width, values);
@@ -337,7 +337,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
     });
     if (last || !norm) return;
     // Once this warp's part of every row is counted: other warps await it.
-    for_parts<T>(args.m, width, [&](FourColumns<T> const& four, int part) {
+    for_parts<T>(args.up.m, width, [&](FourColumns<T> const& four, int part) {
         float values[4], weight[4];
         four.load((first ? args.x : args.y) + static_cast<int64_t>(four.token) * width, values);
         four.load(args.norm_weight + static_cast<int64_t>(layer + 1) * width, weight);
@@ -443,6 +443,7 @@ __global__ __launch_bounds__(kMlpThreads, 1) void sm90_w4a16_mlp(__grid_constant
     __syncthreads();
     ptx::cluster_meet();
     if (warp < kWarps) {
+        // 208 and 88 of the 168 that each of the three warpgroups starts with.
         asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
         Places at;
 #pragma unroll 1

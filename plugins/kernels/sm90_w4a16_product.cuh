@@ -57,8 +57,8 @@ class WeightCopies {
         ++chunk_;
     }
 
-    // The chunk to a stage, of the warp whose rows begin `down` further down. Copy i of a lane: row lane / 8 + 4 * (i %
-    // 2) of the warp's in quarter i / 2, its 16-byte column lane % 8. Neighbouring rows swap columns, so that
+    // The chunk to a stage, of the warp whose rows begin `down` further down. Copy i of a lane: the warp's row
+    // lane / 8 + 4 * (i % 2) in quarter i / 2, its 16-byte column lane % 8. Neighbouring rows swap columns, so that
     // load_group reads without bank conflicts.
     __device__ __forceinline__ void copy(uint32_t stage, int down = 0) const {
         int const lane = threadIdx.x % 32;
@@ -85,7 +85,7 @@ class WeightCopies {
     }
 
  private:
-    static constexpr int kNoGroup = -128;
+    static constexpr int kNoGroup = -128;  // rows_left_ of a group that exists is never so small
 
     // Of copy i's row from the lane's first.
     __device__ __forceinline__ int offset(int i) const { return i / 2 * 32 + i % 2 * stride_; }

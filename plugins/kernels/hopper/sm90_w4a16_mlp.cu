@@ -7,7 +7,7 @@ namespace {
 
 int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
 
-// One layout for the query and the launch. What comes before `partials` is zero before a launch.
+// One layout for the query and the launch. What comes before `hidden` is zero before a launch.
 struct Pieces {
     Counts counts;
     uint8_t* image;
@@ -84,7 +84,6 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.down_codes = mlp.hidden_out * mlp.intermediate / 2;
     args.down_scales = scale_bytes(mlp.hidden_out, mlp.intermediate);
     args.layers = static_cast<int>(mlp.layers);
-    args.m = static_cast<int>(mlp.m);
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
     args.image = pieces.image;
