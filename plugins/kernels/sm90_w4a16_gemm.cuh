@@ -279,7 +279,7 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
     WeightStream stream(args, rows, tasks, first, step, shared.weights[warp][0]);
     Turned& turned = shared.turned[warp];
     uint64_t const panels = ptx::matrix_descriptor(ptx::shared_address(shared.panels[0]), kTokens * 16, 128);
-    uint32_t const own_byte = 0x4040u | lane % 4 * 0x0101u;  // selects scale t of four, in both halves
+    uint32_t const own_byte = own_scale_byte();
     int panel = 0;
     uint32_t parity = 0;
     int finished = -1;  // the panel whose multiplications may still be under way

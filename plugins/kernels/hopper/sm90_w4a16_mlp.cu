@@ -25,16 +25,70 @@ struct Pieces {
         counts.image = workspace.take<uint32_t>(chunks_of(in));
         counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
         counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows);
-        counts.squares = workspace.take<uint32_t>(tokens);
+        counts.squares = workspace.take<uint32_t>(1);
         // Of tokens and columns beyond those there are nothing is written.
         image = workspace.take<uint8_t>(image_bytes(in, tokens));
         zeroed = workspace.size();
         hidden = workspace.take<uint8_t>(image_bytes(intermediate, tokens));
         partials = workspace.take<float>(most_partials(out, tokens));
-        squares = workspace.take<float>(int64_t{tokens} * parts_of(in));
+        squares = workspace.take<float>(int64_t{tokens} * tiles_of(in) * kUnitsPerTile);
         size = workspace.size();
     }
 };
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
+                                 cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
+                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// Of `rank` dimensions, the innermost first; `strides` in bytes are those of all but that.
+TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int rank, void const* data, cuuint64_t const* sizes,
+                      cuuint64_t const* strides, cuuint32_t const* box, CUtensorMapSwizzle swizzle) {
+    static void* const found = [] {
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult result{};
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+        return function;
+    }();
+    if (found == nullptr) {
+        return record_error(TRT_NVFP4_UNSUPPORTED, "the CUDA driver has no cuTensorMapEncodeTiled; use tactic W4A16");
+    }
+    cuuint32_t const ones[] = {1, 1, 1};
+    CUresult const result = reinterpret_cast<EncodeTiled>(found)(
+        &map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes, strides, box, ones,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result == CUDA_SUCCESS) return TRT_NVFP4_SUCCESS;
+    return record_error(TRT_NVFP4_CUDA_ERROR,
+                        "cuTensorMapEncodeTiled: CUDA driver error " + std::to_string(static_cast<int>(result)));
+}
+
+TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows, int64_t k) {
+    int64_t const groups = scale_bytes(rows, k) / (padded_blocks(k) * kGroupRows);
+    maps.rows = static_cast<int>(rows);
+    maps.groups = static_cast<int>(groups);
+    cuuint64_t const code_sizes[] = {static_cast<cuuint64_t>(k / 2), static_cast<cuuint64_t>(layers * rows)};
+    cuuint64_t const code_strides[] = {static_cast<cuuint64_t>(k / 2)};
+    cuuint32_t const code_box[] = {kChunk / 2, kGroupRows};
+    TRT_NVFP4_RETURN_IF_ERROR(encode(maps.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, weight.packed, code_sizes,
+                                     code_strides, code_box, CU_TENSOR_MAP_SWIZZLE_128B));
+    constexpr int kScaleTile = kGroupRows * 4;
+    cuuint64_t const tiles = static_cast<cuuint64_t>(padded_blocks(k) / 4);
+    cuuint64_t const scale_sizes[] = {kScaleTile / 4, tiles, static_cast<cuuint64_t>(layers * groups)};
+    cuuint64_t const scale_strides[] = {kScaleTile, kScaleTile * tiles};
+    cuuint32_t const scale_box[] = {kScaleTile / 4, kChunk / kGroup, 1};
+    return encode(maps.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, weight.block_scales, scale_sizes, scale_strides,
+                  scale_box, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+template <typename T>
+TrtNvfp4Status make_projection(Projection<T>& projection, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows,
+                               int64_t k) {
+    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k));
+    projection.tensor_scale = weight.tensor_scale;
+    projection.bias = static_cast<T const*>(weight.bias);
+    projection.rows = static_cast<int>(rows);
+    projection.k = static_cast<int>(k);
+    return TRT_NVFP4_SUCCESS;
+}
 
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
@@ -66,7 +120,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
 
     MlpArgs<T> args{};
     int64_t const up_rows = mlp.gated ? 2 * mlp.intermediate : mlp.intermediate;
-    args.up = make_gemm<T>(mlp.up, up_rows, mlp.hidden_in, mlp.m);
+    TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.up, mlp.up, mlp.layers, up_rows, mlp.hidden_in));
     args.up.split = {kMaxCluster, 1};
     args.up.x = pieces.image;
     args.up.activation = mlp.activation;
@@ -75,22 +129,20 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.up.limit = mlp.limit;
     args.up.image = pieces.hidden;
     args.up.padded_width = chunks_of(static_cast<int>(mlp.intermediate)) * kChunk;
-    args.down = make_gemm<T>(mlp.down, mlp.hidden_out, mlp.intermediate, mlp.m);
+    TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.down, mlp.down, mlp.layers, mlp.hidden_out, mlp.intermediate));
     args.down.split = choose_split(args.down.rows, chunks_of(args.down.k), kMaxCluster, clusters);
     args.down.x = pieces.hidden;
-    args.down.partials = pieces.partials;
-    args.up_codes = up_rows * mlp.hidden_in / 2;
-    args.up_scales = scale_bytes(up_rows, mlp.hidden_in);
-    args.down_codes = mlp.hidden_out * mlp.intermediate / 2;
-    args.down_scales = scale_bytes(mlp.hidden_out, mlp.intermediate);
     args.layers = static_cast<int>(mlp.layers);
+    args.m = static_cast<int>(mlp.m);
+    args.one = 1;
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
     args.image = pieces.image;
     args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;
     args.epsilon = mlp.epsilon;
-    args.squares = pieces.squares;
     args.residual = mlp.residual != 0;
+    args.partials = reinterpret_cast<float4*>(pieces.partials);
+    args.squares = pieces.squares;
     args.counts = pieces.counts;
 
     // The first piece is where the workspace begins.

@@ -1,0 +1,245 @@
+// What lies between two layers of sm90_w4a16_mlp.cuh: partial sums of down, or x at first, become y and the image of the
+// next layer's x. A warp does a fragment of 8 tokens at a time.
+#pragma once
+
+#include "heuristics/sm90_w4a16.h"
+#include "ptx/reduce.cuh"
+#include "sm90_w4a16_counts.cuh"
+#include "sm90_w4a16_fragment.cuh"
+#include "sm90_w4a16_gemm.cuh"
+
+namespace trt_nvfp4::sm90 {
+
+// Of all layers.
+template <typename T>
+struct Projection {
+    WeightMaps maps;
+    float const* tensor_scale;
+    T const* bias;
+    int rows, k;
+    Split split;
+    uint8_t const* x;  // an image
+    // Of up alone.
+    TrtNvfp4Activation activation;
+    bool gated;
+    float alpha, limit;
+    uint8_t* image;  // of the hidden values, padded_width of them
+    int padded_width;
+
+    __device__ __forceinline__ float scale(int layer) const {
+        return tensor_scale[layer] * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+    }
+    // Tiles of up that a chunk of hidden values lies in: all of their warps write it.
+    __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
+};
+
+// How often what has been written, since the launch's start: zero before it.
+struct Counts {
+    uint32_t* image;     // [chunks of x]: fragments of rows
+    uint32_t* hidden;    // [chunks of hidden values]: by the blocks of up
+    uint32_t* partials;  // [tiles of down]: by the blocks of down
+    uint32_t* squares;   // one: fragments of rows
+};
+
+template <typename T>
+struct MlpArgs {
+    Projection<T> up, down;
+    int layers, m;
+    uint32_t one;  // 1, see shift_left
+    T const* x;
+    T* y;
+    uint8_t* image;        // of x
+    T const* norm_weight;  // [layers, width of x]; null: no RMSNorm
+    float epsilon;
+    bool residual;
+    float4* partials;  // [splits, tiles of down, warps, 2, tokens / 8, lanes]
+    float* squares;    // [tokens / 8, parts of x, 8]: sums of squares
+    Counts counts;
+};
+
+static_assert(kTileRows == kChunk);  // so that a tile's warps fill a chunk of the image
+
+__host__ __device__ constexpr int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+// Warps that write a chunk of the image.
+__device__ __forceinline__ int units_per_chunk(int m) { return kUnitsPerTile * ((m + 7) / 8); }
+
+template <typename T, int kTokens>
+__device__ __forceinline__ float4* partial(MlpArgs<T> const& args, int part, int tile, int warp, int i, int column) {
+    int const tiles = padded_rows(args.down.rows, args.down.split.cluster) / kTileRows;
+    int64_t const fragment =
+        (((static_cast<int64_t>(part) * tiles + tile) * kWarps + warp) * 2 + i) * (kTokens / 8) + column;
+    return args.partials + fragment * 32 + threadIdx.x % 32;
+}
+
+// A fragment's sums over the parts of K, in their order.
+template <typename T, int kTokens>
+__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int tile, int warp, int i, int column,
+                                          float (&sums)[4]) {
+    constexpr int kBatch = 16;  // as many trips to L2 at once
+    int const splits = args.down.split.splits;
+    float4 const* const first = partial<T, kTokens>(args, 0, tile, warp, i, column);
+    int64_t const step = partial<T, kTokens>(args, 1, tile, warp, i, column) - first;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[j] = 0.0f;
+#pragma unroll 1
+    for (int begin = 0; begin < splits; begin += kBatch) {
+        float4 parts[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            parts[j] = begin + j < splits ? __ldcg(first + (begin + j) * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            sums[0] += parts[j].x;
+            sums[1] += parts[j].y;
+            sums[2] += parts[j].z;
+            sums[3] += parts[j].w;
+        }
+    }
+}
+
+// This block's fragments of m rows of `width`: unit = (tile, warp, i, column), as in down, from begin to end.
+struct Units {
+    int columns, begin, end;
+
+    __device__ __forceinline__ Units(int m, int width) : columns((m + 7) / 8) {
+        int const units = tiles_of(width) * units_per_tile();
+        int const share = (units + gridDim.x - 1) / gridDim.x;
+        begin = min(static_cast<int>(blockIdx.x) * share, units);
+        end = min(begin + share, units);
+    }
+    __device__ __forceinline__ int units_per_tile() const { return kUnitsPerTile * columns; }
+
+    // Calls f(fragment, tile, warp, i, column) for this warp's.
+    template <typename F>
+    __device__ __forceinline__ void each(F&& f) const {
+#pragma unroll 1
+        for (int unit = begin + threadIdx.x / 32; unit < end; unit += kWarps) {
+            int const place = unit / columns;
+            int const tile = place / kUnitsPerTile, warp = place / 2 % kWarps, i = place % 2, column = unit % columns;
+            f(Fragment(tile, warp, i, column), tile, warp, i, column);
+        }
+    }
+
+    // By one thread: those that have been written, for each tile.
+    __device__ __forceinline__ void count_tiles(uint32_t* counters) const {
+        for (int unit = begin; unit < end;) {
+            int const tile = unit / units_per_tile();
+            int const next = min((tile + 1) * units_per_tile(), end);
+            count(counters + tile, next - unit);
+            unit = next;
+        }
+    }
+};
+
+template <typename T, int kTokens>
+__device__ __forceinline__ void store_image(MlpArgs<T> const& args, Fragment const& fragment, int width,
+                                            float const (&values)[4]) {
+    fragment.each(width, args.m,
+                  [&](int i, int k, int token) { store_value<T, kTokens>(args.image, k, token, values[i]); });
+}
+
+// The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x.
+template <typename T, int kTokens>
+__device__ void do_rows(MlpArgs<T> const& args, int layer) {
+    bool const first = layer < 0;
+    bool const last = layer + 1 == args.layers;
+    bool const norm = args.norm_weight != nullptr;
+    int const width = first ? args.up.k : args.down.rows;
+    int const parts = tiles_of(width) * kUnitsPerTile;
+    T const* const x = layer <= 0 ? args.x : args.y;
+    Units const units(args.m, width);
+    units.each([&](Fragment const& fragment, int tile, int warp, int i, int column) {
+        float added[4] = {}, values[4];
+        if (first || args.residual) {
+            fragment.each(width, args.m, [&](int j, int row, int token) {
+                added[j] = ptx::to_float(x[static_cast<int64_t>(token) * width + row]);
+            });
+        }
+        if (first) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) values[j] = added[j];
+        } else {
+            float bias[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                int const row = fragment.rows[j];
+                bias[j] = row < width ? ptx::to_float(args.down.bias[static_cast<int64_t>(layer) * width + row]) : 0.0f;
+            }
+            float const scale = args.down.scale(layer);
+            await_count(args.counts.partials + tile, (layer + 1u) * args.down.split.splits);
+            sum_parts<T, kTokens>(args, tile, warp, i, column, values);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                values[j] = ptx::to_float(ptx::from_float<T>(fmaf(values[j], scale, bias[j / 2]) + added[j]));
+            }
+            if (last || args.residual || norm) {
+                fragment.each(width, args.m, [&](int j, int row, int token) {
+                    args.y[static_cast<int64_t>(token) * width + row] = ptx::from_float<T>(values[j]);
+                });
+            }
+        }
+        if (last) return;
+        if (!norm) {
+            store_image<T, kTokens>(args, fragment, width, values);
+            return;
+        }
+        // Of tokens and rows that are not there these are zeros, or are not read.
+        float squares[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            squares[j] = 0.0f;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                if (fragment.rows[h] < width) squares[j] = fmaf(values[h * 2 + j], values[h * 2 + j], squares[j]);
+            }
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) {
+                squares[j] += __shfl_xor_sync(0xffffffffu, squares[j], distance);
+            }
+        }
+        int const part = (tile * kWarps + warp) * 2 + i;
+        if (threadIdx.x % 32 < 4) {
+            *reinterpret_cast<float2*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2) =
+                make_float2(squares[0], squares[1]);
+        }
+    });
+    if (last) return;
+    if (!norm) {
+        publish<32 * kWarps>([&] { units.count_tiles(args.counts.image); });
+        return;
+    }
+    publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
+    units.each([&](Fragment const& fragment, int, int, int, int column) {
+        float values[4] = {}, weights[2] = {};
+        T const* const now = first ? args.x : args.y;
+        fragment.each(width, args.m, [&](int j, int row, int token) {
+            values[j] = ptx::to_float(now[static_cast<int64_t>(token) * width + row]);
+            weights[j / 2] = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + row]);
+        });
+        await_count(args.counts.squares, (layer + 2u) * (parts * units.columns));
+        float2 total = make_float2(0.0f, 0.0f);
+        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
+        for (int part = threadIdx.x % 32 / 4; part < parts; part += 8) {
+            float2 const squares = __ldcg(reinterpret_cast<float2 const*>(
+                args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2));
+            total.x += squares.x;
+            total.y += squares.y;
+        }
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2) {
+            total.x += __shfl_xor_sync(0xffffffffu, total.x, distance);
+            total.y += __shfl_xor_sync(0xffffffffu, total.y, distance);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float const mean = (j % 2 == 0 ? total.x : total.y) / static_cast<float>(width);
+            values[j] *= weights[j / 2] / sqrtf(mean + args.epsilon);
+        }
+        store_image<T, kTokens>(args, fragment, width, values);
+    });
+    publish<32 * kWarps>([&] { units.count_tiles(args.counts.image); });
+}
+
+}  // namespace trt_nvfp4::sm90

@@ -1,0 +1,108 @@
+// Weights on their way to wgmma's warpgroups, by the copy engine: a ring in shared memory of slots that hold a
+// warpgroup's 128 rows of a chunk of K, in turn for the one and the other.
+//
+// What sm80_w4a16_ring.cuh says of copies under way holds here too. A thread fills: what other warps spend on copies
+// they would take from the decoding, whose pipes are the bottleneck.
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90_w4a16_product.cuh"
+
+namespace trt_nvfp4::sm90 {
+
+constexpr int kWarpgroups = 2;
+constexpr int kGroupRows = 128;  // of a warpgroup
+constexpr int kSlots = 8;        // a multiple of kWarpgroups
+constexpr int kSlotsUnderWay = 2;
+constexpr int kSlotCodes = kGroupRows * kChunk / 2;
+constexpr int kSlotScales = kGroupRows * kChunk / kBlock;
+
+// Boxes of a matrix of all layers: a slot's codes, 16-byte columns c of row r being c ^ r % 8, and its scales, which are
+// tiles of 128 rows and 4 blocks.
+struct WeightMaps {
+    CUtensorMap codes;   // [layers * rows, K / 2] bytes
+    CUtensorMap scales;  // [layers * groups of rows, tiles of K, 128] words
+    int rows, groups;    // of a layer
+};
+
+struct WeightSlots {
+    uint8_t codes[kSlots][kSlotCodes];
+    uint8_t scales[kSlots][kSlotScales];
+    uint64_t full[kSlots], empty[kSlots];
+
+    // By one thread, before anything else.
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < kSlots; ++i) {
+            ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&empty[i]), kGroupRows);  // its warpgroup's threads
+        }
+    }
+};
+
+// A place in a ring, and how often, modulo two, the ring has been gone through.
+template <int kPlaces>
+struct RingPlace {
+    int index = 0;
+    uint32_t round = 0;
+
+    __device__ __forceinline__ void advance(int by = 1) {
+        index += by;
+        if (index < kPlaces) return;
+        index -= kPlaces;
+        round ^= 1;
+    }
+};
+using SlotPlace = RingPlace<kSlots>;
+
+// Fills slot after slot, by one thread.
+class SlotFiller {
+ public:
+    __device__ __forceinline__ explicit SlotFiller(WeightSlots& slots) : slots_(slots) {}
+
+    // With chunk `chunk` of the group of rows `group`, counted within the layer.
+    __device__ __forceinline__ void fill(WeightMaps const& maps, int layer, int group, int chunk) {
+        ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.index]), next_.round ^ 1);
+        uint32_t const full = ptx::shared_address(&slots_.full[next_.index]);
+        ptx::mbarrier_arrive_expect(full, kSlotCodes + kSlotScales);
+        ptx::tensor_copy(ptx::shared_address(slots_.codes[next_.index]), maps.codes, chunk * (kChunk / 2),
+                         layer * maps.rows + group * kGroupRows, full);
+        ptx::tensor_copy(ptx::shared_address(slots_.scales[next_.index]), maps.scales, 0, chunk * (kChunk / kGroup),
+                         layer * maps.groups + group, full);
+        next_.advance();
+        if (++filled_ < kSlotsUnderWay) return;
+        ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.index]), oldest_.round);
+        oldest_.advance();
+    }
+
+ private:
+    WeightSlots& slots_;
+    SlotPlace next_, oldest_;
+    int filled_ = 0;
+};
+
+// Of each quarter of a warpgroup's rows a lane multiplies one, eight lanes' being the warp's. Lanes that read shared
+// memory at once, of neighbouring g, have every second, which lie in other banks.
+__device__ __forceinline__ int row_of_lane() {
+    int const g = threadIdx.x % 32 / 4;
+    return threadIdx.x / 32 % 4 * 8 + g % 4 * 2 + g / 4;
+}
+
+__device__ __forceinline__ Codes load_group(WeightSlots const& slots, int slot, int row, int group) {
+    int const t = threadIdx.x % 4;
+    Codes codes;
+    uint4 const scales = *reinterpret_cast<uint4 const*>(slots.scales[slot] + group * 512 + row * 16);
+    codes.scales[0] = scales.x;
+    codes.scales[1] = scales.y;
+    codes.scales[2] = scales.z;
+    codes.scales[3] = scales.w;
+    int const column = (group * 2 + t / 2) ^ row % 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        codes.words[i] = *reinterpret_cast<uint2 const*>(slots.codes[slot] + (i * 32 + row) * (kChunk / 2) +
+                                                         column * 16 + t % 2 * 8);
+    }
+    return codes;
+}
+
+}  // namespace trt_nvfp4::sm90
