@@ -1,6 +1,6 @@
 // Accumulators of a warp's product of 8 tokens, and where their values lie in memory.
 //
-// acc[i] of a warp (mma_sync.cuh) holds rows of quarters 2 i and 2 i + 1 of its warpgroup's 128.
+// acc[i] of a warp (mma_sync.cuh) holds rows of quarters 2 i and 2 i + 1 of its 128-row group.
 #pragma once
 
 #include "ptx/element.cuh"
@@ -9,26 +9,25 @@
 
 namespace trt_nvfp4::sm90 {
 
-constexpr int kUnitsPerTile = 16;  // fragments of 8 tokens of a tile of kTileRows: of 8 warps, of two acc[i]
+constexpr int kQuarters = 4;
+constexpr int kUnitsPerTile = 8 * kQuarters;  // fragments of 8 tokens of a tile of kTileRows: of 8 warps
 
-// Value i of a lane's four: of row i / 2, token i % 2.
+// A lane's two values of a quarter: of a row, for two neighbouring tokens.
 struct Fragment {
-    int rows[2];
-    int token;  // the first
+    int row, token;
 
-    __device__ __forceinline__ Fragment(int tile, int warp, int i, int column) {
+    __device__ __forceinline__ Fragment(int tile, int warp, int quarter, int column) {
         int const g = threadIdx.x % 32 / 4;
-        rows[0] = tile * kTileRows + warp / 4 * kGroupRows + i * 64 + warp % 4 * 8 + g % 4 * 2 + g / 4;
-        rows[1] = rows[0] + 32;
+        row = tile * kTileRows + warp / 4 * kGroupRows + quarter * 32 + warp % 4 * 8 + g % 4 * 2 + g / 4;
         token = column * 8 + threadIdx.x % 4 * 2;
     }
 
-    // Calls f(i, row, token) for the values there are.
+    // Calls f(i, token) for the values there are.
     template <typename F>
     __device__ __forceinline__ void each(int width, int m, F&& f) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (rows[i / 2] < width && token + i % 2 < m) f(i, rows[i / 2], token + i % 2);
+        for (int i = 0; i < 2; ++i) {
+            if (row < width && token + i < m) f(i, token + i);
         }
     }
 };

@@ -93,12 +93,12 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
     });
 }
 
-// What a lane adds to its sums of up: of quarter i the bias of its row, or with gates of its gate and up rows.
+// What a lane adds to its sums of up: of quarter i / 2 the bias of its row, or with gates of its gate and up rows. Nothing
+// is done with it before it is needed: that would wait for memory.
 template <typename T>
 struct UpEpilogue {
-    float scale;
+    float tensor_scale;
     T bias[8];
-    int rows;
 
     // Row of quarter 0 whose value this lane has; of a gate and its up, the gate's.
     static __device__ __forceinline__ int first_row(bool gated, int tile) {
@@ -111,7 +111,7 @@ struct UpEpilogue {
         if (row < up.rows) ptx::prefetch(up.bias + static_cast<int64_t>(layer) * up.rows + row);
     }
     __device__ __forceinline__ void load(Projection<T> const& up, int layer, int tile) {
-        scale = up.scale(layer);
+        tensor_scale = up.tensor_scale[layer];
         T const* const all = up.bias + static_cast<int64_t>(layer) * up.rows;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -132,9 +132,10 @@ struct UpEpilogue {
             for (int i = 0; i < 4; ++i) {
                 float const kept = which == 0 ? sums[2 * i] : sums[2 * i + 1];
                 float const got = __shfl_xor_sync(0xffffffffu, which == 0 ? sums[2 * i + 1] : sums[2 * i], 16);
-                values[2 * i] = fmaf(which == 0 ? kept : got, scale, ptx::to_float(bias[2 * i]));
-                values[2 * i + 1] = fmaf(which == 0 ? got : kept, scale, ptx::to_float(bias[2 * i + 1]));
+                values[2 * i] = which == 0 ? kept : got;
+                values[2 * i + 1] = which == 0 ? got : kept;
             }
+            add_bias(values);
             gate_eight(up.activation, up.alpha, up.limit, values);
             int const k = first_row(true, tile) / 2;
             if (k >= up.padded_width) return;
@@ -143,13 +144,22 @@ struct UpEpilogue {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale, ptx::to_float(bias[i]));
+        for (int i = 0; i < 8; ++i) values[i] = sums[i];
+        add_bias(values);
         activate_eight(up.activation, values);
         int const k = first_row(false, tile);
         if (k >= up.padded_width) return;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             store_value<T, kTokens>(up.image, k + i / 2 * 32, token + i % 2, values[i]);
+        }
+    }
+
+ private:
+    __device__ __forceinline__ void add_bias(float (&values)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            values[i] = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias[i]));
         }
     }
 };
@@ -167,6 +177,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
                                               Places<kTokens>& at, float (&acc)[2][kTokens / 2], F&& before_last) {
     constexpr bool kSync = kTokens <= 16;
     constexpr int kGroups = kChunk / kGroup;
+    constexpr int kGroupBytes = kChunkBytes<kTokens> / kGroups;
     int const row = row_of_lane();
     uint32_t const own_byte = own_scale_byte();
     int finished = -1;  // the panel whose multiplications may still be under way
@@ -176,34 +187,30 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
     };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
-    // Codes are a group ahead of the products.
-    auto const await_slot = [&] { ptx::mbarrier_wait(ptx::shared_address(&shared.weights.full[at.slot.index]), at.slot.round); };
-    await_slot();
-    Codes codes = load_group(shared.weights, at.slot.index, row, 0);
+    // Codes are a group ahead of their products.
+    Codes next = first_group(shared.weights, at.slot, row);
 #pragma unroll 1
     for (int chunk = task.begin; chunk < task.end; ++chunk) {
         if (chunk + 1 == task.end) before_last();
         ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.index]), at.panel.round);
-        uint32_t const panel = ptx::shared_address(shared.panels[at.panel.index]);
+        uint32_t const units = ptx::shared_address(shared.panels[at.panel.index]);
+        // wgmma takes descriptors in uniform registers, which is where the result of a reduction is.
+        uint64_t const b = ptx::matrix_descriptor(kSync ? 0 : __reduce_max_sync(0xffffffffu, units), kTokens * 16, 128);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-            Codes const now = codes;
+            Codes const codes = next;
             if (group + 1 < kGroups) {
-                codes = load_group(shared.weights, at.slot.index, row, group + 1);
+                next = load_group(shared.weights, at.slot.index, row, group + 1);
             } else {
                 ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[at.slot.index]));
                 at.slot.advance(kWarpgroups);
-                if (chunk + 1 < task.end) {
-                    await_slot();
-                    codes = load_group(shared.weights, at.slot.index, row, 0);
-                }
+                if (chunk + 1 < task.end) next = first_group(shared.weights, at.slot, row);
             }
-            int const units = group * (kChunkBytes<kTokens> / kGroups);
             if constexpr (kSync) {
-                multiply_group_sync<T, kTokens>(now, own_byte, one, panel + units, acc);
+                multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
             } else {
-                uint64_t const b = ptx::advance(ptx::matrix_descriptor(panel, kTokens * 16, 128), units);
-                multiply_group<T, kTokens>(now, own_byte, one, b, acc, [&](int word) {
+                multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
+                                           [&](int word) {
                     // All but this word's have finished: the panel before is free.
                     if (word == 0 && group == 0 && finished >= 0) release_panel(finished);
                 });
@@ -255,12 +262,12 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
             });
         } else {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int quarter = 0; quarter < kQuarters; ++quarter) {
 #pragma unroll
                 for (int column = 0; column < kTokens / 8; ++column) {
-                    *partial<T, kTokens>(args, task.part, task.tile, warp, i, column) =
-                        make_float4(acc[i][column * 4], acc[i][column * 4 + 1], acc[i][column * 4 + 2],
-                                    acc[i][column * 4 + 3]);
+                    float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
+                    *partial<T, kTokens>(args, task.part, task.tile, warp, quarter, column) =
+                        make_float2(sums[0], sums[1]);
                 }
             }
             publish<32 * kWarps>([&] { count(args.counts.partials + task.tile); });

@@ -10,6 +10,12 @@
 
 namespace trt_nvfp4::sm90 {
 
+// Of a product's sums.
+template <typename T>
+__device__ __forceinline__ float value_scale(float tensor_scale) {
+    return tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+}
+
 // Of all layers.
 template <typename T>
 struct Projection {
@@ -26,9 +32,6 @@ struct Projection {
     uint8_t* image;  // of the hidden values, padded_width of them
     int padded_width;
 
-    __device__ __forceinline__ float scale(int layer) const {
-        return tensor_scale[layer] * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
-    }
     // Tiles of up that a chunk of hidden values lies in: all of their warps write it.
     __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
 };
@@ -52,7 +55,7 @@ struct MlpArgs {
     T const* norm_weight;  // [layers, width of x]; null: no RMSNorm
     float epsilon;
     bool residual;
-    float4* partials;  // [splits, tiles of down, warps, 2, tokens / 8, lanes]
+    float2* partials;  // [splits, tiles of down, warps, quarters, tokens / 8, lanes]
     float* squares;    // [tokens / 8, parts of x, 8]: sums of squares
     Counts counts;
 };
@@ -65,41 +68,39 @@ __host__ __device__ constexpr int tiles_of(int rows) { return (rows + kTileRows 
 __device__ __forceinline__ int units_per_chunk(int m) { return kUnitsPerTile * ((m + 7) / 8); }
 
 template <typename T, int kTokens>
-__device__ __forceinline__ float4* partial(MlpArgs<T> const& args, int part, int tile, int warp, int i, int column) {
+__device__ __forceinline__ float2* partial(MlpArgs<T> const& args, int part, int tile, int warp, int quarter,
+                                           int column) {
     int const tiles = padded_rows(args.down.rows, args.down.split.cluster) / kTileRows;
     int64_t const fragment =
-        (((static_cast<int64_t>(part) * tiles + tile) * kWarps + warp) * 2 + i) * (kTokens / 8) + column;
+        (((static_cast<int64_t>(part) * tiles + tile) * kWarps + warp) * kQuarters + quarter) * (kTokens / 8) + column;
     return args.partials + fragment * 32 + threadIdx.x % 32;
 }
 
 // A fragment's sums over the parts of K, in their order.
 template <typename T, int kTokens>
-__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int tile, int warp, int i, int column,
-                                          float (&sums)[4]) {
+__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int tile, int warp, int quarter, int column,
+                                          float (&sums)[2]) {
     constexpr int kBatch = 16;  // as many trips to L2 at once
     int const splits = args.down.split.splits;
-    float4 const* const first = partial<T, kTokens>(args, 0, tile, warp, i, column);
-    int64_t const step = partial<T, kTokens>(args, 1, tile, warp, i, column) - first;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sums[j] = 0.0f;
+    float2 const* const first = partial<T, kTokens>(args, 0, tile, warp, quarter, column);
+    int64_t const step = partial<T, kTokens>(args, 1, tile, warp, quarter, column) - first;
+    sums[0] = sums[1] = 0.0f;
 #pragma unroll 1
     for (int begin = 0; begin < splits; begin += kBatch) {
-        float4 parts[kBatch];
+        float2 parts[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            parts[j] = begin + j < splits ? __ldcg(first + (begin + j) * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            parts[j] = begin + j < splits ? __ldcg(first + (begin + j) * step) : make_float2(0.0f, 0.0f);
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             sums[0] += parts[j].x;
             sums[1] += parts[j].y;
-            sums[2] += parts[j].z;
-            sums[3] += parts[j].w;
         }
     }
 }
 
-// This block's fragments of m rows of `width`: unit = (tile, warp, i, column), as in down, from begin to end.
+// This block's fragments of m rows of `width`: unit = (tile, warp, quarter, column), as in down, from begin to end.
 struct Units {
     int columns, begin, end;
 
@@ -111,14 +112,15 @@ struct Units {
     }
     __device__ __forceinline__ int units_per_tile() const { return kUnitsPerTile * columns; }
 
-    // Calls f(fragment, tile, warp, i, column) for this warp's.
+    // Calls f(fragment, tile, warp, quarter, column) for this warp's.
     template <typename F>
     __device__ __forceinline__ void each(F&& f) const {
 #pragma unroll 1
         for (int unit = begin + threadIdx.x / 32; unit < end; unit += kWarps) {
             int const place = unit / columns;
-            int const tile = place / kUnitsPerTile, warp = place / 2 % kWarps, i = place % 2, column = unit % columns;
-            f(Fragment(tile, warp, i, column), tile, warp, i, column);
+            int const tile = place / kUnitsPerTile, warp = place / kQuarters % kWarps;
+            int const quarter = place % kQuarters, column = unit % columns;
+            f(Fragment(tile, warp, quarter, column), tile, warp, quarter, column);
         }
     }
 
@@ -135,9 +137,10 @@ struct Units {
 
 template <typename T, int kTokens>
 __device__ __forceinline__ void store_image(MlpArgs<T> const& args, Fragment const& fragment, int width,
-                                            float const (&values)[4]) {
-    fragment.each(width, args.m,
-                  [&](int i, int k, int token) { store_value<T, kTokens>(args.image, k, token, values[i]); });
+                                            float const (&values)[2]) {
+    fragment.each(width, args.m, [&](int i, int token) {
+        store_value<T, kTokens>(args.image, fragment.row, token, values[i]);
+    });
 }
 
 // The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x.
@@ -150,33 +153,31 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
     int const parts = tiles_of(width) * kUnitsPerTile;
     T const* const x = layer <= 0 ? args.x : args.y;
     Units const units(args.m, width);
-    units.each([&](Fragment const& fragment, int tile, int warp, int i, int column) {
-        float added[4] = {}, values[4];
+    units.each([&](Fragment const& fragment, int tile, int warp, int quarter, int column) {
+        // Asked for before the wait, used after it.
+        T added[2] = {ptx::from_float<T>(0.0f), ptx::from_float<T>(0.0f)}, bias = added[0];
         if (first || args.residual) {
-            fragment.each(width, args.m, [&](int j, int row, int token) {
-                added[j] = ptx::to_float(x[static_cast<int64_t>(token) * width + row]);
+            fragment.each(width, args.m, [&](int i, int token) {
+                added[i] = x[static_cast<int64_t>(token) * width + fragment.row];
             });
         }
+        float values[2];
         if (first) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) values[j] = added[j];
+            values[0] = ptx::to_float(added[0]);
+            values[1] = ptx::to_float(added[1]);
         } else {
-            float bias[2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                int const row = fragment.rows[j];
-                bias[j] = row < width ? ptx::to_float(args.down.bias[static_cast<int64_t>(layer) * width + row]) : 0.0f;
-            }
-            float const scale = args.down.scale(layer);
+            if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
+            float const tensor_scale = args.down.tensor_scale[layer];
             await_count(args.counts.partials + tile, (layer + 1u) * args.down.split.splits);
-            sum_parts<T, kTokens>(args, tile, warp, i, column, values);
+            sum_parts<T, kTokens>(args, tile, warp, quarter, column, values);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                values[j] = ptx::to_float(ptx::from_float<T>(fmaf(values[j], scale, bias[j / 2]) + added[j]));
+            for (int i = 0; i < 2; ++i) {
+                float const value = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias));
+                values[i] = ptx::to_float(ptx::from_float<T>(value + ptx::to_float(added[i])));
             }
             if (last || args.residual || norm) {
-                fragment.each(width, args.m, [&](int j, int row, int token) {
-                    args.y[static_cast<int64_t>(token) * width + row] = ptx::from_float<T>(values[j]);
+                fragment.each(width, args.m, [&](int i, int token) {
+                    args.y[static_cast<int64_t>(token) * width + fragment.row] = ptx::from_float<T>(values[i]);
                 });
             }
         }
@@ -185,21 +186,17 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
             store_image<T, kTokens>(args, fragment, width, values);
             return;
         }
-        // Of tokens and rows that are not there these are zeros, or are not read.
+        // Of tokens that are not there these are not read.
         float squares[2];
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            squares[j] = 0.0f;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                if (fragment.rows[h] < width) squares[j] = fmaf(values[h * 2 + j], values[h * 2 + j], squares[j]);
-            }
+        for (int i = 0; i < 2; ++i) {
+            squares[i] = fragment.row < width ? values[i] * values[i] : 0.0f;
 #pragma unroll
             for (int distance = 4; distance < 32; distance *= 2) {
-                squares[j] += __shfl_xor_sync(0xffffffffu, squares[j], distance);
+                squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], distance);
             }
         }
-        int const part = (tile * kWarps + warp) * 2 + i;
+        int const part = (tile * kWarps + warp) * kQuarters + quarter;
         if (threadIdx.x % 32 < 4) {
             *reinterpret_cast<float2*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2) =
                 make_float2(squares[0], squares[1]);
@@ -212,15 +209,16 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
     }
     publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
     units.each([&](Fragment const& fragment, int, int, int, int column) {
-        float values[4] = {}, weights[2] = {};
+        float values[2] = {}, weight = 0.0f;
         T const* const now = first ? args.x : args.y;
-        fragment.each(width, args.m, [&](int j, int row, int token) {
-            values[j] = ptx::to_float(now[static_cast<int64_t>(token) * width + row]);
-            weights[j / 2] = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + row]);
+        fragment.each(width, args.m, [&](int i, int token) {
+            values[i] = ptx::to_float(now[static_cast<int64_t>(token) * width + fragment.row]);
+            weight = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + fragment.row]);
         });
         await_count(args.counts.squares, (layer + 2u) * (parts * units.columns));
         float2 total = make_float2(0.0f, 0.0f);
         // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
+#pragma unroll 16
         for (int part = threadIdx.x % 32 / 4; part < parts; part += 8) {
             float2 const squares = __ldcg(reinterpret_cast<float2 const*>(
                 args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2));
@@ -232,11 +230,8 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
             total.x += __shfl_xor_sync(0xffffffffu, total.x, distance);
             total.y += __shfl_xor_sync(0xffffffffu, total.y, distance);
         }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float const mean = (j % 2 == 0 ? total.x : total.y) / static_cast<float>(width);
-            values[j] *= weights[j / 2] / sqrtf(mean + args.epsilon);
-        }
+        values[0] *= weight / sqrtf(total.x / static_cast<float>(width) + args.epsilon);
+        values[1] *= weight / sqrtf(total.y / static_cast<float>(width) + args.epsilon);
         store_image<T, kTokens>(args, fragment, width, values);
     });
     publish<32 * kWarps>([&] { units.count_tiles(args.counts.image); });

@@ -105,4 +105,10 @@ __device__ __forceinline__ Codes load_group(WeightSlots const& slots, int slot, 
     return codes;
 }
 
+// Of a slot, once it has been filled.
+__device__ __forceinline__ Codes first_group(WeightSlots const& slots, SlotPlace const& at, int row) {
+    ptx::mbarrier_wait(ptx::shared_address(&slots.full[at.index]), at.round);
+    return load_group(slots, at.index, row, 0);
+}
+
 }  // namespace trt_nvfp4::sm90

@@ -141,7 +141,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;
     args.epsilon = mlp.epsilon;
     args.residual = mlp.residual != 0;
-    args.partials = reinterpret_cast<float4*>(pieces.partials);
+    args.partials = reinterpret_cast<float2*>(pieces.partials);
     args.squares = pieces.squares;
     args.counts = pieces.counts;
 
