@@ -13,7 +13,7 @@
 #include "ptx/element.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
-#include "sm90_w4a16_product.cuh"
+#include "sm90_w4a16_copies.cuh"
 #include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
@@ -36,7 +36,7 @@ struct Shared {
     uint64_t full[kPanels<kTokens>], empty[kPanels<kTokens>];
 };
 
-// Exactly one of y, image and partials is written.
+// One of y and partials is written.
 template <typename T>
 struct GemmArgs {
     uint8_t const* codes;
@@ -47,11 +47,7 @@ struct GemmArgs {
     Split split;
     uint8_t const* x;  // an image
     TrtNvfp4Activation activation;
-    bool gated;
-    float alpha, limit;
-    T* y;            // [m, rows]
-    uint8_t* image;  // of the hidden layer, of padded_width values
-    int padded_width;
+    T* y;             // [m, rows]
     float* partials;  // [splits, tokens, padded rows]
     uint32_t one;     // 1, see shift_left
 };
@@ -73,8 +69,8 @@ struct Task {
 template <typename T>
 class WeightStream {
  public:
-    __device__ WeightStream(GemmArgs<T> const& args, WarpRows const& rows, int tasks, int task, int step, uint8_t* ring)
-        : args_(args), rows_(rows), tasks_(tasks), task_(task), task_step_(step), ring_(ptx::shared_address(ring)) {
+    __device__ WeightStream(GemmArgs<T> const& args, int tasks, int task, int step, uint8_t* ring)
+        : args_(args), tasks_(tasks), task_(task), task_step_(step), ring_(ptx::shared_address(ring)) {
         open();
         for (int stage = 0; stage < kStages; ++stage) fetch(stage);
     }
@@ -95,8 +91,8 @@ class WeightStream {
     __device__ void open() {
         if (task_ >= tasks_) return;
         Task const task(args_.split, chunks_of(args_.k), task_);
-        copies_ = WeightCopies(args_.codes, args_.scales, args_.rows, args_.k, task.tile * 2 + threadIdx.x / 128, rows_,
-                               task.begin, task.end);
+        copies_ = WeightCopies(args_.codes, args_.scales, args_.rows, args_.k, task.tile * 2 + threadIdx.x / 128,
+                               threadIdx.x / 32 % 4, task.begin, task.end);
     }
 
     __device__ __forceinline__ void fetch(int stage) {
@@ -112,7 +108,6 @@ class WeightStream {
     }
 
     GemmArgs<T> const& args_;
-    WarpRows const rows_;
     int const tasks_;
     int task_;
     int const task_step_;
@@ -125,30 +120,28 @@ class WeightStream {
 template <typename T, int kTokens>
 class Epilogue {
  public:
-    __device__ __forceinline__ Epilogue(GemmArgs<T> const& args, WarpRows const& rows, Task const& task, int layer = 0)
-        : args_(args), rows_(rows), part_(task.part), layer_(layer) {
-        row_ = task.tile * kTileRows + threadIdx.x / 128 * 128 + threadIdx.x % 4 * 32;
-        ptx::prefetch(args.tensor_scale + layer);
-        if (row_ + rows_(0) < args.rows) ptx::prefetch(bias() + row_ + rows_(0));
+    __device__ __forceinline__ Epilogue(GemmArgs<T> const& args, Task const& task) : args_(args), part_(task.part) {
+        row_ = task.tile * kTileRows + threadIdx.x / 128 * 128 + threadIdx.x % 4 * 32 + threadIdx.x / 32 % 4 * 8;
+        ptx::prefetch(args.tensor_scale);
+        if (row_ < args.rows) ptx::prefetch(args.bias + row_);
     }
 
     // Before the first write.
     __device__ __forceinline__ void load() {
         if (args_.partials != nullptr) return;
-        scale_ = args_.tensor_scale[layer_] * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+        scale_ = *args_.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            int const row = row_ + rows_(i);
-            bias_[i] = row < args_.rows ? bias()[row] : ptx::from_float<T>(0.0f);
+            int const row = row_ + i;
+            bias_[i] = row < args_.rows ? args_.bias[row] : ptx::from_float<T>(0.0f);
         }
     }
 
     __device__ __forceinline__ void write(int token, float const (&sums)[8]) const {
         if (args_.partials != nullptr) {
             int const pitch = padded_rows(args_.rows, args_.split.cluster);
-            int const row = row_ + rows_(0);
             float4* const out = reinterpret_cast<float4*>(
-                args_.partials + (static_cast<int64_t>(part_) * kTokens + token) * pitch + row);
+                args_.partials + (static_cast<int64_t>(part_) * kTokens + token) * pitch + row_);
             out[0] = make_float4(sums[0], sums[1], sums[2], sums[3]);
             out[1] = make_float4(sums[4], sums[5], sums[6], sums[7]);
             return;
@@ -156,50 +149,25 @@ class Epilogue {
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale_, ptx::to_float(bias_[i]));
-        if (args_.gated) {
-            gate_eight(args_.activation, args_.alpha, args_.limit, values);
-            // Values 0, 1 and, 4 further, 2, 3.
-            int const column = (row_ + rows_(0)) / 2;
-            if (column < args_.padded_width) {
-                store_pair(column, token, values[0], values[2]);
-                store_pair(column + 1, token, values[1], values[3]);
-            }
-            return;
-        }
         activate_eight(args_.activation, values);
-        int const column = row_ + rows_(0);
-        if (args_.image != nullptr) {
-            if (column >= args_.padded_width) return;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) store_pair(column + i, token, values[i], values[i + 4]);
-            return;
-        }
         if (token >= args_.m) return;
         __align__(16) T rounded[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) rounded[i] = ptx::from_float<T>(values[i]);
-        T* const out = args_.y + static_cast<int64_t>(token) * args_.rows + column;
+        T* const out = args_.y + static_cast<int64_t>(token) * args_.rows + row_;
         if (args_.rows % 8 == 0) {
-            if (column < args_.rows) *reinterpret_cast<uint4*>(out) = *reinterpret_cast<uint4 const*>(rounded);
+            if (row_ < args_.rows) *reinterpret_cast<uint4*>(out) = *reinterpret_cast<uint4 const*>(rounded);
             return;
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            if (column + i < args_.rows) out[i] = rounded[i];
+            if (row_ + i < args_.rows) out[i] = rounded[i];
         }
     }
 
  private:
-    __device__ __forceinline__ T const* bias() const { return args_.bias + static_cast<int64_t>(layer_) * args_.rows; }
-    __device__ __forceinline__ void store_pair(int k, int token, float first, float second) const {
-        __align__(4) T const pair[2] = {ptx::from_float<T>(first), ptx::from_float<T>(second)};
-        *reinterpret_cast<uint32_t*>(args_.image + pair_offset<kTokens>(k, token)) =
-            *reinterpret_cast<uint32_t const*>(pair);
-    }
-
     GemmArgs<T> const& args_;
-    WarpRows const rows_;
-    int const part_, layer_;
+    int const part_;
     int row_;
     float scale_;
     T bias_[8];
@@ -275,10 +243,8 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
                                          int step) {
     int const warp = threadIdx.x / 32;
     int const lane = threadIdx.x % 32;
-    WarpRows const rows(warp, args.gated && args.image != nullptr);
-    WeightStream stream(args, rows, tasks, first, step, shared.weights[warp][0]);
+    WeightStream stream(args, tasks, first, step, shared.weights[warp][0]);
     Turned& turned = shared.turned[warp];
-    uint64_t const panels = ptx::matrix_descriptor(ptx::shared_address(shared.panels[0]), kTokens * 16, 128);
     uint32_t const own_byte = own_scale_byte();
     int panel = 0;
     uint32_t parity = 0;
@@ -288,21 +254,24 @@ __device__ __forceinline__ void multiply(GemmArgs<T> const& args, Shared<kTokens
     };
     for (int index = first; index < tasks; index += step) {
         Task const task(args.split, chunks_of(args.k), index);
-        Epilogue<T, kTokens> epilogue(args, rows, task);
+        Epilogue<T, kTokens> epilogue(args, task);
         float acc[2][kTokens / 2];
 #pragma unroll
         for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             uint8_t const* const stage = shared.weights[warp][stream.acquire()];
+            uint64_t b = 0;
 #pragma unroll
             for (int group = 0; group < kChunk / kGroup; ++group) {
                 constexpr int kGroupsPerPanel = kPanelK / kGroup;
                 Codes const codes = load_group(stage, group);
-                if (group % kGroupsPerPanel == 0) ptx::mbarrier_wait(ptx::shared_address(&shared.full[panel]), parity);
-                uint64_t const b =
-                    ptx::advance(panels, panel * kPanelBytes<kTokens> +
-                                             group % kGroupsPerPanel * (kPanelBytes<kTokens> / kGroupsPerPanel));
-                multiply_group<T, kTokens>(codes, own_byte, args.one, b, acc, [&](int word) {
+                if (group % kGroupsPerPanel == 0) {
+                    ptx::mbarrier_wait(ptx::shared_address(&shared.full[panel]), parity);
+                    b = ptx::uniform_descriptor(ptx::shared_address(shared.panels[panel]), kTokens * 16, 128);
+                }
+                uint64_t const units =
+                    ptx::advance(b, group % kGroupsPerPanel * (kPanelBytes<kTokens> / kGroupsPerPanel));
+                multiply_group<T, kTokens>(codes, own_byte, args.one, units, acc, [&](int word) {
                     // All but this word's have finished: the panel before is free.
                     if (word == 0 && group % kGroupsPerPanel == 0 && finished >= 0) release(finished);
                 });

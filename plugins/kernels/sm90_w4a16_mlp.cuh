@@ -2,13 +2,14 @@
 // that weights stay on their way from phase to phase.
 //
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
-// (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before it
-// has written: chunks of K, or parts of tiles, count the warps that have written them, and who reads them awaits the
+// (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
+// it has written: chunks of K, or parts of tiles, count the warps that have written them, and who reads them awaits the
 // count. Each phase needs all of the one before, directly or through the next, so that nothing is overwritten while it
 // is read.
 //
-// Two warpgroups multiply and do the rows: by mma.sync up to 16 tokens, by wgmma beyond. Of a third, which leaves them its
-// registers, one thread fetches weights and one warp panels of activations, for both blocks of a cluster at once.
+// Two warpgroups multiply and do the rows: by mma.sync up to 16 tokens, by wgmma beyond. Of a third, which leaves them
+// its registers, one thread fetches weights and one warp panels of activations, beyond 16 tokens for both blocks of a
+// cluster at once.
 #pragma once
 
 #include "ptx/grid.cuh"
@@ -23,6 +24,17 @@ template <int kTokens>
 constexpr int kChunkBytes = kChunk * kTokens * 2;
 template <int kTokens>
 constexpr int kChunkPanels = 65536 / kChunkBytes<kTokens>;
+
+// Up to 16 tokens, warps multiply by mma.sync, each for itself.
+template <int kTokens>
+constexpr bool kSync = kTokens <= 16;
+
+// Blocks that share the copies of activations: those of a cluster, where there is enough to copy. A warp frees a panel
+// for each of them by one arrival, where it does so alone by all of its lanes, which racecheck asks for.
+template <int kTokens>
+constexpr int kSharers = kSync<kTokens> ? 1 : kMaxCluster;
+template <int kTokens>
+constexpr int kPanelReleases = kWarps * (kSharers<kTokens> == 1 ? 32 : kSharers<kTokens>);
 
 template <int kTokens>
 struct MlpShared {
@@ -68,14 +80,14 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, WeightSlot
 // By a warp, as they appear.
 template <typename T, int kTokens>
 __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<kTokens>& shared) {
-    constexpr int kSlice = kChunkBytes<kTokens> / kMaxCluster;
-    int const mine = ptx::cluster_rank() * kSlice;
+    constexpr int kSlice = kChunkBytes<kTokens> / kSharers<kTokens>;
+    int const mine = kSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
     RingPlace<kChunkPanels<kTokens>> place;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         uint32_t const times = phase / 2 + 1;
-        ReadyChunks ready = phase % 2 == 0 ? ReadyChunks(args.counts.image, times * units_per_chunk(args.m), task.begin, task.end)
-                                           : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(),
-                                                         task.begin, task.end);
+        ReadyChunks ready =
+            phase % 2 == 0 ? ReadyChunks(args.counts.image, times * units_per_chunk(args.m), task.begin, task.end)
+                           : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(), task.begin, task.end);
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             ready.await(chunk);
@@ -83,9 +95,9 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
                 ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.index]), place.round ^ 1);
                 uint32_t const full = ptx::shared_address(&shared.full[place.index]);
                 ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
-                ptx::bulk_copy_multicast(ptx::shared_address(shared.panels[place.index] + mine),
-                                         matrix.x + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice,
-                                         full, (1 << kMaxCluster) - 1);
+                copy_panel(shared.panels[place.index] + mine,
+                           matrix.x + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice, full,
+                           kSharers<kTokens>);
             }
             __syncwarp();
             place.advance();
@@ -93,8 +105,8 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
     });
 }
 
-// What a lane adds to its sums of up: of quarter i / 2 the bias of its row, or with gates of its gate and up rows. Nothing
-// is done with it before it is needed: that would wait for memory.
+// What a lane adds to its sums of up: of quarter i / 2 the bias of its row, or with gates of its gate and up rows.
+// Nothing is done with it before it is needed: that would wait for memory.
 template <typename T>
 struct UpEpilogue {
     float tensor_scale;
@@ -175,15 +187,19 @@ struct Places {
 template <typename T, int kTokens, typename F>
 __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task const& task, uint32_t one,
                                               Places<kTokens>& at, float (&acc)[2][kTokens / 2], F&& before_last) {
-    constexpr bool kSync = kTokens <= 16;
     constexpr int kGroups = kChunk / kGroup;
     constexpr int kGroupBytes = kChunkBytes<kTokens> / kGroups;
     int const row = row_of_lane();
     uint32_t const own_byte = own_scale_byte();
     int finished = -1;  // the panel whose multiplications may still be under way
     auto const release_panel = [&](int which) {
-        int const lane = threadIdx.x % 32;
-        if (lane < kMaxCluster) ptx::mbarrier_arrive_at(ptx::shared_address(&shared.empty[which]), lane);
+        uint32_t const empty = ptx::shared_address(&shared.empty[which]);
+        if constexpr (kSharers<kTokens> == 1) {
+            ptx::mbarrier_arrive(empty);
+        } else {
+            int const lane = threadIdx.x % 32;
+            if (lane < kSharers<kTokens>) ptx::mbarrier_arrive_at(empty, lane);
+        }
     };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
@@ -194,8 +210,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
         if (chunk + 1 == task.end) before_last();
         ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.index]), at.panel.round);
         uint32_t const units = ptx::shared_address(shared.panels[at.panel.index]);
-        // wgmma takes descriptors in uniform registers, which is where the result of a reduction is.
-        uint64_t const b = ptx::matrix_descriptor(kSync ? 0 : __reduce_max_sync(0xffffffffu, units), kTokens * 16, 128);
+        uint64_t const b = kSync<kTokens> ? 0 : ptx::uniform_descriptor(units, kTokens * 16, 128);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
             Codes const codes = next;
@@ -206,25 +221,24 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
                 at.slot.advance(kWarpgroups);
                 if (chunk + 1 < task.end) next = first_group(shared.weights, at.slot, row);
             }
-            if constexpr (kSync) {
+            if constexpr (kSync<kTokens>) {
                 multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
             } else {
                 multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
                                            [&](int word) {
-                    // All but this word's have finished: the panel before is free.
-                    if (word == 0 && group == 0 && finished >= 0) release_panel(finished);
-                });
+                                               // All but this word's have finished: the panel before is free.
+                                               if (word == 0 && group == 0 && finished >= 0) release_panel(finished);
+                                           });
             }
         }
-        if constexpr (kSync) {
-            __syncwarp();
+        if constexpr (kSync<kTokens>) {
             release_panel(at.panel.index);
         } else {
             finished = at.panel.index;
         }
         at.panel.advance();
     }
-    if constexpr (!kSync) {
+    if constexpr (!kSync<kTokens>) {
         ptx::wgmma_wait<0>();
         release_panel(finished);
     }
@@ -285,7 +299,7 @@ __global__ __launch_bounds__(kMlpThreads, 1) void sm90_w4a16_mlp(__grid_constant
         shared.weights.init();
         for (int i = 0; i < kChunkPanels<kTokens>; ++i) {
             ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kWarps * kMaxCluster);
+            ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kPanelReleases<kTokens>);
         }
         ptx::mbarrier_init_fence();
     }

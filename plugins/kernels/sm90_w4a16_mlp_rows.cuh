@@ -1,5 +1,5 @@
-// What lies between two layers of sm90_w4a16_mlp.cuh: partial sums of down, or x at first, become y and the image of the
-// next layer's x. A warp does a fragment of 8 tokens at a time.
+// What lies between two layers of sm90_w4a16_mlp.cuh: partial sums of down, or x at first, become y and the image of
+// the next layer's x. A warp does a fragment of 8 tokens at a time.
 #pragma once
 
 #include "heuristics/sm90_w4a16.h"
@@ -138,9 +138,8 @@ struct Units {
 template <typename T, int kTokens>
 __device__ __forceinline__ void store_image(MlpArgs<T> const& args, Fragment const& fragment, int width,
                                             float const (&values)[2]) {
-    fragment.each(width, args.m, [&](int i, int token) {
-        store_value<T, kTokens>(args.image, fragment.row, token, values[i]);
-    });
+    fragment.each(width, args.m,
+                  [&](int i, int token) { store_value<T, kTokens>(args.image, fragment.row, token, values[i]); });
 }
 
 // The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x.
@@ -157,9 +156,8 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         // Asked for before the wait, used after it.
         T added[2] = {ptx::from_float<T>(0.0f), ptx::from_float<T>(0.0f)}, bias = added[0];
         if (first || args.residual) {
-            fragment.each(width, args.m, [&](int i, int token) {
-                added[i] = x[static_cast<int64_t>(token) * width + fragment.row];
-            });
+            fragment.each(width, args.m,
+                          [&](int i, int token) { added[i] = x[static_cast<int64_t>(token) * width + fragment.row]; });
         }
         float values[2];
         if (first) {
@@ -220,8 +218,8 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
 #pragma unroll 16
         for (int part = threadIdx.x % 32 / 4; part < parts; part += 8) {
-            float2 const squares = __ldcg(reinterpret_cast<float2 const*>(
-                args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2));
+            float2 const squares = __ldcg(
+                reinterpret_cast<float2 const*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2));
             total.x += squares.x;
             total.y += squares.y;
         }

@@ -7,6 +7,7 @@
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
+#include "scale_layout.cuh"
 #include "sm90_w4a16_product.cuh"
 
 namespace trt_nvfp4::sm90 {
@@ -18,8 +19,8 @@ constexpr int kSlotsUnderWay = 3;
 constexpr int kSlotCodes = kGroupRows * kChunk / 2;
 constexpr int kSlotScales = kGroupRows * kChunk / kBlock;
 
-// Boxes of a matrix of all layers: a slot's codes, 16-byte columns c of row r being c ^ r % 8, and its scales, which are
-// tiles of 128 rows and 4 blocks.
+// Boxes of a matrix of all layers: a slot's codes, 16-byte columns c of row r being c ^ r % 8, and its scales, which
+// are tiles of 128 rows and 4 blocks.
 struct WeightMaps {
     CUtensorMap codes;   // [layers * rows, K / 2] bytes
     CUtensorMap scales;  // [layers * groups of rows, tiles of K, 128] words

@@ -1,4 +1,5 @@
-"""The SM90 W4A16 kernels (wgmma, clusters, chained launches), from enqueue down to their PTX, on the PTX emulator."""
+"""The SM90 W4A16 kernels (wgmma, clusters, tensor maps, chained launches), from enqueue down to their PTX, on the PTX
+emulator."""
 
 from __future__ import annotations
 
@@ -37,18 +38,6 @@ def check(
 def test_linear(emulated: PluginHost, seed: int, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     call = op_inputs.linear(np.random.default_rng(seed), m, n, k, dtype)
     check(emulated, "NVFP4Linear", call.inputs, {"activation": Activation.SILU})
-
-
-def test_layers_with_norm_and_residual(emulated: PluginHost, seed: int) -> None:
-    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 2, 17, 256, 544, 256, torch.float16, gated=1)
-    attributes = {"activation": Activation.GELU_TANH, "gated": 1, "norm": 1, "residual": 1}
-    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes)
-
-
-def test_mlp_without_a_gate(emulated: PluginHost, seed: int) -> None:
-    call = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, 40, 256, 544, 96, torch.bfloat16, gated=0)
-    attributes = {"activation": Activation.GELU, "gated": 0, "norm": 0, "residual": 0}
-    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
 def kernels(gpu: Gpu) -> list[str]:
     """Of the products launched so far; forgets them."""
-    names = ("sm80_w4a16_mlp", "sm90_w4a16_gemm", "generic_gemm", "W4A4Kernel", "w4a4_reduce")
+    names = ("sm80_w4a16_mlp", "sm90_w4a16_gemm", "sm90_w4a16_mlp", "generic_gemm", "W4A4Kernel", "w4a4_reduce")
     found = [name for launch in gpu.launches for name in names if name in launch.kernel]
     gpu.launches.clear()
     return found
@@ -90,6 +90,39 @@ def test_mma_sync_where_wgmma_would_serve(emulated: PluginHost, emulated_gpu: Gp
         run(emulated, emulated_gpu, linear(3), 0, W4A16_MMA_SYNC)
     with pytest.raises(HostError, match="tactic 8 cannot serve"):  # a linear has no layers to keep resident
         run(emulated, emulated_gpu, linear(20), 0, W4A16_RESIDENT)
+
+
+@on("emulated_gpu", ["h200"], indirect=True)
+def test_crossovers_of_an_mlp(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+    def launched(m: int, tactic: int) -> list[str]:
+        inputs = op_inputs.gated_mlp(np.random.default_rng(m), m, 32, 32, 16, torch.float16).inputs
+        kernels(emulated_gpu)
+        with emulated.session("NVFP4GatedMLP", inputs, {"activation": Activation.SILU}, tactic=tactic) as session:
+            (y,) = session.run(inputs)
+        reference = OPS["NVFP4GatedMLP"].reference(*inputs, activation=Activation.SILU)
+        assert isinstance(reference, torch.Tensor)
+        assert torch.linalg.norm((y - reference).float()) < 3e-3 * torch.linalg.norm(reference.float())
+        return kernels(emulated_gpu)
+
+    mma, resident = ["sm80_w4a16_mlp"], ["sm90_w4a16_mlp"]
+    assert [launched(m, AUTO) for m in (1, 12, 13, 64, 66)] == [mma, mma, resident, resident, resident + mma]
+    assert launched(3, W4A16_RESIDENT) == resident
+    assert launched(20, W4A16_MMA_SYNC) == mma
+
+    def offered_mlp(fewest: int, most: int) -> list[int]:
+        few, many = (
+            op_inputs.gated_mlp(np.random.default_rng(0), m, 32, 32, 16, torch.float16) for m in (fewest, most)
+        )
+        with emulated.session(
+            "NVFP4GatedMLP", few.inputs, {"activation": Activation.SILU}, max_inputs=many.inputs
+        ) as session:
+            return session.tactics
+
+    assert [offered_mlp(1, 8), offered_mlp(16, 64), offered_mlp(1, 64)] == [
+        [W4A16, W4A16_RESIDENT],
+        [W4A16, W4A16_MMA_SYNC],
+        [],
+    ]
 
 
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)

@@ -194,9 +194,8 @@ template <typename Args>
 TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width, void* workspace, cudaStream_t stream) {
     for (int64_t first = 0; first < args.m;) {
         Args block = block_of(args, first, kMaxTokens, x_width, y_width);
-        if (args.tactic == TRT_NVFP4_TACTIC_W4A16_RESIDENT) {
-            TRT_NVFP4_RETURN_IF_ERROR(sm90::launch_resident(block, workspace, stream));
-        } else if (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::serves(block)) {
+        bool const resident = args.tactic == TRT_NVFP4_TACTIC_W4A16_RESIDENT;
+        if (resident || (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::takes(block))) {
             TRT_NVFP4_RETURN_IF_ERROR(sm90::launch(block, workspace, stream));
         } else {
             block.m = std::min<int64_t>(block.m, kMaxMmaTokens);
@@ -209,18 +208,16 @@ TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width,
 
 }  // namespace
 
-bool takes_wgmma(TrtNvfp4LinearArgs const& args) { return sm90::serves(block_of(args, 0, kMaxTokens, args.k, args.n)); }
+bool takes_sm90(TrtNvfp4LinearArgs const& args) { return sm90::takes(block_of(args, 0, kMaxTokens, args.k, args.n)); }
 
-bool takes_wgmma(TrtNvfp4MlpArgs const& args) {
+bool takes_sm90(TrtNvfp4MlpArgs const& args) {
+    return sm90::takes(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
+}
+
+bool serves_resident(TrtNvfp4LinearArgs const&) { return false; }
+
+bool serves_resident(TrtNvfp4MlpArgs const& args) {
     return sm90::serves(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
-}
-
-bool takes_resident(TrtNvfp4LinearArgs const& args) {
-    return sm90::serves_resident(block_of(args, 0, kMaxTokens, args.k, args.n));
-}
-
-bool takes_resident(TrtNvfp4MlpArgs const& args) {
-    return sm90::serves_resident(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
 }
 
 bool serves(TrtNvfp4LinearArgs const& args) { return serves_tokens(args) && serves_k(args.k); }
@@ -246,7 +243,7 @@ size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
     workspace.take<Partial>(most_partials(args.hidden_out, args.intermediate, most.m));
     workspace.take<__half>(kHiddenBuffers * most.m * args.intermediate);
     workspace.take<__half>(kXBuffers * most.m * args.hidden_in);
-    return std::max({workspace.size(), sm90::workspace_bytes(most), sm90::resident_workspace_bytes(most)});
+    return std::max(workspace.size(), sm90::workspace_bytes(most));
 }
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {

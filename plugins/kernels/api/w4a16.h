@@ -11,13 +11,13 @@ namespace trt_nvfp4::w4a16 {
 bool serves(TrtNvfp4LinearArgs const& args);
 bool serves(TrtNvfp4MlpArgs const& args);
 
-// Of a call that is served: whether the current GPU's wgmma takes its tokens.
-bool takes_wgmma(TrtNvfp4LinearArgs const& args);
-bool takes_wgmma(TrtNvfp4MlpArgs const& args);
+// Of a call that is served: whether the current GPU's kernels are SM90's at its number of tokens.
+bool takes_sm90(TrtNvfp4LinearArgs const& args);
+bool takes_sm90(TrtNvfp4MlpArgs const& args);
 
-// Of a call that is served: whether the current GPU can do all layers by wgmma in one launch.
-bool takes_resident(TrtNvfp4LinearArgs const& args);
-bool takes_resident(TrtNvfp4MlpArgs const& args);
+// Of a call that is served: whether the current GPU can do all layers in one launch of SM90's kernel.
+bool serves_resident(TrtNvfp4LinearArgs const& args);
+bool serves_resident(TrtNvfp4MlpArgs const& args);
 
 // Enough for every m up to args.m, on any GPU; 0 if the call is not served.
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);

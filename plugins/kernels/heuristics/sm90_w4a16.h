@@ -5,8 +5,7 @@
 
 namespace trt_nvfp4::sm90 {
 
-// mma.sync runs the stack of benchmarks/NOTES.md in 606 us at 16 tokens and 998 at 32, wgmma in 664 at 32 (H200).
-constexpr int kMinTokens = 17;
+constexpr int kMinTokens = 17;  // of a linear: mma.sync takes as long for 16 tokens as wgmma for 32 (H200)
 constexpr int kMaxTokens = 64;
 constexpr int kTileRows = 256;  // of a block
 constexpr int kMaxCluster = 2;
@@ -33,6 +32,11 @@ struct Split {
         return padded_rows(rows, cluster) / (kTileRows * cluster) * splits;
     }
 };
+
+// Whether an MLP is theirs at `m` tokens, by rows of up. An H200's times of eleven MLPs (benchmarks/NOTES.md): with a
+// tile of up for half of the SMs they are ahead of mma.sync from 6 tokens on, with fewer tiles from 13, but for four
+// layers 4096/4096 at 13 to 16 tokens (2 % slower).
+inline bool takes_layers(int m, int up_rows) { return m >= (up_rows >= 64 * kTileRows ? 6 : 13); }
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.
 inline Split choose_split(int rows, int chunks, int cluster, int clusters) {

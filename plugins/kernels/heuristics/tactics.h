@@ -3,9 +3,8 @@
 // and W4A4.
 //
 // Crossovers, in tokens; docs/roofline.md says more:
-//     W4A16   SM90: mma.sync up to 16, wgmma from 17 (measured on an H200); elsewhere mma.sync. Above 64 in blocks of
-//             64 (estimate: on an H200 a block runs at 124 TFLOPS by mma.sync and 269 by wgmma, measured; the generic
-//             kernel multiplies in float32, whose peak is 67).
+//     W4A16   SM90: kernels of its own for linears from 17 tokens on, for MLPs from 6 or 13 (measured on an H200);
+//             below and elsewhere mma.sync in mma.sync's own kernel. Above 64 in blocks of 64 (32 by mma.sync).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
 //     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
@@ -42,10 +41,10 @@ TrtNvfp4Tactics tactics_of(Args const& args) {
     TrtNvfp4Tactics tactics{};
     if (w4a16::serves(args)) {
         add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
-        // Near the crossover, which was measured on stacks of MLPs, other shapes may differ.
-        if (w4a16::takes_wgmma(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
-        // Not offered to TensorRT: it has run on the emulator alone.
-        if (w4a16::takes_resident(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_RESIDENT, false);
+        // Near the crossovers, other shapes than those that were measured may differ.
+        bool const sm90 = w4a16::takes_sm90(args);
+        if (sm90) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
+        if (w4a16::serves_resident(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_RESIDENT, !sm90);
     } else if (w4a4_fits(args)) {
         W4A4Kernels const single = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
         if (w4a4_kernels(TRT_NVFP4_TACTIC_W4A4_PAIR).dense != nullptr) {

@@ -1,4 +1,5 @@
 #include "../api/sm90_w4a16.h"
+#include "../sm90_w4a16_gemm.cuh"
 #include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_rows.cuh"
 
@@ -75,30 +76,13 @@ TrtNvfp4Status launch_gemm(Chain& chain, GemmArgs<T> const& gemm, int clusters) 
 constexpr size_t kRowSharedBytes = 128 * 1024;
 constexpr int kRowBlocks = 128;
 
-template <typename T>
-TrtNvfp4Status launch_rows(Chain& chain, RowArgs<T> const& rows, int tokens) {
-    int const parts = rows.norm_weight != nullptr ? 1 : std::min(kRowBlocks / tokens, chunks_of(rows.width));
-    dim3 const blocks(static_cast<unsigned>(tokens), static_cast<unsigned>(parts));
-    return chain.launch(sm90_w4a16_rows<T>, rows, blocks, kRowThreads, 1,
-                        std::max(kRowSharedBytes, rows.width * sizeof(T)), "sm90_w4a16_rows");
-}
-
-// The sums of a projection that split K, to be finished.
-template <typename T>
-RowArgs<T> finish(GemmArgs<T> const& gemm, float const* partials) {
-    RowArgs<T> rows{};
-    rows.width = gemm.gated ? gemm.rows / 2 : gemm.rows;
-    rows.m = gemm.m;
-    rows.partials = partials;
-    rows.splits = gemm.split.splits;
-    rows.pitch = padded_rows(gemm.rows, gemm.split.cluster);
-    rows.tensor_scale = gemm.tensor_scale;
-    rows.bias = gemm.bias;
-    rows.activation = gemm.activation;
-    rows.gated = gemm.gated;
-    rows.alpha = gemm.alpha;
-    rows.limit = gemm.limit;
-    return rows;
+// By `rows` tokens' rows of `units` threads' work each.
+template <typename Args>
+TrtNvfp4Status launch_rows(Chain& chain, void (*kernel)(Args), Args const& args, int rows, int units,
+                           char const* what) {
+    int const parts = std::clamp((units + kRowThreads - 1) / kRowThreads, 1, kRowBlocks / rows);
+    dim3 const blocks(static_cast<unsigned>(rows), static_cast<unsigned>(parts));
+    return chain.launch(kernel, args, blocks, kRowThreads, 1, kRowSharedBytes, what);
 }
 
 struct LinearWorkspace {
@@ -115,37 +99,25 @@ struct LinearWorkspace {
     }
 };
 
-struct MlpWorkspace {
-    uint8_t* image;
-    uint8_t* hidden;
-    float* partials;
-    size_t size;
-
-    MlpWorkspace(TrtNvfp4MlpArgs const& args, void* base) {
-        Workspace workspace(base);
-        int const tokens = tokens_of(args.m);
-        int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
-        image = workspace.take<uint8_t>(image_bytes(static_cast<int>(args.hidden_in), tokens));
-        hidden = workspace.take<uint8_t>(image_bytes(static_cast<int>(args.intermediate), tokens));
-        partials =
-            workspace.take<float>(std::max(most_partials(up_rows, tokens), most_partials(args.hidden_out, tokens)));
-        size = workspace.size();
-    }
-};
-
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4LinearArgs const& args, LinearWorkspace const& workspace, cudaStream_t stream) {
     int clusters = 0;
     TRT_NVFP4_RETURN_IF_ERROR((active_clusters<T, kTokens>(kMaxCluster, clusters)));
     Chain chain(stream);
-    RowArgs<T> rows{};
-    rows.width = static_cast<int>(args.k);
-    rows.m = static_cast<int>(args.m);
-    rows.x = static_cast<T const*>(args.x);
-    rows.image = workspace.image;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_rows(chain, rows, kTokens));
+    ImageArgs<T> const image{static_cast<T const*>(args.x), workspace.image, static_cast<int>(args.k),
+                             static_cast<int>(args.m)};
+    TRT_NVFP4_RETURN_IF_ERROR(launch_rows(chain, sm90_w4a16_image<T>, image, kTokens,
+                                          chunks_of(image.width) * (kChunk / 8), "sm90_w4a16_image"));
 
-    GemmArgs<T> gemm = make_gemm<T>(args.weight, args.n, args.k, args.m, 0);
+    GemmArgs<T> gemm{};
+    gemm.codes = static_cast<uint8_t const*>(args.weight.packed);
+    gemm.scales = static_cast<uint8_t const*>(args.weight.block_scales);
+    gemm.tensor_scale = args.weight.tensor_scale;
+    gemm.bias = static_cast<T const*>(args.weight.bias);
+    gemm.rows = static_cast<int>(args.n);
+    gemm.k = static_cast<int>(args.k);
+    gemm.m = static_cast<int>(args.m);
+    gemm.one = 1;
     gemm.split = choose_split(gemm.rows, chunks_of(gemm.k), kMaxCluster, clusters);
     gemm.x = workspace.image;
     gemm.activation = args.activation;
@@ -154,99 +126,32 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& args, LinearWorkspace const& worksp
     gemm.y = static_cast<T*>(args.y);
     TRT_NVFP4_RETURN_IF_ERROR((launch_gemm<T, kTokens>(chain, gemm, clusters)));
     if (!split) return TRT_NVFP4_SUCCESS;
-    RowArgs<T> last = finish(gemm, workspace.partials);
-    last.y = gemm.y;
-    return launch_rows(chain, last, kTokens);
-}
-
-template <typename T, int kTokens>
-TrtNvfp4Status run(TrtNvfp4MlpArgs const& args, MlpWorkspace const& workspace, cudaStream_t stream) {
-    int clusters = 0;
-    TRT_NVFP4_RETURN_IF_ERROR((active_clusters<T, kTokens>(kMaxCluster, clusters)));
-    Chain chain(stream);
-    auto const norm_weight = [&](int64_t layer) {
-        return args.norm ? static_cast<T const*>(args.norm_weight) + layer * args.hidden_in : nullptr;
-    };
-    RowArgs<T> rows{};
-    rows.width = static_cast<int>(args.hidden_in);
-    rows.m = static_cast<int>(args.m);
-    rows.x = static_cast<T const*>(args.x);
-    rows.image = workspace.image;
-    rows.norm_weight = norm_weight(0);
-    rows.epsilon = args.epsilon;
-    TRT_NVFP4_RETURN_IF_ERROR(launch_rows(chain, rows, kTokens));
-
-    for (int64_t layer = 0; layer < args.layers; ++layer) {
-        int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
-        GemmArgs<T> up = make_gemm<T>(args.up, up_rows, args.hidden_in, args.m, layer);
-        up.split = choose_split(up.rows, chunks_of(up.k), kMaxCluster, clusters);
-        up.x = workspace.image;
-        up.activation = args.activation;
-        up.gated = args.gated != 0;
-        up.alpha = args.alpha;
-        up.limit = args.limit;
-        bool const split = up.split.splits > 1;
-        up.partials = split ? workspace.partials : nullptr;
-        up.image = split ? nullptr : workspace.hidden;
-        up.padded_width = chunks_of(static_cast<int>(args.intermediate)) * kChunk;
-        TRT_NVFP4_RETURN_IF_ERROR((launch_gemm<T, kTokens>(chain, up, clusters)));
-        if (split) {
-            RowArgs<T> hidden = finish(up, workspace.partials);
-            hidden.image = workspace.hidden;
-            TRT_NVFP4_RETURN_IF_ERROR(launch_rows(chain, hidden, kTokens));
-        }
-
-        GemmArgs<T> down = make_gemm<T>(args.down, args.hidden_out, args.intermediate, args.m, layer);
-        down.split = choose_split(down.rows, chunks_of(down.k), kMaxCluster, clusters);
-        down.x = workspace.hidden;
-        down.partials = workspace.partials;
-        TRT_NVFP4_RETURN_IF_ERROR((launch_gemm<T, kTokens>(chain, down, clusters)));
-        RowArgs<T> out = finish(down, workspace.partials);
-        T const* const x = static_cast<T const*>(layer == 0 ? args.x : args.y);
-        bool const last = layer + 1 == args.layers;
-        out.residual = args.residual ? x : nullptr;
-        out.y = last || args.residual ? static_cast<T*>(args.y) : nullptr;
-        if (!last) {
-            out.image = workspace.image;
-            out.norm_weight = norm_weight(layer + 1);
-            out.epsilon = args.epsilon;
-        }
-        TRT_NVFP4_RETURN_IF_ERROR(launch_rows(chain, out, kTokens));
-    }
-    return TRT_NVFP4_SUCCESS;
-}
-
-template <typename Args, typename Pieces>
-TrtNvfp4Status dispatch(Args const& args, Pieces const& workspace, cudaStream_t stream) {
-    bool const few = args.m <= 32;
-    if (args.dtype == TRT_NVFP4_FLOAT16) {
-        return few ? run<__half, 32>(args, workspace, stream) : run<__half, 64>(args, workspace, stream);
-    }
-    return few ? run<__nv_bfloat16, 32>(args, workspace, stream) : run<__nv_bfloat16, 64>(args, workspace, stream);
-}
-
-// SM90, token counts that mma.sync is too slow for, and rows that fit in shared memory.
-bool serves_gpu(int64_t m, int64_t widest) {
-    return m >= kMinTokens && m <= kMaxTokens && widest <= 65536 && gpu_is_sm90();
+    SumArgs<T> sum{};
+    sum.partials = workspace.partials;
+    sum.splits = gemm.split.splits;
+    sum.tokens = kTokens;
+    sum.pitch = padded_rows(gemm.rows, gemm.split.cluster);
+    sum.rows = gemm.rows;
+    sum.tensor_scale = gemm.tensor_scale;
+    sum.bias = gemm.bias;
+    sum.activation = args.activation;
+    sum.y = gemm.y;
+    return launch_rows(chain, sm90_w4a16_sum<T>, sum, gemm.m, (gemm.rows + 7) / 8, "sm90_w4a16_sum");
 }
 
 }  // namespace
 
-bool serves(TrtNvfp4LinearArgs const& args) { return serves_gpu(args.m, std::max(args.k, args.n)); }
-
-bool serves(TrtNvfp4MlpArgs const& args) {
-    return serves_gpu(args.m, std::max({args.hidden_in, args.intermediate, args.hidden_out}));
-}
+bool takes(TrtNvfp4LinearArgs const& args) { return args.m >= kMinTokens && args.m <= kMaxTokens && gpu_is_sm90(); }
 
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args) { return LinearWorkspace(args, nullptr).size; }
-size_t workspace_bytes(TrtNvfp4MlpArgs const& args) { return MlpWorkspace(args, nullptr).size; }
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {
-    return dispatch(args, LinearWorkspace(args, workspace), stream);
-}
-
-TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
-    return dispatch(args, MlpWorkspace(args, workspace), stream);
+    LinearWorkspace const pieces(args, workspace);
+    bool const few = args.m <= 32;
+    if (args.dtype == TRT_NVFP4_FLOAT16) {
+        return few ? run<__half, 32>(args, pieces, stream) : run<__half, 64>(args, pieces, stream);
+    }
+    return few ? run<__nv_bfloat16, 32>(args, pieces, stream) : run<__nv_bfloat16, 64>(args, pieces, stream);
 }
 
 }  // namespace trt_nvfp4::sm90

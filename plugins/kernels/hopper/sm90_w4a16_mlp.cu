@@ -170,11 +170,16 @@ TrtNvfp4Status run_as(TrtNvfp4MlpArgs const& args, Pieces const& pieces, cudaStr
 
 }  // namespace
 
-bool serves_resident(TrtNvfp4MlpArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
+bool serves(TrtNvfp4MlpArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
 
-size_t resident_workspace_bytes(TrtNvfp4MlpArgs const& args) { return Pieces(args, nullptr).size; }
+bool takes(TrtNvfp4MlpArgs const& args) {
+    int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
+    return serves(args) && takes_layers(static_cast<int>(args.m), static_cast<int>(up_rows));
+}
 
-TrtNvfp4Status launch_resident(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+size_t workspace_bytes(TrtNvfp4MlpArgs const& args) { return Pieces(args, nullptr).size; }
+
+TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
     Pieces const pieces(args, workspace);
     return args.dtype == TRT_NVFP4_FLOAT16 ? run_as<__half>(args, pieces, stream)
                                            : run_as<__nv_bfloat16>(args, pieces, stream);

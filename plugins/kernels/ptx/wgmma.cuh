@@ -16,6 +16,12 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, int lead
            static_cast<uint64_t>(stride >> 4) << 32;
 }
 
+// The same, known to be one for all lanes: wgmma takes it in uniform registers, which is where the result of a
+// reduction is. Others are moved there before every multiplication.
+__device__ __forceinline__ uint64_t uniform_descriptor(uint32_t address, int leading, int stride) {
+    return matrix_descriptor(__reduce_max_sync(0xffffffffu, address), leading, stride);
+}
+
 // The same `bytes` further on: a multiple of 16. Below 2^18 the address does not reach what lies above it.
 __device__ __forceinline__ uint64_t advance(uint64_t descriptor, int bytes) {
     return descriptor & ~uint64_t{0xffffffffu} | static_cast<uint32_t>(descriptor) + static_cast<uint32_t>(bytes >> 4);

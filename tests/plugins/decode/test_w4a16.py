@@ -198,4 +198,4 @@ def test_graph_replays_with_new_inputs(host: PluginHost, tactic: int) -> None:
             workspace.random_(0, 255)  # its content between launches is arbitrary
             graph.replay()
             torch.cuda.synchronize()
-            assert torch.equal(y, run_twice(host, "NVFP4PersistentMLP", inputs, attributes))
+            assert torch.equal(y, run_twice(host, "NVFP4PersistentMLP", inputs, attributes, tactic))
