@@ -3,7 +3,7 @@ plugins/kernels/heuristics/tactics.h.
 
     python benchmarks/crossovers.py [--w4a4] [--tokens 1 16 17 ...] [--out benchmarks/results/crossovers.json]
 
-Needs a GPU. Not recorded yet.
+Needs a GPU.
 """
 
 from __future__ import annotations

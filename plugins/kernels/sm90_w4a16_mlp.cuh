@@ -3,7 +3,7 @@
 //
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
 // (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
-// it has written: chunks of K, or parts of tiles, count the warps that have written them, and who reads them awaits the
+// it has written: chunks of K, and tiles of down, count what has been written of them, and who reads them awaits the
 // count. Each phase needs all of the one before, directly or through the next, so that nothing is overwritten while it
 // is read.
 //

@@ -33,6 +33,10 @@ int main() {
             std::cin >> rows >> chunks >> cluster >> clusters;
             sm90::Split const split = sm90::choose_split(rows, chunks, cluster, clusters);
             std::cout << split.splits << ' ' << split.tasks(rows) << ' ' << sm90::padded_rows(rows, cluster) << '\n';
+        } else if (kind == "sm90_layers") {
+            int m, up_rows;
+            std::cin >> m >> up_rows;
+            std::cout << sm90::takes_layers(m, up_rows) << '\n';
         } else if (kind == "moe") {
             int wanted, least, stage, fixed;
             w4a16::Device device{};

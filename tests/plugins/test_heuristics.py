@@ -90,6 +90,13 @@ def test_sm90(ask: Ask, seed: int) -> None:
         assert tasks == padded // (256 * cluster) * splits
 
 
+def test_sm90_takes_an_mlp_where_it_was_measured_ahead(ask: Ask) -> None:
+    """H200, benchmarks/NOTES.md: rows of up, tokens at which the other kernel is ahead, and at which this one is."""
+    measured = ((32768, 4, 8), (22016, 4, 8), (57344, 4, 6), (11264, 8, 16), (3072, 2, 16), (8192, 12, 64))
+    for up_rows, other, this in measured:
+        assert ask("sm90_layers", [[other, up_rows], [this, up_rows]]) == [[0], [1]]
+
+
 def test_moe_memory(ask: Ask, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cases = []

@@ -50,7 +50,8 @@ TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int rank, void
         return function;
     }();
     if (found == nullptr) {
-        return record_error(TRT_NVFP4_UNSUPPORTED, "the CUDA driver has no cuTensorMapEncodeTiled; use tactic W4A16");
+        return record_error(TRT_NVFP4_UNSUPPORTED,
+                            "the CUDA driver has no cuTensorMapEncodeTiled; use tactic W4A16_MMA_SYNC");
     }
     cuuint32_t const ones[] = {1, 1, 1};
     CUresult const result = reinterpret_cast<EncodeTiled>(found)(
@@ -113,9 +114,9 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters"));
     if (clusters == 0) {
-        return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16_RESIDENT: the GPU has no room for two blocks of " +
+        return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16: the GPU has no room for two blocks of " +
                                                        std::to_string(shared) +
-                                                       " bytes of shared memory; use tactic W4A16");
+                                                       " bytes of shared memory; use tactic W4A16_MMA_SYNC");
     }
 
     MlpArgs<T> args{};
