@@ -17,8 +17,7 @@ struct Fragment {
     int row, token;
 
     __device__ __forceinline__ Fragment(int tile, int warp, int quarter, int column) {
-        int const g = threadIdx.x % 32 / 4;
-        row = tile * kTileRows + warp / 4 * kGroupRows + quarter * 32 + warp % 4 * 8 + g % 4 * 2 + g / 4;
+        row = tile * kTileRows + warp / 4 * kGroupRows + quarter * 32 + row_of_lane(warp);
         token = column * 8 + threadIdx.x % 4 * 2;
     }
 

@@ -84,9 +84,9 @@ class SlotFiller {
 
 // Of each quarter of a warpgroup's rows a lane multiplies one, eight lanes' being the warp's. Lanes that read shared
 // memory at once, of neighbouring g, have every second, which lie in other banks.
-__device__ __forceinline__ int row_of_lane() {
+__device__ __forceinline__ int row_of_lane(int warp = threadIdx.x / 32) {
     int const g = threadIdx.x % 32 / 4;
-    return threadIdx.x / 32 % 4 * 8 + g % 4 * 2 + g / 4;
+    return warp % 4 * 8 + g % 4 * 2 + g / 4;
 }
 
 __device__ __forceinline__ Codes load_group(WeightSlots const& slots, int slot, int row, int group) {
