@@ -42,9 +42,8 @@ class WeightCopies {
         ++chunk_;
     }
 
-    // The chunk to a stage. Copy i of a lane: the warp's row
-    // lane / 8 + 4 * (i % 2) in quarter i / 2, its 16-byte column lane % 8. Neighbouring rows swap columns, so that
-    // load_group reads without bank conflicts.
+    // The chunk to a stage. Copy i of a lane: the warp's row lane / 8 + 4 * (i % 2) in quarter i / 2, its 16-byte
+    // column lane % 8. Neighbouring rows swap columns, so that load_group reads without bank conflicts.
     __device__ __forceinline__ void copy(uint32_t stage) const {
         int const lane = threadIdx.x % 32;
         uint32_t const row = stage + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 * 2)) * 16;
@@ -84,18 +83,9 @@ class WeightCopies {
 __device__ __forceinline__ Codes load_group(uint8_t const* stage, int group) {
     int const g = threadIdx.x % 32 / 4;
     int const t = threadIdx.x % 4;
-    Codes codes;
-    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + (group * 8 + g) * 16);
-    codes.scales[0] = scales.x;
-    codes.scales[1] = scales.y;
-    codes.scales[2] = scales.z;
-    codes.scales[3] = scales.w;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int const column = (group * 2 + t / 2) ^ (g % 4 * 2);
-        codes.words[i] = *reinterpret_cast<uint2 const*>(stage + (i * 8 + g) * (kChunk / 2) + column * 16 + t % 2 * 8);
-    }
-    return codes;
+    int const column = (group * 2 + t / 2) ^ (g % 4 * 2);
+    return load_codes(stage + kCodeBytes + (group * 8 + g) * 16, stage + g * (kChunk / 2) + column * 16 + t % 2 * 8,
+                      8 * (kChunk / 2));
 }
 
 }  // namespace trt_nvfp4::sm90

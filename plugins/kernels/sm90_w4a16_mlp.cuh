@@ -82,7 +82,7 @@ template <typename T, int kTokens>
 __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<kTokens>& shared) {
     constexpr int kSlice = kChunkBytes<kTokens> / kSharers<kTokens>;
     int const mine = kSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
-    RingPlace<kChunkPanels<kTokens>> place;
+    w4a16::RingPosition place;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         uint32_t const times = phase / 2 + 1;
         ReadyChunks ready =
@@ -92,15 +92,15 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             ready.await(chunk);
             if (threadIdx.x % 32 == 0) {
-                ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.index]), place.round ^ 1);
-                uint32_t const full = ptx::shared_address(&shared.full[place.index]);
+                ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+                uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
                 ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
-                copy_panel(shared.panels[place.index] + mine,
+                copy_panel(shared.panels[place.stage] + mine,
                            matrix.x + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice, full,
                            kSharers<kTokens>);
             }
             __syncwarp();
-            place.advance();
+            place.advance(kChunkPanels<kTokens>);
         }
     });
 }
@@ -176,17 +176,15 @@ struct UpEpilogue {
     }
 };
 
-// Where a warp is in the rings.
-template <int kTokens>
+// Where a warp is in its warpgroup's slots, which are every second, and in the panels.
 struct Places {
-    SlotPlace slot;
-    RingPlace<kChunkPanels<kTokens>> panel;
+    w4a16::RingPosition slot, panel;
 };
 
 // A warp's rows of a task times the activations.
 template <typename T, int kTokens, typename F>
-__device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task const& task, uint32_t one,
-                                              Places<kTokens>& at, float (&acc)[2][kTokens / 2], F&& before_last) {
+__device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task const& task, uint32_t one, Places& at,
+                                              float (&acc)[2][kTokens / 2], F&& before_last) {
     constexpr int kGroups = kChunk / kGroup;
     constexpr int kGroupBytes = kChunkBytes<kTokens> / kGroups;
     int const row = row_of_lane();
@@ -203,23 +201,24 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
     };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
+    auto const slot = [&] { return at.slot.stage * kWarpgroups + static_cast<int>(threadIdx.x) / 128; };
     // Codes are a group ahead of their products.
-    Codes next = first_group(shared.weights, at.slot, row);
+    Codes next = first_group(shared.weights, slot(), at.slot.round, row);
 #pragma unroll 1
     for (int chunk = task.begin; chunk < task.end; ++chunk) {
         if (chunk + 1 == task.end) before_last();
-        ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.index]), at.panel.round);
-        uint32_t const units = ptx::shared_address(shared.panels[at.panel.index]);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.stage]), at.panel.round);
+        uint32_t const units = ptx::shared_address(shared.panels[at.panel.stage]);
         uint64_t const b = kSync<kTokens> ? 0 : ptx::uniform_descriptor(units, kTokens * 16, 128);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
             Codes const codes = next;
             if (group + 1 < kGroups) {
-                next = load_group(shared.weights, at.slot.index, row, group + 1);
+                next = load_group(shared.weights, slot(), row, group + 1);
             } else {
-                ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[at.slot.index]));
-                at.slot.advance(kWarpgroups);
-                if (chunk + 1 < task.end) next = first_group(shared.weights, at.slot, row);
+                ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot()]));
+                at.slot.advance(kSlots / kWarpgroups);
+                if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
             }
             if constexpr (kSync<kTokens>) {
                 multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
@@ -232,11 +231,11 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
             }
         }
         if constexpr (kSync<kTokens>) {
-            release_panel(at.panel.index);
+            release_panel(at.panel.stage);
         } else {
-            finished = at.panel.index;
+            finished = at.panel.stage;
         }
-        at.panel.advance();
+        at.panel.advance(kChunkPanels<kTokens>);
     }
     if constexpr (!kSync<kTokens>) {
         ptx::wgmma_wait<0>();
@@ -245,7 +244,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
 }
 
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<kTokens>& shared, Places<kTokens>& at,
+__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<kTokens>& shared, Places& at,
                                                 int first_phase, int end_phase) {
     int const warp = threadIdx.x / 32;
     for_tasks(args, first_phase, end_phase, [&](int phase, Projection<T> const& matrix, Task const& task) {
@@ -308,8 +307,7 @@ __global__ __launch_bounds__(kMlpThreads, 1) void sm90_w4a16_mlp(__grid_constant
     if (warp < kWarps) {
         // 208 and 88 of the 168 that each of the three warpgroups starts with.
         asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-        Places<kTokens> at;
-        at.slot.index = warp / 4;
+        Places at;
 #pragma unroll 1
         for (int layer = -1; layer < args.layers; ++layer) {
             multiply_phases<T, kTokens>(args, shared, at, max(2 * layer, 0), 2 * layer + 2);

@@ -64,7 +64,7 @@ static_assert(kTileRows == kChunk);  // so that a tile's warps fill a chunk of t
 
 __host__ __device__ constexpr int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-// Warps that write a chunk of the image.
+// Fragments that a chunk of the image is made of.
 __device__ __forceinline__ int units_per_chunk(int m) { return kUnitsPerTile * ((m + 7) / 8); }
 
 template <typename T, int kTokens>

@@ -8,6 +8,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "scale_layout.cuh"
+#include "sm80_w4a16_ring.cuh"
 #include "sm90_w4a16_product.cuh"
 
 namespace trt_nvfp4::sm90 {
@@ -41,21 +42,6 @@ struct WeightSlots {
     }
 };
 
-// A place in a ring, and how often, modulo two, the ring has been gone through.
-template <int kPlaces>
-struct RingPlace {
-    int index = 0;
-    uint32_t round = 0;
-
-    __device__ __forceinline__ void advance(int by = 1) {
-        index += by;
-        if (index < kPlaces) return;
-        index -= kPlaces;
-        round ^= 1;
-    }
-};
-using SlotPlace = RingPlace<kSlots>;
-
 // Fills slot after slot, by one thread.
 class SlotFiller {
  public:
@@ -63,22 +49,22 @@ class SlotFiller {
 
     // With chunk `chunk` of the group of rows `group`, counted within the layer.
     __device__ __forceinline__ void fill(WeightMaps const& maps, int layer, int group, int chunk) {
-        ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.index]), next_.round ^ 1);
-        uint32_t const full = ptx::shared_address(&slots_.full[next_.index]);
+        ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.stage]), next_.round ^ 1);
+        uint32_t const full = ptx::shared_address(&slots_.full[next_.stage]);
         ptx::mbarrier_arrive_expect(full, kSlotCodes + kSlotScales);
-        ptx::tensor_copy(ptx::shared_address(slots_.codes[next_.index]), maps.codes, chunk * (kChunk / 2),
+        ptx::tensor_copy(ptx::shared_address(slots_.codes[next_.stage]), maps.codes, chunk * (kChunk / 2),
                          layer * maps.rows + group * kGroupRows, full);
-        ptx::tensor_copy(ptx::shared_address(slots_.scales[next_.index]), maps.scales, 0, chunk * (kChunk / kGroup),
+        ptx::tensor_copy(ptx::shared_address(slots_.scales[next_.stage]), maps.scales, 0, chunk * (kChunk / kGroup),
                          layer * maps.groups + group, full);
-        next_.advance();
+        next_.advance(kSlots);
         if (++filled_ < kSlotsUnderWay) return;
-        ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.index]), oldest_.round);
-        oldest_.advance();
+        ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.stage]), oldest_.round);
+        oldest_.advance(kSlots);
     }
 
  private:
     WeightSlots& slots_;
-    SlotPlace next_, oldest_;
+    w4a16::RingPosition next_, oldest_;
     int filled_ = 0;
 };
 
@@ -91,25 +77,15 @@ __device__ __forceinline__ int row_of_lane(int warp = threadIdx.x / 32) {
 
 __device__ __forceinline__ Codes load_group(WeightSlots const& slots, int slot, int row, int group) {
     int const t = threadIdx.x % 4;
-    Codes codes;
-    uint4 const scales = *reinterpret_cast<uint4 const*>(slots.scales[slot] + group * 512 + row * 16);
-    codes.scales[0] = scales.x;
-    codes.scales[1] = scales.y;
-    codes.scales[2] = scales.z;
-    codes.scales[3] = scales.w;
     int const column = (group * 2 + t / 2) ^ row % 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        codes.words[i] = *reinterpret_cast<uint2 const*>(slots.codes[slot] + (i * 32 + row) * (kChunk / 2) +
-                                                         column * 16 + t % 2 * 8);
-    }
-    return codes;
+    return load_codes(slots.scales[slot] + group * 512 + row * 16,
+                      slots.codes[slot] + row * (kChunk / 2) + column * 16 + t % 2 * 8, 32 * (kChunk / 2));
 }
 
-// Of a slot, once it has been filled.
-__device__ __forceinline__ Codes first_group(WeightSlots const& slots, SlotPlace const& at, int row) {
-    ptx::mbarrier_wait(ptx::shared_address(&slots.full[at.index]), at.round);
-    return load_group(slots, at.index, row, 0);
+// Of a slot, once it has been filled, for the time of `round`.
+__device__ __forceinline__ Codes first_group(WeightSlots const& slots, int slot, uint32_t round, int row) {
+    ptx::mbarrier_wait(ptx::shared_address(&slots.full[slot]), round);
+    return load_group(slots, slot, row, 0);
 }
 
 }  // namespace trt_nvfp4::sm90

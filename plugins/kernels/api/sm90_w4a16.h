@@ -7,11 +7,11 @@
 namespace trt_nvfp4::sm90 {
 
 #ifdef TRT_NVFP4_SM90
-// Whether the current GPU and the shape are better theirs than mma.sync's, of calls that tactic W4A16 serves.
+// Of calls that tactic W4A16 serves: whether they take it, on the current GPU, from mma.sync.
 bool takes(TrtNvfp4LinearArgs const& args);
 bool takes(TrtNvfp4MlpArgs const& args);
 
-// Whether they can be theirs.
+// Whether they could.
 bool serves(TrtNvfp4MlpArgs const& args);
 
 // Enough for every m up to args.m; needs no GPU.

@@ -11,7 +11,7 @@ namespace trt_nvfp4::w4a16 {
 bool serves(TrtNvfp4LinearArgs const& args);
 bool serves(TrtNvfp4MlpArgs const& args);
 
-// Of a call that is served: whether the current GPU's kernels are SM90's at its number of tokens.
+// Of a call that is served: whether SM90's own kernels take its number of tokens on the current GPU.
 bool takes_sm90(TrtNvfp4LinearArgs const& args);
 bool takes_sm90(TrtNvfp4MlpArgs const& args);
 
