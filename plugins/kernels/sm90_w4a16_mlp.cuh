@@ -216,7 +216,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
             if (group + 1 < kGroups) {
                 next = load_group(shared.weights, slot(), row, group + 1);
             } else {
-                ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot()]));
+                ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot()]) + zero_behind(codes, one));
                 at.slot.advance(kSlots / kWarpgroups);
                 if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
             }
@@ -283,7 +283,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
                         make_float2(sums[0], sums[1]);
                 }
             }
-            publish<32 * kWarps>([&] { count(args.counts.partials + task.tile); });
+            publish<32 * kWarps>([&] { count(args.counts.partials + task.tile * kCountStep); });
         }
     });
 }

@@ -40,7 +40,7 @@ struct Projection {
 struct Counts {
     uint32_t* image;     // [chunks of x]: fragments of rows
     uint32_t* hidden;    // [chunks of hidden values]: by the blocks of up
-    uint32_t* partials;  // [tiles of down]: by the blocks of down
+    uint32_t* partials;  // [tiles of down, kCountStep]: by the blocks of down
     uint32_t* squares;   // one: fragments of rows
 };
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ int units_per_chunk(int m) { return kUnitsPerTile * (
 template <typename T, int kTokens>
 __device__ __forceinline__ float2* partial(MlpArgs<T> const& args, int part, int tile, int warp, int quarter,
                                            int column) {
-    int const tiles = padded_rows(args.down.rows, args.down.split.cluster) / kTileRows;
+    int const tiles = padded_rows(args.down.rows, kMaxCluster) / kTileRows;
     int64_t const fragment =
         (((static_cast<int64_t>(part) * tiles + tile) * kWarps + warp) * kQuarters + quarter) * (kTokens / 8) + column;
     return args.partials + fragment * 32 + threadIdx.x % 32;
@@ -166,7 +166,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         } else {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
-            await_count(args.counts.partials + tile, (layer + 1u) * args.down.split.splits);
+            await_count(args.counts.partials + tile * kCountStep, (layer + 1u) * args.down.split.splits);
             sum_parts<T, kTokens>(args, tile, warp, quarter, column, values);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {

@@ -14,6 +14,13 @@ struct Codes {
     uint32_t scales[4];
 };
 
+// Zero, but only known once all of them have been read, of `one`, which is 1. An address that it is added to holds an
+// arrival back: without that arrivals overtake reads under way, and what is written next into the slot may too.
+__device__ __forceinline__ uint32_t zero_behind(Codes const& codes, uint32_t one) {
+    uint32_t const all = codes.scales[0] ^ codes.words[0].x ^ codes.words[1].x ^ codes.words[2].x ^ codes.words[3].x;
+    return all & (one - 1);
+}
+
 // From shared memory: the scales of the lane's row of each quarter, and its codes, of quarter i `pitch` bytes further
 // on.
 __device__ __forceinline__ Codes load_codes(uint8_t const* scales, uint8_t const* words, int pitch) {

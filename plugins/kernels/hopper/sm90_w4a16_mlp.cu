@@ -24,7 +24,7 @@ struct Pieces {
         int const intermediate = static_cast<int>(args.intermediate);
         counts.image = workspace.take<uint32_t>(chunks_of(in));
         counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
-        counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows);
+        counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows * kCountStep);
         counts.squares = workspace.take<uint32_t>(1);
         // Of tokens and columns beyond those there are nothing is written.
         image = workspace.take<uint8_t>(image_bytes(in, tokens));
