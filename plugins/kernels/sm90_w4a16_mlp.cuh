@@ -190,8 +190,8 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
     int const row = row_of_lane();
     uint32_t const own_byte = own_scale_byte();
     int finished = -1;  // the panel whose multiplications may still be under way
-    auto const release_panel = [&](int which) {
-        uint32_t const empty = ptx::shared_address(&shared.empty[which]);
+    auto const release_panel = [&](int which, uint32_t read = 0) {
+        uint32_t const empty = ptx::shared_address(&shared.empty[which]) + zero_behind(read, one);
         if constexpr (kSharers<kTokens> == 1) {
             ptx::mbarrier_arrive(empty);
         } else {
@@ -209,6 +209,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
         if (chunk + 1 == task.end) before_last();
         ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.stage]), at.panel.round);
         uint32_t const units = ptx::shared_address(shared.panels[at.panel.stage]);
+        uint32_t read = 0;
         uint64_t const b = kSync<kTokens> ? 0 : ptx::uniform_descriptor(units, kTokens * 16, 128);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
@@ -221,7 +222,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
                 if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
             }
             if constexpr (kSync<kTokens>) {
-                multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
+                read = multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
             } else {
                 multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
                                            [&](int word) {
@@ -231,7 +232,7 @@ __device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task c
             }
         }
         if constexpr (kSync<kTokens>) {
-            release_panel(at.panel.stage);
+            release_panel(at.panel.stage, read);
         } else {
             finished = at.panel.stage;
         }

@@ -14,11 +14,12 @@ struct Codes {
     uint32_t scales[4];
 };
 
-// Zero, but only known once all of them have been read, of `one`, which is 1. An address that it is added to holds an
-// arrival back: without that arrivals overtake reads under way, and what is written next into the slot may too.
+// Zero, but only known once `read` is, of `one`, which is 1. An address that it is added to holds an arrival back:
+// without that arrivals overtake reads under way, and so may what is written next to where these read.
+__device__ __forceinline__ uint32_t zero_behind(uint32_t read, uint32_t one) { return read & (one - 1); }
 __device__ __forceinline__ uint32_t zero_behind(Codes const& codes, uint32_t one) {
-    uint32_t const all = codes.scales[0] ^ codes.words[0].x ^ codes.words[1].x ^ codes.words[2].x ^ codes.words[3].x;
-    return all & (one - 1);
+    return zero_behind(codes.scales[0] ^ codes.words[0].x ^ codes.words[1].x ^ codes.words[2].x ^ codes.words[3].x,
+                       one);
 }
 
 // From shared memory: the scales of the lane's row of each quarter, and its codes, of quarter i `pitch` bytes further
@@ -90,11 +91,13 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
 }
 
 // The same by mma.sync, each warp for itself, of units at shared address `units`: up to 16 tokens it takes fewer clocks
-// than wgmma, whose shortest product is as long as one of 24 columns.
+// than wgmma, whose shortest product is as long as one of 24 columns. Returns what is known once all of the units have
+// been read.
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_group_sync(Codes const& codes, uint32_t own_byte, uint32_t one, uint32_t units,
-                                                    float (&acc)[2][kTokens / 2]) {
+__device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint32_t own_byte, uint32_t one,
+                                                        uint32_t units, float (&acc)[2][kTokens / 2]) {
     int const lane = threadIdx.x % 32;
+    uint32_t read = 0;
     uint32_t scales[2];
     decode_scales<T>(codes, own_byte, one, scales);
 #pragma unroll
@@ -103,6 +106,7 @@ __device__ __forceinline__ void multiply_group_sync(Codes const& codes, uint32_t
 #pragma unroll
         for (int n = 0; n < kTokens / 8; ++n) {
             ptx::ldmatrix(b[n], units + ((word * 4 + lane / 8) * kTokens + n * 8 + lane % 8) * 16);
+            read ^= b[n][0];
         }
         uint32_t a[4][4];
         decode_word<T>(codes, word, scales, one, a);
@@ -119,6 +123,7 @@ __device__ __forceinline__ void multiply_group_sync(Codes const& codes, uint32_t
             }
         }
     }
+    return read;
 }
 
 }  // namespace trt_nvfp4::sm90

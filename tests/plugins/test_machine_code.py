@@ -75,3 +75,36 @@ def test_old_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
     with pytest.raises(ToolchainError, match=r"is CUTLASS 3\.9, 4\.2 or newer is needed"):
         find_cutlass()
+
+
+def reads_under_way(kernel: str, window: int) -> list[str]:
+    """Arrivals of threads on a barrier with a read of shared memory at most `window` instructions before them whose
+    result nothing has used: such a read may still be under way, and an arrival does not wait for it."""
+    found: list[str] = []
+    unused: dict[int, set[int]] = {}  # by the instruction's place: the registers that it reads into
+    for place, text in enumerate(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(.*?);", kernel)):
+        name, _, rest = re.sub(r"^@!?U?P\d+ ", "", text).partition(" ")
+        operands = rest.split(",")
+        stores = name.startswith(("ST", "SYNCS", "ATOMS", "RED"))
+        # A register of an operand stands for up to four in a row.
+        sources = ",".join(operands if stores else operands[1:])
+        used = {int(first) + i for first in re.findall(r"\bR(\d+)\b", sources) for i in range(4)}
+        unused = {at: registers for at, registers in unused.items() if not registers & used and place - at <= window}
+        if name.startswith("SYNCS.ARRIVE") and "A1T0" in name and unused:
+            found.append(text)
+        read = re.fullmatch(r"(?:LDS|LDSM)\b.*", name) and re.match(r"R(\d+)", operands[0].strip())
+        if read:
+            width = 4 if ".128" in name or name.endswith(".4") else 2 if ".64" in name else 1
+            unused[place] = {int(read[1]) + i for i in range(width)}
+    return found
+
+
+@pytest.mark.slow
+def test_no_arrival_overtakes_reads() -> None:
+    """Where SM90's MLP kernel gives back what the copy engine fills again, all of it is in registers."""
+    sass = compiled("sm_90a").sass("sm90_w4a16_mlp.cu")
+    kernels = [text for text in sass.split("Function : ") if "sm90_w4a16_mlp" in text.splitlines()[0]]
+    assert len(kernels) == 8
+    for kernel in kernels:
+        assert len(re.findall(r"SYNCS\.ARRIVE\S*A1T0", kernel)) >= 2
+        assert reads_under_way(kernel, window=48) == [], kernel.splitlines()[0]
