@@ -14,10 +14,12 @@ from ptx_emulator.shim.toolkit import cutlass_includes, find_toolkit
 
 pytestmark = pytest.mark.slow
 
-# Example -> the GPU it is for, arguments for a problem of few tiles. Each compiles for a minute: none of what
-# test_cutlass.py runs is among them.
+# Example -> the GPU it is for, arguments for a problem of few tiles. Each compiles for a minute, so only what this
+# project's kernels are made of and test_cutlass.py does not run: wgmma in BF16 and FP8, NVFP4 outputs, CTA pairs.
 EXAMPLES = {
     "48_hopper_warp_specialized_gemm/48_hopper_warp_specialized_gemm.cu": ("h200", "--m=256 --n=256 --k=128"),
+    "54_hopper_fp8_warp_specialized_gemm/54_hopper_fp8_warp_specialized_gemm.cu": ("h200", "--m=256 --n=256 --k=128"),
+    "72_blackwell_narrow_precision_gemm/72b_blackwell_nvfp4_nvfp4_gemm.cu": ("b200", "--m=256 --n=256 --k=256"),
     "cute/tutorial/blackwell/04_mma_tma_2sm_sm100.cu": ("b200", "512 1024 128"),
 }
 
