@@ -145,7 +145,7 @@ def test_gate_and_up_share_a_tensor_scale(seed: int) -> None:
 @pytest.mark.parametrize("name", ["four-over-six", "mse", "diagonal", "local-hessian", "gptq", "local-hessian+gptq"])
 def test_one_constant_or_no_activation_is_enough(name: str, seed: int) -> None:
     """Statistics of a single row, of constant rows, of zeros: never worse than twice max scaling's error."""
-    weight = random(seed, 24, 64)
+    weight = random(seed, 200, 64)  # so many outputs that their error is no matter of luck
     bound = 2 * (nvfp4.dequantize(*nvfp4.quantize(weight)) - weight).norm()
     for x in (random(seed, 1, 64), torch.ones(5, 64), torch.zeros(5, 64), random(seed, 5, 64) * (torch.arange(64) < 3)):
         statistics = InputStatistics.of_rows(x, {"mean_square", "block_gram", "hessian"})
