@@ -11,8 +11,16 @@
 
 namespace trt_nvfp4::w4a16 {
 
-// Bytes of a chunk of activations of `places` tokens; eight share a column.
-__host__ __device__ constexpr int job_panel_bytes(int places) { return kChunk * 2 * places; }
+// A chunk of activations of `places` tokens in a panel: first the values, of which eight tokens share a column, then,
+// where the product has them, factors.
+__host__ __device__ constexpr int job_factors(int places) { return kChunk * 2 * places; }
+
+template <typename T, int kMostColumns>
+__host__ __device__ constexpr int job_panel_bytes(int places) {
+    constexpr int kAligned = 16;
+    int const factors = Product<T, kMostColumns>::kHasFactors ? (4 * places < kAligned ? kAligned : 4 * places) : 0;
+    return job_factors(places) + factors;
+}
 
 // A job's tokens in a panel: of up to eight just as many as a power of two has, so that few tokens take few bytes.
 __host__ __device__ constexpr int job_places(int count) {
@@ -22,8 +30,8 @@ __host__ __device__ constexpr int job_places(int count) {
 // As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept. Half a chunk
 // at a time: the whole would fill an SM's instruction cache.
 template <typename T, int kColumns, int kMostColumns>
-__device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
-                                                   Accumulators<kMostColumns>& acc) {
+__device__ __forceinline__ void multiply_job_values(uint8_t const* stage, uint8_t const* panel, int places,
+                                                    uint32_t one, Accumulators<kMostColumns>& acc) {
     int const lane = threadIdx.x % 32;
     int const g = lane / 4;
     int const t = lane % 4;
@@ -76,11 +84,35 @@ __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t
     }
 }
 
+// The same for T, of a panel as stage_job leaves it.
+template <typename T, int kColumns, int kMostColumns>
+__device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
+                                                   Accumulators<kMostColumns>& acc) {
+    if constexpr (!Product<T, kMostColumns>::kHasFactors) {
+        multiply_job_values<T, kColumns>(stage, panel, places, one, acc);
+    } else {
+        static_assert(kMostColumns == 1, "factors of one column");
+        Accumulators<1> of_chunk = {};
+        multiply_job_values<typename Product<T, 1>::Operand, 1>(stage, panel, places, one, of_chunk);
+        auto const* const factors = reinterpret_cast<float const*>(panel + job_factors(places));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float const factor = factors[(threadIdx.x % 4 * 2 + i) & (places - 1)];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& sum = acc[j / 2][0][j % 2 * 2 + i];
+                sum = fmaf(of_chunk[j / 2][0][j % 2 * 2 + i], factor, sum);
+            }
+        }
+    }
+}
+
 // Activations of chunks [begin, end) of a job to the panel, as multiply_job_chunk reads them. What lies in the places
 // of columns that the job does not have stays: it reaches no column that is kept. By all warps that multiply.
 template <typename T, int kMostColumns>
 __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int segment, ExpertJob const& job,
                                           int begin, int end, int places, uint8_t* panel) {
+    using P = Product<T, kMostColumns>;
     constexpr int kBatch = kMostColumns == 1 ? 5 : 8;  // as registers allow
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
@@ -145,9 +177,14 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
 #pragma unroll
                 for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * of_pair);
             }
+            uint8_t* const chunk_panel = panel + (at[i] >> shift) * job_panel_bytes<T, kMostColumns>(places);
+            if constexpr (P::kHasFactors) {
+                float of_chunk;
+                eights[i] = to_half(eights[i], of_chunk);
+                reinterpret_cast<float*>(chunk_panel + job_factors(places))[of_column] = of_chunk;
+            }
             int const slot = (word * max(1, places / 8) + of_column / 8) * pitch + of_column % 8 * 4 + t;
-            *reinterpret_cast<uint4*>(panel + (at[i] >> shift) * job_panel_bytes(places) + slot * 16) =
-                pair_activations<T>(eights[i]);
+            *reinterpret_cast<uint4*>(chunk_panel + slot * 16) = pair_activations<typename P::Operand>(eights[i]);
         }
     }
     meet<kMoeWarps<kMostColumns>>();
@@ -178,7 +215,7 @@ __device__ __noinline__ uint4 activate_rows(float4 low, float4 high, TrtNvfp4Act
 }
 
 // Eight rows of a tile for one token: scale and bias, then the activation in T, or the plain float32 output.
-template <typename T>
+template <typename T, int kMostColumns>
 __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, int segment, int split, int row, int at,
                                             uint4 bias_eight, float tensor_scale, float const* turned) {
     ExpertWeights const& w = args.weights[phase][segment];
@@ -190,7 +227,8 @@ __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, i
         for (int i = 0; i < 8; ++i) values[i] += part[i];
     }
     T const* const bias = reinterpret_cast<T const*>(&bias_eight);
-    float const scale = tensor_scale * static_cast<float>(1 << Decoder<T>::kScaleShift);
+    using Operand = typename Product<T, kMostColumns>::Operand;
+    float const scale = tensor_scale * static_cast<float>(1 << Decoder<Operand>::kScaleShift);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i]));
     float4 const low = make_float4(values[0], values[1], values[2], values[3]);
@@ -231,7 +269,7 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
     float const tensor_scale = w.tensor_scale[job.expert];
 
     int const places = job_places(job.count);
-    int const capacity = args.memory.panel_bytes / job_panel_bytes(places);
+    int const capacity = args.memory.panel_bytes / job_panel_bytes<T, kMostColumns>(places);
     int const chunks = task.end - task.begin;
     int const panels = chunks <= capacity ? 1 : (chunks + capacity - 1) / capacity;
     int const panel_chunks = panels == 1 ? chunks : (chunks + panels - 1) / panels;
@@ -249,8 +287,9 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
                 for (int chunk = first; chunk < end; chunk += k_groups) {
                     uint8_t const* const stage = rings.acquire(warp, position);
                     if (has_rows) {
-                        multiply_job_chunk<T, decltype(columns)::value, kMostColumns>(
-                            stage, panel + (chunk - begin) * job_panel_bytes(places), places, args.one, acc);
+                        multiply_job_chunk<T, decltype(columns)::value>(
+                            stage, panel + (chunk - begin) * job_panel_bytes<T, kMostColumns>(places), places, args.one,
+                            acc);
                     }
                     rings.release(warp, position);
                 }
@@ -289,8 +328,8 @@ __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask cons
         if (!has_rows || ((column + part) & (k_groups - 1)) != task.k_group || token >= job.count || row >= w.rows) {
             continue;
         }
-        finish_rows(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
-                    &turned[warp - task.k_group][lane / 4][lane % 4 * 8]);
+        finish_rows<T, kMostColumns>(args, phase, task.segment, task.split, row, job.first + token, bias, tensor_scale,
+                                     &turned[warp - task.k_group][lane / 4][lane % 4 * 8]);
     }
 }
 

@@ -3,6 +3,7 @@
 // acc[i] of a warp (mma_sync.cuh) holds rows of quarters 2 i and 2 i + 1 of its 128-row group.
 #pragma once
 
+#include "heuristics/sm90_w4a16.h"
 #include "ptx/element.cuh"
 #include "sm90_w4a16_image.cuh"
 #include "sm90_w4a16_weights.cuh"

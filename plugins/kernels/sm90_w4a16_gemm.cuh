@@ -57,6 +57,7 @@ struct Task {
     int tile, part;
     int begin, end;  // chunks
 
+    __device__ __forceinline__ Task(int tile, int begin, int end) : tile(tile), part(0), begin(begin), end(end) {}
     __device__ __forceinline__ Task(Split const& split, int chunks, int task) {
         part = task % split.splits;
         tile = task / split.splits * split.cluster + ptx::cluster_rank();

@@ -14,34 +14,9 @@
 
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
+#include "sm90_w4a16_task.cuh"
 
 namespace trt_nvfp4::sm90 {
-
-constexpr int kMlpThreads = 32 * (kWarps + 4);  // a whole warpgroup beside those that multiply, for its registers
-
-// Activations of a chunk of K.
-template <int kTokens>
-constexpr int kChunkBytes = kChunk * kTokens * 2;
-template <int kTokens>
-constexpr int kChunkPanels = 65536 / kChunkBytes<kTokens>;
-
-// Up to 16 tokens, warps multiply by mma.sync, each for itself.
-template <int kTokens>
-constexpr bool kSync = kTokens <= 16;
-
-// Blocks that share the copies of activations: those of a cluster, where there is enough to copy. A warp frees a panel
-// for each of them by one arrival, where it does so alone by all of its lanes, which racecheck asks for.
-template <int kTokens>
-constexpr int kSharers = kSync<kTokens> ? 1 : kMaxCluster;
-template <int kTokens>
-constexpr int kPanelReleases = kWarps * (kSharers<kTokens> == 1 ? 32 : kSharers<kTokens>);
-
-template <int kTokens>
-struct MlpShared {
-    WeightSlots weights;  // first: the copy engine's pattern of 16-byte columns is one of addresses
-    uint8_t panels[kChunkPanels<kTokens>][kChunkBytes<kTokens>];
-    uint64_t full[kChunkPanels<kTokens>], empty[kChunkPanels<kTokens>];
-};
 
 // Calls f(phase, task) for the tasks of this block, phase after phase.
 template <typename T, typename F>
@@ -79,7 +54,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, WeightSlot
 
 // By a warp, as they appear.
 template <typename T, int kTokens>
-__device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<kTokens>& shared) {
+__device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, TaskShared<kTokens>& shared) {
     constexpr int kSlice = kChunkBytes<kTokens> / kSharers<kTokens>;
     int const mine = kSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
     w4a16::RingPosition place;
@@ -176,76 +151,8 @@ struct UpEpilogue {
     }
 };
 
-// Where a warp is in its warpgroup's slots, which are every second, and in the panels.
-struct Places {
-    w4a16::RingPosition slot, panel;
-};
-
-// A warp's rows of a task times the activations.
-template <typename T, int kTokens, typename F>
-__device__ __forceinline__ void multiply_task(MlpShared<kTokens>& shared, Task const& task, uint32_t one, Places& at,
-                                              float (&acc)[2][kTokens / 2], F&& before_last) {
-    constexpr int kGroups = kChunk / kGroup;
-    constexpr int kGroupBytes = kChunkBytes<kTokens> / kGroups;
-    int const row = row_of_lane();
-    uint32_t const own_byte = own_scale_byte();
-    int finished = -1;  // the panel whose multiplications may still be under way
-    auto const release_panel = [&](int which, uint32_t read = 0) {
-        uint32_t const empty = ptx::shared_address(&shared.empty[which]) + zero_behind(read, one);
-        if constexpr (kSharers<kTokens> == 1) {
-            ptx::mbarrier_arrive(empty);
-        } else {
-            int const lane = threadIdx.x % 32;
-            if (lane < kSharers<kTokens>) ptx::mbarrier_arrive_at(empty, lane);
-        }
-    };
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
-    auto const slot = [&] { return at.slot.stage * kWarpgroups + static_cast<int>(threadIdx.x) / 128; };
-    // Codes are a group ahead of their products.
-    Codes next = first_group(shared.weights, slot(), at.slot.round, row);
-#pragma unroll 1
-    for (int chunk = task.begin; chunk < task.end; ++chunk) {
-        if (chunk + 1 == task.end) before_last();
-        ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.stage]), at.panel.round);
-        uint32_t const units = ptx::shared_address(shared.panels[at.panel.stage]);
-        uint32_t read = 0;
-        uint64_t const b = kSync<kTokens> ? 0 : ptx::uniform_descriptor(units, kTokens * 16, 128);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-            Codes const codes = next;
-            if (group + 1 < kGroups) {
-                next = load_group(shared.weights, slot(), row, group + 1);
-            } else {
-                ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot()]) + zero_behind(codes, one));
-                at.slot.advance(kSlots / kWarpgroups);
-                if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
-            }
-            if constexpr (kSync<kTokens>) {
-                read = multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
-            } else {
-                multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
-                                           [&](int word) {
-                                               // All but this word's have finished: the panel before is free.
-                                               if (word == 0 && group == 0 && finished >= 0) release_panel(finished);
-                                           });
-            }
-        }
-        if constexpr (kSync<kTokens>) {
-            release_panel(at.panel.stage, read);
-        } else {
-            finished = at.panel.stage;
-        }
-        at.panel.advance(kChunkPanels<kTokens>);
-    }
-    if constexpr (!kSync<kTokens>) {
-        ptx::wgmma_wait<0>();
-        release_panel(finished);
-    }
-}
-
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<kTokens>& shared, Places& at,
+__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, TaskShared<kTokens>& shared, Places& at,
                                                 int first_phase, int end_phase) {
     int const warp = threadIdx.x / 32;
     for_tasks(args, first_phase, end_phase, [&](int phase, Projection<T> const& matrix, Task const& task) {
@@ -290,9 +197,9 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
 }
 
 template <typename T, int kTokens>
-__global__ __launch_bounds__(kMlpThreads, 1) void sm90_w4a16_mlp(__grid_constant__ MlpArgs<T> const args) {
+__global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constant__ MlpArgs<T> const args) {
     extern __shared__ __align__(1024) uint8_t mlp_bytes[];
-    auto& shared = *reinterpret_cast<MlpShared<kTokens>*>(mlp_bytes);
+    auto& shared = *reinterpret_cast<TaskShared<kTokens>*>(mlp_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {

@@ -45,7 +45,8 @@ struct WeightSlots {
 // Fills slot after slot, by one thread.
 class SlotFiller {
  public:
-    __device__ __forceinline__ explicit SlotFiller(WeightSlots& slots) : slots_(slots) {}
+    __device__ __forceinline__ explicit SlotFiller(WeightSlots& slots, int under_way = kSlotsUnderWay)
+        : slots_(slots), under_way_(under_way) {}
 
     // With chunk `chunk` of the group of rows `group`, counted within the layer.
     __device__ __forceinline__ void fill(WeightMaps const& maps, int layer, int group, int chunk) {
@@ -57,13 +58,14 @@ class SlotFiller {
         ptx::tensor_copy(ptx::shared_address(slots_.scales[next_.stage]), maps.scales, 0, chunk * (kChunk / kGroup),
                          layer * maps.groups + group, full);
         next_.advance(kSlots);
-        if (++filled_ < kSlotsUnderWay) return;
+        if (++filled_ < under_way_) return;
         ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.stage]), oldest_.round);
         oldest_.advance(kSlots);
     }
 
  private:
     WeightSlots& slots_;
+    int const under_way_;
     w4a16::RingPosition next_, oldest_;
     int filled_ = 0;
 };

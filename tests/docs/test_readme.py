@@ -57,6 +57,16 @@ def test_speed_is_what_was_recorded() -> None:
         assert f"| {' | '.join(row)} |" in _section("Speed")
 
 
+def test_speed_of_linears_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "decode.json").read_text())
+    for run in recorded["linear"]:
+        times = {name: timing["median_us"] for name, timing in run["timings"].items()}
+        ratios = [times[name] / times["nvfp4 fp16"] for name in ("bf16", "int4", "humming")]
+        fraction = run["bandwidth_fractions"]["nvfp4 fp16"]
+        row = [f"{run['n']}x{run['k']}", str(run["m"]), f"{fraction:.0%}", *(f"{ratio:.2f}x" for ratio in ratios)]
+        assert f"| {' | '.join(row)} |" in _section("Speed")
+
+
 def test_fp8_speed_is_what_was_recorded() -> None:
     recorded = json.loads((ROOT / "benchmarks" / "results" / "fp8_mlp.json").read_text())
     for run in recorded["stack"]:

@@ -37,6 +37,15 @@ int main() {
             int m, up_rows;
             std::cin >> m >> up_rows;
             std::cout << sm90::takes_layers(m, up_rows) << '\n';
+        } else if (kind == "sm90_linear") {
+            int m;
+            int64_t weights;
+            std::cin >> m >> weights;
+            std::cout << sm90::takes_linear(m, weights) << '\n';
+        } else if (kind == "moe_columns") {
+            int tokens, top_k, experts, chunks;
+            std::cin >> tokens >> top_k >> experts >> chunks;
+            std::cout << w4a16::moe_columns(tokens, top_k, experts, chunks) << '\n';
         } else if (kind == "moe") {
             int wanted, least, stage, fixed;
             w4a16::Device device{};

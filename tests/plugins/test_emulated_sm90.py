@@ -3,6 +3,7 @@ emulator."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from trt_nvfp4.plugins.ops import OPS, Activation
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["h200"], indirect=True)]
 
-W4A16, W4A16_RESIDENT = 2, 8
+W4A16, W4A16_SM90 = 2, 8
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
@@ -38,6 +39,33 @@ def check(
 def test_linear(emulated: PluginHost, seed: int, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     call = op_inputs.linear(np.random.default_rng(seed), m, n, k, dtype)
     check(emulated, "NVFP4Linear", call.inputs, {"activation": Activation.SILU})
+
+
+@pytest.mark.parametrize(
+    ("sms", "m", "n", "k", "dtype"),
+    [
+        (132, 3, 77, 544, torch.float16),  # a chunk of K for each block
+        (2, 12, 600, 544, torch.bfloat16),  # a tile and a half for each
+        (4, 16, 300, 1056, torch.float16),  # a tile's end and the next one's begin; a tile of three blocks
+        (3, 9, 700, 160, torch.float16),  # whole tiles alone
+    ],
+)
+def test_linear_of_few_tokens(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    sms: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+) -> None:
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
+    call = op_inputs.linear(np.random.default_rng(seed), m, n, k, dtype)
+    emulated_gpu.launches.clear()
+    check(emulated, "NVFP4Linear", call.inputs, {"activation": Activation.GELU}, W4A16_SM90)
+    assert ["sm90_w4a16_linear" in launch.kernel for launch in emulated_gpu.launches] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +92,12 @@ def test_resident_layers(
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), *shape, dtype, gated=attributes["gated"])
     emulated_gpu.launches.clear()
     attributes = {"activation": Activation.SILU, **attributes}
-    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_RESIDENT)
+    check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
     assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True]
 
 
 def test_more_tokens_than_a_block_of_resident_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     call = op_inputs.gated_mlp(np.random.default_rng(seed), 70, 96, 64, 33, torch.float16)
     emulated_gpu.launches.clear()
-    check(emulated, "NVFP4GatedMLP", call.inputs, {"activation": Activation.GELU_QUICK}, W4A16_RESIDENT)
+    check(emulated, "NVFP4GatedMLP", call.inputs, {"activation": Activation.GELU_QUICK}, W4A16_SM90)
     assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True, True]

@@ -13,7 +13,7 @@ from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 
 pytestmark = pytest.mark.slow
-AUTO, GENERIC, W4A16, W4A4, W4A4_PAIR, FP8, W4A16_MMA_SYNC, W4A4_UNSPLIT, W4A16_RESIDENT = range(9)
+AUTO, GENERIC, W4A16, W4A4, W4A4_PAIR, FP8, W4A16_MMA_SYNC, W4A4_UNSPLIT, W4A16_SM90 = range(9)
 
 on = pytest.mark.parametrize
 
@@ -31,9 +31,9 @@ def offered(host: PluginHost, w4a4: int, fewest: int, most: int, k: int) -> list
 @on("emulated_gpu", ["b200", "thor", "rtx-blackwell", "h200"], indirect=True)
 def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
     major = emulated_gpu.target.capability[0]
-    wgmma = [W4A16, W4A16_MMA_SYNC] if major == 9 else []
-    profiles = ((1, 16), (17, 64), (20, 300), (1, 300))
-    assert [offered(emulated, 0, *tokens, 32) for tokens in profiles] == [[], wgmma, wgmma, []]
+    few, many = ([W4A16, W4A16_SM90], [W4A16, W4A16_MMA_SYNC]) if major == 9 else ([], [])
+    profiles = ((1, 8), (1, 16), (9, 64), (20, 300), (1, 300))
+    assert [offered(emulated, 0, *tokens, 32) for tokens in profiles] == [few, [], many, many, []]
     split = [] if major == 9 else [W4A4, W4A4_UNSPLIT]
     pair = [W4A4_PAIR] if major == 10 else []
     assert offered(emulated, 1, 5, 100, 2048) == split
@@ -46,7 +46,8 @@ def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
 def kernels(gpu: Gpu) -> list[str]:
     """Of the products launched so far; forgets them."""
-    names = ("sm80_w4a16_mlp", "sm90_w4a16_gemm", "sm90_w4a16_mlp", "generic_gemm", "W4A4Kernel", "w4a4_reduce")
+    w4a16 = ("sm80_w4a16_mlp", "sm90_w4a16_linear", "sm90_w4a16_gemm", "sm90_w4a16_mlp")
+    names = (*w4a16, "generic_gemm", "W4A4Kernel", "w4a4_reduce")
     found = [name for launch in gpu.launches for name in names if name in launch.kernel]
     gpu.launches.clear()
     return found
@@ -63,11 +64,12 @@ def run(
 
 @on("emulated_gpu", ["rtx-blackwell", "h200"], indirect=True)
 def test_crossovers_of_w4a16(emulated: PluginHost, emulated_gpu: Gpu) -> None:
-    """And more tokens go in blocks, of 64 by wgmma and of 32 by mma.sync: each is served as if it were alone."""
-    mma, wgmma = ["sm80_w4a16_mlp"], ["sm90_w4a16_gemm"]
+    """And more tokens go in blocks, of 64 on SM90 and of 32 elsewhere: each is served as if it were alone."""
+    mma = ["sm80_w4a16_mlp"]
     hopper = emulated_gpu.target.capability[0] == 9
-    of_64 = wgmma if hopper else 2 * mma
-    for m, expected in ((1, mma), (16, mma), (17, wgmma if hopper else mma), (64, of_64), (70, of_64 + mma)):
+    few, some = (["sm90_w4a16_linear"], ["sm90_w4a16_gemm"]) if hopper else (mma, mma)
+    of_64 = some if hopper else 2 * mma
+    for m, expected in ((1, mma), (8, mma), (9, few), (16, few), (17, some), (64, of_64), (70, of_64 + mma)):
         assert run(emulated, emulated_gpu, linear(m), 0, AUTO)[1] == expected
     inputs = linear(70, 96, torch.bfloat16)
     y, launched = run(emulated, emulated_gpu, inputs, 0, W4A16)
@@ -80,16 +82,15 @@ def test_crossovers_of_w4a16(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
 
 @on("emulated_gpu", ["h200"], indirect=True)
-def test_mma_sync_where_wgmma_would_serve(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+def test_other_tactics_of_a_linear(emulated: PluginHost, emulated_gpu: Gpu) -> None:
     inputs = linear(20, 96)
     y, launched = run(emulated, emulated_gpu, inputs, 0, W4A16_MMA_SYNC)
     assert launched == ["sm80_w4a16_mlp"]
     other, _ = run(emulated, emulated_gpu, inputs, 0, W4A16)
     assert torch.linalg.norm((y - other).float()) < 2e-3 * torch.linalg.norm(other.float())
-    with pytest.raises(HostError, match="tactic 6 cannot serve"):  # wgmma would not
+    with pytest.raises(HostError, match="tactic 6 cannot serve"):  # it is AUTO's
         run(emulated, emulated_gpu, linear(3), 0, W4A16_MMA_SYNC)
-    with pytest.raises(HostError, match="tactic 8 cannot serve"):  # a linear has no layers to keep resident
-        run(emulated, emulated_gpu, linear(20), 0, W4A16_RESIDENT)
+    assert run(emulated, emulated_gpu, linear(3), 0, W4A16_SM90)[1] == ["sm90_w4a16_linear"]
 
 
 @on("emulated_gpu", ["h200"], indirect=True)
@@ -106,7 +107,7 @@ def test_crossovers_of_an_mlp(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
     mma, resident = ["sm80_w4a16_mlp"], ["sm90_w4a16_mlp"]
     assert [launched(m, AUTO) for m in (1, 12, 13, 64, 66)] == [mma, mma, resident, resident, resident + mma]
-    assert launched(3, W4A16_RESIDENT) == resident
+    assert launched(3, W4A16_SM90) == resident
     assert launched(20, W4A16_MMA_SYNC) == mma
 
     def offered_mlp(fewest: int, most: int) -> list[int]:
@@ -119,7 +120,7 @@ def test_crossovers_of_an_mlp(emulated: PluginHost, emulated_gpu: Gpu) -> None:
             return session.tactics
 
     assert [offered_mlp(1, 8), offered_mlp(16, 64), offered_mlp(1, 64)] == [
-        [W4A16, W4A16_RESIDENT],
+        [W4A16, W4A16_SM90],
         [W4A16, W4A16_MMA_SYNC],
         [],
     ]

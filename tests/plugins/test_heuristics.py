@@ -97,6 +97,21 @@ def test_sm90_takes_an_mlp_where_it_was_measured_ahead(ask: Ask) -> None:
         assert ask("sm90_layers", [[other, up_rows], [this, up_rows]]) == [[0], [1]]
 
 
+def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:
+    """H200, benchmarks/NOTES.md: weights, tokens at which the other kernel is ahead, and at which this one is."""
+    measured = ((4096 * 4096, 4, 9), (7168 * 2048, 8, 9), (11008 * 4096, 4, 8), (19968 * 6656, 2, 8))
+    for weights, other, this in measured:
+        assert ask("sm90_linear", [[other, weights], [this, weights]]) == [[0], [1]]
+
+
+def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
+    """H200, benchmarks/NOTES.md: columns of eight pairs by tokens, top-k, experts and chunks of K."""
+    qwen3, mixtral, deepseek = (8, 128, 8), (2, 8, 56), (8, 256, 28)
+    cases = [[tokens, *qwen3] for tokens in (8, 12, 64, 96)]
+    cases += [[tokens, *model] for model in (mixtral, deepseek) for tokens in (8, 12, 64)]
+    assert ask("moe_columns", cases) == [[n] for n in (1, 1, 1, 4, 1, 4, 4, 1, 4, 4)]
+
+
 def test_moe_memory(ask: Ask, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cases = []

@@ -119,12 +119,13 @@ def test_reads_under_way_are_found(instructions: list[str], found: int) -> None:
 
 
 @pytest.mark.slow
-def test_no_arrival_overtakes_reads() -> None:
-    """Where SM90's MLP kernel gives back what the copy engine fills again, all of it is in registers. Arrivals that
-    were at fault followed their reads by 2 to 46 instructions; reads that have nothing to do with one lie 55 ahead."""
-    sass = compiled("sm_90a").sass("sm90_w4a16_mlp.cu")
-    kernels = [text for text in sass.split("Function : ") if "sm90_w4a16_mlp" in text.splitlines()[0]]
-    assert len(kernels) == 8
+@pytest.mark.parametrize(("name", "count"), [("sm90_w4a16_mlp", 8), ("sm90_w4a16_linear", 4)])
+def test_no_arrival_overtakes_reads(name: str, count: int) -> None:
+    """Where SM90's kernels give back what the copy engine fills again, all of it is in registers. Arrivals that were at
+    fault followed their reads by 2 to 46 instructions; reads that have nothing to do with one lie 55 ahead."""
+    sass = compiled("sm_90a").sass(f"{name}.cu")
+    kernels = [text for text in sass.split("Function : ") if name in text.splitlines()[0]]
+    assert len(kernels) == count
     for kernel in kernels:
         assert len(re.findall(r"SYNCS\.ARRIVE\S*A1T0", kernel)) >= 2
         assert reads_under_way(kernel, window=48) == [], kernel.splitlines()[0]

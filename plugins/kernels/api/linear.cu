@@ -101,6 +101,7 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, s
                 args->dtype, [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
         case TRT_NVFP4_TACTIC_W4A16:
         case TRT_NVFP4_TACTIC_W4A16_MMA_SYNC:
+        case TRT_NVFP4_TACTIC_W4A16_SM90:
             return w4a16::launch(*args, workspace, stream);
         default:
             return w4a4_linear(*args, tactic, pieces, stream);

@@ -201,7 +201,7 @@ TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t 
             return unsupported_tactic("NVFP4 MLP", args->tactic);
         case TRT_NVFP4_TACTIC_W4A16:
         case TRT_NVFP4_TACTIC_W4A16_MMA_SYNC:
-        case TRT_NVFP4_TACTIC_W4A16_RESIDENT:
+        case TRT_NVFP4_TACTIC_W4A16_SM90:
             return w4a16::launch(*args, workspace, stream);
         default:
             return dispatch_dtype(args->dtype, [&](auto element) {

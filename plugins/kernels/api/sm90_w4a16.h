@@ -1,5 +1,5 @@
-// Launchers of the SM90 W4A16 kernels: sm90_w4a16_gemm.cuh behind trtNvfp4Linear, sm90_w4a16_mlp.cuh behind
-// trtNvfp4Mlp.
+// Launchers of the SM90 W4A16 kernels: sm90_w4a16_linear.cuh and sm90_w4a16_gemm.cuh behind trtNvfp4Linear,
+// sm90_w4a16_mlp.cuh behind trtNvfp4Mlp.
 #pragma once
 
 #include "trt_nvfp4.h"
@@ -12,6 +12,7 @@ bool takes(TrtNvfp4LinearArgs const& args);
 bool takes(TrtNvfp4MlpArgs const& args);
 
 // Whether they could.
+bool serves(TrtNvfp4LinearArgs const& args);
 bool serves(TrtNvfp4MlpArgs const& args);
 
 // Enough for every m up to args.m; needs no GPU.
@@ -25,7 +26,10 @@ template <typename Args>
 bool takes(Args const&) {
     return false;
 }
-inline bool serves(TrtNvfp4MlpArgs const&) { return false; }
+template <typename Args>
+bool serves(Args const&) {
+    return false;
+}
 template <typename Args>
 size_t workspace_bytes(Args const&) {
     return 0;

@@ -194,8 +194,8 @@ template <typename Args>
 TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width, void* workspace, cudaStream_t stream) {
     for (int64_t first = 0; first < args.m;) {
         Args block = block_of(args, first, kMaxTokens, x_width, y_width);
-        bool const resident = args.tactic == TRT_NVFP4_TACTIC_W4A16_RESIDENT;
-        if (resident || (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::takes(block))) {
+        bool const own = args.tactic == TRT_NVFP4_TACTIC_W4A16_SM90;
+        if (own || (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::takes(block))) {
             TRT_NVFP4_RETURN_IF_ERROR(sm90::launch(block, workspace, stream));
         } else {
             block.m = std::min<int64_t>(block.m, kMaxMmaTokens);
@@ -214,9 +214,9 @@ bool takes_sm90(TrtNvfp4MlpArgs const& args) {
     return sm90::takes(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
 }
 
-bool serves_resident(TrtNvfp4LinearArgs const&) { return false; }
+bool serves_sm90(TrtNvfp4LinearArgs const& args) { return sm90::serves(block_of(args, 0, kMaxTokens, args.k, args.n)); }
 
-bool serves_resident(TrtNvfp4MlpArgs const& args) {
+bool serves_sm90(TrtNvfp4MlpArgs const& args) {
     return sm90::serves(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));
 }
 

@@ -16,8 +16,8 @@ bool takes_sm90(TrtNvfp4LinearArgs const& args);
 bool takes_sm90(TrtNvfp4MlpArgs const& args);
 
 // Of a call that is served: whether the current GPU can do all layers in one launch of SM90's kernel.
-bool serves_resident(TrtNvfp4LinearArgs const& args);
-bool serves_resident(TrtNvfp4MlpArgs const& args);
+bool serves_sm90(TrtNvfp4LinearArgs const& args);
+bool serves_sm90(TrtNvfp4MlpArgs const& args);
 
 // Enough for every m up to args.m, on any GPU; 0 if the call is not served.
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);

@@ -86,13 +86,14 @@ TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Varia
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
         cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, ordinal), "cudaDeviceGetAttribute"));
     int const fixed = static_cast<int>(attributes.sharedSizeBytes);
-    int const wanted = std::min(chunks * job_panel_bytes(std::min(8, job_places(tokens))), kMoePanelBytes);
+    auto const panel_bytes = job_panel_bytes<T, kMostColumns>;
+    int const wanted = std::min(chunks * panel_bytes(std::min(8, job_places(tokens))), kMoePanelBytes);
     variant.memory.stages = 0;
     for (int blocks = kMoeBlocks<kMostColumns>; blocks >= 1 && variant.memory.stages < 2; --blocks) {
         Device share = device;
         share.shared_bytes = std::min(device.shared_bytes, sm_bytes / blocks - reserved);
         variant.memory =
-            divide_moe_memory(wanted, job_panel_bytes(variant.job_tokens), variant.warps * kStageBytes, fixed, share);
+            divide_moe_memory(wanted, panel_bytes(variant.job_tokens), variant.warps * kStageBytes, fixed, share);
     }
     return TRT_NVFP4_SUCCESS;
 }
@@ -131,7 +132,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     int const most_chunks =
         std::max(moe.weights[kUpPhase][kRouted].chunks(), moe.weights[kDownPhase][kRouted].chunks());
     Variant<T> variant{};
-    int const columns = moe_columns(moe.m);
+    int const columns = moe_columns(moe.m, args.top_k, args.experts, most_chunks);
     TRT_NVFP4_RETURN_IF_ERROR(choose_variant(columns, moe.m, most_chunks, device, variant));
     moe.job_tokens = variant.job_tokens;
     moe.memory = variant.memory;

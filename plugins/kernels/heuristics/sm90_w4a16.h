@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 namespace trt_nvfp4::sm90 {
 
-constexpr int kMinTokens = 17;  // of a linear: mma.sync takes as long for 16 tokens as wgmma for 32 (H200)
+constexpr int kFewTokens = 16;  // that mma.sync multiplies faster than wgmma (H200)
 constexpr int kMaxTokens = 64;
 constexpr int kTileRows = 256;  // of a block
 constexpr int kMaxCluster = 2;
@@ -32,6 +33,10 @@ struct Split {
         return padded_rows(rows, cluster) / (kTileRows * cluster) * splits;
     }
 };
+
+// Whether a linear of so many weights is theirs at `m` tokens. Of six linears timed on an H200 (benchmarks/NOTES.md)
+// all are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and at 8 those of 45 million weights on are not behind it.
+inline bool takes_linear(int m, int64_t weights) { return m >= (weights >= int64_t{1} << 25 ? 8 : 9); }
 
 // Whether an MLP is theirs at `m` tokens, by rows of up. Of eleven MLPs timed on an H200 (benchmarks/NOTES.md), those
 // with a tile of up for half of the SMs are ahead of mma.sync at 8 tokens and at most 3 % behind at 6; those with fewer

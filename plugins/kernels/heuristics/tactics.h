@@ -44,7 +44,7 @@ TrtNvfp4Tactics tactics_of(Args const& args) {
         // Near the crossovers, other shapes than those that were measured may differ.
         bool const sm90 = w4a16::takes_sm90(args);
         if (sm90) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
-        if (w4a16::serves_resident(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_RESIDENT, !sm90);
+        if (w4a16::serves_sm90(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_SM90, !sm90);
     } else if (w4a4_fits(args)) {
         W4A4Kernels const single = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
         if (w4a4_kernels(TRT_NVFP4_TACTIC_W4A4_PAIR).dense != nullptr) {

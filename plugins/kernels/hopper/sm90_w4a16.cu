@@ -141,11 +141,18 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& args, LinearWorkspace const& worksp
 
 }  // namespace
 
-bool takes(TrtNvfp4LinearArgs const& args) { return args.m >= kMinTokens && args.m <= kMaxTokens && gpu_is_sm90(); }
+bool serves(TrtNvfp4LinearArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
 
-size_t workspace_bytes(TrtNvfp4LinearArgs const& args) { return LinearWorkspace(args, nullptr).size; }
+bool takes(TrtNvfp4LinearArgs const& args) {
+    return serves(args) && takes_linear(static_cast<int>(args.m), args.n * args.k);
+}
+
+size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
+    return std::max(LinearWorkspace(args, nullptr).size, few_workspace_bytes(args));
+}
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    if (args.m <= kFewTokens) return launch_few(args, workspace, stream);
     LinearWorkspace const pieces(args, workspace);
     bool const few = args.m <= 32;
     if (args.dtype == TRT_NVFP4_FLOAT16) {

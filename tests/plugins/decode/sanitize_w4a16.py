@@ -13,7 +13,7 @@ import torch
 
 from trt_nvfp4.plugins.host import PluginHost
 
-W4A16, W4A16_RESIDENT = 2, 8
+W4A16, W4A16_SM90 = 2, 8
 
 
 def main(library: str) -> None:
@@ -32,7 +32,7 @@ def main(library: str) -> None:
             ]
             tactics = [(call, W4A16) for call in calls]
             if torch.cuda.get_device_capability() == (9, 0):
-                tactics += [(call, W4A16_RESIDENT) for call in calls if call[0] != "NVFP4Linear"]
+                tactics += [(call, W4A16_SM90) for call in calls]
             for (op, tensors, attributes), tactic in tactics:
                 inputs = [x.cuda() for x in tensors]
                 with host.session(op, inputs, attributes, tactic=tactic) as session:

@@ -14,7 +14,7 @@ from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpac
 
 pytestmark = pytest.mark.gpu
 
-W4A16, W4A16_MMA_SYNC, W4A16_RESIDENT = 2, 6, 8
+W4A16, W4A16_MMA_SYNC, W4A16_SM90 = 2, 6, 8
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
 
@@ -52,15 +52,27 @@ def linear_inputs(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[list[torc
     return [x, *weight, bias, torch.zeros((), device="cuda")], x.double() @ exact.T + bias.double()
 
 
+# The second is SM90's.
+TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_SM90])
+
+
+def require_gpu_of(tactic: int) -> None:
+    if tactic in (W4A16_MMA_SYNC, W4A16_SM90) and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"tactic {tactic} is SM90's alone: elsewhere there is no wgmma")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TACTICS
 @pytest.mark.parametrize("m", range(1, 65))
-def test_linear_at_every_token_count(host: PluginHost, m: int, dtype: torch.dtype) -> None:
+def test_linear_at_every_token_count(host: PluginHost, m: int, tactic: int, dtype: torch.dtype) -> None:
+    require_gpu_of(tactic)
     inputs, reference = linear_inputs(m, 328, 736, dtype)
-    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY})
+    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
     assert relative_error(y, reference) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TACTICS
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -70,14 +82,18 @@ def test_linear_at_every_token_count(host: PluginHost, m: int, dtype: torch.dtyp
         (2, 4096, 4096),
         (16, 1000, 8192),
         (33, 64, 16384),
+        # Blocks of SM90's that have the end of a tile and the begin of the next, or whole ones.
+        (8, 9000, 4128),
+        (13, 40000, 544),
         # In blocks of 64 tokens.
         (65, 77, 288),
         (200, 1000, 2048),
     ],
 )
-def test_linear_at_odd_shapes(host: PluginHost, m: int, n: int, k: int, dtype: torch.dtype) -> None:
+def test_linear_at_odd_shapes(host: PluginHost, m: int, n: int, k: int, tactic: int, dtype: torch.dtype) -> None:
+    require_gpu_of(tactic)
     inputs, reference = linear_inputs(m, n, k, dtype)
-    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY})
+    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
     assert relative_error(y, reference) < TOLERANCE[dtype]
 
 
@@ -91,15 +107,6 @@ def stack_inputs(layers: int, m: int, k: int, i: int, h: int, dtype: torch.dtype
     x = torch.randn(m, k, device="cuda").to(dtype)
     norm = (1.0 + 0.1 * torch.randn(layers, k, device="cuda")).to(dtype)
     return [x, norm, *parts, torch.zeros(layers, device="cuda"), torch.zeros(layers, device="cuda")]
-
-
-# Of stacks; the second is SM90's.
-TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_RESIDENT])
-
-
-def require_gpu_of(tactic: int) -> None:
-    if tactic in (W4A16_MMA_SYNC, W4A16_RESIDENT) and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"tactic {tactic} is SM90's alone: elsewhere there is no wgmma")
 
 
 STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
@@ -127,7 +134,7 @@ def test_stack_matches_the_torch_reference(
     assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(shape[0])
 
 
-@pytest.mark.parametrize("m", [17, 40, 64, 100])
+@pytest.mark.parametrize("m", [9, 17, 40, 64, 100])
 def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) -> None:
     require_gpu_of(W4A16_MMA_SYNC)
     inputs, reference = linear_inputs(m, 328, 736, torch.float16)
@@ -139,10 +146,10 @@ def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 8, 9, 15, 16, 17, 25, 32, 33, 47, 63, 64, 65])
 def test_resident_layers_at_every_kernel_s_token_counts(host: PluginHost, m: int, dtype: torch.dtype) -> None:
-    require_gpu_of(W4A16_RESIDENT)
+    require_gpu_of(W4A16_SM90)
     attributes = {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}
     inputs = stack_inputs(2, m, 544, 1312, 544, dtype, gated=1)
-    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes, W4A16_RESIDENT)
+    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes, W4A16_SM90)
     reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
     assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(2)
 

@@ -1,0 +1,82 @@
+#include "../sm90_w4a16_launch.cuh"
+#include "../sm90_w4a16_linear.cuh"
+#include "sm90_weight_maps.h"
+
+namespace trt_nvfp4::sm90 {
+namespace {
+
+int tokens_of(int64_t m) { return m <= 8 ? 8 : 16; }
+
+struct FewWorkspace {
+    float* partials;
+    size_t size;
+
+    FewWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
+        Workspace workspace(base);
+        partials = workspace.take<float>(int64_t{2} * kMostBlocks * kTileRows * tokens_of(args.m));
+        size = workspace.size();
+    }
+};
+
+// May begin before the launch before has finished.
+template <typename T>
+TrtNvfp4Status launch_early(void (*kernel)(LinearArgs<T>), LinearArgs<T> const& args, dim3 blocks, int threads,
+                            int shared, char const* name, cudaStream_t stream) {
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
+}
+
+template <typename T, int kTokens>
+TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspace, cudaStream_t stream) {
+    int device = 0, sms = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&device), "cudaGetDevice"));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
+    LinearArgs<T> args{};
+    TRT_NVFP4_RETURN_IF_ERROR(encode(args.maps, linear.weight, 1, linear.n, linear.k));
+    args.tensor_scale = linear.weight.tensor_scale;
+    args.bias = static_cast<T const*>(linear.weight.bias);
+    args.rows = static_cast<int>(linear.n);
+    args.k = static_cast<int>(linear.k);
+    args.m = static_cast<int>(linear.m);
+    args.activation = linear.activation;
+    args.x = static_cast<T const*>(linear.x);
+    args.y = static_cast<T*>(linear.y);
+    args.partials = reinterpret_cast<float2*>(workspace.partials);
+    args.one = 1;
+    int const tiles = (args.rows + kTileRows - 1) / kTileRows;
+    args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms, kMostBlocks}));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_early(sm90_w4a16_linear<T, kTokens>, args,
+                                           dim3(static_cast<unsigned>(args.blocks)), kTaskThreads,
+                                           static_cast<int>(sizeof(TaskShared<kTokens>)), "sm90_w4a16_linear", stream));
+    dim3 const columns(static_cast<unsigned>(tiles), static_cast<unsigned>((args.m + 7) / 8));
+    return launch_early(sm90_w4a16_join<T, kTokens>, args, columns, 32 * kWarps, 0, "sm90_w4a16_join", stream);
+}
+
+template <typename T>
+TrtNvfp4Status run_as(TrtNvfp4LinearArgs const& args, FewWorkspace const& workspace, cudaStream_t stream) {
+    return args.m <= 8 ? run<T, 8>(args, workspace, stream) : run<T, 16>(args, workspace, stream);
+}
+
+}  // namespace
+
+size_t few_workspace_bytes(TrtNvfp4LinearArgs const& args) { return FewWorkspace(args, nullptr).size; }
+
+TrtNvfp4Status launch_few(TrtNvfp4LinearArgs const& args, void* workspace, cudaStream_t stream) {
+    FewWorkspace const pieces(args, workspace);
+    return args.dtype == TRT_NVFP4_FLOAT16 ? run_as<__half>(args, pieces, stream)
+                                           : run_as<__nv_bfloat16>(args, pieces, stream);
+}
+
+}  // namespace trt_nvfp4::sm90

@@ -1,0 +1,246 @@
+// One projection of up to 16 tokens on SM90: as in sm90_w4a16_mlp.cuh, warps multiply by mma.sync what the copy engine
+// puts into slots. The chunks of all tiles, one after another, are dealt out evenly, so that a block has the end of one
+// tile and the begin of another: it writes partial sums of those, which a launch after it adds up in the order of K.
+//
+// No block waits for another. Of the warps that do not multiply three lay out activations.
+#pragma once
+
+#include "sm90_w4a16_fragment.cuh"
+#include "sm90_w4a16_rows.cuh"
+#include "sm90_w4a16_task.cuh"
+
+namespace trt_nvfp4::sm90 {
+
+constexpr int kMostBlocks = 144;  // of a linear: all SMs that an SM90 GPU may have
+constexpr int kLayOutWarps = 3;   // that lay out activations
+
+template <typename T>
+struct LinearArgs {
+    WeightMaps maps;
+    float const* tensor_scale;
+    T const* bias;
+    int rows, k, m;
+    TrtNvfp4Activation activation;
+    T const* x;        // [m, k]
+    T* y;              // [m, rows]
+    float2* partials;  // [blocks, 2, warps, tokens / 8, quarters, lanes]
+    int blocks;
+    uint32_t one;  // 1, see shift_left
+};
+
+// Which chunks of which tiles a block has.
+struct Dealt {
+    int chunks;   // of a tile
+    int64_t all;  // chunks
+    int blocks;
+
+    template <typename T>
+    __device__ __forceinline__ explicit Dealt(LinearArgs<T> const& args)
+        : chunks(chunks_of(args.k)),
+          all(int64_t{(args.rows + kTileRows - 1) / kTileRows} * chunks),
+          blocks(args.blocks) {}
+
+    __device__ __forceinline__ int begin(int block) const { return static_cast<int>(all * block / blocks); }
+    // The block that has chunk `which` of all.
+    __device__ __forceinline__ int block_of(int which) const {
+        return static_cast<int>(((int64_t{which} + 1) * blocks - 1) / all);
+    }
+
+    // Calls f(task) for this block's tasks.
+    template <typename F>
+    __device__ __forceinline__ void each(F&& f) const {
+        int const block = static_cast<int>(blockIdx.x), end = begin(block + 1);
+#pragma unroll 1
+        for (int next = begin(block); next < end;) {
+            int const tile = next / chunks, first = next - tile * chunks;
+            Task const task(tile, first, min(first + end - next, chunks));
+            f(task);
+            next += task.end - task.begin;
+        }
+    }
+};
+
+// Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): every third by this warp.
+template <typename T, int kTokens>
+__device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, TaskShared<kTokens>& shared,
+                                        int which) {
+    constexpr int kLoads = kChunk / 32;  // of a lane, of 8 tokens: 8 values of K each
+    int const lane = threadIdx.x % 32;
+    int const t = lane % 4, token = lane / 4;
+    w4a16::RingPosition place;
+    int turn = 0;
+    dealt.each([&](Task const& task) {
+#pragma unroll 1
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(kChunkPanels<kTokens>)) {
+            if (turn++ % kLayOutWarps != which) continue;
+            uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
+#pragma unroll 1
+            for (int column = 0; column < kTokens / 8; ++column) {
+                uint4 eights[kLoads];
+                T const* const row = args.x + static_cast<int64_t>(column * 8 + token) * args.k;
+#pragma unroll
+                for (int i = 0; i < kLoads; ++i) {
+                    int const k = chunk * kChunk + i / 2 * kGroup + t * 16 + i % 2 * 8;
+                    eights[i] = make_uint4(0u, 0u, 0u, 0u);
+                    if (column * 8 + token < args.m && k < args.k) {
+                        eights[i] = __ldg(reinterpret_cast<uint4 const*>(row + k));
+                    }
+                }
+                if (column == 0) {
+                    ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+                }
+                uint8_t* const units = shared.panels[place.stage] + (column * 8 + token) * 16 + t * 4;
+#pragma unroll
+                for (int i = 0; i < kLoads; ++i) {
+                    uint4 const pairs = w4a16::pair_activations<T>(eights[i]);
+                    uint32_t const four[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+                    for (int pair = 0; pair < 4; ++pair) {
+                        *reinterpret_cast<uint32_t*>(units + (i * 4 + pair) * kTokens * 16) = four[pair];
+                    }
+                }
+            }
+            ptx::mbarrier_arrive(full);
+        }
+    });
+}
+
+// What a lane's sums of a tile become: outputs of four rows, one of each quarter.
+template <typename T, int kTokens>
+struct LinearEpilogue {
+    float scale;
+    T bias[kQuarters];
+
+    __device__ __forceinline__ void load(LinearArgs<T> const& args, int tile) {
+        scale = *args.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+#pragma unroll
+        for (int i = 0; i < kQuarters; ++i) {
+            int const row = Fragment(tile, threadIdx.x / 32, i, 0).row;
+            bias[i] = row < args.rows ? args.bias[row] : ptx::from_float<T>(0.0f);
+        }
+    }
+
+    __device__ __forceinline__ void store(LinearArgs<T> const& args, int tile, int column, float (&values)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i / 2]));
+        activate_eight(args.activation, values);
+#pragma unroll
+        for (int quarter = 0; quarter < kQuarters; ++quarter) {
+            Fragment const fragment(tile, threadIdx.x / 32, quarter, column);
+            fragment.each(args.rows, args.m, [&](int i, int token) {
+                args.y[static_cast<int64_t>(token) * args.rows + fragment.row] =
+                    ptx::from_float<T>(values[quarter * 2 + i]);
+            });
+        }
+    }
+};
+
+// Of a block's sums of a tile: those of a tile that another block began are the first.
+template <typename T, int kTokens>
+__device__ __forceinline__ float2* partial_sums(LinearArgs<T> const& args, int block, bool begun_before) {
+    int const fragments = (block * 2 + (begun_before ? 0 : 1)) * kWarps + static_cast<int>(threadIdx.x) / 32;
+    return args.partials + static_cast<int64_t>(fragments) * (kQuarters * (kTokens / 8) * 32) + threadIdx.x % 32;
+}
+
+template <typename T, int kTokens>
+__device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt const& dealt,
+                                               TaskShared<kTokens>& shared) {
+    Places at;
+    dealt.each([&](Task const& task) {
+        float acc[2][kTokens / 2];
+        bool const whole = task.begin == 0 && task.end == dealt.chunks;
+        LinearEpilogue<T, kTokens> epilogue;
+        multiply_task<T, kTokens>(shared, task, args.one, at, acc, [&] {
+            if (whole) epilogue.load(args, task.tile);
+        });
+        float2* const place = partial_sums<T, kTokens>(args, static_cast<int>(blockIdx.x), task.begin > 0);
+        // Unrolled only as far as registers must be known: see smooth_activation.cuh.
+#pragma unroll 1
+        for (int column = 0; column * 8 < args.m; ++column) {
+            float sums[8];
+#pragma unroll
+            for (int known = 0; known < kTokens / 8; ++known) {
+                if (known != column) continue;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) sums[i] = acc[i / 4][known * 4 + i % 4];
+            }
+            if (whole) {
+                epilogue.store(args, task.tile, column, sums);
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < kQuarters; ++i) {
+                place[(column * kQuarters + i) * 32] = make_float2(sums[2 * i], sums[2 * i + 1]);
+            }
+        }
+    });
+}
+
+template <typename T, int kTokens>
+__global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_constant__ LinearArgs<T> const args) {
+    static_assert(kSync<kTokens>, "by mma.sync");
+    extern __shared__ __align__(1024) uint8_t linear_bytes[];
+    auto& shared = *reinterpret_cast<TaskShared<kTokens>*>(linear_bytes);
+    // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
+    int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+        shared.weights.init();
+        for (int i = 0; i < kChunkPanels<kTokens>; ++i) {
+            ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 32);
+            ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kPanelReleases<kTokens>);
+        }
+        ptx::mbarrier_init_fence();
+    }
+    __syncthreads();
+    Dealt const dealt(args);
+    if (warp < kWarps) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        ptx::await_previous_launch();
+        multiply_dealt<T, kTokens>(args, dealt, shared);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+        if (threadIdx.x == 32 * kWarps) {
+            ptx::prefetch(args.maps.codes);
+            ptx::prefetch(args.maps.scales);
+            SlotFiller filler(shared.weights, kSlots - 1);
+            dealt.each([&](Task const& task) {
+#pragma unroll 1
+                for (int chunk = task.begin; chunk < task.end; ++chunk) {
+#pragma unroll 1
+                    for (int i = 0; i < kWarpgroups; ++i) filler.fill(args.maps, 0, task.tile * kWarpgroups + i, chunk);
+                }
+            });
+            ptx::launch_next();
+        } else if (warp > kWarps) {
+            ptx::await_previous_launch();
+            lay_out<T, kTokens>(args, dealt, shared, warp - kWarps - 1);
+        }
+    }
+}
+
+// Blocks x, y: a tile, eight tokens. Where several blocks have a tile's sums, they become its outputs.
+template <typename T, int kTokens>
+__global__ __launch_bounds__(32 * kWarps) void sm90_w4a16_join(__grid_constant__ LinearArgs<T> const args) {
+    int const tile = static_cast<int>(blockIdx.x), column = static_cast<int>(blockIdx.y);
+    Dealt const dealt(args);
+    int const first = dealt.block_of(tile * dealt.chunks), last = dealt.block_of((tile + 1) * dealt.chunks - 1);
+    LinearEpilogue<T, kTokens> epilogue;
+    epilogue.load(args, tile);
+    ptx::launch_next();
+    ptx::await_previous_launch();
+    if (first == last) return;
+    float sums[8] = {};
+#pragma unroll 4
+    for (int block = first; block <= last; ++block) {
+        float2 const* const part = partial_sums<T, kTokens>(args, block, block > first) + column * kQuarters * 32;
+#pragma unroll
+        for (int quarter = 0; quarter < kQuarters; ++quarter) {
+            float2 const two = __ldcg(part + quarter * 32);
+            sums[quarter * 2] += two.x;
+            sums[quarter * 2 + 1] += two.y;
+        }
+    }
+    epilogue.store(args, tile, column, sums);
+}
+
+}  // namespace trt_nvfp4::sm90
