@@ -29,6 +29,7 @@ TACTICS = {
     1: "generic",
     2: "w4a16",
     6: "w4a16 by mma.sync",
+    8: "w4a16 of SM90",
     3: "w4a4",
     4: "w4a4 by pairs",
     7: "w4a4 unsplit",

@@ -12,7 +12,7 @@
 namespace trt_nvfp4::sm90 {
 
 constexpr int kMostBlocks = 144;  // of a linear: all SMs that an SM90 GPU may have
-constexpr int kLayOutWarps = 3;   // that lay out activations
+constexpr int kLayOutWarps = 3;   // beside the one that fetches weights
 
 template <typename T>
 struct LinearArgs {
@@ -73,7 +73,6 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(kChunkPanels<kTokens>)) {
             if (turn++ % kLayOutWarps != which) continue;
-            uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {
                 uint4 eights[kLoads];
@@ -83,7 +82,7 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                     int const k = chunk * kChunk + i / 2 * kGroup + t * 16 + i % 2 * 8;
                     eights[i] = make_uint4(0u, 0u, 0u, 0u);
                     if (column * 8 + token < args.m && k < args.k) {
-                        eights[i] = __ldg(reinterpret_cast<uint4 const*>(row + k));
+                        eights[i] = *reinterpret_cast<uint4 const*>(row + k);
                     }
                 }
                 if (column == 0) {
@@ -100,7 +99,7 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                     }
                 }
             }
-            ptx::mbarrier_arrive(full);
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
         }
     });
 }
