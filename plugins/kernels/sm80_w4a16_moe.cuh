@@ -27,61 +27,14 @@ __host__ __device__ constexpr int job_places(int count) {
     return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32;
 }
 
-// As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept. Half a chunk
-// at a time: the whole would fill an SM's instruction cache.
+// As multiply_chunk, with a panel of `places` tokens: columns beyond them repeat others, and are not kept.
 template <typename T, int kColumns, int kMostColumns>
-__device__ __forceinline__ void multiply_job_values(uint8_t const* stage, uint8_t const* panel, int places,
-                                                    uint32_t one, Accumulators<kMostColumns>& acc) {
+__device__ __forceinline__ void multiply_places(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
+                                                Accumulators<kMostColumns>& acc) {
     int const lane = threadIdx.x % 32;
-    int const g = lane / 4;
-    int const t = lane % 4;
     int const pitch = kColumns > 1 ? 32 : places * 4;
-    int const place = kColumns > 1 ? lane : (g & (places - 1)) * 4 + t;
-    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
-    uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-        uint4 codes[4];
-        uint32_t scales_of[4];  // two blocks' each
-#pragma unroll
-        for (int row = 0; row < 4; ++row) {
-            codes[row] =
-                *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
-            scales_of[row] = Decoder<T>::scales(row_scales[row] >> half * 16, one);
-        }
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-            uint32_t a[4][4];
-#pragma unroll
-            for (int row = 0; row < 4; ++row) {
-                uint4 const& c = codes[row];
-                Decoder<T>::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a[row]);
-#pragma unroll
-                for (int pair = 0; pair < 4; ++pair) {
-                    a[row][pair] = word < 2 ? multiply_by_half<T, 0>(a[row][pair], scales_of[row])
-                                            : multiply_by_half<T, 1>(a[row][pair], scales_of[row]);
-                }
-            }
-#pragma unroll
-            for (int column = 0; column < kColumns; ++column) {
-                uint4 const b = *reinterpret_cast<uint4 const*>(
-                    panel + (((half * 4 + word) * kColumns + column) * pitch + place) * 16);
-                // Neighbours in this order belong to different accumulators, so that none waits for the one before.
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    auto const& top = a[2 * i];
-                    auto const& bottom = a[2 * i + 1];
-                    ptx::mma_m16n8k16<T>(acc[i][column], top[0], bottom[0], top[1], bottom[1], b.x, b.y);
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    auto const& top = a[2 * i];
-                    auto const& bottom = a[2 * i + 1];
-                    ptx::mma_m16n8k16<T>(acc[i][column], top[2], bottom[2], top[3], bottom[3], b.z, b.w);
-                }
-            }
-        }
-    }
+    int const place = kColumns > 1 ? lane : (lane / 4 & (places - 1)) * 4 + lane % 4;
+    multiply_values<T, kColumns, 1>(stage, panel, lane, pitch, place, one, acc);
 }
 
 // The same for T, of a panel as stage_job leaves it.
@@ -89,11 +42,11 @@ template <typename T, int kColumns, int kMostColumns>
 __device__ __forceinline__ void multiply_job_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
                                                    Accumulators<kMostColumns>& acc) {
     if constexpr (!Product<T, kMostColumns>::kHasFactors) {
-        multiply_job_values<T, kColumns>(stage, panel, places, one, acc);
+        multiply_places<T, kColumns>(stage, panel, places, one, acc);
     } else {
         static_assert(kMostColumns == 1, "factors of one column");
         Accumulators<1> of_chunk = {};
-        multiply_job_values<typename Product<T, 1>::Operand, 1>(stage, panel, places, one, of_chunk);
+        multiply_places<typename Product<T, 1>::Operand, 1>(stage, panel, places, one, of_chunk);
         auto const* const factors = reinterpret_cast<float const*>(panel + job_factors(places));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

@@ -31,18 +31,17 @@ struct Product {
     static constexpr int kPanelBytes = kFactors + (kHasFactors ? 4 * kTokens : 0);
 };
 
-// acc += this warp's tile of weights times a chunk of activations. Rows of lane 4g + t: g + {0, 32, 64, 96}.
-template <typename T, int kColumns>
-__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, uint32_t one,
-                                               Accumulators<kColumns>& acc) {
-    int lane = threadIdx.x % 32;
-    // So that what follows from it is not kept in registers beside so many accumulators.
-    if (kColumns == 4) asm volatile("" : "+r"(lane));
+// acc += this warp's tile of weights times a chunk of activations. Rows of lane 4g + t: g + {0, 32, 64, 96}. In the
+// panel columns are `pitch` lanes' 16 bytes apart, of which this lane reads number `place`. kHalves of the chunk are in
+// the program: both, or one twice where the whole would fill an SM's instruction cache.
+template <typename T, int kColumns, int kHalves, int kAccumulated>
+__device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t const* panel, int lane, int pitch,
+                                                int place, uint32_t one, Accumulators<kAccumulated>& acc) {
     int const g = lane / 4;
     int const t = lane % 4;
     uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
     uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll
+#pragma unroll kHalves
     for (int half = 0; half < 2; ++half) {
         uint4 codes[4];
         uint32_t scales_of[4];  // two blocks' each
@@ -67,8 +66,8 @@ __device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t con
             }
 #pragma unroll
             for (int column = 0; column < kColumns; ++column) {
-                uint4 const b =
-                    *reinterpret_cast<uint4 const*>(panel + (((half * 4 + word) * kColumns + column) * 32 + lane) * 16);
+                uint4 const b = *reinterpret_cast<uint4 const*>(
+                    panel + (((half * 4 + word) * kColumns + column) * pitch + place) * 16);
                 // Neighbours in this order belong to different accumulators, so that none waits for the one before.
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
@@ -87,7 +86,17 @@ __device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t con
     }
 }
 
-// The same for T, of a panel as Product describes it.
+// The same where every token has its place.
+template <typename T, int kColumns>
+__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, uint32_t one,
+                                               Accumulators<kColumns>& acc) {
+    int lane = threadIdx.x % 32;
+    // So that what follows from it is not kept in registers beside so many accumulators.
+    if (kColumns == 4) asm volatile("" : "+r"(lane));
+    multiply_values<T, kColumns, 2>(stage, panel, lane, 32, lane, one, acc);
+}
+
+// The same of T, of a panel as Product describes it.
 template <typename T, int kColumns>
 __device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* panel, uint32_t one,
                                          Accumulators<kColumns>& acc) {
