@@ -58,7 +58,7 @@ TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_SM90])
 
 def require_gpu_of(tactic: int) -> None:
     if tactic in (W4A16_MMA_SYNC, W4A16_SM90) and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"tactic {tactic} is SM90's alone: elsewhere there is no wgmma")
+        pytest.skip(f"tactic {tactic} is SM90's alone")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
