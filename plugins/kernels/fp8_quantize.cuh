@@ -88,11 +88,11 @@ TrtNvfp4Status launch_fp8_quantize(T const* x, int64_t count, Fp8Quantization co
                                    bool programmatic, cudaStream_t stream) {
     if (!static_scale) {
         TRT_NVFP4_RETURN_IF_ERROR(
-            launch_kernel(fp8_amax<T>, kFp8AmaxBlocks, kFp8Threads, programmatic, stream, "fp8_amax", x, count, to));
+            launch_kernel(fp8_amax<T>, kFp8AmaxBlocks, kFp8Threads, 0, programmatic, stream, "fp8_amax", x, count, to));
     }
     int64_t const per_block = kFp8Threads * kFp8Vector;
     int64_t const blocks = std::max<int64_t>((count + per_block - 1) / per_block, 1);
-    return launch_kernel(fp8_quantize<T>, blocks, kFp8Threads, programmatic, stream, "fp8_quantize", x, count, to);
+    return launch_kernel(fp8_quantize<T>, blocks, kFp8Threads, 0, programmatic, stream, "fp8_quantize", x, count, to);
 }
 
 }  // namespace trt_nvfp4

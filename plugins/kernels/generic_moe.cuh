@@ -86,7 +86,7 @@ template <typename T>
 TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int64_t tokens, int64_t hidden, int top_k,
                               bool scale_input, MoePlan const& plan, T* y, bool programmatic, cudaStream_t stream) {
     int const slices = static_cast<int>((hidden + kMoeThreads - 1) / kMoeThreads);
-    return launch_kernel(generic_moe_sum<T>, tokens * slices, kMoeThreads, programmatic, stream, "generic_moe_sum",
+    return launch_kernel(generic_moe_sum<T>, tokens * slices, kMoeThreads, 0, programmatic, stream, "generic_moe_sum",
                          outputs, shared, hidden, top_k, scale_input, plan, slices, y);
 }
 

@@ -89,7 +89,7 @@ TrtNvfp4Status launch_quantize_pairs(PairInput<T> const& input, int64_t tokens, 
             input, pairs, given_scale, amax_bits);
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetLastError(), "moe_pairs_amax"));
     }
-    return launch_kernel(moe_pairs_quantize<T, Rows>, jobs * kPairSlices, kPairThreads, true, stream,
+    return launch_kernel(moe_pairs_quantize<T, Rows>, jobs * kPairSlices, kPairThreads, 0, true, stream,
                          "moe_pairs_quantize", input, plan, rows);
 }
 

@@ -13,6 +13,26 @@ namespace trt_nvfp4::sm90 {
 constexpr int kQuarters = 4;
 constexpr int kUnitsPerTile = 8 * kQuarters;  // fragments of 8 tokens of a tile of kTileRows: of 8 warps
 
+__host__ __device__ constexpr int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+// Of a product's sums.
+template <typename T>
+__device__ __forceinline__ float value_scale(float tensor_scale) {
+    return tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+}
+
+// A lane's sums of 8 tokens, `column` times 8 on: of quarters 0 to 3 two each. For loops over columns that are not
+// unrolled, where registers must be known (see smooth_activation.cuh).
+template <int kTokens>
+__device__ __forceinline__ void column_sums(float const (&acc)[2][kTokens / 2], int column, float (&sums)[8]) {
+#pragma unroll
+    for (int known = 0; known < kTokens / 8; ++known) {
+        if (known != column) continue;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] = acc[i / 4][known * 4 + i % 4];
+    }
+}
+
 // A lane's two values of a quarter: of a row, for two neighbouring tokens.
 struct Fragment {
     int row, token;

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "sm90_w4a16_fragment.cuh"
-#include "sm90_w4a16_rows.cuh"
 #include "sm90_w4a16_task.cuh"
+#include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -36,9 +36,7 @@ struct Dealt {
 
     template <typename T>
     __device__ __forceinline__ explicit Dealt(LinearArgs<T> const& args)
-        : chunks(chunks_of(args.k)),
-          all(int64_t{(args.rows + kTileRows - 1) / kTileRows} * chunks),
-          blocks(args.blocks) {}
+        : chunks(chunks_of(args.k)), all(int64_t{tiles_of(args.rows)} * chunks), blocks(args.blocks) {}
 
     __device__ __forceinline__ int begin(int block) const { return static_cast<int>(all * block / blocks); }
     // The block that has chunk `which` of all.
@@ -111,7 +109,7 @@ struct LinearEpilogue {
     T bias[kQuarters];
 
     __device__ __forceinline__ void load(LinearArgs<T> const& args, int tile) {
-        scale = *args.tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+        scale = value_scale<T>(*args.tensor_scale);
 #pragma unroll
         for (int i = 0; i < kQuarters; ++i) {
             int const row = Fragment(tile, threadIdx.x / 32, i, 0).row;
@@ -153,16 +151,10 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
             if (whole) epilogue.load(args, task.tile);
         });
         float2* const place = partial_sums<T, kTokens>(args, static_cast<int>(blockIdx.x), task.begin > 0);
-        // Unrolled only as far as registers must be known: see smooth_activation.cuh.
 #pragma unroll 1
         for (int column = 0; column * 8 < args.m; ++column) {
             float sums[8];
-#pragma unroll
-            for (int known = 0; known < kTokens / 8; ++known) {
-                if (known != column) continue;
-#pragma unroll
-                for (int i = 0; i < 8; ++i) sums[i] = acc[i / 4][known * 4 + i % 4];
-            }
+            column_sums<kTokens>(acc, column, sums);
             if (whole) {
                 epilogue.store(args, task.tile, column, sums);
                 continue;
@@ -182,22 +174,15 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
     auto& shared = *reinterpret_cast<TaskShared<kTokens>*>(linear_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) {
-        shared.weights.init();
-        for (int i = 0; i < kChunkPanels<kTokens>; ++i) {
-            ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 32);
-            ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kPanelReleases<kTokens>);
-        }
-        ptx::mbarrier_init_fence();
-    }
+    if (threadIdx.x == 0) shared.init(32);
     __syncthreads();
     Dealt const dealt(args);
     if (warp < kWarps) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        take_registers();
         ptx::await_previous_launch();
         multiply_dealt<T, kTokens>(args, dealt, shared);
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+        give_registers();
         if (threadIdx.x == 32 * kWarps) {
             ptx::prefetch(args.maps.codes);
             ptx::prefetch(args.maps.scales);
@@ -217,10 +202,11 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
     }
 }
 
-// Blocks x, y: a tile, eight tokens. Where several blocks have a tile's sums, they become its outputs.
+// A block for each eight tokens of each tile. Where several blocks have a tile's sums, they become its outputs.
 template <typename T, int kTokens>
 __global__ __launch_bounds__(32 * kWarps) void sm90_w4a16_join(__grid_constant__ LinearArgs<T> const args) {
-    int const tile = static_cast<int>(blockIdx.x), column = static_cast<int>(blockIdx.y);
+    constexpr int kColumns = kTokens / 8;
+    int const tile = static_cast<int>(blockIdx.x) / kColumns, column = static_cast<int>(blockIdx.x) % kColumns;
     Dealt const dealt(args);
     int const first = dealt.block_of(tile * dealt.chunks), last = dealt.block_of((tile + 1) * dealt.chunks - 1);
     LinearEpilogue<T, kTokens> epilogue;

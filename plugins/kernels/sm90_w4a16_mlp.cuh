@@ -165,16 +165,10 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, TaskShar
             if (up) epilogue.load(matrix, layer, task.tile);
         });
         if (up) {
-            // Unrolled only as far as registers must be known: see smooth_activation.cuh.
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {
                 float sums[8];
-#pragma unroll
-                for (int known = 0; known < kTokens / 8; ++known) {
-                    if (known != column) continue;
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) sums[i] = acc[i / 4][known * 4 + i % 4];
-                }
+                column_sums<kTokens>(acc, column, sums);
                 epilogue.template store<kTokens>(matrix, task.tile, column, sums);
             }
             publish<32 * kWarps>([&] {
@@ -202,19 +196,11 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     auto& shared = *reinterpret_cast<TaskShared<kTokens>*>(mlp_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) {
-        shared.weights.init();
-        for (int i = 0; i < kChunkPanels<kTokens>; ++i) {
-            ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kPanelReleases<kTokens>);
-        }
-        ptx::mbarrier_init_fence();
-    }
+    if (threadIdx.x == 0) shared.init(1);
     __syncthreads();
     ptx::cluster_meet();
     if (warp < kWarps) {
-        // 208 and 88 of the 168 that each of the three warpgroups starts with.
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        take_registers();
         Places at;
 #pragma unroll 1
         for (int layer = -1; layer < args.layers; ++layer) {
@@ -222,7 +208,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
             do_rows<T, kTokens>(args, layer);
         }
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+        give_registers();
         if (threadIdx.x == 32 * kWarps) {
             fetch_weights(args, shared.weights);
         } else if (warp == kWarps + 1) {

@@ -10,12 +10,6 @@
 
 namespace trt_nvfp4::sm90 {
 
-// Of a product's sums.
-template <typename T>
-__device__ __forceinline__ float value_scale(float tensor_scale) {
-    return tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
-}
-
 // Of all layers.
 template <typename T>
 struct Projection {
@@ -61,8 +55,6 @@ struct MlpArgs {
 };
 
 static_assert(kTileRows == kChunk);  // so that a tile's warps fill a chunk of the image
-
-__host__ __device__ constexpr int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 // Fragments that a chunk of the image is made of.
 __device__ __forceinline__ int units_per_chunk(int m) { return kUnitsPerTile * ((m + 7) / 8); }

@@ -32,7 +32,21 @@ struct TaskShared {
     WeightSlots weights;  // first: the copy engine's pattern of 16-byte columns is one of addresses
     uint8_t panels[kChunkPanels<kTokens>][kChunkBytes<kTokens>];
     uint64_t full[kChunkPanels<kTokens>], empty[kChunkPanels<kTokens>];
+
+    // By one thread, before anything else. A panel is full after `fillings` arrivals.
+    __device__ __forceinline__ void init(int fillings) {
+        weights.init();
+        for (int i = 0; i < kChunkPanels<kTokens>; ++i) {
+            ptx::mbarrier_init(ptx::shared_address(&full[i]), fillings);
+            ptx::mbarrier_init(ptx::shared_address(&empty[i]), kPanelReleases<kTokens>);
+        }
+        ptx::mbarrier_init_fence();
+    }
 };
+
+// 208 and 88 of the 168 registers that each of the three warpgroups starts with: for those that multiply and the third.
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 208;"); }
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 88;"); }
 
 // Where a warp is in its warpgroup's slots, which are every second, and in the panels.
 struct Places {

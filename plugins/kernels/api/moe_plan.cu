@@ -25,7 +25,7 @@ TrtNvfp4Status launch_sort(RouteArgs const& args, TrtNvfp4DataType dtype, bool p
     int64_t const erasers = (args.absents + bytes_per_block - 1) / bytes_per_block;
     int64_t const gates = args.shared_gate == nullptr ? 0 : (args.tokens + threads / 32 - 1) / (threads / 32);
     int64_t const helpers = std::min(std::max(erasers, gates), kMostHelpers);
-    return launch_kernel(moe_plan<kSlots>, 1 + helpers, threads, programmatic, stream, "moe_plan", args, dtype);
+    return launch_kernel(moe_plan<kSlots>, 1 + helpers, threads, 0, programmatic, stream, "moe_plan", args, dtype);
 }
 
 template <int kSlots>
@@ -35,7 +35,7 @@ TrtNvfp4Status launch_slots(RouteArgs const& args, TrtNvfp4DataType dtype, bool 
     }
     int const blocks = (args.tokens + kRouteThreads / 32 - 1) / (kRouteThreads / 32);
     TRT_NVFP4_RETURN_IF_ERROR(
-        launch_kernel(moe_route<kSlots>, blocks, kRouteThreads, programmatic, stream, "moe_route", args));
+        launch_kernel(moe_route<kSlots>, blocks, kRouteThreads, 0, programmatic, stream, "moe_route", args));
     return launch_sort<0>(args, dtype, programmatic, stream);
 }
 

@@ -15,7 +15,7 @@ bool serves(TrtNvfp4MlpArgs const& args);
 bool takes_sm90(TrtNvfp4LinearArgs const& args);
 bool takes_sm90(TrtNvfp4MlpArgs const& args);
 
-// Of a call that is served: whether the current GPU can do all layers in one launch of SM90's kernel.
+// Of a call that is served: whether SM90's own kernels serve it on the current GPU, at every number of tokens.
 bool serves_sm90(TrtNvfp4LinearArgs const& args);
 bool serves_sm90(TrtNvfp4MlpArgs const& args);
 

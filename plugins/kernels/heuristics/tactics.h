@@ -3,7 +3,7 @@
 // and W4A4.
 //
 // Crossovers, in tokens; docs/roofline.md says more:
-//     W4A16   SM90: kernels of its own for linears from 17 tokens on, for MLPs from 6 or 13 (measured on an H200);
+//     W4A16   SM90: kernels of its own for linears from 8 or 9 tokens on, for MLPs from 6 or 13 (measured on an H200);
 //             below and elsewhere every GPU's kernel, by mma.sync. Above 64 in blocks of 64 (32 by mma.sync).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).

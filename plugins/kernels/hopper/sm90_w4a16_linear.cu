@@ -1,3 +1,4 @@
+#include "../programmatic_launch.cuh"
 #include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_linear.cuh"
 #include "sm90_weight_maps.h"
@@ -18,25 +19,6 @@ struct FewWorkspace {
     }
 };
 
-// May begin before the launch before has finished.
-template <typename T>
-TrtNvfp4Status launch_early(void (*kernel)(LinearArgs<T>), LinearArgs<T> const& args, dim3 blocks, int threads,
-                            int shared, char const* name, cudaStream_t stream) {
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = blocks;
-    config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = static_cast<size_t>(shared);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    return check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
-}
-
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspace, cudaStream_t stream) {
     int device = 0, sms = 0;
@@ -55,13 +37,12 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspa
     args.y = static_cast<T*>(linear.y);
     args.partials = reinterpret_cast<float2*>(workspace.partials);
     args.one = 1;
-    int const tiles = (args.rows + kTileRows - 1) / kTileRows;
+    int const tiles = tiles_of(args.rows);
     args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms, kMostBlocks}));
-    TRT_NVFP4_RETURN_IF_ERROR(launch_early(sm90_w4a16_linear<T, kTokens>, args,
-                                           dim3(static_cast<unsigned>(args.blocks)), kTaskThreads,
-                                           static_cast<int>(sizeof(TaskShared<kTokens>)), "sm90_w4a16_linear", stream));
-    dim3 const columns(static_cast<unsigned>(tiles), static_cast<unsigned>((args.m + 7) / 8));
-    return launch_early(sm90_w4a16_join<T, kTokens>, args, columns, 32 * kWarps, 0, "sm90_w4a16_join", stream);
+    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear<T, kTokens>, args.blocks, kTaskThreads,
+                                            sizeof(TaskShared<kTokens>), true, stream, "sm90_w4a16_linear", args));
+    return launch_kernel(sm90_w4a16_join<T, kTokens>, tiles * (kTokens / 8), 32 * kWarps, 0, true, stream,
+                         "sm90_w4a16_join", args);
 }
 
 template <typename T>
