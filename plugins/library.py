@@ -27,6 +27,9 @@ from trt_nvfp4.plugins.toolchain import (
 #: Called with (steps done, steps in all, what was just done).
 Progress = Callable[[int, int, str], None]
 
+#: Environment variable: what demo and tests compile they then share (see build_library).
+KEEP_OBJECTS = "TRT_NVFP4_KEEP_OBJECTS"
+
 ROOT = Path(__file__).resolve().parent
 _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
 #: The family of kernels that an architecture runs, built on CUTLASS all or in part, and the folder of each.
@@ -66,7 +69,7 @@ class Build:
     sources: list[Path]
     flags: list[str]
 
-    def compile(self, folder: Path, progress: Progress = lambda done, total, what: None) -> tuple[list[Path], str]:
+    def compile(self, folder: Path, progress: Progress | None = None) -> tuple[list[Path], str]:
         """The sources' objects, in ``folder``, and ptxas's report on them. Raises ToolchainError."""
         compiler: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), *self.flags]
         objects = {source: folder / f"{source.parent.name}-{source.name}.o" for source in self.sources}
@@ -80,11 +83,30 @@ class Build:
             try:
                 for done, job in enumerate(as_completed(jobs), 1):
                     reports.append(job.result())
-                    progress(done, len(jobs) + 1, f"compiled {jobs[job].name}")
+                    if progress:
+                        progress(done, len(jobs) + 1, f"compiled {jobs[job].name}")
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
         return list(objects.values()), "".join(reports)
+
+    def compile_once(self, progress: Progress | None = None) -> tuple[list[Path], str]:
+        """The same, in the cache, where the objects stay."""
+
+        def make(report: Path) -> None:
+            # One at a time: each takes all cores, and CUTLASS takes gigabytes on every one.
+            lock = FileLock(report.parent.parent / "compiled.lock")
+            with lock, tempfile.TemporaryDirectory(dir=report.parent) as temporary:
+                objects, text = self.compile(Path(temporary), progress)
+                for path in objects:
+                    os.replace(path, report.parent / path.name)
+                written = Path(temporary) / report.name
+                written.write_text(text)
+                # Last: where the report is, the objects are.
+                os.replace(written, report)
+
+        report = cached(f"{self.name}.objects/ptxas.txt", make)
+        return sorted(report.parent.glob("*.o")), report.read_text()
 
     def link(self, objects: list[Path], library: Path) -> None:
         """Raises ToolchainError."""
@@ -96,15 +118,17 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
 
     ``machine`` is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources,
     flags, compiler version and the TensorRT headers used; ptxas's resource report lies beside it as ``.ptxas.txt``.
+    With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects stay in the cache, and PTX in them and in the library.
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
-    build = find_build(arch, machine=machine)
+    keep = KEEP_OBJECTS in os.environ
+    build = find_build(arch, machine=machine, ptx=keep)
 
     def make(library: Path) -> None:
         steps = len(build.sources) + 1
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
-            objects, text = build.compile(Path(temporary), progress or (lambda done, total, what: None))
+            objects, text = build.compile_once(progress) if keep else build.compile(Path(temporary), progress)
             linked, report = Path(temporary) / library.name, Path(temporary) / "report"
             build.link(objects, linked)
             report.write_text(text)

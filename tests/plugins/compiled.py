@@ -3,19 +3,16 @@ beside it the PTX that the emulator runs."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from trt_nvfp4.plugins.library import Build, cached, find_build
+from trt_nvfp4.plugins.library import Build, find_build
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
 
@@ -46,21 +43,7 @@ def compiled(arch: str) -> Compiled:
         if "no CUDA compiler found" in str(error):
             pytest.skip(str(error))
         raise
-
-    def make(report: Path) -> None:
-        # One at a time: each takes all cores, and CUTLASS takes gigabytes on every one.
-        lock = FileLock(report.parent.parent / "compiled.lock")
-        with lock, tempfile.TemporaryDirectory(dir=report.parent) as temporary:
-            objects, text = build.compile(Path(temporary))
-            for path in objects:
-                os.replace(path, report.parent / path.name)
-            written = Path(temporary) / report.name
-            written.write_text(text)
-            # Last: where the report is, the objects are.
-            os.replace(written, report)
-
-    report = cached(f"{build.name}.objects/ptxas.txt", make)
-    return Compiled(build, sorted(report.parent.glob("*.o")), report.read_text())
+    return Compiled(build, *build.compile_once())
 
 
 def find_cuobjdump() -> str:

@@ -13,7 +13,7 @@ import pytest
 from compiled import compiled
 
 from trt_nvfp4.plugins import library as plugin_library
-from trt_nvfp4.plugins.library import build_library, resource_report
+from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_library, resource_report
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
@@ -86,6 +86,7 @@ def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "adapters" / "one.cpp").write_text("int one() { return 1; }\n")
     monkeypatch.setattr(plugin_library, "ROOT", root)
     monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(KEEP_OBJECTS, raising=False)
     return root
 
 
