@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from trt_nvfp4.plugins.library import Build, find_build
-from trt_nvfp4.plugins.toolchain import ToolchainError
+from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
+
+THOR, THOR_MACHINE = "sm_110a", "aarch64"
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,15 @@ class Compiled:
 
     def sass(self, source: str) -> str:
         """The machine code of the sources of this name, a glob pattern."""
+        return self._dump("-sass", source)
+
+    def ptx(self, source: str) -> str:
+        return self._dump("-ptx", source)
+
+    def _dump(self, what: str, source: str) -> str:
         found = [path for path in self.objects if path.match(f"*-{source}.o")]
         assert found, source
-        command = [find_cuobjdump(), "-sass"]
+        command = [find_cuobjdump(), what]
         return "".join(
             subprocess.run([*command, path], capture_output=True, text=True, check=True).stdout for path in found
         )
@@ -36,14 +44,26 @@ class Compiled:
 
 @cache
 def compiled(arch: str) -> Compiled:
-    """Skips the test where there is no compiler. Raises ToolchainError when the compilation fails."""
+    """Thor's for the machine that it is part of, where its cross compiler is here.
+
+    Skips the test where there is no compiler. Raises ToolchainError when the compilation fails.
+    """
     try:
-        build = find_build(arch, ptx=True)
+        build = find_build(arch, machine=THOR_MACHINE if arch == THOR and can_cross_compile() else None, ptx=True)
     except ToolchainError as error:
         if "no CUDA compiler found" in str(error):
             pytest.skip(str(error))
         raise
     return Compiled(build, *build.compile_once())
+
+
+@cache
+def can_cross_compile() -> bool:
+    try:
+        find_nvcc(THOR_MACHINE)
+    except ToolchainError:
+        return False
+    return True
 
 
 def find_cuobjdump() -> str:

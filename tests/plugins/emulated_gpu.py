@@ -7,6 +7,7 @@ unchanged, with tensors on the CPU that are exposed as device memory while enque
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,19 +16,22 @@ import torch
 from compiled import compiled
 
 from ptx_emulator.errors import EmulatorError
-from ptx_emulator.shim import Gpu, Program, find_toolkit
+from ptx_emulator.shim import TARGETS, Gpu, Program, find_toolkit
 from trt_nvfp4.plugins.host import PluginHost, Session
 from trt_nvfp4.plugins.library import ROOT
 
+# Thor's objects are for its own machine; the PTX of its W4A4 is B200's (test_machine_code.py).
+_TARGETS = {**TARGETS, "thor": replace(TARGETS["thor"], ptx_arch=TARGETS["b200"].arch)}
 _emulated: dict[str, tuple[Gpu, Program]] = {}
 
 
 def _library(target: str) -> tuple[Gpu, Program]:
     """Once per session: a library that is loaded twice registers its kernels twice."""
     if target not in _emulated:
-        gpu = Gpu(target)
+        gpu = Gpu(_TARGETS[target])
         flags = ["-Xcompiler=-fvisibility=hidden", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'}"]
-        _emulated[target] = gpu, Program.compile(compiled(gpu.target.arch).objects, gpu, flags=flags)
+        objects = compiled(gpu.target.ptx_arch or gpu.target.arch).objects
+        _emulated[target] = gpu, Program.compile(objects, gpu, flags=flags)
     return _emulated[target]
 
 

@@ -10,30 +10,32 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from compiled import find_cuobjdump
+from compiled import THOR, THOR_MACHINE, compiled, find_cuobjdump
 from test_machine_code import BLOCK_SCALED
 
 from trt_nvfp4.plugins.cross_runtime import RuntimeUnavailableError, cuda_runtime
-from trt_nvfp4.plugins.library import ROOT, build_library
+from trt_nvfp4.plugins.library import ROOT
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
 
 HERE = Path(__file__).parent
-MACHINE = "aarch64"
-COMPILER = f"{MACHINE}-linux-gnu-g++"
+COMPILER = f"{THOR_MACHINE}-linux-gnu-g++"
 
 
 @pytest.fixture(scope="module")
-def thor_library() -> Path:
-    if platform.machine() == MACHINE:
+def thor_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if platform.machine() == THOR_MACHINE:
         pytest.skip("this machine is of Thor's kind")
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no {COMPILER}: install g++-aarch64-linux-gnu")
     try:
-        find_nvcc(MACHINE)
+        find_nvcc(THOR_MACHINE)
     except ToolchainError as error:
         pytest.skip(str(error))
-    return build_library("sm_110a", machine=MACHINE)
+    sources = compiled(THOR)
+    library = tmp_path_factory.mktemp("thor") / "library.so"
+    sources.build.link(sources.objects, library)
+    return library
 
 
 @pytest.mark.slow
@@ -48,18 +50,18 @@ def test_library_is_the_devices(thor_library: Path) -> None:
         "ld-linux-aarch64",
     }
     sass = subprocess.run([find_cuobjdump(), "-sass", thor_library], capture_output=True, text=True, check=True).stdout
-    assert len(re.findall(BLOCK_SCALED["sm_110a"], sass)) >= 2
+    assert len(re.findall(BLOCK_SCALED[THOR], sass)) >= 2
 
 
 @pytest.mark.slow
 def test_library_loads_and_offers_its_plugins(thor_library: Path, tmp_path: Path) -> None:
-    qemu = shutil.which(f"qemu-{MACHINE}-static") or shutil.which(f"qemu-{MACHINE}")
+    qemu = shutil.which(f"qemu-{THOR_MACHINE}-static") or shutil.which(f"qemu-{THOR_MACHINE}")
     if qemu is None:
         pytest.skip("no qemu: install qemu-user-static")
     program = tmp_path / "probe"
     flags = ["-std=c++17", f"-I{ROOT / 'interface'}", "-ldl"]
     subprocess.run([COMPILER, HERE / "creators_probe.cpp", "-o", program, *flags], check=True)
-    command = [qemu, "-L", f"/usr/{MACHINE}-linux-gnu", program, thor_library]
+    command = [qemu, "-L", f"/usr/{THOR_MACHINE}-linux-gnu", program, thor_library]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert sorted(found.stdout.split("\n")[:-1]) == sorted(f"::{name} 1" for name in OPS)
@@ -82,9 +84,9 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, member: str | None, stderr: str = 
 
 def test_runtime_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_pip(monkeypatch, "nvidia/cu13/lib/libcudart_static.a")
-    folder = cuda_runtime(MACHINE, "13.0.88", tmp_path)
+    folder = cuda_runtime(THOR_MACHINE, "13.0.88", tmp_path)
     assert (folder / "libcudart_static.a").read_bytes() == b"archive"
-    assert cuda_runtime(MACHINE, "13.0.88", tmp_path) == folder
+    assert cuda_runtime(THOR_MACHINE, "13.0.88", tmp_path) == folder
     assert len(calls) == 1
     assert "nvidia-cuda-runtime==13.0.*" in calls[0]
     assert [path.name for path in folder.iterdir()] == ["libcudart_static.a"]
@@ -93,7 +95,7 @@ def test_runtime_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_runtime_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(monkeypatch, None, "ERROR: No matching distribution found\n")
     with pytest.raises(RuntimeUnavailableError, match=r"nvidia-cuda-runtime 13\.0 for aarch64: ERROR: No matching"):
-        cuda_runtime(MACHINE, "13.0.88", tmp_path)
+        cuda_runtime(THOR_MACHINE, "13.0.88", tmp_path)
     fake_pip(monkeypatch, "nvidia/cu13/include/cuda.h")
     with pytest.raises(RuntimeUnavailableError, match=r"holds no libcudart_static\.a"):
-        cuda_runtime(MACHINE, "13.0.88", tmp_path)
+        cuda_runtime(THOR_MACHINE, "13.0.88", tmp_path)

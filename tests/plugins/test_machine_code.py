@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from compiled import compiled
+from compiled import THOR, compiled
 
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
 
@@ -14,7 +14,7 @@ from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
 BLOCK_SCALED = {
     "sm_100a": r"UTCOMMA\S*\.4X",
     "sm_103a": r"UTCOMMA\S*\.BLOCK16",
-    "sm_110a": r"UTCOMMA\S*\.4X",
+    THOR: r"UTCOMMA\S*\.4X",
     "sm_120a": r"OMMA\.SF\S*E2M1\.E2M1\.UE4M3\.4X",
     "sm_121a": r"OMMA\.SF\S*E2M1\.E2M1\.UE4M3\.4X",
 }
@@ -56,6 +56,30 @@ def test_block_scaled_instructions(arch: str) -> None:
     experts = [text for text in sass.split("Function : ") if "ExpertsKernel" in text.splitlines()[0]]
     assert len(experts) == 1
     assert re.search(BLOCK_SCALED[arch], experts[0])
+
+
+def instructions(ptx: str) -> list[str]:
+    """Of all kernels, without what says for which architecture, from which lines and on which machine."""
+    kernels = re.sub(r"^\s*\.section.*?^\s*\}", "", ptx, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^\s*((?!\.target|\.file|\.loc|//|arch =|identifier =)\S.*)", kernels, re.MULTILINE)
+    # A bool is loaded with the sign of the host's char; names of a file's own symbols hold hashes of its text.
+    return [re.sub(r"(?<=_)[0-9a-f]{8}(?=_|\d)", "", line.replace(".s8", ".u8")) for line in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "sources"),
+    [
+        (THOR, ("linear.cu", "mlp.cu", "moe.cu", "moe_plan.cu", "quantize.cu", "w4a4_moe.cu", "sm100_w4a4*.cu")),
+        ("sm_103a", ("sm100_w4a4*.cu",)),
+    ],
+)
+def test_ptx_is_that_of_b200(arch: str, sources: tuple[str, ...]) -> None:
+    """So what the emulator runs as B200 is what these GPUs' libraries hold: Thor's W4A4 wholly, B300's GEMMs."""
+    for source in sources:
+        ours, theirs = (instructions(compiled(gpu).ptx(source)) for gpu in (arch, "sm_100a"))
+        assert any(".entry" in line for line in ours)
+        assert ours == theirs, source
 
 
 def test_missing_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

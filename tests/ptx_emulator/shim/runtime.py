@@ -152,7 +152,7 @@ class Gpu:
     def module(self, image: int) -> LoadedModule:
         """The module of a registered fat binary, parsed on first use."""
         if image not in self._modules:
-            self._modules[image] = self.device.load(ptx_of(image, self.target.capability))
+            self._modules[image] = self.device.load(ptx_of(image, self.target.ptx_capability))
         return self._modules[image]
 
     # -- callbacks -------------------------------------------------------------------------------------------------

@@ -18,11 +18,15 @@ class Target:
     threads_per_sm: int = 2048
     blocks_per_sm: int = 32
     integrated: bool = False
+    ptx_arch: str | None = None  # whose PTX its programs hold, where that is not its own
 
     @property
     def capability(self) -> tuple[int, int]:
-        digits = self.arch.removeprefix("sm_").rstrip("af")
-        return int(digits[:-1]), int(digits[-1])
+        return _capability(self.arch)
+
+    @property
+    def ptx_capability(self) -> tuple[int, int]:
+        return _capability(self.ptx_arch or self.arch)
 
     @property
     def shared_per_block(self) -> int:
@@ -65,6 +69,11 @@ class Target:
             115: 1,  # MemoryPoolsSupported
             120: int(major >= 9),  # ClusterLaunch
         }
+
+
+def _capability(arch: str) -> tuple[int, int]:
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
 
 
 TARGETS = {
