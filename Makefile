@@ -30,11 +30,13 @@ demo: install
 # because they share what they export and build.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-# The folders whose files keep one core busy for long go first, so that the other does not wait for them at the end.
-LONGEST := tests/ptx_emulator/ tests/graph_passes/
+# The files that keep one core busy for long go first, so that the other does not wait for them at the end.
+LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/test_cutlass*.py) \
+	$(filter-out %_w4a4.py,$(wildcard tests/plugins/test_emulated*.py)) tests/graph_passes/test_zoo.py
+TESTS := $(wildcard tests/*/test_*.py tests/*/*/test_*.py)
 
 test: test-fast
-	$(PYTEST) -m slow --no-loadscope-reorder $(LONGEST) $(filter-out $(LONGEST),$(wildcard tests/*/))
+	$(PYTEST) -m slow --no-loadscope-reorder $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
 
 test-fast: install
 	$(PYTEST) -m "not slow"
