@@ -21,6 +21,8 @@ EVERY_GEMM = pytest.mark.parametrize("emulated_gpu", ["b200", "rtx-blackwell", "
 # SM100's sources and SM120's: b200 takes their one-CTA tiles, which are Thor's, and pairs, which are B300's.
 BOTH_FAMILIES = pytest.mark.parametrize("emulated_gpu", ["b200", "rtx-blackwell"], indirect=True)
 AUTO, W4A4, W4A4_PAIR = 0, 3, 4
+# Tokens from which a problem is emulated once, not twice: the same kernels show the same bits on fewer.
+LARGE = 100
 
 
 def tactics(gpu: Gpu) -> list[int]:
@@ -64,8 +66,8 @@ def test_linear(
     slope = 1 + 2 * np.abs(x @ w.T + bias) if activation == 2 else 1.2
     for tactic in tactics(emulated_gpu):
         gemm_launches(emulated_gpu)
-        (y,) = run(emulated, "NVFP4Linear", case.inputs, attributes, tactic)
-        assert gemm_launches(emulated_gpu) == [None if tactic == W4A4 else (2, 1, 1)] * 2
+        (y,) = run(emulated, "NVFP4Linear", case.inputs, attributes, tactic, again=m < LARGE)
+        assert gemm_launches(emulated_gpu) == [None if tactic == W4A4 else (2, 1, 1)] * (2 if m < LARGE else 1)
         error = np.abs(float64(y)[0] - expected)
         assert (error <= torch.finfo(dtype).eps * np.abs(expected) + k**0.5 * 1e-6 * magnitude * slope).all()
 
@@ -134,7 +136,7 @@ def test_hidden_values_of_a_gated_mlp(
     pre = x @ case.weights[0].values.T + float64(case.inputs[4])
     hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 1.5, 2.0)
     for tactic in tactics(emulated_gpu):
-        (y,) = run(emulated, "NVFP4GatedMLP", case.inputs, attributes, tactic)
+        (y,) = run(emulated, "NVFP4GatedMLP", case.inputs, attributes, tactic, again=m < LARGE)
         check_hidden(y, hidden, hidden_scale)
 
 
@@ -158,7 +160,7 @@ def test_hidden_values_of_a_plain_mlp(
     x = quantize(float64(case.inputs[0]).astype(np.float32)).values
     hidden = activate(x @ case.weights[0].values[0].T + float64(case.inputs[5])[0], activation)
     for tactic in tactics(emulated_gpu):
-        (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, tactic)
+        (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, tactic, again=m < LARGE)
         check_hidden(y, hidden, hidden_scale)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from nvfp4_reference import activate, gated_activate, quantize
 from op_inputs import float64
-from test_emulated_w4a4 import BOTH_FAMILIES, EVERY_GPU, check_hidden, identity_down
+from test_emulated_w4a4 import BOTH_FAMILIES, check_hidden, identity_down
 from test_kernels import GENERIC, run
 from test_moe import DEEPSEEK, check
 
@@ -59,7 +59,8 @@ def test_experts(
     assert gemm_launches(emulated_gpu) == 6 * (1 + attributes.get("shared", 0))  # run() enqueues twice
 
 
-@EVERY_GPU
+# Thor's kernels are B200's (test_machine_code.py).
+@pytest.mark.parametrize("emulated_gpu", ["b200", "b300", "rtx-blackwell", "spark"], indirect=True)
 def test_skewed_routing(emulated: PluginHost, emulated_gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One expert takes all tokens, two take some and two none; fewer blocks than tiles, so that each takes several."""
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
