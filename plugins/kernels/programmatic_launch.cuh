@@ -29,15 +29,15 @@ inline cudaLaunchAttribute programmatic_attribute() {
 // Launches a kernel that waits for those before it, with `shared` bytes of dynamic shared memory; where `programmatic`
 // is false the stream waits instead.
 template <typename... Parameters, typename... Arguments>
-TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
-                             bool programmatic, cudaStream_t stream, char const* name, Arguments&&... arguments) {
+TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
+                             cudaStream_t stream, char const* name, Arguments&&... arguments) {
     if (shared > 0) {
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name));
     }
     cudaLaunchAttribute attribute = programmatic_attribute();
     cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(blocks);
+    config.gridDim = blocks;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared;
     config.stream = stream;

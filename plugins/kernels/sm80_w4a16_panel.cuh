@@ -2,8 +2,8 @@
 // a panel in shared memory.
 #pragma once
 
+#include "half_scale.cuh"
 #include "ptx/element.cuh"
-#include "ptx/reduce.cuh"
 #include "sm80_w4a16_exchange.cuh"
 #include "sm80_w4a16_product.cuh"
 
@@ -54,26 +54,11 @@ struct Activations {
     float const* inverse_rms;  // [m]
 };
 
-// FP16 values proportional to a warp's BF16 ones, eight a lane, that keep all bits of what is within 2^-24 of the
-// greatest; and the factor that makes them right again.
+// A warp's BF16 values, eight a lane, as FP16, and the factor that makes them right again.
 __device__ __forceinline__ uint4 to_half(uint4 eight, float& factor) {
-    __nv_bfloat162* const pairs = reinterpret_cast<__nv_bfloat162*>(&eight);
-    __nv_bfloat162 const most =
-        __hmax2(__hmax2(__habs2(pairs[0]), __habs2(pairs[1])), __hmax2(__habs2(pairs[2]), __habs2(pairs[3])));
-    uint32_t const bits = *reinterpret_cast<uint32_t const*>(&most);
-    uint32_t const greatest = __reduce_max_sync(0xffffffffu, max(bits << 16, bits & 0xffff0000u));
-    // The greatest gets the exponent of 2^14; a power of two has no exponent above 127.
-    int const exponent = max(static_cast<int>(greatest >> 23), 14);
-    float const scale = __uint_as_float(static_cast<uint32_t>(268 - exponent) << 23);
-    factor = exponent == 14 ? 0x1p-127f : __uint_as_float(static_cast<uint32_t>(exponent - 14) << 23);
-    uint32_t halves[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        float2 const both = __bfloat1622float2(pairs[i]);
-        __half2 const half = __floats2half2_rn(both.x * scale, both.y * scale);
-        halves[i] = *reinterpret_cast<uint32_t const*>(&half);
-    }
-    return make_uint4(halves[0], halves[1], halves[2], halves[3]);
+    HalfScale const scale(ptx::warp_max(greatest_of(eight)));
+    factor = scale.factor();
+    return scale.of(eight);
 }
 
 // A lane's eight values of a token to a chunk of the panel, in the order in which they are multiplied. By a whole warp.

@@ -24,11 +24,10 @@ __host__ __device__ constexpr int pair_k(int unit, int t) {
     return unit / 8 * kGroup + t * 16 + unit % 8 / 4 * 8 + unit % 4;
 }
 
-// Where the pair of values k and k + 4 of a token lies, in bytes.
-template <int kTokens>
-__device__ __forceinline__ int64_t pair_offset(int k, int token) {
+// Where the pair of values k and k + 4 of a token lies in an image of `tokens`, in bytes.
+__device__ __forceinline__ int64_t pair_offset(int k, int token, int tokens) {
     int const unit = k / kGroup * 8 + k % 16 / 8 * 4 + k % 4;
-    return (static_cast<int64_t>(unit) * kTokens + token) * 16 + k % kGroup / 16 * 4;
+    return (static_cast<int64_t>(unit) * tokens + token) * 16 + k % kGroup / 16 * 4;
 }
 
 }  // namespace trt_nvfp4::sm90

@@ -28,6 +28,9 @@ struct LinearArgs {
     uint32_t one;  // 1, see shift_left
 };
 
+template <int kTokens>
+using LinearShared = TaskShared<kTokens, true>;
+
 // Which chunks of which tiles a block has.
 struct Dealt {
     int chunks;   // of a tile
@@ -60,42 +63,26 @@ struct Dealt {
 
 // Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): every third by this warp.
 template <typename T, int kTokens>
-__device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, TaskShared<kTokens>& shared,
+__device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<kTokens>& shared,
                                         int which) {
-    constexpr int kLoads = kChunk / 32;  // of a lane, of 8 tokens: 8 values of K each
     int const lane = threadIdx.x % 32;
-    int const t = lane % 4, token = lane / 4;
+    int const t = lane % 4;
     w4a16::RingPosition place;
     int turn = 0;
     dealt.each([&](Task const& task) {
 #pragma unroll 1
-        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(kChunkPanels<kTokens>)) {
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(LinearShared<kTokens>::kPanels)) {
             if (turn++ % kLayOutWarps != which) continue;
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {
-                uint4 eights[kLoads];
-                T const* const row = args.x + static_cast<int64_t>(column * 8 + token) * args.k;
-#pragma unroll
-                for (int i = 0; i < kLoads; ++i) {
-                    int const k = chunk * kChunk + i / 2 * kGroup + t * 16 + i % 2 * 8;
-                    eights[i] = make_uint4(0u, 0u, 0u, 0u);
-                    if (column * 8 + token < args.m && k < args.k) {
-                        eights[i] = *reinterpret_cast<uint4 const*>(row + k);
-                    }
-                }
+                uint4 eights[kEights];
+                int const token = column * 8 + lane / 4;
+                load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k : nullptr, chunk, t, args.k,
+                            eights);
                 if (column == 0) {
                     ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
                 }
-                uint8_t* const units = shared.panels[place.stage] + (column * 8 + token) * 16 + t * 4;
-#pragma unroll
-                for (int i = 0; i < kLoads; ++i) {
-                    uint4 const pairs = w4a16::pair_activations<T>(eights[i]);
-                    uint32_t const four[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-                    for (int pair = 0; pair < 4; ++pair) {
-                        *reinterpret_cast<uint32_t*>(units + (i * 4 + pair) * kTokens * 16) = four[pair];
-                    }
-                }
+                store_eights<T>(shared.panels[place.stage], kTokens, token, t, eights);
             }
             ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
         }
@@ -141,7 +128,7 @@ __device__ __forceinline__ float2* partial_sums(LinearArgs<T> const& args, int b
 
 template <typename T, int kTokens>
 __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt const& dealt,
-                                               TaskShared<kTokens>& shared) {
+                                               LinearShared<kTokens>& shared) {
     Places at;
     dealt.each([&](Task const& task) {
         float acc[2][kTokens / 2];
@@ -169,9 +156,8 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
 
 template <typename T, int kTokens>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_constant__ LinearArgs<T> const args) {
-    static_assert(kSync<kTokens>, "by mma.sync");
     extern __shared__ __align__(1024) uint8_t linear_bytes[];
-    auto& shared = *reinterpret_cast<TaskShared<kTokens>*>(linear_bytes);
+    auto& shared = *reinterpret_cast<LinearShared<kTokens>*>(linear_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) shared.init(32);

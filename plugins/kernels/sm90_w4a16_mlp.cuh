@@ -18,6 +18,12 @@
 
 namespace trt_nvfp4::sm90 {
 
+template <int kTokens>
+constexpr int kMlpSharers = kFew<kTokens> ? 1 : kMaxCluster;
+
+template <int kTokens>
+using MlpShared = TaskShared<kTokens, kFew<kTokens>, kMlpSharers<kTokens>>;
+
 // Calls f(phase, task) for the tasks of this block, phase after phase.
 template <typename T, typename F>
 __device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phase, int end_phase, F&& f) {
@@ -54,9 +60,9 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, WeightSlot
 
 // By a warp, as they appear.
 template <typename T, int kTokens>
-__device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, TaskShared<kTokens>& shared) {
-    constexpr int kSlice = kChunkBytes<kTokens> / kSharers<kTokens>;
-    int const mine = kSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
+__device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<kTokens>& shared) {
+    constexpr int kSlice = kChunkBytes<kTokens> / kMlpSharers<kTokens>;
+    int const mine = kMlpSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
     w4a16::RingPosition place;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         uint32_t const times = phase / 2 + 1;
@@ -72,13 +78,32 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, TaskSh
                 ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
                 copy_panel(shared.panels[place.stage] + mine,
                            matrix.x + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice, full,
-                           kSharers<kTokens>);
+                           kMlpSharers<kTokens>);
             }
             __syncwarp();
-            place.advance(kChunkPanels<kTokens>);
+            place.advance(MlpShared<kTokens>::kPanels);
         }
     });
 }
+
+// A lane's hidden values of a column of tokens: with gates 4 of a token, else 4 of each of two.
+struct HiddenValues {
+    float values[8];
+    int k, token;  // of the first
+    bool gated;
+
+    // Calls f(k, token, value).
+    template <typename F>
+    __device__ __forceinline__ void each(F&& f) const {
+        if (gated) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) f(k + i * 16, token, values[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) f(k + i / 2 * 32, token + i % 2, values[i]);
+        }
+    }
+};
 
 // What a lane adds to its sums of up: of quarter i / 2 the bias of its row, or with gates of its gate and up rows.
 // Nothing is done with it before it is needed: that would wait for memory.
@@ -107,11 +132,12 @@ struct UpEpilogue {
         }
     }
 
-    // Of 8 tokens, the values of quarters 0 to 3 for the first of a lane's two tokens and the second.
-    template <int kTokens>
-    __device__ __forceinline__ void store(Projection<T> const& up, int tile, int column, float (&sums)[8]) const {
-        int const token = column * 8 + threadIdx.x % 4 * 2;
-        float values[8];
+    // What the sums of 8 tokens, of quarters 0 to 3 for the first of a lane's two and the second, become.
+    __device__ __forceinline__ HiddenValues finish(Projection<T> const& up, int tile, int column,
+                                                   float const (&sums)[8]) const {
+        HiddenValues hidden;
+        hidden.gated = up.gated;
+        hidden.token = column * 8 + threadIdx.x % 4 * 2;
         if (up.gated) {
             // Lanes 16 apart have gates and ups: each takes one token's.
             int const which = threadIdx.x / 16 % 2;
@@ -119,27 +145,21 @@ struct UpEpilogue {
             for (int i = 0; i < 4; ++i) {
                 float const kept = which == 0 ? sums[2 * i] : sums[2 * i + 1];
                 float const got = __shfl_xor_sync(0xffffffffu, which == 0 ? sums[2 * i + 1] : sums[2 * i], 16);
-                values[2 * i] = which == 0 ? kept : got;
-                values[2 * i + 1] = which == 0 ? got : kept;
+                hidden.values[2 * i] = which == 0 ? kept : got;
+                hidden.values[2 * i + 1] = which == 0 ? got : kept;
             }
-            add_bias(values);
-            gate_eight(up.activation, up.alpha, up.limit, values);
-            int const k = first_row(true, tile) / 2;
-            if (k >= up.padded_width) return;
+            add_bias(hidden.values);
+            gate_eight(up.activation, up.alpha, up.limit, hidden.values);
+            hidden.k = first_row(true, tile) / 2;
+            hidden.token += which;
+        } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) store_value<T, kTokens>(up.image, k + i * 16, token + which, values[i]);
-            return;
+            for (int i = 0; i < 8; ++i) hidden.values[i] = sums[i];
+            add_bias(hidden.values);
+            activate_eight(up.activation, hidden.values);
+            hidden.k = first_row(false, tile);
         }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = sums[i];
-        add_bias(values);
-        activate_eight(up.activation, values);
-        int const k = first_row(false, tile);
-        if (k >= up.padded_width) return;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            store_value<T, kTokens>(up.image, k + i / 2 * 32, token + i % 2, values[i]);
-        }
+        return hidden;
     }
 
  private:
@@ -152,7 +172,7 @@ struct UpEpilogue {
 };
 
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, TaskShared<kTokens>& shared, Places& at,
+__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<kTokens>& shared, Places& at,
                                                 int first_phase, int end_phase) {
     int const warp = threadIdx.x / 32;
     for_tasks(args, first_phase, end_phase, [&](int phase, Projection<T> const& matrix, Task const& task) {
@@ -169,7 +189,12 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, TaskShar
             for (int column = 0; column < kTokens / 8; ++column) {
                 float sums[8];
                 column_sums<kTokens>(acc, column, sums);
-                epilogue.template store<kTokens>(matrix, task.tile, column, sums);
+                HiddenValues const hidden = epilogue.finish(matrix, task.tile, column, sums);
+                if (hidden.k >= matrix.padded_width) continue;
+                // Behind the last row of a layer lies the next one's first.
+                hidden.each([&](int k, int token, float value) {
+                    store_value<T, kTokens>(matrix.image, k, token, k < args.down.k ? value : 0.0f);
+                });
             }
             publish<32 * kWarps>([&] {
                 int const chunk = task.tile / matrix.tiles_per_chunk();
@@ -193,7 +218,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, TaskShar
 template <typename T, int kTokens>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constant__ MlpArgs<T> const args) {
     extern __shared__ __align__(1024) uint8_t mlp_bytes[];
-    auto& shared = *reinterpret_cast<TaskShared<kTokens>*>(mlp_bytes);
+    auto& shared = *reinterpret_cast<MlpShared<kTokens>*>(mlp_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) shared.init(1);

@@ -90,22 +90,23 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
     }
 }
 
-// The same by mma.sync, each warp for itself, of units at shared address `units`: up to 16 tokens it takes fewer clocks
-// than wgmma, whose shortest product is as long as one of 24 columns. Returns what is known once all of the units have
-// been read.
-template <typename T, int kTokens>
+// The same by mma.sync, each warp for itself, of eights of tokens `offset` behind shared addresses `units`, whose units
+// are of kPitch tokens: up to 16 tokens it takes fewer clocks than wgmma, whose shortest product is as long as one of
+// 24 columns. Returns what is known once all of the units have been read.
+template <typename T, int kPitch, int kColumns, int kSums>
 __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint32_t own_byte, uint32_t one,
-                                                        uint32_t units, float (&acc)[2][kTokens / 2]) {
+                                                        uint32_t const (&units)[kColumns], int offset,
+                                                        float (&acc)[2][kSums]) {
     int const lane = threadIdx.x % 32;
     uint32_t read = 0;
     uint32_t scales[2];
     decode_scales<T>(codes, own_byte, one, scales);
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
-        uint32_t b[kTokens / 8][4];
+        uint32_t b[kColumns][4];
 #pragma unroll
-        for (int n = 0; n < kTokens / 8; ++n) {
-            ptx::ldmatrix(b[n], units + ((word * 4 + lane / 8) * kTokens + n * 8 + lane % 8) * 16);
+        for (int n = 0; n < kColumns; ++n) {
+            ptx::ldmatrix(b[n], units[n] + offset + ((word * 4 + lane / 8) * kPitch + lane % 8) * 16);
             read ^= b[n][0];
         }
         uint32_t a[4][4];
@@ -113,7 +114,7 @@ __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int n = 0; n < kTokens / 8; ++n) {
+            for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     auto& d = *reinterpret_cast<float (*)[4]>(&acc[i][4 * n]);

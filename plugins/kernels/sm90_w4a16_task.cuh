@@ -13,32 +13,38 @@ constexpr int kTaskThreads = 32 * (kWarps + 4);  // a whole warpgroup beside tho
 // Activations of a chunk of K.
 template <int kTokens>
 constexpr int kChunkBytes = kChunk * kTokens * 2;
-template <int kTokens>
-constexpr int kChunkPanels = 65536 / kChunkBytes<kTokens>;
 
-// Up to 16 tokens, warps multiply by mma.sync, each for itself.
+// Up to 16 tokens an MLP's and a linear's warps multiply by mma.sync, each for itself.
 template <int kTokens>
-constexpr bool kSync = kTokens <= 16;
+constexpr bool kFew = kTokens <= kFewTokens;
 
-// Blocks that share the copies of activations: those of a cluster, where there is enough to copy. A warp frees a panel
-// for each of them by one arrival, where it does so alone by all of its lanes, which racecheck asks for.
+// With factors, panels hold FP16 values of BF16 activations (half_scale.cuh): behind a chunk's there is a factor for
+// each kFactorK values of K and token.
+constexpr int kFactorK = 128;
 template <int kTokens>
-constexpr int kSharers = kSync<kTokens> ? 1 : kMaxCluster;
-template <int kTokens>
-constexpr int kPanelReleases = kWarps * (kSharers<kTokens> == 1 ? 32 : kSharers<kTokens>);
+constexpr int kFactorBytes = kChunk / kFactorK * kTokens * 4;
 
-template <int kTokens>
+// Panels of kPanelTokens tokens. kBySync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster
+// share the copies of activations: a warp frees a panel for each of them by one arrival, and where it does so alone by
+// all of its lanes, which racecheck asks for.
+template <int kPanelTokens, bool kBySync, int kSharers = 1, bool kHasFactors = false>
 struct TaskShared {
+    static constexpr bool kSync = kBySync, kFactors = kHasFactors;
+    static constexpr int kTokens = kPanelTokens, kBlocks = kSharers;
+    static constexpr int kPanels = 65536 / kChunkBytes<kTokens>;
+    static constexpr int kPanelBytes = kChunkBytes<kTokens> + (kHasFactors ? kFactorBytes<kTokens> : 0);
+    static constexpr int kPanelReleases = kWarps * (kSharers == 1 ? 32 : kSharers);
+
     WeightSlots weights;  // first: the copy engine's pattern of 16-byte columns is one of addresses
-    uint8_t panels[kChunkPanels<kTokens>][kChunkBytes<kTokens>];
-    uint64_t full[kChunkPanels<kTokens>], empty[kChunkPanels<kTokens>];
+    uint8_t panels[kPanels][kPanelBytes];
+    uint64_t full[kPanels], empty[kPanels];
 
     // By one thread, before anything else. A panel is full after `fillings` arrivals.
     __device__ __forceinline__ void init(int fillings) {
         weights.init();
-        for (int i = 0; i < kChunkPanels<kTokens>; ++i) {
+        for (int i = 0; i < kPanels; ++i) {
             ptx::mbarrier_init(ptx::shared_address(&full[i]), fillings);
-            ptx::mbarrier_init(ptx::shared_address(&empty[i]), kPanelReleases<kTokens>);
+            ptx::mbarrier_init(ptx::shared_address(&empty[i]), kPanelReleases);
         }
         ptx::mbarrier_init_fence();
     }
@@ -53,22 +59,47 @@ struct Places {
     w4a16::RingPosition slot, panel;
 };
 
-// A warp's rows of a task times the activations.
-template <typename T, int kTokens, typename F>
-__device__ __forceinline__ void multiply_task(TaskShared<kTokens>& shared, Task const& task, uint32_t one, Places& at,
-                                              float (&acc)[2][kTokens / 2], F&& before_last) {
+// acc += sums of kFactorK values of K times their tokens' factors, the panels' number `which`, and zeros to the sums.
+// Returns what is known once the factors have been read.
+template <int kColumns, int kSums>
+__device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], uint32_t const (&panels)[kColumns],
+                                               int which, float (&acc)[2][kSums]) {
+    uint32_t read = 0;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+        float2 const two = ptx::load_shared_two(panels[n] + kChunkBytes<8> + which * 8 * 4 + threadIdx.x % 4 * 8);
+        read ^= __float_as_uint(two.x);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float& sum = acc[i / 4][n * 4 + i % 4];
+            sum = fmaf(sums[i / 4][n * 4 + i % 4], i % 2 == 0 ? two.x : two.y, sum);
+            sums[i / 4][n * 4 + i % 4] = 0.0f;
+        }
+    }
+    return read;
+}
+
+// A warp's rows of a task times the activations of kTokens tokens, to the first sums of `acc`.
+template <typename T, int kTokens, class Shared, int kSums, typename F>
+__device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, uint32_t one, Places& at,
+                                              float (&acc)[2][kSums], F&& before_last) {
     constexpr int kGroups = kChunk / kGroup;
-    constexpr int kGroupBytes = kChunkBytes<kTokens> / kGroups;
+    constexpr int kPanelTokens = Shared::kTokens;
+    constexpr int kOfChunk = kTokens / kPanelTokens;  // panels
+    constexpr int kColumns = kTokens / 8;
+    constexpr int kGroupBytes = kChunkBytes<kPanelTokens> / kGroups;
+    static_assert(Shared::kSync || kOfChunk == 1);
+    static_assert(!Shared::kFactors || kPanelTokens == 8);
     int const row = row_of_lane();
     uint32_t const own_byte = own_scale_byte();
     int finished = -1;  // the panel whose multiplications may still be under way
     auto const release_panel = [&](int which, uint32_t read = 0) {
         uint32_t const empty = ptx::shared_address(&shared.empty[which]) + zero_behind(read, one);
-        if constexpr (kSharers<kTokens> == 1) {
+        if constexpr (Shared::kBlocks == 1) {
             ptx::mbarrier_arrive(empty);
         } else {
             int const lane = threadIdx.x % 32;
-            if (lane < kSharers<kTokens>) ptx::mbarrier_arrive_at(empty, lane);
+            if (lane < Shared::kBlocks) ptx::mbarrier_arrive_at(empty, lane);
         }
     };
 #pragma unroll
@@ -79,10 +110,21 @@ __device__ __forceinline__ void multiply_task(TaskShared<kTokens>& shared, Task 
 #pragma unroll 1
     for (int chunk = task.begin; chunk < task.end; ++chunk) {
         if (chunk + 1 == task.end) before_last();
-        ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.stage]), at.panel.round);
-        uint32_t const units = ptx::shared_address(shared.panels[at.panel.stage]);
+        int panels[kOfChunk];
+        uint32_t units[kColumns];
+#pragma unroll
+        for (int i = 0; i < kOfChunk; ++i) {
+            panels[i] = at.panel.stage;
+            ptx::mbarrier_wait(ptx::shared_address(&shared.full[panels[i]]), at.panel.round);
+            at.panel.advance(Shared::kPanels);
+        }
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+            units[n] = ptx::shared_address(shared.panels[panels[n * 8 / kPanelTokens]]) + n * 8 % kPanelTokens * 16;
+        }
         uint32_t read = 0;
-        uint64_t const b = kSync<kTokens> ? 0 : ptx::uniform_descriptor(units, kTokens * 16, 128);
+        float unscaled[2][4 * kColumns] = {};
+        uint64_t const b = Shared::kSync ? 0 : ptx::uniform_descriptor(units[0], kTokens * 16, 128);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
             Codes const codes = next;
@@ -93,8 +135,13 @@ __device__ __forceinline__ void multiply_task(TaskShared<kTokens>& shared, Task 
                 at.slot.advance(kSlots / kWarpgroups);
                 if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
             }
-            if constexpr (kSync<kTokens>) {
-                read = multiply_group_sync<T, kTokens>(codes, own_byte, one, units + group * kGroupBytes, acc);
+            if constexpr (Shared::kFactors) {
+                constexpr int kOfFactor = kFactorK / kGroup;
+                read = multiply_group_sync<__half, kPanelTokens>(codes, own_byte, one, units, group * kGroupBytes,
+                                                                 unscaled);
+                if (group % kOfFactor == kOfFactor - 1) read ^= add_scaled(unscaled, units, group / kOfFactor, acc);
+            } else if constexpr (Shared::kSync) {
+                read = multiply_group_sync<T, kPanelTokens>(codes, own_byte, one, units, group * kGroupBytes, acc);
             } else {
                 multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
                                            [&](int word) {
@@ -103,14 +150,14 @@ __device__ __forceinline__ void multiply_task(TaskShared<kTokens>& shared, Task 
                                            });
             }
         }
-        if constexpr (kSync<kTokens>) {
-            release_panel(at.panel.stage, read);
+        if constexpr (Shared::kSync) {
+#pragma unroll
+            for (int const panel : panels) release_panel(panel, read);
         } else {
-            finished = at.panel.stage;
+            finished = panels[0];
         }
-        at.panel.advance(kChunkPanels<kTokens>);
     }
-    if constexpr (!kSync<kTokens>) {
+    if constexpr (!Shared::kSync) {
         ptx::wgmma_wait<0>();
         release_panel(finished);
     }

@@ -47,7 +47,16 @@ __device__ __forceinline__ void activate_eight(TrtNvfp4Activation activation, fl
 // Values 2 i and 2 i + 1, gate and up, make value i.
 __device__ __forceinline__ void gate_eight(TrtNvfp4Activation activation, float alpha, float limit,
                                            float (&values)[8]) {
-    SmoothActivation const smooth(activation);
+    SmoothActivation smooth(activation);
+    if (activation == TRT_NVFP4_SWIGLU_CLAMPED) {
+        smooth.linear = alpha;
+        smooth.fits = true;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            values[2 * i] = fminf(values[2 * i], limit);
+            values[2 * i + 1] = fminf(fmaxf(values[2 * i + 1], -limit), limit) + 1.0f;
+        }
+    }
     if (smooth.fits) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[i] = smooth(values[2 * i]) * values[2 * i + 1];
@@ -56,7 +65,7 @@ __device__ __forceinline__ void gate_eight(TrtNvfp4Activation activation, float 
     float results[4] = {};
 #pragma unroll 1
     for (int turn = 0; turn < 4; ++turn) {
-        float const result = gated_activate(activation, values[0], values[1], alpha, limit);
+        float const result = activate(activation, values[0]) * values[1];
 #pragma unroll
         for (int i = 0; i < 6; ++i) values[i] = values[i + 2];
 #pragma unroll

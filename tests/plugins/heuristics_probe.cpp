@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/heuristics/moe.h"
+#include "kernels/heuristics/sm90_moe.h"
 #include "kernels/heuristics/sm90_w4a16.h"
 #include "kernels/heuristics/w4a16.h"
 
@@ -42,6 +43,14 @@ int main() {
             int64_t weights;
             std::cin >> m >> weights;
             std::cout << sm90::takes_linear(m, weights) << '\n';
+        } else if (kind == "sm90_mixture") {
+            int tiles, sms;
+            std::cin >> tiles >> sms;
+            std::cout << sm90::takes_mixture(tiles, sms) << '\n';
+        } else if (kind == "sm90_mixture_splits") {
+            int tiles, chunks, sms;
+            std::cin >> tiles >> chunks >> sms;
+            std::cout << sm90::choose_mixture_splits(tiles, chunks, sms) << '\n';
         } else if (kind == "moe_columns") {
             int tokens, top_k, experts, chunks;
             std::cin >> tokens >> top_k >> experts >> chunks;

@@ -14,7 +14,7 @@ import torch
 
 from trt_nvfp4.plugins.host import PluginHost
 
-GENERIC, AUTOMATIC = 1, 0
+GENERIC, AUTOMATIC, W4A16_SM90 = 1, 0, 8
 
 
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[str, int | float]]]:
@@ -42,12 +42,19 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 
 
+def tactics(op: str, attributes: dict[str, int | float], dtype: torch.dtype) -> list[int]:
+    """Of a call; sanitize_w4a16.py has W4A16's of linears and MLPs."""
+    of_sm90 = torch.cuda.get_device_capability() == (9, 0) and dtype != torch.float32
+    mixture = op == "NVFP4MoE" and not attributes["quantize_activations"]
+    return [GENERIC, AUTOMATIC, *([W4A16_SM90] if of_sm90 and mixture else [])]
+
+
 def main(library: str) -> None:
     host = PluginHost(library)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for op, tensors, attributes in calls(dtype):
             inputs = [x.cuda() for x in tensors]
-            for tactic in (GENERIC, AUTOMATIC):
+            for tactic in tactics(op, attributes, dtype):
                 with host.session(op, inputs, attributes, tactic=tactic) as session:
                     types_and_shapes = zip(session.output_dtypes, session.output_shapes(inputs), strict=True)
                     outputs = [torch.empty(shape, dtype=kind, device="cuda") for kind, shape in types_and_shapes]

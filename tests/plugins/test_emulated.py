@@ -44,7 +44,7 @@ BOTH_CONVERSIONS = pytest.mark.parametrize("emulated_gpu", ["h200", "rtx-blackwe
 @BOTH_CONVERSIONS
 @pytest.mark.parametrize("m", [3, 9, 13])  # jobs of 8 pairs, one and several, and of 32
 def test_moe_w4a16(emulated: PluginHost, seed: int, m: int) -> None:
-    test_moe.test_w4a16_shapes(emulated, seed, torch.bfloat16, m, 32, 32, 3, 1)
+    test_moe.test_w4a16_shapes(emulated, seed, test_moe.W4A16, torch.bfloat16, m, 32, 32, 3, 1)
 
 
 @BOTH_CONVERSIONS

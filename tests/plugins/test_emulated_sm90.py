@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import op_inputs
 import pytest
+import test_moe
 import torch
 
 from ptx_emulator.shim import Gpu
@@ -101,3 +102,34 @@ def test_more_tokens_than_a_block_of_resident_layers(emulated: PluginHost, emula
     emulated_gpu.launches.clear()
     check(emulated, "NVFP4GatedMLP", call.inputs, {"activation": Activation.GELU_QUICK}, W4A16_SM90)
     assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True, True]
+
+
+MIXTURES: list[tuple[int, int, int, torch.dtype, dict[str, Any]]] = [
+    (3, 288, 160, torch.bfloat16, {"top_k": 2, "shared": 1}),
+    (30, 96, 288, torch.bfloat16, {"top_k": 2, "activation": 7}),  # one, two and three columns, several jobs
+    (20, 544, 96, torch.float16, {"top_k": 1, "shared": 1, "shared_gated": 1, "scale_input": 1, "scoring": 3}),
+    (10, 64, 1056, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4}),  # down in parts
+]
+
+
+@pytest.mark.parametrize(("m", "h", "i", "dtype", "attributes"), MIXTURES)
+def test_mixture(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    m: int,
+    h: int,
+    i: int,
+    dtype: torch.dtype,
+    attributes: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))
+    case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 3, dtype, s=64, gated=attributes.get("gated", 1))
+    emulated_gpu.launches.clear()
+    test_moe.check(emulated, case, attributes, dtype, W4A16_SM90)
+    assert ["sm90_w4a16_moe" in launch.kernel for launch in emulated_gpu.launches][-3:] == [True, True, False]
+
+
+def test_neighbouring_experts_rows_stay_out_of_a_mixture(emulated: PluginHost, seed: int) -> None:
+    test_moe.test_neighbouring_experts_rows_stay_out(emulated, seed, W4A16_SM90, torch.float16)

@@ -112,6 +112,23 @@ def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
     assert ask("moe_columns", cases) == [[n] for n in (1, 1, 1, 4, 1, 4, 4, 1, 4, 4)]
 
 
+def test_sm90_takes_a_mixture_where_it_was_measured_ahead(ask: Ask) -> None:
+    """H200, benchmarks/NOTES.md: jobs of random routing times tiles of gate and up, by which kernel is ahead."""
+    other, this = (48, 93, 173, 144, 92, 182), (312, 224, 392, 267, 357)
+    assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 6 + [[1]] * 5
+
+
+def test_parts_of_down(ask: Ask, seed: int) -> None:
+    """No more where SMs are busy, never shorter than is worth a task, and no more on fewer SMs: what sizes the
+    workspace holds for all GPUs."""
+    rng = np.random.default_rng(seed)
+    cases = [[int(rng.integers(1, 3000)), int(rng.integers(1, 200)), int(rng.integers(1, 145))] for _ in range(3000)]
+    most = ask("sm90_mixture_splits", [[tiles, chunks, 144] for tiles, chunks, _ in cases])
+    for (tiles, chunks, sms), (splits,), (bound,) in zip(cases, ask("sm90_mixture_splits", cases), most, strict=True):
+        assert 1 <= splits <= min(8, bound)
+        assert splits == 1 or (chunks // splits >= 4 and tiles * (splits - 1) < 6 * sms)
+
+
 def test_moe_memory(ask: Ask, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cases = []

@@ -1,4 +1,5 @@
-"""NVFP4MoE on the GPU, generic and W4A16, against float64: routing, skewed loads, every kind of scoring."""
+"""NVFP4MoE on the GPU, generic, W4A16 and SM90's own W4A16, against float64: routing, skewed loads, every kind of
+scoring."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from trt_nvfp4.plugins.ops import OPS
 
 pytestmark = pytest.mark.gpu
 
-W4A16 = 2
+W4A16, W4A16_SM90 = 2, 8
 OP = OPS["NVFP4MoE"]
 NAMES = [formal.name for formal in OP.inputs]
 LARGEST = np.finfo(np.float32).max
@@ -106,9 +107,16 @@ def reference(case: op_inputs.Case, attributes: dict[str, Any], dtype: torch.dty
     return y, magnitude
 
 
+def require_gpu_of(tactic: int) -> None:
+    # Without a GPU it is emulated.
+    if tactic == W4A16_SM90 and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"tactic {tactic} is SM90's alone")
+
+
 def check(
     host: PluginHost, case: op_inputs.Case, attributes: dict[str, Any], dtype: torch.dtype, tactic: int
 ) -> torch.Tensor:
+    require_gpu_of(tactic)
     complete = OP.complete_attributes(**{"alpha": 1.5, "limit": 2.0, **attributes})
     (y,) = run(host, "NVFP4MoE", case.inputs, complete, tactic)
     assert y.shape == case.inputs[0].shape
@@ -118,7 +126,8 @@ def check(
     return y
 
 
-TACTICS = pytest.mark.parametrize("tactic", [GENERIC, W4A16])
+TACTICS = pytest.mark.parametrize("tactic", [GENERIC, W4A16, W4A16_SM90])
+W4A16_TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_SM90])
 
 
 @pytest.mark.parametrize("scoring", SCORINGS, ids=str)
@@ -140,21 +149,56 @@ def test_generic_types(host: PluginHost, seed: int, dtype: torch.dtype, w4a4: in
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("m", [1, 2, 8, 9, 17, 33, 64, 65, 200])
 @pytest.mark.parametrize(("h", "i", "experts", "top_k"), [(288, 544, 16, 4), (32, 32, 3, 1), (1056, 32, 12, 8)])
+@W4A16_TACTICS
 def test_w4a16_shapes(
-    host: PluginHost, seed: int, dtype: torch.dtype, m: int, h: int, i: int, experts: int, top_k: int
+    host: PluginHost, seed: int, tactic: int, dtype: torch.dtype, m: int, h: int, i: int, experts: int, top_k: int
 ) -> None:
     """Widths that are no multiple of a tile or a chunk; several jobs an expert; more tokens than a job takes."""
     case = op_inputs.moe(np.random.default_rng(seed), m, h, i, experts, dtype, s=96)
-    check(host, case, {"top_k": top_k, "shared": 1, "renormalize": 1}, dtype, W4A16)
+    check(host, case, {"top_k": top_k, "shared": 1, "renormalize": 1}, dtype, tactic)
 
 
 @pytest.mark.parametrize("gated", [0, 1])
 @pytest.mark.parametrize("activation", range(8))
-def test_w4a16_activations(host: PluginHost, seed: int, gated: int, activation: int) -> None:
+@W4A16_TACTICS
+def test_w4a16_activations(host: PluginHost, seed: int, tactic: int, gated: int, activation: int) -> None:
     if activation == 7 and not gated:
         pytest.skip("needs a gate")
-    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 64, 4, torch.bfloat16, gated=gated)
-    check(host, case, {"top_k": 2, "gated": gated, "activation": activation}, torch.bfloat16, W4A16)
+    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 608, 4, torch.bfloat16, gated=gated)
+    check(host, case, {"top_k": 2, "gated": gated, "activation": activation}, torch.bfloat16, tactic)
+
+
+@pytest.mark.parametrize("m", [1, 9])
+def test_sm90_takes_a_mixture_of_many_tiles(host: PluginHost, seed: int, m: int) -> None:
+    """AUTO's tactic is SM90's kernel: the same bits as that, run after run, and as the float64 reference has it."""
+    case = op_inputs.moe(np.random.default_rng(seed), m, 256, 8224, 8, torch.bfloat16)
+    ys = [check(host, case, {"top_k": 4}, torch.bfloat16, tactic) for tactic in (W4A16, W4A16_SM90, W4A16_SM90)]
+    assert torch.equal(ys[0], ys[1])
+    assert torch.equal(ys[1], ys[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@W4A16_TACTICS
+def test_neighbouring_experts_rows_stay_out(host: PluginHost, seed: int, tactic: int, dtype: torch.dtype) -> None:
+    """Tiles end behind an expert's last row, where the next one's are: of no finite values in FP16."""
+    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 96, 4, dtype)
+    case.inputs[1][:] = torch.tensor([100.0, -100, 100, -100])
+    expected = check(host, case, {"top_k": 2}, dtype, tactic)
+    named = dict(zip(NAMES, case.inputs, strict=True))
+    named["gate_up_tensor_scale"][1::2] *= 1e9
+    (y,) = run(host, "NVFP4MoE", case.inputs, OP.complete_attributes(top_k=2, alpha=1.5, limit=2.0), tactic)
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e4, 1e30])
+def test_bfloat16_of_any_magnitude(host: PluginHost, seed: int, factor: float) -> None:
+    """Activations that FP16, in which SM90's kernel multiplies, does not hold."""
+    case = op_inputs.moe(np.random.default_rng(seed), 9, 288, 96, 4, torch.bfloat16, gated=0)
+    case.inputs[0].mul_(factor)
+    for name, x in zip(NAMES, case.inputs, strict=True):
+        if name.endswith("bias"):
+            x.zero_()
+    check(host, case, {"top_k": 2, "gated": 0, "activation": 1}, torch.bfloat16, W4A16_SM90)
 
 
 @pytest.mark.parametrize("m", [3, 40, 100])
@@ -178,16 +222,20 @@ def test_logits_that_are_nan_infinite_or_equal(host: PluginHost, seed: int, tact
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(1024, 64), (1, 1), (33, 33)])
-def test_many_experts(host: PluginHost, seed: int, experts: int, top_k: int) -> None:
-    """Both tactics route alike."""
+@W4A16_TACTICS
+def test_many_experts(host: PluginHost, seed: int, tactic: int, experts: int, top_k: int) -> None:
+    """All tactics route alike."""
     case = op_inputs.moe(np.random.default_rng(seed), 70, 32, 32, experts, torch.float16)
-    ys = [run(host, "NVFP4MoE", case.inputs, {"top_k": top_k, "scoring": 1}, tactic)[0] for tactic in (GENERIC, W4A16)]
+    require_gpu_of(tactic)
+    tactics = (GENERIC, tactic)
+    ys = [run(host, "NVFP4MoE", case.inputs, {"top_k": top_k, "scoring": 1}, each)[0] for each in tactics]
     torch.testing.assert_close(ys[0].float(), ys[1].float(), rtol=0.02, atol=0.02 * ys[0].abs().max().item())
 
 
-def test_tokens_beyond_a_launch(host: PluginHost, seed: int) -> None:
+@W4A16_TACTICS
+def test_tokens_beyond_a_launch(host: PluginHost, seed: int, tactic: int) -> None:
     case = op_inputs.moe(np.random.default_rng(seed), 600, 32, 32, 4, torch.bfloat16, s=32)
-    check(host, case, {"top_k": 2, "shared": 1}, torch.bfloat16, W4A16)
+    check(host, case, {"top_k": 2, "shared": 1}, torch.bfloat16, tactic)
 
 
 def test_no_tokens(host: PluginHost, seed: int) -> None:
@@ -195,13 +243,15 @@ def test_no_tokens(host: PluginHost, seed: int) -> None:
     assert run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, 0)[0].shape == (0, 32)
 
 
-def test_nan_in_x_reaches_its_token_alone(host: PluginHost, seed: int) -> None:
-    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 64, 4, torch.float16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@TACTICS
+def test_nan_in_x_reaches_its_token_alone(host: PluginHost, seed: int, tactic: int, dtype: torch.dtype) -> None:
+    require_gpu_of(tactic)
+    case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 64, 4, dtype)
     case.inputs[0][4, 3] = torch.nan
-    for tactic in (GENERIC, W4A16):
-        (y,) = run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, tactic)
-        assert y[4].isnan().all()
-        assert y[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+    (y,) = run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, tactic)
+    assert y[4].isnan().all()
+    assert y[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
 
 
 def test_w4a16_refuses_what_it_does_not_serve(host: PluginHost, seed: int) -> None:

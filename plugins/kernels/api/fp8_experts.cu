@@ -129,7 +129,7 @@ TrtNvfp4Status run(TrtNvfp4Fp8MoeArgs const& args, void* workspace, cudaStream_t
             launch_fp8_quantize(x, moe.m * moe.hidden, quantization, static_scales, true, stream));
         TRT_NVFP4_RETURN_IF_ERROR(run_experts(moe, layout.shared, {layout.shared_scale, nullptr}, launch, stream));
     }
-    return launch_moe_sum(layout.routed.sums, layout.shared.sums, moe.m, moe.hidden, moe.top_k, scale_input, plan,
+    return launch_moe_sum(layout.routed.sums, layout.shared.sums, 1, moe.m, moe.hidden, moe.top_k, scale_input, plan,
                           static_cast<T*>(moe.y), true, stream);
 }
 

@@ -104,8 +104,8 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& moe, Fp8MoeWorkspace const& wo
         auto const dense = [&](auto const& a, auto const& gemm) { return launch_gemm(a, gemm, stream); };
         TRT_NVFP4_RETURN_IF_ERROR(run_experts(moe, workspace.shared, x, workspace.block_amax, dense, stream));
     }
-    return launch_moe_sum(workspace.routed.outputs, moe.shared ? workspace.shared.outputs : nullptr, moe.m, moe.hidden,
-                          moe.top_k, scale_input, plan, static_cast<T*>(moe.y), false, stream);
+    return launch_moe_sum(workspace.routed.outputs, moe.shared ? workspace.shared.outputs : nullptr, 1, moe.m,
+                          moe.hidden, moe.top_k, scale_input, plan, static_cast<T*>(moe.y), false, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4Fp8MoeArgs const* args) {

@@ -93,17 +93,9 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, s
     LinearWorkspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4Linear", pieces.size, bytes));
     TrtNvfp4Tactic const tactic = resolve_tactic(*args);
-    switch (tactic) {
-        case TRT_NVFP4_TACTIC_AUTO:
-            return unsupported_tactic("NVFP4Linear", args->tactic);
-        case TRT_NVFP4_TACTIC_GENERIC:
-            return dispatch_dtype(
-                args->dtype, [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
-        case TRT_NVFP4_TACTIC_W4A16:
-        case TRT_NVFP4_TACTIC_W4A16_MMA_SYNC:
-        case TRT_NVFP4_TACTIC_W4A16_SM90:
-            return w4a16::launch(*args, workspace, stream);
-        default:
-            return w4a4_linear(*args, tactic, pieces, stream);
-    }
+    if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4Linear", args->tactic);
+    if (is_w4a16(tactic)) return w4a16::launch(*args, workspace, stream);
+    if (tactic != TRT_NVFP4_TACTIC_GENERIC) return w4a4_linear(*args, tactic, pieces, stream);
+    return dispatch_dtype(args->dtype,
+                          [&](auto element) { return generic_linear<decltype(element)>(*args, pieces, stream); });
 }

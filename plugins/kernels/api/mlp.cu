@@ -196,16 +196,8 @@ TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t 
     MlpWorkspace const pieces(*args, workspace);
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4 MLP", pieces.size, bytes));
     TrtNvfp4Tactic const tactic = resolve_tactic(*args);
-    switch (tactic) {
-        case TRT_NVFP4_TACTIC_AUTO:
-            return unsupported_tactic("NVFP4 MLP", args->tactic);
-        case TRT_NVFP4_TACTIC_W4A16:
-        case TRT_NVFP4_TACTIC_W4A16_MMA_SYNC:
-        case TRT_NVFP4_TACTIC_W4A16_SM90:
-            return w4a16::launch(*args, workspace, stream);
-        default:
-            return dispatch_dtype(args->dtype, [&](auto element) {
-                return run_layers<decltype(element)>(*args, tactic, pieces, stream);
-            });
-    }
+    if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4 MLP", args->tactic);
+    if (is_w4a16(tactic)) return w4a16::launch(*args, workspace, stream);
+    return dispatch_dtype(args->dtype,
+                          [&](auto element) { return run_layers<decltype(element)>(*args, tactic, pieces, stream); });
 }

@@ -116,8 +116,8 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
                                               args.shared_intermediate, workspace.shared_hidden, workspace.shared,
                                               workspace.shared_input, workspace.quantized_shared, dense, stream));
     }
-    return launch_moe_sum(workspace.outputs, workspace.shared, args.m, args.hidden, args.top_k, args.scale_input != 0,
-                          plan, static_cast<T*>(args.y), false, stream);
+    return launch_moe_sum(workspace.outputs, workspace.shared, 1, args.m, args.hidden, args.top_k,
+                          args.scale_input != 0, plan, static_cast<T*>(args.y), false, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
@@ -130,7 +130,7 @@ TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
 
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
-    *bytes = trt_nvfp4::resolve_tactic(*args) == TRT_NVFP4_TACTIC_W4A16
+    *bytes = trt_nvfp4::is_w4a16(trt_nvfp4::resolve_tactic(*args))
                  ? trt_nvfp4::w4a16::workspace_bytes(*args)
                  : std::max(trt_nvfp4::MoeWorkspace(*args, nullptr).size, trt_nvfp4::w4a4::workspace_bytes(*args));
     return TRT_NVFP4_SUCCESS;
@@ -150,7 +150,7 @@ TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t 
     TrtNvfp4Tactic const tactic = resolve_tactic(*args);
     if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4MoE", args->tactic);
     if (args->m == 0) return TRT_NVFP4_SUCCESS;
-    if (tactic == TRT_NVFP4_TACTIC_W4A16) return w4a16::launch(*args, workspace, stream);
+    if (is_w4a16(tactic)) return w4a16::launch(*args, workspace, stream);
     if (tactic == TRT_NVFP4_TACTIC_W4A4) return w4a4::launch(*args, workspace, stream);
     MoeWorkspace const pieces(*args, workspace);
     return dispatch_dtype(args->dtype,

@@ -1,5 +1,5 @@
 // Launchers of the SM90 W4A16 kernels: sm90_w4a16_linear.cuh and sm90_w4a16_gemm.cuh behind trtNvfp4Linear,
-// sm90_w4a16_mlp.cuh behind trtNvfp4Mlp.
+// sm90_w4a16_mlp.cuh behind trtNvfp4Mlp, sm90_w4a16_moe.cuh behind trtNvfp4Moe.
 #pragma once
 
 #include "trt_nvfp4.h"
@@ -10,17 +10,21 @@ namespace trt_nvfp4::sm90 {
 // Of calls that tactic W4A16 serves: whether they take it, on the current GPU, from mma.sync.
 bool takes(TrtNvfp4LinearArgs const& args);
 bool takes(TrtNvfp4MlpArgs const& args);
+bool takes(TrtNvfp4MoeArgs const& args);
 
 // Whether they could.
 bool serves(TrtNvfp4LinearArgs const& args);
 bool serves(TrtNvfp4MlpArgs const& args);
+bool serves(TrtNvfp4MoeArgs const& args);
 
 // Enough for every m up to args.m; needs no GPU.
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args);
+size_t workspace_bytes(TrtNvfp4MoeArgs const& args);
 
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream);
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
+TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream);
 #else
 template <typename Args>
 bool takes(Args const&) {

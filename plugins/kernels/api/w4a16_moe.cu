@@ -1,6 +1,8 @@
+#include "../heuristics/sm90_moe.h"
 #include "../sm80_w4a16_moe.cuh"
 #include "launch.h"
 #include "moe_plan.h"
+#include "sm90_w4a16.h"
 #include "w4a16_moe.h"
 
 namespace trt_nvfp4::w4a16 {
@@ -109,8 +111,8 @@ TrtNvfp4Status choose_variant(int columns, int tokens, int chunks, Device const&
 }
 
 template <typename T>
-TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t tokens, Device const& device,
-                             void* workspace, cudaStream_t stream) {
+TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, Device const& device, void* workspace, cudaStream_t stream) {
+    int64_t const tokens = args.m;
     MoeArgs<T> moe{};
     moe.m = static_cast<int>(tokens);
     moe.top_k = args.top_k;
@@ -119,8 +121,8 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     moe.gated = args.gated != 0;
     moe.alpha = args.alpha;
     moe.limit = args.limit;
-    moe.x = static_cast<T const*>(args.x) + first * args.hidden;
-    moe.y = static_cast<T*>(args.y) + first * args.hidden;
+    moe.x = static_cast<T const*>(args.x);
+    moe.y = static_cast<T*>(args.y);
     moe.one = 1;
     moe.weights[kUpPhase][kRouted] = expert_weights(args.up, up_rows(args, args.intermediate), args.hidden);
     moe.weights[kDownPhase][kRouted] = expert_weights(args.down, args.hidden, args.intermediate);
@@ -166,7 +168,7 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     std::copy_n(layout.hidden, 2, moe.hidden);
     std::copy_n(layout.outputs, 2, moe.outputs);
 
-    RouteArgs route = route_args(args, layout.plan, first, tokens, moe.job_tokens);
+    RouteArgs route = route_args(args, layout.plan, 0, tokens, moe.job_tokens);
     route.absent = static_cast<uint8_t*>(workspace) + layout.absent;
     route.absents = static_cast<int64_t>(layout.size - layout.absent);
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
@@ -192,15 +194,15 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, int64_t first, int64_t
     return TRT_NVFP4_SUCCESS;
 }
 
-template <typename T>
-TrtNvfp4Status launch_blocks(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t stream) {
-    Device device{};
-    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
-    for (int64_t first = 0; first < args.m; first += kMoeTokens) {
-        int64_t const tokens = std::min<int64_t>(kMoeTokens, args.m - first);
-        TRT_NVFP4_RETURN_IF_ERROR(launch_tokens<T>(args, first, tokens, device, workspace, stream));
-    }
-    return TRT_NVFP4_SUCCESS;
+// The call's tokens from `first` on, at most `tokens`.
+TrtNvfp4MoeArgs block_of(TrtNvfp4MoeArgs const& args, int64_t first, int64_t tokens) {
+    constexpr int64_t kElement = 2;
+    TrtNvfp4MoeArgs block = args;
+    block.m = std::min(tokens, args.m - first);
+    block.x = static_cast<uint8_t const*>(args.x) + first * args.hidden * kElement;
+    block.y = static_cast<uint8_t*>(args.y) + first * args.hidden * kElement;
+    block.router_logits = args.router_logits + first * args.experts;
+    return block;
 }
 
 }  // namespace
@@ -218,15 +220,34 @@ bool serves(TrtNvfp4MoeArgs const& args) {
            args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
 }
 
+bool takes_sm90(TrtNvfp4MoeArgs const& args) { return sm90::takes(block_of(args, 0, sm90::kMixtureTokens)); }
+
+bool serves_sm90(TrtNvfp4MoeArgs const& args) { return sm90::serves(block_of(args, 0, sm90::kMixtureTokens)); }
+
 size_t workspace_bytes(TrtNvfp4MoeArgs const& args) {
     if (!serves(args)) return 0;
     size_t const split = Layout<__half>(args, std::min(args.m, kSplitTokens), kMoeMaxSplits, nullptr).size;
-    return std::max(split, Layout<__half>(args, std::min<int64_t>(args.m, kMoeTokens), 1, nullptr).size);
+    size_t const whole = Layout<__half>(args, std::min<int64_t>(args.m, kMoeTokens), 1, nullptr).size;
+    return std::max({split, whole, sm90::workspace_bytes(args)});
 }
 
 TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream) {
-    return args.dtype == TRT_NVFP4_FLOAT16 ? launch_blocks<__half>(args, workspace, stream)
-                                           : launch_blocks<__nv_bfloat16>(args, workspace, stream);
+    Device device{};
+    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
+    for (int64_t first = 0; first < args.m;) {
+        TrtNvfp4MoeArgs block = block_of(args, first, sm90::kMixtureTokens);
+        bool const own = args.tactic == TRT_NVFP4_TACTIC_W4A16_SM90;
+        if (own || (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::takes(block))) {
+            TRT_NVFP4_RETURN_IF_ERROR(sm90::launch(block, workspace, stream));
+        } else {
+            block = block_of(args, first, kMoeTokens);
+            TRT_NVFP4_RETURN_IF_ERROR(args.dtype == TRT_NVFP4_FLOAT16
+                                          ? launch_tokens<__half>(block, device, workspace, stream)
+                                          : launch_tokens<__nv_bfloat16>(block, device, workspace, stream));
+        }
+        first += block.m;
+    }
+    return TRT_NVFP4_SUCCESS;
 }
 
 }  // namespace trt_nvfp4::w4a16

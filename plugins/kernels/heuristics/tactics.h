@@ -3,13 +3,15 @@
 // and W4A4.
 //
 // Crossovers, in tokens; docs/roofline.md says more:
-//     W4A16   SM90: kernels of its own for linears from 8 or 9 tokens on, for MLPs from 6 or 13 (measured on an H200);
-//             below and elsewhere every GPU's kernel, by mma.sync. Above 64 in blocks of 64 (32 by mma.sync).
+//     W4A16   SM90: kernels of its own for linears from 8 or 9 tokens on, for MLPs from 6 or 13, for mixtures with
+//     tiles
+//             enough (measured on an H200); below and elsewhere every GPU's kernel, by mma.sync. Linears and MLPs above
+//             64 tokens in blocks of 64 (32 by mma.sync), mixtures in blocks of 256 (512).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
 //     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
-//     MoE     W4A16 at every count; blocks and splits in moe.h. W4A4 at every count (roofline: an expert's weights bind
-//             it up to hundreds of its tokens). FP8 at every count; tiles in fp8.h.
+//     MoE     W4A16 at every count; blocks and splits in moe.h, SM90's in sm90_moe.h. W4A4 at every count (roofline: an
+//             expert's weights bind it up to hundreds of its tokens). FP8 at every count; tiles in fp8.h.
 #pragma once
 
 #include <algorithm>
@@ -35,17 +37,28 @@ inline TrtNvfp4Tactics with_generic(TrtNvfp4Tactics tactics) {
     return tactics;
 }
 
+inline bool is_w4a16(TrtNvfp4Tactic tactic) {
+    return tactic == TRT_NVFP4_TACTIC_W4A16 || tactic == TRT_NVFP4_TACTIC_W4A16_MMA_SYNC ||
+           tactic == TRT_NVFP4_TACTIC_W4A16_SM90;
+}
+
+// Of a call that W4A16 may serve.
+template <typename Args>
+void add_w4a16(TrtNvfp4Tactics& tactics, Args const& args) {
+    if (!w4a16::serves(args)) return;
+    add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
+    // Near the crossovers, other shapes than those that were measured may differ.
+    bool const sm90 = w4a16::takes_sm90(args);
+    if (sm90) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
+    if (w4a16::serves_sm90(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_SM90, !sm90);
+}
+
 // Of NVFP4Linear and the MLPs.
 template <typename Args>
 TrtNvfp4Tactics tactics_of(Args const& args) {
     TrtNvfp4Tactics tactics{};
-    if (w4a16::serves(args)) {
-        add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
-        // Near the crossovers, other shapes than those that were measured may differ.
-        bool const sm90 = w4a16::takes_sm90(args);
-        if (sm90) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
-        if (w4a16::serves_sm90(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_SM90, !sm90);
-    } else if (w4a4_fits(args)) {
+    add_w4a16(tactics, args);
+    if (tactics.count == 0 && w4a4_fits(args)) {
         W4A4Kernels const single = w4a4_kernels(TRT_NVFP4_TACTIC_W4A4);
         if (w4a4_kernels(TRT_NVFP4_TACTIC_W4A4_PAIR).dense != nullptr) {
             // Two CTAs share the weights' tile and halve its traffic from L2, once there are rows for both.
@@ -72,7 +85,7 @@ inline TrtNvfp4Tactics tactics_of(TrtNvfp4Fp8MoeArgs const& args) { return fp8_t
 
 inline TrtNvfp4Tactics tactics_of(TrtNvfp4MoeArgs const& args) {
     TrtNvfp4Tactics tactics{};
-    if (w4a16::serves(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
+    add_w4a16(tactics, args);
     bool const experts = w4a4_fits(args) && w4a4_kernels(TRT_NVFP4_TACTIC_W4A4).experts != nullptr;
     if (experts) add(tactics, TRT_NVFP4_TACTIC_W4A4, true);
     return with_generic(tactics);

@@ -37,22 +37,11 @@ struct Pieces {
     }
 };
 
-template <typename T>
-TrtNvfp4Status make_projection(Projection<T>& projection, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows,
-                               int64_t k) {
-    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k));
-    projection.tensor_scale = weight.tensor_scale;
-    projection.bias = static_cast<T const*>(weight.bias);
-    projection.rows = static_cast<int>(rows);
-    projection.k = static_cast<int>(k);
-    return TRT_NVFP4_SUCCESS;
-}
-
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
     auto const kernel = sm90_w4a16_mlp<T, kTokens>;
     char const* const name = "sm90_w4a16_mlp";
-    int const shared = static_cast<int>(sizeof(TaskShared<kTokens>));
+    int const shared = static_cast<int>(sizeof(MlpShared<kTokens>));
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
     cudaLaunchAttribute attributes[2]{};

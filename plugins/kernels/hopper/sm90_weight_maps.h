@@ -4,7 +4,7 @@
 #include <string>
 
 #include "../api/launch.h"
-#include "../sm90_w4a16_weights.cuh"
+#include "../sm90_w4a16_mlp_rows.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -51,6 +51,18 @@ inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int
     cuuint32_t const scale_box[] = {kScaleTile / 4, kChunk / kGroup, 1};
     return encode(maps.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, weight.block_scales, scale_sizes, scale_strides,
                   scale_box, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
+// `layers` projections, or experts.
+template <typename T>
+TrtNvfp4Status make_projection(Projection<T>& projection, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows,
+                               int64_t k) {
+    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k));
+    projection.tensor_scale = weight.tensor_scale;
+    projection.bias = static_cast<T const*>(weight.bias);
+    projection.rows = static_cast<int>(rows);
+    projection.k = static_cast<int>(k);
+    return TRT_NVFP4_SUCCESS;
 }
 
 }  // namespace trt_nvfp4::sm90

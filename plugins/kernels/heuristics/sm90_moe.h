@@ -1,0 +1,36 @@
+// Launch choices of the SM90 W4A16 kernel for mixtures of experts.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace trt_nvfp4::sm90 {
+
+// Of a launch: more go in blocks of this many, which bounds the workspace.
+constexpr int64_t kMixtureTokens = 256;
+constexpr int kMixtureMaxSplits = 8;
+constexpr int kMostSms = 144;  // of an SM90 GPU
+
+constexpr int kJobTokens = 24;  // the most pairs of a job: an expert with more has several. Registers bind
+
+// Experts that `tokens` tokens are expected to choose, were every choice as likely.
+inline double expected_experts(int64_t tokens, int64_t top_k, int64_t experts) {
+    double const missed = 1.0 - static_cast<double>(top_k) / static_cast<double>(experts);
+    return static_cast<double>(experts) * (1.0 - std::pow(missed, static_cast<double>(tokens)));
+}
+
+// Whether so many tiles of gate and up, of all jobs, are theirs. Of four models timed on an H200 at 1 to 256 tokens
+// (benchmarks/NOTES.md) those with 1.7 tiles for an SM are ahead of sm80_w4a16_moe.cuh, those with 1.4 are not.
+inline bool takes_mixture(double tiles, int sms) { return tiles >= 1.5 * sms; }
+
+// Parts of down's K: `tiles` of all jobs by `chunks`, on `sms` SMs. Short tasks end at much the same time; a part has
+// some chunks, because a task costs about one beside them.
+inline int choose_mixture_splits(double tiles, int chunks, int sms) {
+    constexpr double kTasks = 6.0;  // of an SM, that suffice
+    constexpr int kFewestChunks = 4;
+    int const wanted = static_cast<int>(std::ceil(kTasks * sms / tiles));
+    return std::max(1, std::min({wanted, chunks / kFewestChunks, kMixtureMaxSplits}));
+}
+
+}  // namespace trt_nvfp4::sm90

@@ -1,0 +1,143 @@
+#include "../api/moe_plan.h"
+#include "../api/sm90_w4a16.h"
+#include "../generic_moe.cuh"
+#include "../heuristics/sm90_moe.h"
+#include "../sm90_w4a16_launch.cuh"
+#include "../sm90_w4a16_moe.cuh"
+#include "../sm90_w4a16_moe_images.cuh"
+#include "sm90_weight_maps.h"
+
+namespace trt_nvfp4::sm90 {
+namespace {
+
+int sm_count() {
+    int device = 0, count = 0;
+    bool const found = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+    return found ? std::min(count, kMostSms) : 0;
+}
+
+int64_t up_rows(TrtNvfp4MoeArgs const& args, int64_t intermediate) {
+    return args.gated ? 2 * intermediate : intermediate;
+}
+
+// Of an image: with factors or without.
+int64_t column_bytes(int64_t k) { return JobImage<__nv_bfloat16>::column_bytes(static_cast<int>(k)); }
+
+// Of a launch of `tokens` tokens, for the query and the launch.
+struct Layout {
+    MoePlan plan;
+    uint32_t* ticket;
+    uint32_t* done[2];
+    int counters;
+    uint8_t* images[2][2];  // [phase][segment]
+    float* outputs[2];
+    int64_t jobs[2];  // the most
+    size_t size;
+
+    Layout(TrtNvfp4MoeArgs const& args, int64_t tokens, int splits, void* base) {
+        Workspace workspace(base);
+        int64_t const widths[2] = {args.intermediate, args.shared_intermediate};
+        int64_t const rows[2] = {tokens * args.top_k, args.shared ? tokens : 0};
+        jobs[kRouted] = most_jobs(rows[kRouted], args.experts, kJobTokens);
+        jobs[kShared] = (rows[kShared] + kJobTokens - 1) / kJobTokens;
+        plan = take_plan(workspace, tokens, args.top_k, args.experts);
+        counters = static_cast<int>((1 + jobs[kRouted] + jobs[kShared]) * kCountStep);
+        ticket = workspace.take<uint32_t>(counters);
+        done[kRouted] = ticket + kCountStep;
+        done[kShared] = done[kRouted] + jobs[kRouted] * kCountStep;
+        for (int segment : {kRouted, kShared}) {
+            int64_t const columns = first_column(jobs[segment], rows[segment]);
+            images[kUp][segment] = workspace.take<uint8_t>(columns * column_bytes(args.hidden));
+            images[kDown][segment] = workspace.take<uint8_t>(columns * column_bytes(widths[segment]));
+            outputs[segment] = workspace.take<float>(splits * rows[segment] * args.hidden);
+        }
+        size = workspace.size();
+    }
+};
+
+// Tiles of `rows` of all jobs, about.
+double tiles_of_jobs(TrtNvfp4MoeArgs const& args, int64_t tokens, int64_t rows) {
+    int64_t const shared = args.shared ? (tokens + kJobTokens - 1) / kJobTokens : 0;
+    double const routed = std::max(expected_experts(tokens, args.top_k, args.experts),
+                                   static_cast<double>(tokens * args.top_k) / kJobTokens);
+    return (routed + static_cast<double>(shared)) * tiles_of(static_cast<int>(rows));
+}
+
+int splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens, int sms) {
+    int64_t const k = args.shared ? std::min(args.intermediate, args.shared_intermediate) : args.intermediate;
+    return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of(static_cast<int>(k)), sms);
+}
+
+template <typename T>
+TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t stream) {
+    int const sms = sm_count();
+    int const splits = splits_of_down(moe, moe.m, sms);
+    MixtureArgs<T> args{};
+    args.m = static_cast<int>(moe.m);
+    args.top_k = moe.top_k;
+    TrtNvfp4Weight const* const weights[2][2] = {{&moe.up, &moe.shared_up}, {&moe.down, &moe.shared_down}};
+    Layout const layout(moe, moe.m, splits, workspace);
+    for (int segment : {kRouted, kShared}) {
+        if (segment == kShared && !moe.shared) continue;
+        int64_t const width = segment == kRouted ? moe.intermediate : moe.shared_intermediate;
+        int64_t const layers = segment == kRouted ? moe.experts : 1;
+        Projection<T>& up = args.matrices[kUp][segment];
+        Projection<T>& down = args.matrices[kDown][segment];
+        TRT_NVFP4_RETURN_IF_ERROR(make_projection(up, *weights[kUp][segment], layers, up_rows(moe, width), moe.hidden));
+        TRT_NVFP4_RETURN_IF_ERROR(make_projection(down, *weights[kDown][segment], layers, moe.hidden, width));
+        up.x = layout.images[kUp][segment];
+        up.activation = moe.activation;
+        up.gated = moe.gated != 0;
+        up.alpha = moe.alpha;
+        up.limit = moe.limit;
+        up.image = layout.images[kDown][segment];
+        up.padded_width = chunks_of(down.k) * kChunk;
+        down.x = layout.images[kDown][segment];
+        down.split = {1, splits};
+        args.outputs[segment] = layout.outputs[segment];
+        args.done[segment] = layout.done[segment];
+    }
+    args.shared_jobs = static_cast<int>(layout.jobs[kShared]);
+    args.plan = layout.plan;
+    args.scale_input = moe.scale_input != 0;
+    args.x = static_cast<T const*>(moe.x);
+    args.ticket = layout.ticket;
+    args.counters = layout.counters;
+    args.one = 1;
+
+    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, layout.plan, 0, moe.m, kJobTokens), stream));
+    auto const images = sm90_w4a16_moe_images<T>;
+    int const units = chunks_of(static_cast<int>(moe.hidden));
+    dim3 const image_blocks(static_cast<unsigned>(layout.jobs[kRouted] + layout.jobs[kShared]),
+                            static_cast<unsigned>((units + 7) / 8));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        launch_kernel(images, image_blocks, kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe<T>, sms, kTaskThreads, sizeof(MixtureShared<T>), true,
+                                            stream, "sm90_w4a16_moe", args));
+    return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
+                          moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y), true, stream);
+}
+
+}  // namespace
+
+bool serves(TrtNvfp4MoeArgs const& args) { return args.m <= kMixtureTokens && gpu_is_sm90(); }
+
+bool takes(TrtNvfp4MoeArgs const& args) {
+    return serves(args) && takes_mixture(tiles_of_jobs(args, args.m, up_rows(args, args.intermediate)), sm_count());
+}
+
+size_t workspace_bytes(TrtNvfp4MoeArgs const& args) {
+    size_t most = 0;
+    for (int64_t tokens = 1; tokens <= std::min(args.m, kMixtureTokens); ++tokens) {
+        most = std::max(most, Layout(args, tokens, splits_of_down(args, tokens, kMostSms), nullptr).size);
+    }
+    return most;
+}
+
+TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    return args.dtype == TRT_NVFP4_FLOAT16 ? run<__half>(args, workspace, stream)
+                                           : run<__nv_bfloat16>(args, workspace, stream);
+}
+
+}  // namespace trt_nvfp4::sm90

@@ -1,0 +1,261 @@
+// A mixture of experts on SM90: the chosen experts' weights stream to the tensor cores once for every job of up to 24
+// pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh but by mma.sync at every width. Launches before it make
+// the plan and the jobs' images (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
+//
+// Two warpgroups multiply. Of a third one thread takes tasks, one fetches their weights, a warp their activations, and
+// a warp brings hidden values to their image and counts them.
+#pragma once
+
+#include "sm90_w4a16_mlp.cuh"
+#include "sm90_w4a16_moe_tasks.cuh"
+
+namespace trt_nvfp4::sm90 {
+
+// A tile's hidden values of 8 tokens on their way to their image: groups of K, two for a warpgroup without gates.
+constexpr int kHiddenUnits = 2 * kWarpgroups * kGroup / 8;
+using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
+
+template <typename T>
+struct MixtureShared {
+    TaskShared<8, true, 1, JobImage<T>::kHasFactors> task;
+    TaskQueue queue;
+    StagedHidden hidden[kJobTokens / 8];
+    uint64_t hidden_empty;
+};
+
+// By one thread.
+template <typename T>
+__device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+    SlotFiller filler(shared.task.weights);
+    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
+        WeightMaps const& maps = args.matrices[task.phase][task.segment].maps;
+        int const expert = task.expert, group = task.tile * kWarpgroups;
+        int const begin = task.begin, end = task.end;
+#pragma unroll 1
+        for (int chunk = begin; chunk < end; ++chunk) {
+            if (chunk == max(begin, end - kAhead)) ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.ending));
+#pragma unroll 1
+            for (int i = 0; i < kWarpgroups; ++i) filler.fill(maps, expert, group + i, chunk);
+        }
+    });
+}
+
+// By a warp.
+template <typename T>
+__device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+    w4a16::RingPosition place;
+    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
+        if (task.phase == kDown) {
+            uint32_t const tiles = tiles_of(args.matrices[kUp][task.segment].rows);
+            await_count(args.done[task.segment] + task.job * kCountStep, tiles);
+        }
+        // What other threads wrote is now read by the copy engine.
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+        if (threadIdx.x % 32 == 0) {
+            Projection<T> const& matrix = args.matrices[task.phase][task.segment];
+            JobImage<T> const image(matrix.x, matrix.k, task.job, task.first);
+            int const end = task.end, columns = job_columns(task.count);
+#pragma unroll 1
+            for (int chunk = task.begin; chunk < end; ++chunk) {
+#pragma unroll 1
+                for (int column = 0; column < columns; ++column) {
+                    ptx::mbarrier_wait(ptx::shared_address(&shared.task.empty[place.stage]), place.round ^ 1);
+                    uint32_t const full = ptx::shared_address(&shared.task.full[place.stage]);
+                    ptx::mbarrier_arrive_expect(full, image.kPanelBytes);
+                    ptx::bulk_copy(ptx::shared_address(shared.task.panels[place.stage]), image.panel(column, chunk),
+                                   image.kPanelBytes, full);
+                    place.advance(shared.task.kPanels);
+                }
+            }
+        }
+        __syncwarp();
+    });
+}
+
+// Zeros for values of a unit from `k` of its group on, a multiple of 16: behind an expert's last row lies the next
+// one's first.
+__device__ __forceinline__ void zero_from(int k, uint4& unit) {
+    if (k <= 0) unit.x = 0u;
+    if (k <= 16) unit.y = 0u;
+    if (k <= 32) unit.z = 0u;
+    if (k <= 48) unit.w = 0u;
+}
+
+// A task's hidden values to their image, by a warp.
+template <typename T>
+__device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, MixtureTask const& task,
+                                             StagedHidden const (&staged)[kJobTokens / 8]) {
+    Projection<T> const& up = args.matrices[kUp][task.segment];
+    JobImage<T> const image(up.image, args.matrices[kDown][task.segment].k, task.job, task.first);
+    int const units = kHiddenUnits / (up.gated ? 2 : 1);
+    int const first = task.tile * units;
+    int const width = args.matrices[kDown][task.segment].k;
+    int const padded = up.padded_width / 8 - first;
+    int const columns = job_columns(task.count);
+    // Lanes of a token are neighbours.
+    constexpr int kOfFactor = kFactorK / 8;
+    int const unit = threadIdx.x % kOfFactor;
+#pragma unroll 1
+    for (int column = 0; column < columns; ++column) {
+#pragma unroll 4
+        for (int i = threadIdx.x % 32 / kOfFactor; i < units / kOfFactor * 8; i += 32 / kOfFactor) {
+            int const own_unit = i / 8 * kOfFactor + unit, token = i % 8;
+            uint4 eight = staged[column][own_unit][token];
+            zero_from(width - (first + own_unit) / 8 * kGroup, eight);
+            float factor = 1.0f;
+            if constexpr (JobImage<T>::kHasFactors) {
+                uint32_t most = greatest_of(eight);
+#pragma unroll
+                for (int offset = 1; offset < kOfFactor; offset *= 2) {
+                    most = max(most, __shfl_xor_sync(~0u, most, offset));
+                }
+                HalfScale const scale(most);
+                eight = scale.of(eight);
+                factor = scale.factor();
+            }
+            if (own_unit >= padded) continue;
+            *image.unit(first + own_unit, column * 8 + token) = eight;
+            if (JobImage<T>::kHasFactors && unit == 0) {
+                image.factor((first + own_unit) / kOfFactor, column * 8 + token) = factor;
+            }
+        }
+    }
+}
+
+// By a warp.
+template <typename T>
+__device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+    TaskQueue& queue = shared.queue;
+    queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
+        ptx::mbarrier_wait(ptx::shared_address(&queue.stored[place.stage]), place.round);
+        if (task.phase == kUp) store_hidden(args, task, shared.hidden);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            if (task.phase == kUp) {
+                ptx::mbarrier_arrive(ptx::shared_address(&shared.hidden_empty));
+                __threadfence();
+                count(args.done[task.segment] + task.job * kCountStep);
+            }
+            ptx::mbarrier_arrive(ptx::shared_address(&queue.empty[place.stage]));
+        }
+        __syncwarp();
+    });
+}
+
+// What a lane's sums of down become: outputs of four rows, one of each quarter.
+template <typename T>
+struct DownEpilogue {
+    float tensor_scale;
+    T bias[kQuarters];
+
+    __device__ __forceinline__ void load(Projection<T> const& down, MixtureTask const& task) {
+        tensor_scale = down.tensor_scale[task.expert];
+        T const* const all = down.bias + static_cast<int64_t>(task.expert) * down.rows;
+#pragma unroll
+        for (int i = 0; i < kQuarters; ++i) {
+            int const row = Fragment(task.tile, threadIdx.x / 32, i, 0).row;
+            bias[i] = task.split == 0 && row < down.rows ? all[row] : ptx::from_float<T>(0.0f);
+        }
+    }
+
+    __device__ __forceinline__ void store(Projection<T> const& down, float* outputs, int tile, int count, int column,
+                                          float const (&sums)[8]) const {
+#pragma unroll
+        for (int quarter = 0; quarter < kQuarters; ++quarter) {
+            Fragment const fragment(tile, threadIdx.x / 32, quarter, column);
+            fragment.each(down.rows, count, [&](int i, int token) {
+                float const value =
+                    fmaf(sums[quarter * 2 + i], value_scale<T>(tensor_scale), ptx::to_float(bias[quarter]));
+                __stcg(outputs + static_cast<int64_t>(token) * down.rows + fragment.row, value);
+            });
+        }
+    }
+};
+
+template <typename T>
+__device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+    Places at;
+    uint32_t turn = 0;
+    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
+        float acc[2][kJobTokens / 2];
+        bool const up = task.phase == kUp;
+        Projection<T> const& matrix = args.matrices[task.phase][task.segment];
+        UpEpilogue<T> of_up;
+        DownEpilogue<T> of_down;
+        auto const multiply = [&](auto columns) {
+            multiply_task<T, 8 * decltype(columns)::value>(shared.task, Task(task.tile, task.begin, task.end), args.one,
+                                                           at, acc, [&] {
+                                                               if (up) {
+                                                                   of_up.load(matrix, task.expert, task.tile);
+                                                               } else {
+                                                                   of_down.load(matrix, task);
+                                                               }
+                                                           });
+        };
+        switch (job_columns(task.count)) {
+            case 1:
+                multiply(std::integral_constant<int, 1>{});
+                break;
+            case 2:
+                multiply(std::integral_constant<int, 2>{});
+                break;
+            default:
+                multiply(std::integral_constant<int, 3>{});
+        }
+        if (up) {
+            ptx::mbarrier_wait(ptx::shared_address(&shared.hidden_empty), turn ^ 1);
+            turn ^= 1;
+#pragma unroll 1
+            for (int column = 0; column * 8 < task.count; ++column) {
+                float sums[8];
+                column_sums<kJobTokens>(acc, column, sums);
+                of_up.finish(matrix, 0, 0, sums).each([&](int k, int token, float value) {
+                    uint8_t* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
+                    *reinterpret_cast<T*>(staged + value_offset<8>(k, token)) = ptx::from_float<T>(value);
+                });
+            }
+        } else {
+#pragma unroll 1
+            for (int column = 0; column * 8 < task.count; ++column) {
+                float sums[8];
+                column_sums<kJobTokens>(acc, column, sums);
+                of_down.store(matrix, task.outputs, task.tile, task.count, column, sums);
+            }
+        }
+        ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.stored[place.stage]));
+    });
+}
+
+template <typename T>
+__global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constant__ MixtureArgs<T> const args) {
+    extern __shared__ __align__(1024) uint8_t moe_bytes[];
+    auto& shared = *reinterpret_cast<MixtureShared<T>*>(moe_bytes);
+    // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
+    int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0) {
+        shared.task.init(1);
+        shared.queue.init();
+        ptx::mbarrier_init(ptx::shared_address(&shared.hidden_empty), 1);
+        ptx::mbarrier_init_fence();
+    }
+    __syncthreads();
+    ptx::await_previous_launch();
+    if (warp < kWarps) {
+        take_registers();
+        multiply_tasks(args, shared);
+    } else {
+        give_registers();
+        if (threadIdx.x == 32 * kWarps) {
+            fetch_weights(args, shared);
+            ptx::launch_next();
+        } else if (warp == kWarps + 1) {
+            fetch_activations(args, shared);
+        } else if (threadIdx.x == 32 * (kWarps + 2)) {
+            dispatch(args, shared.queue);
+        } else if (warp == kWarps + 3) {
+            publish_tasks(args, shared);
+        }
+    }
+}
+
+}  // namespace trt_nvfp4::sm90

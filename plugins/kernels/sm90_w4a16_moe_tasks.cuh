@@ -1,0 +1,189 @@
+// A mixture of experts as a list of tasks, which blocks take one after another as they get to them: first all of gate
+// and up, then all of down. A task needs no later one, so that whoever has taken a task can finish it however many
+// blocks run at once.
+//
+// The dispatcher, a thread of every block, takes tasks a little ahead and puts them in a queue, from which the block's
+// other warps read them.
+#pragma once
+
+#include <type_traits>
+
+#include "half_scale.cuh"
+#include "heuristics/sm90_moe.h"
+#include "moe_plan.cuh"
+#include "sm90_w4a16_mlp_rows.cuh"
+#include "sm90_w4a16_task.cuh"
+
+namespace trt_nvfp4::sm90 {
+
+constexpr int kUp = 0, kDown = 1, kNoPhase = 2;
+constexpr int kRouted = 0, kShared = 1;  // experts, the second being the one that all tokens go to
+
+template <typename T>
+struct MixtureArgs {
+    Projection<T> matrices[2][2];  // [kUp, kDown][kRouted, kShared]: layers are experts
+    MoePlan plan;
+    int m, top_k, shared_jobs;
+    bool scale_input;
+    T const* x;         // [m, hidden]
+    float* outputs[2];  // [splits of down, pairs in sorted order or tokens, hidden]
+    uint32_t* ticket;   // the next task
+    uint32_t* done[2];  // [jobs, kCountStep]: tiles of up
+    int counters;       // words from `ticket` on that are zero before the launch
+    uint32_t one;       // 1, see shift_left
+};
+
+// Columns that a job's tokens take, eight each, and the first of them among those of all jobs of its segment, some of
+// which stay empty.
+__host__ __device__ constexpr int job_columns(int count) { return (count + 7) / 8; }
+__host__ __device__ constexpr int64_t first_column(int64_t job, int64_t first) { return job + first / 8; }
+
+// How a job's activations lie in memory: for each eight of its tokens panels, chunk after chunk, of FP16 values with
+// factors where they are BF16.
+template <typename T>
+class JobImage {
+ public:
+    static constexpr bool kHasFactors = std::is_same_v<T, __nv_bfloat16>;
+    using Value = std::conditional_t<kHasFactors, __half, T>;
+    static constexpr int kPanelBytes = TaskShared<8, true, 1, kHasFactors>::kPanelBytes;
+
+    // The bytes of a column.
+    static __host__ __device__ int64_t column_bytes(int k) { return int64_t{chunks_of(k)} * kPanelBytes; }
+
+    __device__ __forceinline__ JobImage(uint8_t const* images, int k, int job, int first)
+        : data_(const_cast<uint8_t*>(images) + first_column(job, first) * column_bytes(k)), pitch_(column_bytes(k)) {}
+
+    __device__ __forceinline__ uint8_t* panel(int column, int chunk) const {
+        return data_ + column * pitch_ + static_cast<int64_t>(chunk) * kPanelBytes;
+    }
+    // Of a token's values from which * kFactorK on.
+    __device__ __forceinline__ float& factor(int which, int token) const {
+        uint8_t* const factors = panel(token / 8, which / kFactors) + kChunkBytes<8>;
+        return reinterpret_cast<float*>(factors)[which % kFactors * 8 + token % 8];
+    }
+    // Eight values of a token.
+    __device__ __forceinline__ uint4* unit(int which, int token) const {
+        return reinterpret_cast<uint4*>(panel(token / 8, which / kUnits)) + which % kUnits * 8 + token % 8;
+    }
+
+ private:
+    static constexpr int kFactors = kChunk / kFactorK, kUnits = kChunk / 8;
+
+    uint8_t* const data_;
+    int64_t const pitch_;
+};
+
+// A tile of a job's projection by some chunks of K.
+struct MixtureTask {
+    int phase, segment, job;  // the job's number within its segment
+    int expert, first, count;
+    int tile, split, begin, end;
+    float* outputs;  // of down: the first token's
+
+    // The task that `ticket` stands for.
+    template <typename T>
+    __device__ __forceinline__ MixtureTask(MixtureArgs<T> const& args, int routed_jobs, int ticket) : phase(kNoPhase) {
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) {
+            Projection<T> const& matrix = args.matrices[i / 2][1 - i % 2];
+            int const jobs = i % 2 == 0 ? args.shared_jobs : routed_jobs;
+            int const of_job = tiles_of(matrix.rows) * matrix.split.splits;
+            if (ticket >= jobs * of_job) {
+                ticket -= jobs * of_job;
+                continue;
+            }
+            phase = i / 2;
+            segment = 1 - i % 2;
+            job = ticket / of_job;
+            int const part = ticket - job * of_job;
+            tile = part / matrix.split.splits;
+            split = part - tile * matrix.split.splits;
+            int const chunks = chunks_of(matrix.k);
+            begin = split * chunks / matrix.split.splits;
+            end = (split + 1) * chunks / matrix.split.splits;
+            if (segment == kRouted) {
+                ExpertJob const routed = args.plan.jobs[job];
+                expert = routed.expert;
+                first = routed.first;
+                count = routed.count;
+            } else {
+                expert = 0;
+                first = job * kJobTokens;
+                count = min(kJobTokens, args.m - first);
+            }
+            int64_t const rows = segment == kRouted ? int64_t{args.m} * args.top_k : args.m;
+            outputs = args.outputs[segment] + (split * rows + first) * matrix.rows;
+            break;
+        }
+    }
+    MixtureTask() = default;
+};
+
+constexpr int kAhead = 3;  // chunks of weights still to fetch when the next task is taken
+constexpr int kQueue = 8;  // short tasks: weights of several are on their way at once
+
+struct TaskQueue {
+    MixtureTask tasks[kQueue];
+    uint64_t full[kQueue];
+    uint64_t stored[kQueue];  // by the threads that multiply: what a task yields
+    uint64_t empty[kQueue];
+    uint64_t ending;  // by the thread that fetches weights: the last task that was put in has few more
+
+    // By one thread, before anything else.
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < kQueue; ++i) {
+            ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&stored[i]), 32 * kWarps);
+            ptx::mbarrier_init(ptx::shared_address(&empty[i]), 1);
+        }
+        ptx::mbarrier_init(ptx::shared_address(&ending), 1);
+    }
+
+    // Calls f(task, place) for the tasks of this block.
+    template <typename F>
+    __device__ __forceinline__ void each(F&& f) {
+        w4a16::RingPosition place;
+#pragma unroll 1
+        while (true) {
+            ptx::mbarrier_wait(ptx::shared_address(&full[place.stage]), place.round);
+            MixtureTask const& task = tasks[place.stage];
+            if (task.phase == kNoPhase) break;
+            f(task, place);
+            place.advance(kQueue);
+        }
+    }
+};
+
+// What multiplying warps read of a task at its end.
+template <typename T>
+__device__ __forceinline__ void prefetch_epilogue(Projection<T> const& matrix, MixtureTask const& task) {
+    constexpr int kLine = 128 / sizeof(T);
+    ptx::prefetch(matrix.tensor_scale + task.expert);
+    T const* const bias = matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows;
+    int const end = min((task.tile + 1) * kTileRows, matrix.rows);
+#pragma unroll 1
+    for (int row = task.tile * kTileRows; row < end; row += kLine) ptx::prefetch(bias + row);
+}
+
+// By one thread. The next task is taken late, so that none waits for a block that is busy, and early enough for weights
+// to stay on their way.
+template <typename T>
+__device__ __forceinline__ void dispatch(MixtureArgs<T> const& args, TaskQueue& queue) {
+    int const routed_jobs = *args.plan.job_count;
+    w4a16::RingPosition place;
+    uint32_t round = 0;
+#pragma unroll 1
+    while (true) {
+        MixtureTask const task(args, routed_jobs, static_cast<int>(atomicAdd(args.ticket, 1u)));
+        ptx::mbarrier_wait(ptx::shared_address(&queue.empty[place.stage]), place.round ^ 1);
+        queue.tasks[place.stage] = task;
+        ptx::mbarrier_arrive(ptx::shared_address(&queue.full[place.stage]));
+        if (task.phase == kNoPhase) break;
+        prefetch_epilogue(args.matrices[task.phase][task.segment], task);
+        place.advance(kQueue);
+        ptx::mbarrier_wait(ptx::shared_address(&queue.ending), round);
+        round ^= 1;
+    }
+}
+
+}  // namespace trt_nvfp4::sm90
