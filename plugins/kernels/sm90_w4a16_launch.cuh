@@ -14,6 +14,16 @@ inline bool gpu_is_sm90() {
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
+// SMs that kernels use, of the current GPU.
+inline TrtNvfp4Status read_sms(int& sms) {
+    int device = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&device), "cudaGetDevice"));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
+    sms = std::min(sms, kMostSms);
+    return TRT_NVFP4_SUCCESS;
+}
+
 // Partial sums of a projection at the most splits that choose_split may take.
 inline int64_t most_partials(int64_t rows, int tokens) {
     int const padded = padded_rows(static_cast<int>(rows), kMaxCluster);

@@ -11,8 +11,7 @@
 
 namespace trt_nvfp4::sm90 {
 
-constexpr int kMostBlocks = 144;  // of a linear: all SMs that an SM90 GPU may have
-constexpr int kLayOutWarps = 3;   // beside the one that fetches weights
+constexpr int kLayOutWarps = 3;  // beside the one that fetches weights
 
 template <typename T>
 struct LinearArgs {

@@ -92,6 +92,17 @@ struct HiddenValues {
     int k, token;  // of the first
     bool gated;
 
+    // Behind the last row of a layer, or an expert, lies the next one's first.
+    __device__ __forceinline__ void zero_from(int width) {
+        if (gated) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values[i] = k + i * 16 < width ? values[i] : 0.0f;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[i] = k + i / 2 * 32 < width ? values[i] : 0.0f;
+        }
+    }
+
     // Calls f(k, token, value).
     template <typename F>
     __device__ __forceinline__ void each(F&& f) const {
@@ -189,12 +200,11 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
             for (int column = 0; column < kTokens / 8; ++column) {
                 float sums[8];
                 column_sums<kTokens>(acc, column, sums);
-                HiddenValues const hidden = epilogue.finish(matrix, task.tile, column, sums);
+                HiddenValues hidden = epilogue.finish(matrix, task.tile, column, sums);
                 if (hidden.k >= matrix.padded_width) continue;
-                // Behind the last row of a layer lies the next one's first.
-                hidden.each([&](int k, int token, float value) {
-                    store_value<T, kTokens>(matrix.image, k, token, k < args.down.k ? value : 0.0f);
-                });
+                if ((task.tile + 1) * kTileRows > matrix.rows) hidden.zero_from(args.down.k);
+                hidden.each(
+                    [&](int k, int token, float value) { store_value<T, kTokens>(matrix.image, k, token, value); });
             }
             publish<32 * kWarps>([&] {
                 int const chunk = task.tile / matrix.tiles_per_chunk();

@@ -209,6 +209,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
             for (int column = 0; column * 8 < task.count; ++column) {
                 float sums[8];
                 column_sums<kJobTokens>(acc, column, sums);
+                // Places within the tile and the column.
                 of_up.finish(matrix, 0, 0, sums).each([&](int k, int token, float value) {
                     uint8_t* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
                     *reinterpret_cast<T*>(staged + value_offset<8>(k, token)) = ptx::from_float<T>(value);

@@ -10,15 +10,8 @@ namespace trt_nvfp4::sm90 {
 // Of a launch: more go in blocks of this many, which bounds the workspace.
 constexpr int64_t kMixtureTokens = 256;
 constexpr int kMixtureMaxSplits = 8;
-constexpr int kMostSms = 144;  // of an SM90 GPU
-
-constexpr int kJobTokens = 24;  // the most pairs of a job: an expert with more has several. Registers bind
-
-// Experts that `tokens` tokens are expected to choose, were every choice as likely.
-inline double expected_experts(int64_t tokens, int64_t top_k, int64_t experts) {
-    double const missed = 1.0 - static_cast<double>(top_k) / static_cast<double>(experts);
-    return static_cast<double>(experts) * (1.0 - std::pow(missed, static_cast<double>(tokens)));
-}
+// The most pairs of a job, as registers allow: an expert with more has several.
+constexpr int kJobTokens = 24;
 
 // Whether so many tiles of gate and up, of all jobs, are theirs. Of four models timed on an H200 at 1 to 256 tokens
 // (benchmarks/NOTES.md) those with 1.7 tiles for an SM are ahead of sm80_w4a16_moe.cuh, those with 1.4 are not.

@@ -8,6 +8,7 @@ namespace trt_nvfp4::sm90 {
 
 constexpr int kFewTokens = 16;  // that mma.sync multiplies faster than wgmma (H200)
 constexpr int kMaxTokens = 64;
+constexpr int kMostSms = 144;   // of an SM90 GPU
 constexpr int kTileRows = 256;  // of a block
 constexpr int kMaxCluster = 2;
 constexpr int kMaxSplits = 16;

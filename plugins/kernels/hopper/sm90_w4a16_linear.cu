@@ -14,17 +14,15 @@ struct FewWorkspace {
 
     FewWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
         Workspace workspace(base);
-        partials = workspace.take<float>(int64_t{2} * kMostBlocks * kTileRows * tokens_of(args.m));
+        partials = workspace.take<float>(int64_t{2} * kMostSms * kTileRows * tokens_of(args.m));
         size = workspace.size();
     }
 };
 
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspace, cudaStream_t stream) {
-    int device = 0, sms = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&device), "cudaGetDevice"));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
+    int sms = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     LinearArgs<T> args{};
     TRT_NVFP4_RETURN_IF_ERROR(encode(args.maps, linear.weight, 1, linear.n, linear.k));
     args.tensor_scale = linear.weight.tensor_scale;
@@ -38,7 +36,7 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspa
     args.partials = reinterpret_cast<float2*>(workspace.partials);
     args.one = 1;
     int const tiles = tiles_of(args.rows);
-    args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms, kMostBlocks}));
+    args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms}));
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear<T, kTokens>, args.blocks, kTaskThreads,
                                             sizeof(LinearShared<kTokens>), true, stream, "sm90_w4a16_linear", args));
     return launch_kernel(sm90_w4a16_join<T, kTokens>, tiles * (kTokens / 8), 32 * kWarps, 0, true, stream,

@@ -1,6 +1,7 @@
 #include "../api/moe_plan.h"
 #include "../api/sm90_w4a16.h"
 #include "../generic_moe.cuh"
+#include "../heuristics/moe.h"
 #include "../heuristics/sm90_moe.h"
 #include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_moe.cuh"
@@ -9,13 +10,6 @@
 
 namespace trt_nvfp4::sm90 {
 namespace {
-
-int sm_count() {
-    int device = 0, count = 0;
-    bool const found = cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
-    return found ? std::min(count, kMostSms) : 0;
-}
 
 int64_t up_rows(TrtNvfp4MoeArgs const& args, int64_t intermediate) {
     return args.gated ? 2 * intermediate : intermediate;
@@ -59,8 +53,8 @@ struct Layout {
 // Tiles of `rows` of all jobs, about.
 double tiles_of_jobs(TrtNvfp4MoeArgs const& args, int64_t tokens, int64_t rows) {
     int64_t const shared = args.shared ? (tokens + kJobTokens - 1) / kJobTokens : 0;
-    double const routed = std::max(expected_experts(tokens, args.top_k, args.experts),
-                                   static_cast<double>(tokens * args.top_k) / kJobTokens);
+    double const chosen = w4a16::expected_experts(static_cast<int>(args.experts), args.top_k, static_cast<int>(tokens));
+    double const routed = std::max(chosen, static_cast<double>(tokens * args.top_k) / kJobTokens);
     return (routed + static_cast<double>(shared)) * tiles_of(static_cast<int>(rows));
 }
 
@@ -71,7 +65,8 @@ int splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens, int sms) {
 
 template <typename T>
 TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t stream) {
-    int const sms = sm_count();
+    int sms = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     int const splits = splits_of_down(moe, moe.m, sms);
     MixtureArgs<T> args{};
     args.m = static_cast<int>(moe.m);
@@ -124,7 +119,9 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
 bool serves(TrtNvfp4MoeArgs const& args) { return args.m <= kMixtureTokens && gpu_is_sm90(); }
 
 bool takes(TrtNvfp4MoeArgs const& args) {
-    return serves(args) && takes_mixture(tiles_of_jobs(args, args.m, up_rows(args, args.intermediate)), sm_count());
+    int sms = 0;
+    return serves(args) && read_sms(sms) == TRT_NVFP4_SUCCESS &&
+           takes_mixture(tiles_of_jobs(args, args.m, up_rows(args, args.intermediate)), sms);
 }
 
 size_t workspace_bytes(TrtNvfp4MoeArgs const& args) {

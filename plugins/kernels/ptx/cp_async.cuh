@@ -1,4 +1,4 @@
-// Asynchronous copies from global to shared memory (sm_80 on), 16 bytes each, past L1.
+// Addresses in shared memory, and asynchronous copies to them from global memory (sm_80 on), 16 bytes each, past L1.
 #pragma once
 
 #include <cstdint>
