@@ -48,51 +48,37 @@ __global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArg
     gemm_tile(a, args, job.first, int64_t{blockIdx.x} * kGemmTile);
 }
 
-// y = T(sum over ranks of weight * outputs + factor * shared), four values a thread, outputs being sums over parts of
-// K. `shared` null: none. `slices` blocks share a token.
+// y = T(sum of factors * terms), four values a thread. `slices` blocks share a token.
 template <typename T>
-__global__ __launch_bounds__(kSumThreads) void generic_moe_sum(float const* outputs, float const* shared, int splits,
-                                                               int tokens, int64_t hidden, int top_k, bool scale_input,
-                                                               MoePlan plan, int slices, T* y) {
+__global__ __launch_bounds__(kSumThreads) void generic_moe_sum(MoeTerms terms, int slices, T* y) {
     let_next_kernel_start();
     wait_for_kernels_before();
     int const token = static_cast<int>(blockIdx.x) / slices;
-    int64_t const i = (int64_t{blockIdx.x} % slices * kSumThreads + threadIdx.x) * 4;
-    if (i >= hidden) return;
-    int const routed_terms = top_k * splits;
-    int const terms = routed_terms + (shared == nullptr ? 0 : splits);
+    int const i = (static_cast<int>(blockIdx.x) % slices * kSumThreads + static_cast<int>(threadIdx.x)) * 4;
+    if (i >= terms.width) return;
+    int const count = terms.count();
     float sums[4] = {};
     constexpr int kBatch = 8;  // as many trips to L2 at once
-    for (int first = 0; first < terms; first += kBatch) {
+    for (int first = 0; first < count; first += kBatch) {
         float const* rows[kBatch];
         float factors[kBatch];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            int const term = min(first + j, terms - 1);
-            int64_t const split = term % splits;
-            if (term < routed_terms) {
-                int const pair = token * top_k + term / splits;
-                factors[j] = scale_input ? 1.0f : plan.weights[pair];
-                rows[j] = outputs + (split * tokens * top_k + plan.position[pair]) * hidden;
-            } else {
-                factors[j] = plan.shared_factor[token];
-                rows[j] = shared + (split * tokens + token) * hidden;
-            }
-        }
+        for (int j = 0; j < kBatch; ++j) rows[j] = terms.row(token, min(first + j, count - 1), factors[j]);
         float4 fours[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) fours[j] = *reinterpret_cast<float4 const*>(rows[j] + i);
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            if (first + j >= terms) break;
+            if (first + j >= count) break;
             sums[0] = fmaf(factors[j], fours[j].x, sums[0]);
             sums[1] = fmaf(factors[j], fours[j].y, sums[1]);
             sums[2] = fmaf(factors[j], fours[j].z, sums[2]);
             sums[3] = fmaf(factors[j], fours[j].w, sums[3]);
         }
     }
+    T* const out = y + static_cast<int64_t>(token) * terms.width + i;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) y[token * hidden + i + j] = ptx::from_float<T>(sums[j]);
+    for (int j = 0; j < 4; ++j) out[j] = ptx::from_float<T>(sums[j]);
 }
 
 template <typename T>
@@ -111,15 +97,16 @@ TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, i
     return check_cuda(cudaGetLastError(), "generic_expert_gemm");
 }
 
-// `splits` parts of K.
+// `outputs` and `shared` as MoeTerms has them.
 template <typename T>
 TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int splits, int64_t tokens, int64_t hidden,
                               int top_k, bool scale_input, MoePlan const& plan, T* y, bool programmatic,
                               cudaStream_t stream) {
-    int const slices = static_cast<int>((hidden + 4 * kSumThreads - 1) / (4 * kSumThreads));
+    MoeTerms const terms{plan,       outputs, shared, splits, static_cast<int>(tokens), top_k, static_cast<int>(hidden),
+                         scale_input};
+    int const slices = (terms.width + 4 * kSumThreads - 1) / (4 * kSumThreads);
     return launch_kernel(generic_moe_sum<T>, static_cast<unsigned>(tokens * slices), kSumThreads, 0, programmatic,
-                         stream, "generic_moe_sum", outputs, shared, splits, static_cast<int>(tokens), hidden, top_k,
-                         scale_input, plan, slices, y);
+                         stream, "generic_moe_sum", terms, slices, y);
 }
 
 }  // namespace trt_nvfp4

@@ -18,9 +18,6 @@ class HalfScale {
     __device__ __forceinline__ explicit HalfScale(uint32_t greatest)
         : exponent_(max(static_cast<int>(greatest >> 23), 14)) {}
 
-    // Of a BF16 value.
-    __device__ __forceinline__ __half of(float value) const { return __float2half_rn(value * scale()); }
-
     // Of eight BF16 values.
     __device__ __forceinline__ uint4 of(uint4 eight) const {
         auto const* const pairs = reinterpret_cast<__nv_bfloat162 const*>(&eight);

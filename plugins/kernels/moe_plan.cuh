@@ -36,6 +36,29 @@ inline int64_t most_jobs(int64_t pairs, int64_t experts, int64_t job_tokens) {
     return std::min(pairs, experts + pairs / job_tokens);
 }
 
+// What a token's output is the sum of: by rank, each by part of K, then the shared expert's parts.
+struct MoeTerms {
+    MoePlan plan;
+    float const* outputs;  // [splits, pairs in sorted order, width]
+    float const* shared;   // [splits, tokens, width]; null: no shared expert
+    int splits, tokens, top_k, width;
+    bool scale_input;  // weights are in x already
+
+    __device__ __forceinline__ int count() const { return (shared == nullptr ? top_k : top_k + 1) * splits; }
+
+    // The row of term `which`, and what it is multiplied by.
+    __device__ __forceinline__ float const* row(int token, int which, float& factor) const {
+        int64_t const split = which % splits;
+        if (which < top_k * splits) {
+            int const pair = token * top_k + which / splits;
+            factor = scale_input ? 1.0f : plan.weights[pair];
+            return outputs + (split * tokens * top_k + plan.position[pair]) * width;
+        }
+        factor = plan.shared_factor[token];
+        return shared + (split * tokens + token) * width;
+    }
+};
+
 struct RouteArgs {
     TrtNvfp4Scoring scoring;
     bool renormalize;

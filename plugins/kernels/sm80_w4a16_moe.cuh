@@ -291,15 +291,20 @@ __device__ __forceinline__ bool is_absent(uint4 four) {
     return (four.x == ~0u) | (four.y == ~0u) | (four.z == ~0u) | (four.w == ~0u);
 }
 
-// y, four values a lane: outputs by rank, then by part of K, then the shared expert's.
+// y, four values a lane.
 template <typename T>
 __device__ void sum_outputs(MoeArgs<T> const& args) {
     int const width = args.weights[kDownPhase][kRouted].rows;
-    int const splits = args.split[kDownPhase].splits;
     int const slices = (width + 127) / 128;
-    int const routed_terms = args.top_k * splits;
-    int const terms = routed_terms + (args.shared_jobs > 0 ? splits : 0);
-    int64_t const pairs = int64_t{args.m} * args.top_k;
+    MoeTerms const terms{args.plan,
+                         args.outputs[kRouted],
+                         args.shared_jobs > 0 ? args.outputs[kShared] : nullptr,
+                         args.split[kDownPhase].splits,
+                         args.m,
+                         args.top_k,
+                         width,
+                         args.scale_input};
+    int const count = terms.count();
     int const lane = threadIdx.x % 32;
     for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < args.m * slices; unit += args.warps * gridDim.x) {
         int const token = unit / slices;
@@ -307,22 +312,13 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
         if (column >= width) continue;
         float sums[4] = {};
         constexpr int kBatch = 8;
-        for (int first = 0; first < terms; first += kBatch) {
+        for (int first = 0; first < count; first += kBatch) {
             float const* from[kBatch];
             float factors[kBatch];
             uint4 fours[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                int const term = min(first + i, terms - 1);
-                int const split = term % splits;
-                if (term < routed_terms) {
-                    int const pair = token * args.top_k + term / splits;
-                    factors[i] = args.scale_input ? 1.0f : args.plan.weights[pair];
-                    from[i] = args.outputs[kRouted] + (split * pairs + args.plan.position[pair]) * width + column;
-                } else {
-                    factors[i] = args.plan.shared_factor[token];
-                    from[i] = args.outputs[kShared] + (int64_t{split} * args.m + token) * width + column;
-                }
+                from[i] = terms.row(token, min(first + i, count - 1), factors[i]) + column;
                 fours[i] = load_eight(from[i]);
             }
             for (bool absent = true; absent;) {
@@ -336,7 +332,7 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
             }
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                if (first + i >= terms) break;
+                if (first + i >= count) break;
                 sums[0] = fmaf(factors[i], __uint_as_float(fours[i].x), sums[0]);
                 sums[1] = fmaf(factors[i], __uint_as_float(fours[i].y), sums[1]);
                 sums[2] = fmaf(factors[i], __uint_as_float(fours[i].z), sums[2]);

@@ -52,6 +52,28 @@ struct Fragment {
     }
 };
 
+// What a lane adds to its sums of a tile without gates: of four rows, one of each quarter.
+template <typename T>
+struct RowEpilogue {
+    float tensor_scale;
+    T bias[kQuarters];
+
+    // `all`: of `rows` rows; null: zeros. Nothing is done with it before it is needed: that would wait for memory.
+    __device__ __forceinline__ void load(float const* scale, T const* all, int rows, int tile) {
+        tensor_scale = *scale;
+#pragma unroll
+        for (int i = 0; i < kQuarters; ++i) {
+            int const row = Fragment(tile, threadIdx.x / 32, i, 0).row;
+            bias[i] = all != nullptr && row < rows ? all[row] : ptx::from_float<T>(0.0f);
+        }
+    }
+    __device__ __forceinline__ void apply(float (&values)[8]) const {
+        float const scale = value_scale<T>(tensor_scale);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i / 2]));
+    }
+};
+
 // What lane t of a token's four has of a chunk of K, in eights: scale block t of each group. `row` null: zeros.
 constexpr int kEights = kChunk / 32;
 

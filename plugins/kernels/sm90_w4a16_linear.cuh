@@ -89,34 +89,20 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
 }
 
 // What a lane's sums of a tile become: outputs of four rows, one of each quarter.
-template <typename T, int kTokens>
-struct LinearEpilogue {
-    float scale;
-    T bias[kQuarters];
-
-    __device__ __forceinline__ void load(LinearArgs<T> const& args, int tile) {
-        scale = value_scale<T>(*args.tensor_scale);
+template <typename T>
+__device__ __forceinline__ void store_outputs(LinearArgs<T> const& args, RowEpilogue<T> const& epilogue, int tile,
+                                              int column, float (&values)[8]) {
+    epilogue.apply(values);
+    activate_eight(args.activation, values);
 #pragma unroll
-        for (int i = 0; i < kQuarters; ++i) {
-            int const row = Fragment(tile, threadIdx.x / 32, i, 0).row;
-            bias[i] = row < args.rows ? args.bias[row] : ptx::from_float<T>(0.0f);
-        }
+    for (int quarter = 0; quarter < kQuarters; ++quarter) {
+        Fragment const fragment(tile, threadIdx.x / 32, quarter, column);
+        fragment.each(args.rows, args.m, [&](int i, int token) {
+            args.y[static_cast<int64_t>(token) * args.rows + fragment.row] =
+                ptx::from_float<T>(values[quarter * 2 + i]);
+        });
     }
-
-    __device__ __forceinline__ void store(LinearArgs<T> const& args, int tile, int column, float (&values)[8]) const {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i / 2]));
-        activate_eight(args.activation, values);
-#pragma unroll
-        for (int quarter = 0; quarter < kQuarters; ++quarter) {
-            Fragment const fragment(tile, threadIdx.x / 32, quarter, column);
-            fragment.each(args.rows, args.m, [&](int i, int token) {
-                args.y[static_cast<int64_t>(token) * args.rows + fragment.row] =
-                    ptx::from_float<T>(values[quarter * 2 + i]);
-            });
-        }
-    }
-};
+}
 
 // Of a block's sums of a tile: those of a tile that another block began are the first.
 template <typename T, int kTokens>
@@ -132,9 +118,9 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
     dealt.each([&](Task const& task) {
         float acc[2][kTokens / 2];
         bool const whole = task.begin == 0 && task.end == dealt.chunks;
-        LinearEpilogue<T, kTokens> epilogue;
+        RowEpilogue<T> epilogue;
         multiply_task<T, kTokens>(shared, task, args.one, at, acc, [&] {
-            if (whole) epilogue.load(args, task.tile);
+            if (whole) epilogue.load(args.tensor_scale, args.bias, args.rows, task.tile);
         });
         float2* const place = partial_sums<T, kTokens>(args, static_cast<int>(blockIdx.x), task.begin > 0);
 #pragma unroll 1
@@ -142,7 +128,7 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
             float sums[8];
             column_sums<kTokens>(acc, column, sums);
             if (whole) {
-                epilogue.store(args, task.tile, column, sums);
+                store_outputs(args, epilogue, task.tile, column, sums);
                 continue;
             }
 #pragma unroll
@@ -194,8 +180,8 @@ __global__ __launch_bounds__(32 * kWarps) void sm90_w4a16_join(__grid_constant__
     int const tile = static_cast<int>(blockIdx.x) / kColumns, column = static_cast<int>(blockIdx.x) % kColumns;
     Dealt const dealt(args);
     int const first = dealt.block_of(tile * dealt.chunks), last = dealt.block_of((tile + 1) * dealt.chunks - 1);
-    LinearEpilogue<T, kTokens> epilogue;
-    epilogue.load(args, tile);
+    RowEpilogue<T> epilogue;
+    epilogue.load(args.tensor_scale, args.bias, args.rows, tile);
     ptx::launch_next();
     ptx::await_previous_launch();
     if (first == last) return;
@@ -210,7 +196,7 @@ __global__ __launch_bounds__(32 * kWarps) void sm90_w4a16_join(__grid_constant__
             sums[quarter * 2 + 1] += two.y;
         }
     }
-    epilogue.store(args, tile, column, sums);
+    store_outputs(args, epilogue, tile, column, sums);
 }
 
 }  // namespace trt_nvfp4::sm90

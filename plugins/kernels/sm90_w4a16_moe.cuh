@@ -142,35 +142,16 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Mixtur
     });
 }
 
-// What a lane's sums of down become: outputs of four rows, one of each quarter.
-template <typename T>
-struct DownEpilogue {
-    float tensor_scale;
-    T bias[kQuarters];
-
-    __device__ __forceinline__ void load(Projection<T> const& down, MixtureTask const& task) {
-        tensor_scale = down.tensor_scale[task.expert];
-        T const* const all = down.bias + static_cast<int64_t>(task.expert) * down.rows;
+// Outputs of four rows, one of each quarter, for a lane's two tokens of a column.
+__device__ __forceinline__ void store_outputs(MixtureTask const& task, int rows, int column, float const (&values)[8]) {
 #pragma unroll
-        for (int i = 0; i < kQuarters; ++i) {
-            int const row = Fragment(task.tile, threadIdx.x / 32, i, 0).row;
-            bias[i] = task.split == 0 && row < down.rows ? all[row] : ptx::from_float<T>(0.0f);
-        }
+    for (int quarter = 0; quarter < kQuarters; ++quarter) {
+        Fragment const fragment(task.tile, threadIdx.x / 32, quarter, column);
+        fragment.each(rows, task.count, [&](int i, int token) {
+            __stcg(task.outputs + static_cast<int64_t>(token) * rows + fragment.row, values[quarter * 2 + i]);
+        });
     }
-
-    __device__ __forceinline__ void store(Projection<T> const& down, float* outputs, int tile, int count, int column,
-                                          float const (&sums)[8]) const {
-#pragma unroll
-        for (int quarter = 0; quarter < kQuarters; ++quarter) {
-            Fragment const fragment(tile, threadIdx.x / 32, quarter, column);
-            fragment.each(down.rows, count, [&](int i, int token) {
-                float const value =
-                    fmaf(sums[quarter * 2 + i], value_scale<T>(tensor_scale), ptx::to_float(bias[quarter]));
-                __stcg(outputs + static_cast<int64_t>(token) * down.rows + fragment.row, value);
-            });
-        }
-    }
-};
+}
 
 template <typename T>
 __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
@@ -181,16 +162,19 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
         bool const up = task.phase == kUp;
         Projection<T> const& matrix = args.matrices[task.phase][task.segment];
         UpEpilogue<T> of_up;
-        DownEpilogue<T> of_down;
+        RowEpilogue<T> of_down;
         auto const multiply = [&](auto columns) {
-            multiply_task<T, 8 * decltype(columns)::value>(shared.task, Task(task.tile, task.begin, task.end), args.one,
-                                                           at, acc, [&] {
-                                                               if (up) {
-                                                                   of_up.load(matrix, task.expert, task.tile);
-                                                               } else {
-                                                                   of_down.load(matrix, task);
-                                                               }
-                                                           });
+            multiply_task<T, 8 * decltype(columns)::value>(
+                shared.task, Task(task.tile, task.begin, task.end), args.one, at, acc, [&] {
+                    if (up) {
+                        of_up.load(matrix, task.expert, task.tile);
+                    } else {
+                        of_down.load(
+                            matrix.tensor_scale + task.expert,
+                            task.split > 0 ? nullptr : matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows,
+                            matrix.rows, task.tile);
+                    }
+                });
         };
         switch (job_columns(task.count)) {
             case 1:
@@ -220,7 +204,8 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
             for (int column = 0; column * 8 < task.count; ++column) {
                 float sums[8];
                 column_sums<kJobTokens>(acc, column, sums);
-                of_down.store(matrix, task.outputs, task.tile, task.count, column, sums);
+                of_down.apply(sums);
+                store_outputs(task, matrix.rows, column, sums);
             }
         }
         ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.stored[place.stage]));

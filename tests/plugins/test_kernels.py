@@ -27,6 +27,13 @@ pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 GENERIC = 1
+SM90_TACTICS = (6, 8)  # W4A16_MMA_SYNC, W4A16_SM90
+
+
+def require_gpu_of(tactic: int) -> None:
+    """Skips where a tactic does not exist; without a GPU, an emulated one has it."""
+    if tactic in SM90_TACTICS and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"tactic {tactic} is SM90's alone")
 
 
 def run(

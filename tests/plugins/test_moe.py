@@ -11,7 +11,7 @@ import pytest
 import torch
 from nvfp4_reference import Array, activate, gated_activate, rounded
 from op_inputs import float64
-from test_kernels import GENERIC, check_mlp, quantized, run
+from test_kernels import GENERIC, check_mlp, quantized, require_gpu_of, run
 
 from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import OPS
@@ -105,12 +105,6 @@ def reference(case: op_inputs.Case, attributes: dict[str, Any], dtype: torch.dty
         y = y + factor * (shared @ shared_down.T + named["shared_down_bias"])
         magnitude = magnitude + factor * (np.abs(shared) @ np.abs(shared_down).T + np.abs(named["shared_down_bias"]))
     return y, magnitude
-
-
-def require_gpu_of(tactic: int) -> None:
-    # Without a GPU it is emulated.
-    if tactic == W4A16_SM90 and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"tactic {tactic} is SM90's alone")
 
 
 def check(

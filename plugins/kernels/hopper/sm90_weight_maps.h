@@ -1,4 +1,4 @@
-// Tensor maps of NVFP4 weights, for the copy engine.
+// Tensor maps of NVFP4 weights, for the copy engine, and projections, which have them.
 #pragma once
 
 #include <string>

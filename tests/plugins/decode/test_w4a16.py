@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_kernels import require_gpu_of
 
 from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
@@ -54,11 +55,6 @@ def linear_inputs(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[list[torc
 
 # The second is SM90's.
 TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_SM90])
-
-
-def require_gpu_of(tactic: int) -> None:
-    if tactic in (W4A16_MMA_SYNC, W4A16_SM90) and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip(f"tactic {tactic} is SM90's alone")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
