@@ -88,7 +88,8 @@ def bench_linear(host: PluginHost, m: int, n: int, k: int, rounds: int, bandwidt
     errors = {}
     weights = [Weight.random(n, k, torch.bfloat16) for _ in range(copies)]
     for name, dtype in (("nvfp4 fp16", torch.float16), ("nvfp4 bf16", torch.bfloat16)):
-        pairs = [plugin_linear(host, x.to(dtype), weight) for weight in weights]
+        activations = x.to(dtype)
+        pairs = [plugin_linear(host, activations, weight) for weight in weights]
         contestants[name] = in_turn([call for call, _ in pairs])
         contestants[name]()
         errors[name] = relative_error(

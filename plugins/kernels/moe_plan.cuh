@@ -37,6 +37,10 @@ inline int64_t most_jobs(int64_t pairs, int64_t experts, int64_t job_tokens) {
 }
 
 // What a token's output is the sum of: by rank, each by part of K, then the shared expert's parts.
+struct MoeTerm {
+    int rank, split;
+};
+
 struct MoeTerms {
     MoePlan plan;
     float const* outputs;  // [splits, pairs in sorted order, width]
@@ -44,18 +48,25 @@ struct MoeTerms {
     int splits, tokens, top_k, width;
     bool scale_input;  // weights are in x already
 
-    __device__ __forceinline__ int count() const { return (shared == nullptr ? top_k : top_k + 1) * splits; }
+    __device__ __forceinline__ int ranks() const { return shared == nullptr ? top_k : top_k + 1; }
 
-    // The row of term `which`, and what it is multiplied by.
-    __device__ __forceinline__ float const* row(int token, int which, float& factor) const {
-        int64_t const split = which % splits;
-        if (which < top_k * splits) {
-            int const pair = token * top_k + which / splits;
-            factor = scale_input ? 1.0f : plan.weights[pair];
-            return outputs + (split * tokens * top_k + plan.position[pair]) * width;
-        }
-        factor = plan.shared_factor[token];
-        return shared + (split * tokens + token) * width;
+    // No division: that is twenty instructions.
+    __device__ __forceinline__ MoeTerm later(MoeTerm term, int by) const {
+        for (term.split += by; term.split >= splits; term.split -= splits) ++term.rank;
+        return term;
+    }
+
+    // The row of a term, and what it is multiplied by. Behind the last term that of a last one.
+    __device__ __forceinline__ float const* row(int token, MoeTerm term, float& factor) const {
+        int const rank = min(term.rank, ranks() - 1);
+        bool const routed = rank < top_k;
+        int const pair = token * top_k + rank;
+        float const weight = *(routed ? plan.weights + pair : plan.shared_factor + token);
+        factor = routed && scale_input ? 1.0f : weight;
+        int const row = routed ? plan.position[pair] : token;
+        // Several splits are of so few tokens that 32 bits suffice.
+        int const rows = routed ? tokens * top_k : tokens;
+        return (routed ? outputs : shared) + int64_t{term.split * rows + row} * width;
     }
 };
 

@@ -54,29 +54,28 @@ struct Score {
 template <int kSlots>
 struct Keys {
     uint32_t slots[kSlots];
-    uint32_t best;  // of this lane's
+    uint32_t best, best_slot;  // of this lane's; of equals the first
 
     __device__ __forceinline__ void find_best() {
         best = slots[0];
+        best_slot = 0;
 #pragma unroll
-        for (int slot = 1; slot < kSlots; ++slot) best = max(best, slots[slot]);
+        for (int slot = 1; slot < kSlots; ++slot) {
+            bool const better = slots[slot] > best;
+            best = better ? slots[slot] : best;
+            best_slot = better ? slot : best_slot;
+        }
     }
 
     // The expert of the largest key, the lowest one of equals; it is taken out. Every lane gets it.
     __device__ __forceinline__ int pop() {
-        int const lane = threadIdx.x % 32;
-        uint32_t const top = ptx::warp_max(best);
-        uint32_t found = ~0u;
-        if (best == top) {
+        uint32_t const own = best_slot * 32 + threadIdx.x % 32;
+        uint32_t const expert = __reduce_min_sync(0xffffffffu, best == ptx::warp_max(best) ? own : ~0u);
 #pragma unroll
-            for (int slot = kSlots - 1; slot >= 0; --slot) found = slots[slot] == top ? slot * 32 + lane : found;
+        for (int slot = 0; slot < kSlots; ++slot) {
+            slots[slot] = own == expert && best_slot == slot ? 0 : slots[slot];
         }
-        uint32_t const expert = __reduce_min_sync(0xffffffffu, found);
-        if (found == expert) {
-#pragma unroll
-            for (int slot = 0; slot < kSlots; ++slot) slots[slot] = slot * 32 + lane == expert ? 0 : slots[slot];
-            find_best();
-        }
+        find_best();
         return static_cast<int>(expert);
     }
 };
@@ -149,12 +148,18 @@ template <int kSlots>
 __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16_t* chosen) {
     int const lane = threadIdx.x % 32;
     float const* const logits = args.logits + static_cast<int64_t>(token) * args.experts;
-    float row[kSlots];
+    float row[kSlots], correction[kSlots];
+    // No branches, so that all are on their way at once.
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        int const expert = min(slot * 32 + lane, args.experts - 1);
+        row[slot] = logits[expert];
+        correction[slot] = args.correction_bias[expert];
+    }
     float largest = -kLargest;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-        int const expert = slot * 32 + lane;
-        row[slot] = expert < args.experts ? finite(logits[expert]) : -INFINITY;
+        row[slot] = slot * 32 + lane < args.experts ? finite(row[slot]) : -INFINITY;
         largest = fmaxf(largest, row[slot]);
     }
     Score score{args.scoring, 0.0f, 1.0f};
@@ -177,7 +182,7 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
         int const expert = slot * 32 + lane;
-        keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + args.correction_bias[expert])) : 0;
+        keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + correction[slot])) : 0;
     }
     if (args.groups > 1) close_groups(args, keys, memory);
 
@@ -191,36 +196,38 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
         int const popped = keys.pop();
         if (lane == rank % 32) (rank < 32 ? expert[0] : expert[1]) = popped;
     }
+    auto const each_own = [&](auto&& f) {
+        if (lane < args.top_k) f(0);
+        if (lane + 32 < args.top_k) f(1);
+    };
     float weight[kPerLane];
-    bool const has[kPerLane] = {lane < args.top_k, lane + 32 < args.top_k};
-    for (int i = 0; i < kPerLane; ++i) weight[i] = has[i] ? score(finite(logits[expert[i]])) : 0.0f;
+    float total = 0.0f;
+    each_own([&](int i) { weight[i] = score(finite(logits[expert[i]])); });
     if (args.scoring == TRT_NVFP4_SOFTMAX_OF_CHOSEN) {
         largest = -INFINITY;
-        for (int i = 0; i < kPerLane; ++i) largest = has[i] ? fmaxf(largest, weight[i]) : largest;
+        each_own([&](int i) { largest = fmaxf(largest, weight[i]); });
         largest = warp_largest(largest);
-        float total = 0.0f;
-        for (int i = 0; i < kPerLane; ++i) {
-            weight[i] = has[i] ? expf(weight[i] - largest) : 0.0f;
+        each_own([&](int i) {
+            weight[i] = expf(weight[i] - largest);
             total += weight[i];
-        }
+        });
         total = ptx::warp_sum(total);
-        for (int i = 0; i < kPerLane; ++i) weight[i] = weight[i] / total;
+        each_own([&](int i) { weight[i] = weight[i] / total; });
     } else if (args.scoring == TRT_NVFP4_SIGMOID_OF_CHOSEN) {
-        for (int i = 0; i < kPerLane; ++i) weight[i] = sigmoid(weight[i]);
+        each_own([&](int i) { weight[i] = sigmoid(weight[i]); });
     }
     if (args.renormalize) {
-        float total = 0.0f;
-        for (int i = 0; i < kPerLane; ++i) total += has[i] ? weight[i] : 0.0f;
+        total = 0.0f;
+        each_own([&](int i) { total += weight[i]; });
         total = ptx::warp_sum(total) + 1e-20f;
-        for (int i = 0; i < kPerLane; ++i) weight[i] = weight[i] / total;
+        each_own([&](int i) { weight[i] = weight[i] / total; });
     }
-    for (int i = 0; i < kPerLane; ++i) {
-        if (!has[i]) continue;
+    each_own([&](int i) {
         int const pair = token * args.top_k + lane + 32 * i;
         args.plan.experts[pair] = expert[i];
         args.plan.weights[pair] = weight[i] * args.scaling_factor;
         if (chosen != nullptr) chosen[pair] = static_cast<uint16_t>(expert[i]);
-    }
+    });
     if (lane == 0 && args.shared_gate == nullptr) args.plan.shared_factor[token] = 1.0f;
 }
 
@@ -356,7 +363,6 @@ __device__ __forceinline__ void sort_pairs(RouteArgs const& args, uint32_t* memo
     for (int first = 0; first < args.tokens; first += words * 32) {
         if (first > 0) {
             __syncthreads();
-#pragma unroll 1
 #pragma unroll 1
             for (int i = threadIdx.x; i < entries; i += threads) masks[i] = 0;
             __syncthreads();

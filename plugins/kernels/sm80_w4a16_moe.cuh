@@ -304,22 +304,26 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
                          args.top_k,
                          width,
                          args.scale_input};
-    int const count = terms.count();
+    int const ranks = terms.ranks();
     int const lane = threadIdx.x % 32;
     for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < args.m * slices; unit += args.warps * gridDim.x) {
         int const token = unit / slices;
         int const column = unit % slices * 128 + lane * 4;
         if (column >= width) continue;
         float sums[4] = {};
-        constexpr int kBatch = 8;
-        for (int first = 0; first < count; first += kBatch) {
+#pragma unroll 1
+        for (MoeTerm next{}; next.rank < ranks;) {
+            constexpr int kBatch = 8;
             float const* from[kBatch];
             float factors[kBatch];
             uint4 fours[kBatch];
+            bool has[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                from[i] = terms.row(token, min(first + i, count - 1), factors[i]) + column;
+                has[i] = next.rank < ranks;
+                from[i] = terms.row(token, next, factors[i]) + column;
                 fours[i] = load_eight(from[i]);
+                next = terms.later(next, 1);
             }
             for (bool absent = true; absent;) {
                 absent = false;
@@ -332,7 +336,7 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
             }
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                if (first + i >= count) break;
+                if (!has[i]) continue;
                 sums[0] = fmaf(factors[i], __uint_as_float(fours[i].x), sums[0]);
                 sums[1] = fmaf(factors[i], __uint_as_float(fours[i].y), sums[1]);
                 sums[2] = fmaf(factors[i], __uint_as_float(fours[i].z), sums[2]);

@@ -74,31 +74,30 @@ struct RowEpilogue {
     }
 };
 
-// What lane t of a token's four has of a chunk of K, in eights: scale block t of each group. `row` null: zeros.
-constexpr int kEights = kChunk / 32;
-
-template <typename T>
-__device__ __forceinline__ void load_eights(T const* row, int chunk, int t, int width, uint4 (&eights)[kEights]) {
+// What lane t of a token's four has of kEights * 32 values of K, in eights: scale block t of each group. `row`, from the
+// first of the values on, null: zeros.
+template <typename T, int kEights>
+__device__ __forceinline__ void load_eights(T const* row, int t, int width, uint4 (&eights)[kEights]) {
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
-        int const k = chunk * kChunk + i / 2 * kGroup + t * 16 + i % 2 * 8;
+        int const k = i / 2 * kGroup + t * 16 + i % 2 * 8;
         eights[i] = make_uint4(0u, 0u, 0u, 0u);
         if (row != nullptr && k < width) eights[i] = *reinterpret_cast<uint4 const*>(row + k);
     }
 }
 
-// To a chunk of an image of `tokens`.
-template <typename T>
-__device__ __forceinline__ void store_eights(uint8_t* chunk, int tokens, int token, int t,
+// To an image of `tokens`, from the unit on that has the first of the values.
+template <typename T, int kEights>
+__device__ __forceinline__ void store_eights(uint8_t* units, int tokens, int token, int t,
                                              uint4 const (&eights)[kEights]) {
-    uint8_t* const units = chunk + token * 16 + t * 4;
+    uint8_t* const own = units + token * 16 + t * 4;
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
         uint4 const pairs = w4a16::pair_activations<T>(eights[i]);
         uint32_t const four[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-            *reinterpret_cast<uint32_t*>(units + (i * 4 + pair) * tokens * 16) = four[pair];
+            *reinterpret_cast<uint32_t*>(own + (i * 4 + pair) * tokens * 16) = four[pair];
         }
     }
 }

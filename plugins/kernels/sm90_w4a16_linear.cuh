@@ -74,10 +74,11 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
             if (turn++ % kLayOutWarps != which) continue;
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {
-                uint4 eights[kEights];
+                uint4 eights[kChunk / 32];
                 int const token = column * 8 + lane / 4;
-                load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k : nullptr, chunk, t, args.k,
-                            eights);
+                int const first = chunk * kChunk;
+                load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr, t,
+                            args.k - first, eights);
                 if (column == 0) {
                     ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
                 }
@@ -119,9 +120,8 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
         float acc[2][kTokens / 2];
         bool const whole = task.begin == 0 && task.end == dealt.chunks;
         RowEpilogue<T> epilogue;
-        multiply_task<T, kTokens>(shared, task, args.one, at, acc, [&] {
-            if (whole) epilogue.load(args.tensor_scale, args.bias, args.rows, task.tile);
-        });
+        if (whole) epilogue.load(args.tensor_scale, args.bias, args.rows, task.tile);
+        multiply_task<T, kTokens>(shared, task, args.one, at, acc);
         float2* const place = partial_sums<T, kTokens>(args, static_cast<int>(blockIdx.x), task.begin > 0);
 #pragma unroll 1
         for (int column = 0; column * 8 < args.m; ++column) {

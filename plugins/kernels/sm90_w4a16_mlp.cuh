@@ -128,11 +128,6 @@ struct UpEpilogue {
         int const row = tile * kTileRows + threadIdx.x / 128 * kGroupRows + row_of_lane();
         return gated ? row - row % 2 : row;
     }
-    static __device__ __forceinline__ void prefetch(Projection<T> const& up, int layer, int tile) {
-        ptx::prefetch(up.tensor_scale + layer);
-        int const row = first_row(up.gated, tile) + threadIdx.x % 4 * 32;
-        if (row < up.rows) ptx::prefetch(up.bias + static_cast<int64_t>(layer) * up.rows + row);
-    }
     __device__ __forceinline__ void load(Projection<T> const& up, int layer, int tile) {
         tensor_scale = up.tensor_scale[layer];
         T const* const all = up.bias + static_cast<int64_t>(layer) * up.rows;
@@ -191,10 +186,8 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
         int const layer = phase / 2;
         bool const up = phase % 2 == 0;
         UpEpilogue<T> epilogue;
-        if (up) epilogue.prefetch(matrix, layer, task.tile);
-        multiply_task<T, kTokens>(shared, task, args.one, at, acc, [&] {
-            if (up) epilogue.load(matrix, layer, task.tile);
-        });
+        if (up) epilogue.load(matrix, layer, task.tile);
+        multiply_task<T, kTokens>(shared, task, args.one, at, acc);
         if (up) {
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {

@@ -35,7 +35,13 @@ __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Mixtur
         for (int chunk = begin; chunk < end; ++chunk) {
             if (chunk == max(begin, end - kAhead)) ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.ending));
 #pragma unroll 1
-            for (int i = 0; i < kWarpgroups; ++i) filler.fill(maps, expert, group + i, chunk);
+            for (int i = 0; i < kWarpgroups; ++i) {
+                if (task.columns[i] > 0) {
+                    filler.fill(maps, expert, group + i, chunk);
+                } else {
+                    filler.pass();
+                }
+            }
         }
     });
 }
@@ -160,23 +166,25 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
         float acc[2][kJobTokens / 2];
         bool const up = task.phase == kUp;
+        int const columns = task.columns[threadIdx.x / 128];
         Projection<T> const& matrix = args.matrices[task.phase][task.segment];
         UpEpilogue<T> of_up;
         RowEpilogue<T> of_down;
-        auto const multiply = [&](auto columns) {
-            multiply_task<T, 8 * decltype(columns)::value>(
-                shared.task, Task(task.tile, task.begin, task.end), args.one, at, acc, [&] {
-                    if (up) {
-                        of_up.load(matrix, task.expert, task.tile);
-                    } else {
-                        of_down.load(
-                            matrix.tensor_scale + task.expert,
-                            task.split > 0 ? nullptr : matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows,
-                            matrix.rows, task.tile);
-                    }
-                });
+        if (up) {
+            of_up.load(matrix, task.expert, task.tile);
+        } else {
+            of_down.load(matrix.tensor_scale + task.expert,
+                         task.split > 0 ? nullptr : matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows,
+                         matrix.rows, task.tile);
+        }
+        auto const multiply = [&](auto known) {
+            multiply_task<T, 8 * decltype(known)::value>(shared.task, Task(task.tile, task.begin, task.end), args.one,
+                                                         at, acc);
         };
-        switch (job_columns(task.count)) {
+        switch (columns) {
+            case 0:
+                pass_over_task(shared.task, task.end - task.begin, job_columns(task.count), at);
+                break;
             case 1:
                 multiply(std::integral_constant<int, 1>{});
                 break;
@@ -190,7 +198,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
             ptx::mbarrier_wait(ptx::shared_address(&shared.hidden_empty), turn ^ 1);
             turn ^= 1;
 #pragma unroll 1
-            for (int column = 0; column * 8 < task.count; ++column) {
+            for (int column = 0; column < columns; ++column) {
                 float sums[8];
                 column_sums<kJobTokens>(acc, column, sums);
                 // Places within the tile and the column.
@@ -201,7 +209,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
             }
         } else {
 #pragma unroll 1
-            for (int column = 0; column * 8 < task.count; ++column) {
+            for (int column = 0; column < columns; ++column) {
                 float sums[8];
                 column_sums<kJobTokens>(acc, column, sums);
                 of_down.apply(sums);

@@ -6,6 +6,9 @@
 
 namespace trt_nvfp4::sm90 {
 
+// A warp's lanes make kFactorK values of K of eight tokens at a time.
+constexpr int kEights = kFactorK / 32;
+
 template <typename T>
 __device__ __forceinline__ void scale_eights(float factor, uint4 (&eights)[kEights]) {
 #pragma unroll
@@ -16,25 +19,22 @@ __device__ __forceinline__ void scale_eights(float factor, uint4 (&eights)[kEigh
     }
 }
 
-// What lane t of a token's four has of a chunk, as FP16, and the factors.
-__device__ __forceinline__ void to_half(JobImage<__nv_bfloat16> const& image, int chunk, int token, int t,
-                                        uint4 (&eights)[kEights]) {
-    constexpr int kOfFactor = kFactorK / 32;  // of a lane
+// As FP16. Returns the factor.
+__device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
+    uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < kEights; i += kOfFactor) {
-        uint32_t most = 0;
+    for (uint4 const& eight : eights) most = max(most, greatest_of(eight));
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    HalfScale const scale(most);
 #pragma unroll
-        for (int j = 0; j < kOfFactor; ++j) most = max(most, greatest_of(eights[i + j]));
-        most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        HalfScale const scale(most);
-#pragma unroll
-        for (int j = 0; j < kOfFactor; ++j) eights[i + j] = scale.of(eights[i + j]);
-        if (t == 0) image.factor((chunk * kEights + i) / kOfFactor, token) = scale.factor();
-    }
+    for (uint4& eight : eights) eight = scale.of(eight);
+    return scale.factor();
 }
 
 constexpr int kImageThreads = 256;
+
+__host__ __device__ constexpr int image_parts(int k) { return chunks_of(k) * (kChunk / kFactorK); }
 
 // Blocks x, y: a job, the shared expert's first; a part of its image. Zeros where a job has no token, and where the
 // hidden values' image is longer than the tiles of up.
@@ -59,27 +59,31 @@ __global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_co
     int const columns = job_columns(tokens);
     int const lane = threadIdx.x % 32;
     int const t = lane % 4;
-    int const units = chunks_of(up.k) * columns;
+    int const parts = image_parts(up.k) * columns;
 #pragma unroll 1
-    for (int unit = blockIdx.y * (kImageThreads / 32) + threadIdx.x / 32; unit < units;
-         unit += gridDim.y * (kImageThreads / 32)) {
-        int const chunk = unit / columns, token = unit % columns * 8 + lane / 4;
+    for (int i = blockIdx.y * (kImageThreads / 32) + threadIdx.x / 32; i < parts;
+         i += gridDim.y * (kImageThreads / 32)) {
+        int const part = i / columns, token = i % columns * 8 + lane / 4, k = part * kFactorK;
         T const* row = nullptr;
-        float factor = 1.0f;
+        float weight = 1.0f;
         if (token < tokens) {
             int at = first + token;
             if (segment == kRouted) {
                 int const pair = args.plan.order[at];
                 at = pair / args.top_k;
-                if (args.scale_input) factor = args.plan.weights[pair];
+                if (args.scale_input) weight = args.plan.weights[pair];
             }
-            row = args.x + static_cast<int64_t>(at) * up.k;
+            row = args.x + static_cast<int64_t>(at) * up.k + k;
         }
         uint4 eights[kEights];
-        load_eights(row, chunk, t, up.k, eights);
-        if (args.scale_input && segment == kRouted) scale_eights<T>(factor, eights);
-        if constexpr (JobImage<T>::kHasFactors) to_half(image, chunk, token, t, eights);
-        store_eights<typename JobImage<T>::Value>(image.panel(token / 8, chunk), 8, token % 8, t, eights);
+        load_eights(row, t, up.k - k, eights);
+        if (args.scale_input && segment == kRouted) scale_eights<T>(weight, eights);
+        if constexpr (JobImage<T>::kHasFactors) {
+            float const factor = to_half(eights);
+            if (t == 0) image.factor(part, token) = factor;
+        }
+        auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kFactorK / 8), token - token % 8));
+        store_eights<typename JobImage<T>::Value>(units, 8, token % 8, t, eights);
     }
     JobImage<T> const hidden(up.image, down.k, job, first);
     int const begin = tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / 8;

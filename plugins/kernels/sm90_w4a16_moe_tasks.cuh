@@ -78,7 +78,8 @@ struct MixtureTask {
     int phase, segment, job;  // the job's number within its segment
     int expert, first, count;
     int tile, split, begin, end;
-    float* outputs;  // of down: the first token's
+    int columns[kWarpgroups];  // that a warpgroup multiplies: none where it has no rows
+    float* outputs;            // of down: the first token's
 
     // The task that `ticket` stands for.
     template <typename T>
@@ -110,6 +111,9 @@ struct MixtureTask {
                 expert = 0;
                 first = job * kJobTokens;
                 count = min(kJobTokens, args.m - first);
+            }
+            for (int i = 0; i < kWarpgroups; ++i) {
+                columns[i] = tile * kTileRows + i * kGroupRows < matrix.rows ? job_columns(count) : 0;
             }
             int64_t const rows = segment == kRouted ? int64_t{args.m} * args.top_k : args.m;
             outputs = args.outputs[segment] + (split * rows + first) * matrix.rows;

@@ -80,9 +80,9 @@ __device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], u
 }
 
 // A warp's rows of a task times the activations of kTokens tokens, to the first sums of `acc`.
-template <typename T, int kTokens, class Shared, int kSums, typename F>
+template <typename T, int kTokens, class Shared, int kSums>
 __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, uint32_t one, Places& at,
-                                              float (&acc)[2][kSums], F&& before_last) {
+                                              float (&acc)[2][kSums]) {
     constexpr int kGroups = kChunk / kGroup;
     constexpr int kPanelTokens = Shared::kTokens;
     constexpr int kOfChunk = kTokens / kPanelTokens;  // panels
@@ -109,7 +109,6 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
     Codes next = first_group(shared.weights, slot(), at.slot.round, row);
 #pragma unroll 1
     for (int chunk = task.begin; chunk < task.end; ++chunk) {
-        if (chunk + 1 == task.end) before_last();
         int panels[kOfChunk];
         uint32_t units[kColumns];
 #pragma unroll
@@ -160,6 +159,26 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
     if constexpr (!Shared::kSync) {
         ptx::wgmma_wait<0>();
         release_panel(finished);
+    }
+}
+
+// Instead of multiply_task by warps that have no rows of it: they free what they share with others, `columns` panels a
+// chunk.
+template <class Shared>
+__device__ __forceinline__ void pass_over_task(Shared& shared, int chunks, int columns, Places& at) {
+    int const warpgroup = threadIdx.x / 128;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        int const slot = at.slot.stage * kWarpgroups + warpgroup;
+        ptx::mbarrier_wait(ptx::shared_address(&shared.weights.full[slot]), at.slot.round);
+        ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot]));
+        at.slot.advance(kSlots / kWarpgroups);
+#pragma unroll 1
+        for (int i = 0; i < columns; ++i) {
+            ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.stage]), at.panel.round);
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[at.panel.stage]));
+            at.panel.advance(Shared::kPanels);
+        }
     }
 }
 

@@ -50,20 +50,32 @@ class SlotFiller {
 
     // With chunk `chunk` of the group of rows `group`, counted within the layer.
     __device__ __forceinline__ void fill(WeightMaps const& maps, int layer, int group, int chunk) {
-        ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.stage]), next_.round ^ 1);
-        uint32_t const full = ptx::shared_address(&slots_.full[next_.stage]);
+        uint32_t const full = await_slot();
         ptx::mbarrier_arrive_expect(full, kSlotCodes + kSlotScales);
         ptx::tensor_copy(ptx::shared_address(slots_.codes[next_.stage]), maps.codes, chunk * (kChunk / 2),
                          layer * maps.rows + group * kGroupRows, full);
         ptx::tensor_copy(ptx::shared_address(slots_.scales[next_.stage]), maps.scales, 0, chunk * (kChunk / kGroup),
                          layer * maps.groups + group, full);
+        go_on();
+    }
+    // With nothing, where a warpgroup has no rows.
+    __device__ __forceinline__ void pass() {
+        ptx::mbarrier_arrive(await_slot());
+        go_on();
+    }
+
+ private:
+    __device__ __forceinline__ uint32_t await_slot() {
+        ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.stage]), next_.round ^ 1);
+        return ptx::shared_address(&slots_.full[next_.stage]);
+    }
+    __device__ __forceinline__ void go_on() {
         next_.advance(kSlots);
         if (++filled_ < under_way_) return;
         ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.stage]), oldest_.round);
         oldest_.advance(kSlots);
     }
 
- private:
     WeightSlots& slots_;
     int const under_way_;
     w4a16::RingPosition next_, oldest_;

@@ -103,9 +103,9 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
 
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, layout.plan, 0, moe.m, kJobTokens), stream));
     auto const images = sm90_w4a16_moe_images<T>;
-    int const units = chunks_of(static_cast<int>(moe.hidden));
+    int const parts = image_parts(static_cast<int>(moe.hidden));
     dim3 const image_blocks(static_cast<unsigned>(layout.jobs[kRouted] + layout.jobs[kShared]),
-                            static_cast<unsigned>((units + 7) / 8));
+                            static_cast<unsigned>((parts + 7) / 8));
     TRT_NVFP4_RETURN_IF_ERROR(
         launch_kernel(images, image_blocks, kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe<T>, sms, kTaskThreads, sizeof(MixtureShared<T>), true,
