@@ -8,9 +8,9 @@
 
 #include <type_traits>
 
-#include "activation.cuh"
 #include "programmatic_launch.cuh"
 #include "sm80_w4a16_panel.cuh"
+#include "smooth_activation.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
@@ -162,26 +162,6 @@ __device__ __forceinline__ void turn(float const (&top)[4], float const (&bottom
     }
 }
 
-// Calls f with the activation as a compile-time constant, so that what f does for many values shares one branch.
-template <typename F>
-__device__ __forceinline__ void with_activation(TrtNvfp4Activation activation, F&& f) {
-    switch (activation) {
-#define TRT_NVFP4_CASE(name)                                   \
-    case name:                                                 \
-        f(std::integral_constant<TrtNvfp4Activation, name>{}); \
-        break;
-        TRT_NVFP4_CASE(TRT_NVFP4_IDENTITY)
-        TRT_NVFP4_CASE(TRT_NVFP4_RELU)
-        TRT_NVFP4_CASE(TRT_NVFP4_RELU2)
-        TRT_NVFP4_CASE(TRT_NVFP4_SILU)
-        TRT_NVFP4_CASE(TRT_NVFP4_GELU)
-        TRT_NVFP4_CASE(TRT_NVFP4_GELU_TANH)
-        TRT_NVFP4_CASE(TRT_NVFP4_GELU_QUICK)
-        TRT_NVFP4_CASE(TRT_NVFP4_SWIGLU_CLAMPED)
-#undef TRT_NVFP4_CASE
-    }
-}
-
 // Scale, bias, activation and residual: lane 4i + q does the eight rows of quarter q of a tile, for a token. The small
 // operands are read when the tile is opened, long before they are needed.
 template <typename T, int kColumns>
@@ -220,18 +200,11 @@ class Epilogue {
         int const count = around_.gated ? 4 : 8;
         int const column = around_.gated ? row_ / 2 : row_;
         int64_t const at = static_cast<int64_t>(token) * width + column;
-        with_activation(around_.activation, [&](auto constant) {
-            constexpr TrtNvfp4Activation kActivation = decltype(constant)::value;
-            if (around_.gated) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    values[i] = gated_activate(kActivation, values[2 * i], values[2 * i + 1], alpha_, limit_);
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) values[i] = activate(kActivation, values[i]);
-            }
-        });
+        if (around_.gated) {
+            gate_eight(around_.activation, alpha_, limit_, values);
+        } else {
+            activate_eight(around_.activation, values);
+        }
         if (around_.residual) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {

@@ -148,18 +148,11 @@ template <typename T>
 __device__ __noinline__ uint4 activate_rows(float4 low, float4 high, TrtNvfp4Activation activation, bool gated,
                                             float alpha, float limit) {
     float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    with_activation(activation, [&](auto constant) {
-        constexpr TrtNvfp4Activation kActivation = decltype(constant)::value;
-        if (gated) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                values[i] = gated_activate(kActivation, values[2 * i], values[2 * i + 1], alpha, limit);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) values[i] = activate(kActivation, values[i]);
-        }
-    });
+    if (gated) {
+        gate_eight(activation, alpha, limit, values);
+    } else {
+        activate_eight(activation, values);
+    }
     uint4 rounded;
     T* const eight = reinterpret_cast<T*>(&rounded);
 #pragma unroll

@@ -103,15 +103,19 @@ struct HiddenValues {
         }
     }
 
-    // Calls f(k, token, value).
-    template <typename F>
+    // Calls f(offset, value) with where a value lies in an image of kTokens, in bytes: one address, and what is known
+    // of the others.
+    template <int kTokens, typename F>
     __device__ __forceinline__ void each(F&& f) const {
+        int64_t const first = value_offset<kTokens>(k, token);
         if (gated) {
+            // k lies in its group's first block.
 #pragma unroll
-            for (int i = 0; i < 4; ++i) f(k + i * 16, token, values[i]);
+            for (int i = 0; i < 4; ++i) f(first + i * 4, values[i]);
         } else {
+            // In its first two.
 #pragma unroll
-            for (int i = 0; i < 8; ++i) f(k + i / 2 * 32, token + i % 2, values[i]);
+            for (int i = 0; i < 8; ++i) f(first + i / 2 % 2 * 8 + i / 4 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
         }
     }
 };
@@ -196,8 +200,9 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
                 HiddenValues hidden = epilogue.finish(matrix, task.tile, column, sums);
                 if (hidden.k >= matrix.padded_width) continue;
                 if ((task.tile + 1) * kTileRows > matrix.rows) hidden.zero_from(args.down.k);
-                hidden.each(
-                    [&](int k, int token, float value) { store_value<T, kTokens>(matrix.image, k, token, value); });
+                hidden.each<kTokens>([&](int64_t offset, float value) {
+                    *reinterpret_cast<T*>(matrix.image + offset) = ptx::from_float<T>(value);
+                });
             }
             publish<32 * kWarps>([&] {
                 int const chunk = task.tile / matrix.tiles_per_chunk();

@@ -103,7 +103,7 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
     int const unit = threadIdx.x % kOfFactor;
 #pragma unroll 1
     for (int column = 0; column < columns; ++column) {
-#pragma unroll 4
+#pragma unroll 2
         for (int i = threadIdx.x % 32 / kOfFactor; i < units / kOfFactor * 8; i += 32 / kOfFactor) {
             int const own_unit = i / 8 * kOfFactor + unit, token = i % 8;
             uint4 eight = staged[column][own_unit][token];
@@ -202,9 +202,9 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
                 float sums[8];
                 column_sums<kJobTokens>(acc, column, sums);
                 // Places within the tile and the column.
-                of_up.finish(matrix, 0, 0, sums).each([&](int k, int token, float value) {
-                    uint8_t* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
-                    *reinterpret_cast<T*>(staged + value_offset<8>(k, token)) = ptx::from_float<T>(value);
+                auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
+                of_up.finish(matrix, 0, 0, sums).template each<8>([&](int64_t offset, float value) {
+                    *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
                 });
             }
         } else {
