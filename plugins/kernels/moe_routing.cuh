@@ -403,6 +403,8 @@ template <int kSlots>
 __global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
                                                             TrtNvfp4DataType dtype) {
     wait_for_kernels_before();
+    // Behind the wait: what needs no plan may then begin at once (sm90_w4a16_moe_images.cuh).
+    let_next_kernel_start();
     if (blockIdx.x > 0) {
         int const first = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
         int const step = (gridDim.x - 1) * blockDim.x;

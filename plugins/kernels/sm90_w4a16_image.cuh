@@ -30,4 +30,27 @@ __device__ __forceinline__ int64_t pair_offset(int k, int token, int tokens) {
     return (static_cast<int64_t>(unit) * tokens + token) * 16 + k % kGroup / 16 * 4;
 }
 
+// A chunk of K of some tokens in shared memory: as the image has it,
+template <int kPanelTokens>
+struct ImagePanel {
+    static constexpr int kTokens = kPanelTokens, kUnitBytes = 16 * kTokens, kTokenBytes = 16;
+    static constexpr int kBytes = kChunk * 2 * kTokens;
+    static constexpr bool kFactors = false;
+};
+
+// or row by row, so that tokens may come from anywhere. 16 bytes behind a row keep rows in different banks; with factors
+// rows are FP16 values of BF16 activations (half_scale.cuh), and those are there, for each kFactorK values of K.
+constexpr int kFactorK = 128;
+constexpr int kRowBytes = kChunk * 2 + 16;
+
+template <bool kHasFactors>
+struct RowPanel {
+    static constexpr int kTokens = 8, kUnitBytes = 16, kTokenBytes = kRowBytes;
+    static constexpr int kBytes = kTokens * kRowBytes;
+    static constexpr bool kFactors = kHasFactors;
+};
+
+// Where a row's factor number `which` is behind the start of its chunk.
+__host__ __device__ constexpr int factor_offset(int which) { return kChunk * 2 + which * 8; }
+
 }  // namespace trt_nvfp4::sm90

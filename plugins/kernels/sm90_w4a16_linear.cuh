@@ -28,7 +28,7 @@ struct LinearArgs {
 };
 
 template <int kTokens>
-using LinearShared = TaskShared<kTokens, true>;
+using LinearShared = TaskShared<ImagePanel<kTokens>, true>;
 
 // Which chunks of which tiles a block has.
 struct Dealt {

@@ -22,7 +22,7 @@ template <int kTokens>
 constexpr int kMlpSharers = kFew<kTokens> ? 1 : kMaxCluster;
 
 template <int kTokens>
-using MlpShared = TaskShared<kTokens, kFew<kTokens>, kMlpSharers<kTokens>>;
+using MlpShared = TaskShared<ImagePanel<kTokens>, kFew<kTokens>, kMlpSharers<kTokens>>;
 
 // Calls f(phase, task) for the tasks of this block, phase after phase.
 template <typename T, typename F>

@@ -17,7 +17,7 @@ using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
 
 template <typename T>
 struct MixtureShared {
-    TaskShared<8, true, 1, JobImage<T>::kHasFactors> task;
+    TaskShared<RowPanel<RowImage<T>::kHasFactors>, true> task;
     TaskQueue queue;
     StagedHidden hidden[kJobTokens / 8];
     uint64_t hidden_empty;
@@ -46,32 +46,35 @@ __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Mixtur
     });
 }
 
-// By a warp.
+// By a warp: a lane for each of a job's rows.
 template <typename T>
 __device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+    int const lane = threadIdx.x % 32;
     w4a16::RingPosition place;
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
+        int const end = task.end, count = task.count, columns = job_columns(count);
+        int row = task.first + min(lane, count - 1);
         if (task.phase == kDown) {
             uint32_t const tiles = tiles_of(args.matrices[kUp][task.segment].rows);
             await_count(args.done[task.segment] + task.job * kCountStep, tiles);
+        } else if (task.segment == kRouted && !args.scale_input) {
+            row = args.plan.order[row] / args.top_k;
         }
         // What other threads wrote is now read by the copy engine.
         asm volatile("fence.proxy.async.global;" ::: "memory");
-        if (threadIdx.x % 32 == 0) {
-            Projection<T> const& matrix = args.matrices[task.phase][task.segment];
-            JobImage<T> const image(matrix.x, matrix.k, task.job, task.first);
-            int const end = task.end, columns = job_columns(task.count);
+        Projection<T> const& matrix = args.matrices[task.phase][task.segment];
+        uint8_t const* from = RowImage<T>(matrix.x, matrix.k).chunk(task.begin, row);
 #pragma unroll 1
-            for (int chunk = task.begin; chunk < end; ++chunk) {
+        for (int chunk = task.begin; chunk < end; ++chunk, from += kRowBytes) {
 #pragma unroll 1
-                for (int column = 0; column < columns; ++column) {
-                    ptx::mbarrier_wait(ptx::shared_address(&shared.task.empty[place.stage]), place.round ^ 1);
-                    uint32_t const full = ptx::shared_address(&shared.task.full[place.stage]);
-                    ptx::mbarrier_arrive_expect(full, image.kPanelBytes);
-                    ptx::bulk_copy(ptx::shared_address(shared.task.panels[place.stage]), image.panel(column, chunk),
-                                   image.kPanelBytes, full);
-                    place.advance(shared.task.kPanels);
-                }
+            for (int column = 0; column < columns; ++column, place.advance(shared.task.kPanels)) {
+                ptx::mbarrier_wait(ptx::shared_address(&shared.task.empty[place.stage]), place.round ^ 1);
+                uint32_t const full = ptx::shared_address(&shared.task.full[place.stage]);
+                if (lane == 0) ptx::mbarrier_arrive_expect(full, min(8, count - column * 8) * kRowBytes);
+                __syncwarp();
+                if (lane / 8 != column || lane >= count) continue;
+                uint8_t* const panel = shared.task.panels[place.stage];
+                ptx::bulk_copy(ptx::shared_address(panel + lane % 8 * kRowBytes), from, kRowBytes, full);
             }
         }
         __syncwarp();
@@ -92,7 +95,7 @@ template <typename T>
 __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, MixtureTask const& task,
                                              StagedHidden const (&staged)[kJobTokens / 8]) {
     Projection<T> const& up = args.matrices[kUp][task.segment];
-    JobImage<T> const image(up.image, args.matrices[kDown][task.segment].k, task.job, task.first);
+    RowImage<T> const image(up.image, args.matrices[kDown][task.segment].k);
     int const units = kHiddenUnits / (up.gated ? 2 : 1);
     int const first = task.tile * units;
     int const width = args.matrices[kDown][task.segment].k;
@@ -109,7 +112,7 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
             uint4 eight = staged[column][own_unit][token];
             zero_from(width - (first + own_unit) / 8 * kGroup, eight);
             float factor = 1.0f;
-            if constexpr (JobImage<T>::kHasFactors) {
+            if constexpr (RowImage<T>::kHasFactors) {
                 uint32_t most = greatest_of(eight);
 #pragma unroll
                 for (int offset = 1; offset < kOfFactor; offset *= 2) {
@@ -119,11 +122,10 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
                 eight = scale.of(eight);
                 factor = scale.factor();
             }
-            if (own_unit >= padded) continue;
-            *image.unit(first + own_unit, column * 8 + token) = eight;
-            if (JobImage<T>::kHasFactors && unit == 0) {
-                image.factor((first + own_unit) / kOfFactor, column * 8 + token) = factor;
-            }
+            int const which = column * 8 + token;
+            if (own_unit >= padded || which >= task.count) continue;
+            *image.unit(first + own_unit, task.first + which) = eight;
+            if (unit == 0) image.set_factor((first + own_unit) / kOfFactor, task.first + which, factor);
         }
     }
 }

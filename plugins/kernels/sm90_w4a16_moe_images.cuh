@@ -1,4 +1,4 @@
-// Activations of the jobs of sm90_w4a16_moe.cuh.
+// Activations for sm90_w4a16_moe.cuh.
 #pragma once
 
 #include "ptx/grid.cuh"
@@ -32,67 +32,78 @@ __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
     return scale.factor();
 }
 
-constexpr int kImageThreads = 256;
+constexpr int kImageThreads = 128;
+
+// Groups of eight rows that become images: those of tokens, and in front of them, where x takes their weights, those of
+// pairs in sorted order.
+struct ImageGroups {
+    int pairs, tokens;
+
+    __host__ __device__ ImageGroups(int m, int top_k, bool scale_input, bool shared)
+        : pairs(scale_input ? (m * top_k + 7) / 8 : 0), tokens(scale_input && !shared ? 0 : (m + 7) / 8) {}
+};
 
 __host__ __device__ constexpr int image_parts(int k) { return chunks_of(k) * (kChunk / kFactorK); }
 
-// Blocks x, y: a job, the shared expert's first; a part of its image. Zeros where a job has no token, and where the
-// hidden values' image is longer than the tiles of up.
+// Zeros where the hidden values' image is longer than the tiles of up.
+template <typename T>
+__device__ __forceinline__ void end_hidden(MixtureArgs<T> const& args, int segment, int rows, int thread, int threads) {
+    Projection<T> const& up = args.matrices[kUp][segment];
+    Projection<T> const& down = args.matrices[kDown][segment];
+    RowImage<T> const hidden(up.image, down.k);
+    int const begin = tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / 8;
+    int const units = chunks_of(down.k) * (kChunk / 8) - begin;
+    for (int i = thread; i < units * rows; i += threads) {
+        int const unit = begin + i / rows, row = i % rows;
+        *hidden.unit(unit, row) = make_uint4(0u, 0u, 0u, 0u);
+        if (unit % (kFactorK / 8) == 0) hidden.set_factor(unit / (kFactorK / 8), row, 0.0f);
+    }
+}
+
+// While the plan is made, which only weights for x wait for. The launch before the plan has finished: the plan lets
+// this one start behind its own wait.
 template <typename T>
 __global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_constant__ MixtureArgs<T> const args) {
     ptx::launch_next();
-    ptx::await_previous_launch();
-    int const thread = (blockIdx.y * gridDim.x + blockIdx.x) * kImageThreads + threadIdx.x;
-    for (int i = thread; i < args.counters; i += gridDim.x * gridDim.y * kImageThreads) args.ticket[i] = 0;
-
-    int const segment = static_cast<int>(blockIdx.x) < args.shared_jobs ? kShared : kRouted;
-    int const job = segment == kShared ? blockIdx.x : blockIdx.x - args.shared_jobs;
-    int first = job * kJobTokens, tokens = min(kJobTokens, args.m - first);
-    if (segment == kRouted) {
-        if (job >= *args.plan.job_count) return;
-        first = args.plan.jobs[job].first;
-        tokens = args.plan.jobs[job].count;
+    if (args.scale_input) ptx::await_previous_launch();
+    int const thread = blockIdx.x * kImageThreads + threadIdx.x, threads = gridDim.x * kImageThreads;
+    for (int i = thread; i < args.counters; i += threads) args.ticket[i] = 0;
+#pragma unroll 1
+    for (int segment = kRouted; segment <= (args.shared_jobs > 0 ? kShared : kRouted); ++segment) {
+        end_hidden(args, segment, segment == kRouted ? args.m * args.top_k : args.m, thread, threads);
     }
-    Projection<T> const& up = args.matrices[kUp][segment];
-    Projection<T> const& down = args.matrices[kDown][segment];
-    JobImage<T> const image(up.x, up.k, job, first);
-    int const columns = job_columns(tokens);
+
+    ImageGroups const groups(args.m, args.top_k, args.scale_input, args.shared_jobs > 0);
+    int const k = args.matrices[kUp][kRouted].k;
     int const lane = threadIdx.x % 32;
     int const t = lane % 4;
-    int const parts = image_parts(up.k) * columns;
+    int const all = (groups.pairs + groups.tokens) * image_parts(k);
 #pragma unroll 1
-    for (int i = blockIdx.y * (kImageThreads / 32) + threadIdx.x / 32; i < parts;
-         i += gridDim.y * (kImageThreads / 32)) {
-        int const part = i / columns, token = i % columns * 8 + lane / 4, k = part * kFactorK;
-        T const* row = nullptr;
+    for (int i = thread / 32; i < all; i += threads / 32) {
+        int const part = i % image_parts(k), group = i / image_parts(k);
+        bool const scaled = group < groups.pairs;
+        int const row = (scaled ? group : group - groups.pairs) * 8 + lane / 4;
+        bool const has_row = row < (scaled ? args.m * args.top_k : args.m);
+        int token = row;
         float weight = 1.0f;
-        if (token < tokens) {
-            int at = first + token;
-            if (segment == kRouted) {
-                int const pair = args.plan.order[at];
-                at = pair / args.top_k;
-                if (args.scale_input) weight = args.plan.weights[pair];
-            }
-            row = args.x + static_cast<int64_t>(at) * up.k + k;
+        if (scaled && has_row) {
+            int const pair = args.plan.order[row];
+            token = pair / args.top_k;
+            weight = args.plan.weights[pair];
         }
         uint4 eights[kEights];
-        load_eights(row, t, up.k - k, eights);
-        if (args.scale_input && segment == kRouted) scale_eights<T>(weight, eights);
-        if constexpr (JobImage<T>::kHasFactors) {
-            float const factor = to_half(eights);
-            if (t == 0) image.factor(part, token) = factor;
-        }
-        auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kFactorK / 8), token - token % 8));
-        store_eights<typename JobImage<T>::Value>(units, 8, token % 8, t, eights);
+        load_eights(has_row ? args.x + static_cast<int64_t>(token) * k + part * kFactorK : nullptr, t,
+                    k - part * kFactorK, eights);
+        if (scaled) scale_eights<T>(weight, eights);
+        float factor = 1.0f;
+        if constexpr (RowImage<T>::kHasFactors) factor = to_half(eights);
+        if (!has_row) continue;
+        RowImage<T> const image(args.matrices[kUp][args.scale_input && !scaled ? kShared : kRouted].x, k);
+        if (t == 0) image.set_factor(part, row, factor);
+        auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kFactorK / 8), row));
+        store_eights<typename RowImage<T>::Value>(units, 1, 0, t, eights);
     }
-    JobImage<T> const hidden(up.image, down.k, job, first);
-    int const begin = tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / 8;
-    int const zeros = (chunks_of(down.k) * (kChunk / 8) - begin) * columns * 8;
-    for (int i = blockIdx.y * kImageThreads + threadIdx.x; i < zeros; i += gridDim.y * kImageThreads) {
-        int const unit = begin + i / (columns * 8), token = i % (columns * 8);
-        *hidden.unit(unit, token) = make_uint4(0u, 0u, 0u, 0u);
-        if (JobImage<T>::kHasFactors && unit % (kFactorK / 8) == 0) hidden.factor(unit / (kFactorK / 8), token) = 0.0f;
-    }
+    if (!args.scale_input) ptx::await_previous_launch();
 }
 
 }  // namespace trt_nvfp4::sm90

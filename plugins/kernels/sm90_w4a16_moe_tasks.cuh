@@ -33,37 +33,32 @@ struct MixtureArgs {
     uint32_t one;       // 1, see shift_left
 };
 
-// Columns that a job's tokens take, eight each, and the first of them among those of all jobs of its segment, some of
-// which stay empty.
+// Columns that a job's tokens take, eight each.
 __host__ __device__ constexpr int job_columns(int count) { return (count + 7) / 8; }
-__host__ __device__ constexpr int64_t first_column(int64_t job, int64_t first) { return job + first / 8; }
 
-// How a job's activations lie in memory: for each eight of its tokens panels, chunk after chunk, of FP16 values with
-// factors where they are BF16.
+// How activations lie in memory: row after row, chunk after chunk what a panel has of it (RowPanel).
 template <typename T>
-class JobImage {
+class RowImage {
  public:
     static constexpr bool kHasFactors = std::is_same_v<T, __nv_bfloat16>;
     using Value = std::conditional_t<kHasFactors, __half, T>;
-    static constexpr int kPanelBytes = TaskShared<8, true, 1, kHasFactors>::kPanelBytes;
 
-    // The bytes of a column.
-    static __host__ __device__ int64_t column_bytes(int k) { return int64_t{chunks_of(k)} * kPanelBytes; }
+    static __host__ __device__ int64_t row_bytes(int k) { return int64_t{chunks_of(k)} * kRowBytes; }
 
-    __device__ __forceinline__ JobImage(uint8_t const* images, int k, int job, int first)
-        : data_(const_cast<uint8_t*>(images) + first_column(job, first) * column_bytes(k)), pitch_(column_bytes(k)) {}
+    __device__ __forceinline__ RowImage(uint8_t const* images, int k)
+        : data_(const_cast<uint8_t*>(images)), pitch_(row_bytes(k)) {}
 
-    __device__ __forceinline__ uint8_t* panel(int column, int chunk) const {
-        return data_ + column * pitch_ + static_cast<int64_t>(chunk) * kPanelBytes;
+    __device__ __forceinline__ uint8_t* chunk(int which, int row) const {
+        return data_ + row * pitch_ + static_cast<int64_t>(which) * kRowBytes;
     }
-    // Of a token's values from which * kFactorK on.
-    __device__ __forceinline__ float& factor(int which, int token) const {
-        uint8_t* const factors = panel(token / 8, which / kFactors) + kChunkBytes<8>;
-        return reinterpret_cast<float*>(factors)[which % kFactors * 8 + token % 8];
+    // Of the values from which * kFactorK on. All of what lies behind a chunk is written, also where it is not read.
+    __device__ __forceinline__ void set_factor(int which, int row, float factor) const {
+        uint8_t* const place = chunk(which / kFactors, row) + factor_offset(which % kFactors);
+        *reinterpret_cast<float2*>(place) = make_float2(factor, 0.0f);
     }
-    // Eight values of a token.
-    __device__ __forceinline__ uint4* unit(int which, int token) const {
-        return reinterpret_cast<uint4*>(panel(token / 8, which / kUnits)) + which % kUnits * 8 + token % 8;
+    // Eight values.
+    __device__ __forceinline__ uint4* unit(int which, int row) const {
+        return reinterpret_cast<uint4*>(chunk(which / kUnits, row)) + which % kUnits;
     }
 
  private:

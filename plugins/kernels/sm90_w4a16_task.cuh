@@ -18,25 +18,19 @@ constexpr int kChunkBytes = kChunk * kTokens * 2;
 template <int kTokens>
 constexpr bool kFew = kTokens <= kFewTokens;
 
-// With factors, panels hold FP16 values of BF16 activations (half_scale.cuh): behind a chunk's there is a factor for
-// each kFactorK values of K and token.
-constexpr int kFactorK = 128;
-template <int kTokens>
-constexpr int kFactorBytes = kChunk / kFactorK * kTokens * 4;
-
-// Panels of kPanelTokens tokens. kBySync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster
-// share the copies of activations: a warp frees a panel for each of them by one arrival, and where it does so alone by
-// all of its lanes, which racecheck asks for.
-template <int kPanelTokens, bool kBySync, int kSharers = 1, bool kHasFactors = false>
+// kBySync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster share the copies of activations: a
+// warp frees a panel for each of them by one arrival, and where it does so alone by all of its lanes, which racecheck
+// asks for.
+template <class PanelKind, bool kBySync, int kSharers = 1>
 struct TaskShared {
-    static constexpr bool kSync = kBySync, kFactors = kHasFactors;
-    static constexpr int kTokens = kPanelTokens, kBlocks = kSharers;
-    static constexpr int kPanels = 65536 / kChunkBytes<kTokens>;
-    static constexpr int kPanelBytes = kChunkBytes<kTokens> + (kHasFactors ? kFactorBytes<kTokens> : 0);
+    using Panel = PanelKind;
+    static constexpr bool kSync = kBySync;
+    static constexpr int kBlocks = kSharers;
+    static constexpr int kPanels = 65536 / kChunkBytes<Panel::kTokens>;
     static constexpr int kPanelReleases = kWarps * (kSharers == 1 ? 32 : kSharers);
 
     WeightSlots weights;  // first: the copy engine's pattern of 16-byte columns is one of addresses
-    uint8_t panels[kPanels][kPanelBytes];
+    uint8_t panels[kPanels][Panel::kBytes];
     uint64_t full[kPanels], empty[kPanels];
 
     // By one thread, before anything else. A panel is full after `fillings` arrivals.
@@ -61,18 +55,23 @@ struct Places {
 
 // acc += sums of kFactorK values of K times their tokens' factors, the panels' number `which`, and zeros to the sums.
 // Returns what is known once the factors have been read.
-template <int kColumns, int kSums>
+template <class Panel, int kColumns, int kSums>
 __device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], uint32_t const (&panels)[kColumns],
                                                int which, float (&acc)[2][kSums]) {
     uint32_t read = 0;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-        float2 const two = ptx::load_shared_two(panels[n] + kChunkBytes<8> + which * 8 * 4 + threadIdx.x % 4 * 8);
-        read ^= __float_as_uint(two.x);
+        float factors[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int const token = threadIdx.x % 4 * 2 + i;
+            factors[i] = ptx::load_shared(panels[n] + token * Panel::kTokenBytes + factor_offset(which));
+            read ^= __float_as_uint(factors[i]);
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float& sum = acc[i / 4][n * 4 + i % 4];
-            sum = fmaf(sums[i / 4][n * 4 + i % 4], i % 2 == 0 ? two.x : two.y, sum);
+            sum = fmaf(sums[i / 4][n * 4 + i % 4], factors[i % 2], sum);
             sums[i / 4][n * 4 + i % 4] = 0.0f;
         }
     }
@@ -84,12 +83,12 @@ template <typename T, int kTokens, class Shared, int kSums>
 __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, uint32_t one, Places& at,
                                               float (&acc)[2][kSums]) {
     constexpr int kGroups = kChunk / kGroup;
-    constexpr int kPanelTokens = Shared::kTokens;
+    using Panel = typename Shared::Panel;
+    constexpr int kPanelTokens = Panel::kTokens;
     constexpr int kOfChunk = kTokens / kPanelTokens;  // panels
     constexpr int kColumns = kTokens / 8;
-    constexpr int kGroupBytes = kChunkBytes<kPanelTokens> / kGroups;
+    constexpr int kGroupBytes = Panel::kUnitBytes * kGroup / 8;
     static_assert(Shared::kSync || kOfChunk == 1);
-    static_assert(!Shared::kFactors || kPanelTokens == 8);
     int const row = row_of_lane();
     uint32_t const own_byte = own_scale_byte();
     int finished = -1;  // the panel whose multiplications may still be under way
@@ -119,7 +118,8 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
         }
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
-            units[n] = ptx::shared_address(shared.panels[panels[n * 8 / kPanelTokens]]) + n * 8 % kPanelTokens * 16;
+            units[n] = ptx::shared_address(shared.panels[panels[n * 8 / kPanelTokens]]) +
+                       n * 8 % kPanelTokens * Panel::kTokenBytes;
         }
         uint32_t read = 0;
         float unscaled[2][4 * kColumns] = {};
@@ -134,13 +134,14 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
                 at.slot.advance(kSlots / kWarpgroups);
                 if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
             }
-            if constexpr (Shared::kFactors) {
+            if constexpr (Panel::kFactors) {
                 constexpr int kOfFactor = kFactorK / kGroup;
-                read = multiply_group_sync<__half, kPanelTokens>(codes, own_byte, one, units, group * kGroupBytes,
-                                                                 unscaled);
-                if (group % kOfFactor == kOfFactor - 1) read ^= add_scaled(unscaled, units, group / kOfFactor, acc);
+                read = multiply_group_sync<__half, Panel>(codes, own_byte, one, units, group * kGroupBytes, unscaled);
+                if (group % kOfFactor == kOfFactor - 1) {
+                    read ^= add_scaled<Panel>(unscaled, units, group / kOfFactor, acc);
+                }
             } else if constexpr (Shared::kSync) {
-                read = multiply_group_sync<T, kPanelTokens>(codes, own_byte, one, units, group * kGroupBytes, acc);
+                read = multiply_group_sync<T, Panel>(codes, own_byte, one, units, group * kGroupBytes, acc);
             } else {
                 multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
                                            [&](int word) {

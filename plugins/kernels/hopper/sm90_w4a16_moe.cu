@@ -15,8 +15,9 @@ int64_t up_rows(TrtNvfp4MoeArgs const& args, int64_t intermediate) {
     return args.gated ? 2 * intermediate : intermediate;
 }
 
-// Of an image: with factors or without.
-int64_t column_bytes(int64_t k) { return JobImage<__nv_bfloat16>::column_bytes(static_cast<int>(k)); }
+uint8_t* take_rows(Workspace& workspace, int64_t rows, int64_t k) {
+    return workspace.take<uint8_t>(rows * RowImage<__half>::row_bytes(static_cast<int>(k)));
+}
 
 // Of a launch of `tokens` tokens, for the query and the launch.
 struct Layout {
@@ -40,10 +41,12 @@ struct Layout {
         ticket = workspace.take<uint32_t>(counters);
         done[kRouted] = ticket + kCountStep;
         done[kShared] = done[kRouted] + jobs[kRouted] * kCountStep;
+        // Experts' and the shared one's x are the same rows, but where experts' take weights.
+        images[kUp][kRouted] = take_rows(workspace, args.scale_input ? rows[kRouted] : tokens, args.hidden);
+        images[kUp][kShared] =
+            args.scale_input ? take_rows(workspace, rows[kShared], args.hidden) : images[kUp][kRouted];
         for (int segment : {kRouted, kShared}) {
-            int64_t const columns = first_column(jobs[segment], rows[segment]);
-            images[kUp][segment] = workspace.take<uint8_t>(columns * column_bytes(args.hidden));
-            images[kDown][segment] = workspace.take<uint8_t>(columns * column_bytes(widths[segment]));
+            images[kDown][segment] = take_rows(workspace, rows[segment], widths[segment]);
             outputs[segment] = workspace.take<float>(splits * rows[segment] * args.hidden);
         }
         size = workspace.size();
@@ -102,12 +105,11 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.one = 1;
 
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, layout.plan, 0, moe.m, kJobTokens), stream));
-    auto const images = sm90_w4a16_moe_images<T>;
-    int const parts = image_parts(static_cast<int>(moe.hidden));
-    dim3 const image_blocks(static_cast<unsigned>(layout.jobs[kRouted] + layout.jobs[kShared]),
-                            static_cast<unsigned>((parts + 7) / 8));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        launch_kernel(images, image_blocks, kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
+    ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
+    int const image_warps = (groups.pairs + groups.tokens) * image_parts(static_cast<int>(moe.hidden));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe_images<T>,
+                                            static_cast<unsigned>((image_warps * 32 + kImageThreads - 1) / kImageThreads),
+                                            kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe<T>, sms, kTaskThreads, sizeof(MixtureShared<T>), true,
                                             stream, "sm90_w4a16_moe", args));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,

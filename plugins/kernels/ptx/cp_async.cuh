@@ -9,10 +9,10 @@ __device__ __forceinline__ uint32_t shared_address(void const* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ float2 load_shared_two(uint32_t address) {
-    float2 two;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(address));
-    return two;
+__device__ __forceinline__ float load_shared(uint32_t address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+    return value;
 }
 
 __device__ __forceinline__ void cp_async_16(uint32_t destination, void const* source) {
