@@ -48,8 +48,8 @@ __global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArg
     gemm_tile(a, args, job.first, int64_t{blockIdx.x} * kGemmTile);
 }
 
-// y = T(sum of factors * terms), four values a thread. Blocks x, y: a token, a part of its columns, whose terms kSharers
-// warps share. Short, because its instructions are fetched anew in every layer.
+// y = T(sum of factors * terms), four values a thread. Blocks x, y: a token, a part of its columns, whose terms
+// kSharers warps share. Short, because its instructions are fetched anew in every layer.
 template <typename T, int kSharers>
 __global__ __launch_bounds__(kSumThreads) void generic_moe_sum(MoeTerms terms, T* y) {
     let_next_kernel_start();
@@ -125,7 +125,8 @@ TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int spl
     constexpr int kFewTokens = 64;  // whose sums do not fill a GPU otherwise
     auto const launch = [&](auto sharers) {
         constexpr int kSharers = decltype(sharers)::value, kColumns = 4 * kSumThreads / kSharers;
-        dim3 const blocks(static_cast<unsigned>(tokens), static_cast<unsigned>((terms.width + kColumns - 1) / kColumns));
+        dim3 const blocks(static_cast<unsigned>(tokens),
+                          static_cast<unsigned>((terms.width + kColumns - 1) / kColumns));
         return launch_kernel(generic_moe_sum<T, kSharers>, blocks, kSumThreads, 0, programmatic, stream,
                              "generic_moe_sum", terms, y);
     };

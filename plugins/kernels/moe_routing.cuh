@@ -387,6 +387,25 @@ __device__ __forceinline__ void sort_pairs(RouteArgs const& args, uint32_t* memo
     }
 }
 
+// Of one token, by a warp: its pairs' places are counted, and each is a job.
+__device__ __forceinline__ void sort_one_token(RouteArgs const& args, uint16_t const* chosen) {
+    MoePlan const& plan = args.plan;
+#pragma unroll 1
+    for (int rank = threadIdx.x % 32; rank < args.top_k; rank += 32) {
+        int const expert = chosen[rank];
+        int position = 0;
+#pragma unroll 4
+        for (int other = 0; other < args.top_k; ++other) position += chosen[other] < expert;
+        plan.position[rank] = position;
+        plan.order[position] = rank;
+        plan.jobs[position] = {expert, position, 1, position * job_cost(1)};
+    }
+    if (threadIdx.x % 32 == 0) {
+        *plan.job_count = args.top_k;
+        *plan.total_cost = args.top_k * job_cost(1);
+    }
+}
+
 }  // namespace routing
 
 template <int kSlots>
@@ -429,6 +448,11 @@ __global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ Ro
     __shared__ uint16_t chosen[kPlanTokens * TRT_NVFP4_MAX_TOP_K];
     if constexpr (kSlots > 0) {
         routing::route_tokens<kSlots>(args, 0, 1, memory, chosen);
+        if (args.tokens == 1) {
+            __syncwarp();
+            if (threadIdx.x < 32) routing::sort_one_token(args, chosen);
+            return;
+        }
         __syncthreads();
         routing::sort_pairs(args, memory, [&](int pair) { return chosen[pair]; });
     } else {

@@ -74,8 +74,8 @@ struct RowEpilogue {
     }
 };
 
-// What lane t of a token's four has of kEights * 32 values of K, in eights: scale block t of each group. `row`, from the
-// first of the values on, null: zeros.
+// What lane t of a token's four has of kEights * 32 values of K, in eights: scale block t of each group. `row`, from
+// the first of the values on, null: zeros.
 template <typename T, int kEights>
 __device__ __forceinline__ void load_eights(T const* row, int t, int width, uint4 (&eights)[kEights]) {
 #pragma unroll

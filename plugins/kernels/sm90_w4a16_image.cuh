@@ -38,8 +38,9 @@ struct ImagePanel {
     static constexpr bool kFactors = false;
 };
 
-// or row by row, so that tokens may come from anywhere. 16 bytes behind a row keep rows in different banks; with factors
-// rows are FP16 values of BF16 activations (half_scale.cuh), and those are there, for each kFactorK values of K.
+// or row by row, so that tokens may come from anywhere. 16 bytes behind a row keep rows in different banks; with
+// factors rows are FP16 values of BF16 activations (half_scale.cuh), and those are there, for each kFactorK values of
+// K.
 constexpr int kFactorK = 128;
 constexpr int kRowBytes = kChunk * 2 + 16;
 

@@ -115,7 +115,8 @@ struct HiddenValues {
         } else {
             // In its first two.
 #pragma unroll
-            for (int i = 0; i < 8; ++i) f(first + i / 2 % 2 * 8 + i / 4 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
+            for (int i = 0; i < 8; ++i)
+                f(first + i / 2 % 2 * 8 + i / 4 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
         }
     }
 };

@@ -9,13 +9,13 @@ namespace trt_nvfp4::sm90 {
 
 // Of a launch: more go in blocks of this many, which bounds the workspace.
 constexpr int64_t kMixtureTokens = 256;
-constexpr int kMixtureMaxSplits = 8;
+constexpr int kMixtureMaxSplits = 16;
 // The most pairs of a job, as registers allow: an expert with more has several.
 constexpr int kJobTokens = 24;
 
-// Whether so many tiles of gate and up, of all jobs, are theirs. Of four models timed on an H200 at 1 to 256 tokens
-// (benchmarks/NOTES.md) those with 1.7 tiles for an SM are ahead of sm80_w4a16_moe.cuh, those with 1.4 are not.
-inline bool takes_mixture(double tiles, int sms) { return tiles >= 1.5 * sms; }
+// Whether so many tiles of gate and up, of all jobs, are theirs. Of four models timed on an H200 at 1 to 8 tokens
+// (benchmarks/NOTES.md) those with 1.3 tiles for an SM are not behind sm80_w4a16_moe.cuh, those with 1.0 are.
+inline bool takes_mixture(double tiles, int sms) { return tiles >= 1.2 * sms; }
 
 // Parts of down's K: `tiles` of all jobs by `chunks`, on `sms` SMs. Short tasks end at much the same time; a part has
 // some chunks, because a task costs about one beside them.

@@ -107,9 +107,9 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, layout.plan, 0, moe.m, kJobTokens), stream));
     ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
     int const image_warps = (groups.pairs + groups.tokens) * image_parts(static_cast<int>(moe.hidden));
-    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe_images<T>,
-                                            static_cast<unsigned>((image_warps * 32 + kImageThreads - 1) / kImageThreads),
-                                            kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(
+        sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_warps * 32 + kImageThreads - 1) / kImageThreads),
+        kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe<T>, sms, kTaskThreads, sizeof(MixtureShared<T>), true,
                                             stream, "sm90_w4a16_moe", args));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
