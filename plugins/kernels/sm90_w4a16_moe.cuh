@@ -234,6 +234,11 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
         ptx::mbarrier_init(ptx::shared_address(&shared.hidden_empty), 1);
         ptx::mbarrier_init_fence();
     }
+    // Rows of panels that a job does not have are multiplied too: to columns that are not kept.
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.task.panels) / 16); i += kTaskThreads) {
+        reinterpret_cast<uint4*>(shared.task.panels)[i] = make_uint4(0u, 0u, 0u, 0u);
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     ptx::await_previous_launch();
     if (warp < kWarps) {
