@@ -109,8 +109,10 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
 #pragma unroll 2
         for (int i = threadIdx.x % 32 / kOfFactor; i < units / kOfFactor * 8; i += 32 / kOfFactor) {
             int const own_unit = i / 8 * kOfFactor + unit, token = i % 8;
-            uint4 eight = staged[column][own_unit][token];
-            zero_from(width - (first + own_unit) / 8 * kGroup, eight);
+            int const left = width - (first + own_unit) / 8 * kGroup;
+            uint4 eight = make_uint4(0u, 0u, 0u, 0u);
+            if (left > 0) eight = staged[column][own_unit][token];
+            zero_from(left, eight);
             float factor = 1.0f;
             if constexpr (RowImage<T>::kHasFactors) {
                 uint32_t most = greatest_of(eight);
