@@ -148,14 +148,19 @@ template <int kSlots>
 __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16_t* chosen) {
     int const lane = threadIdx.x % 32;
     float const* const logits = args.logits + static_cast<int64_t>(token) * args.experts;
-    float row[kSlots], correction[kSlots];
-    // No branches, so that all are on their way at once.
+    // No branches, so that all are on their way at once: the corrections too, as far as there are registers.
+    constexpr bool kCorrectionsAtOnce = kSlots <= 8;
+    float row[kSlots], corrections[kCorrectionsAtOnce ? kSlots : 1];
+    auto const expert_of = [&](int slot) { return min(slot * 32 + lane, args.experts - 1); };
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-        int const expert = min(slot * 32 + lane, args.experts - 1);
-        row[slot] = logits[expert];
-        correction[slot] = args.correction_bias[expert];
+        row[slot] = logits[expert_of(slot)];
+        if constexpr (kCorrectionsAtOnce) corrections[slot] = args.correction_bias[expert_of(slot)];
     }
+    auto const correction = [&](int slot) {
+        if constexpr (kCorrectionsAtOnce) return corrections[slot];
+        return args.correction_bias[expert_of(slot)];
+    };
     float largest = -kLargest;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -182,7 +187,7 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
         int const expert = slot * 32 + lane;
-        keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + correction[slot])) : 0;
+        keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + correction(slot))) : 0;
     }
     if (args.groups > 1) close_groups(args, keys, memory);
 
