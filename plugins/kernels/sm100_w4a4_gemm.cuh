@@ -57,7 +57,8 @@ class Epilogue : public EpilogueBase<typename Output::Gemm> {
             thread_copy.partition_D(flat_divide(make_identity_tensor(take<0, 2>(tile)), EpilogueTile{}));
         constexpr int kGroups = decltype(size<4>(source))::value;
         static_assert(decltype(size<3>(source))::value == 1, "a thread per row");
-        CUTLASS_PRAGMA_UNROLL
+        // Every column holds the code of all activations: unrolled, it would be most of the kernel.
+        CUTLASS_PRAGMA_NO_UNROLL
         for (int group = 0; group < kGroups; ++group) {
             auto loaded = make_tensor<float>(shape(coordinates(_, _, _, _0{}, _0{})));
             static_assert(decltype(size(loaded))::value == kColumns, "a thread holds whole groups of columns");
