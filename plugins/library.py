@@ -35,6 +35,9 @@ _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
 #: The family of kernels that an architecture runs, built on CUTLASS all or in part, and the folder of each.
 _FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
 _FOLDERS = {"sm90": "hopper", "sm100": "blackwell", "sm120": "blackwell"}
+#: Architectures whose libraries are the same but for the kernels' code. Objects that are kept hold all of a row, so
+#: that their sources are read, and their host code compiled, once.
+_TOGETHER = (("sm_100a", "sm_103a"), ("sm_120a", "sm_121a"))
 #: FP8 by mma.sync, and the architectures whose tensor cores take it so.
 _MMA_FP8 = "kernels/ada/sm89_fp8.cu"
 _MMA_FP8_ARCHITECTURES = ("89", "120", "121")
@@ -118,12 +121,12 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
 
     ``machine`` is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources,
     flags, compiler version and the TensorRT headers used; ptxas's resource report lies beside it as ``.ptxas.txt``.
-    With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects stay in the cache, and PTX in them and in the library.
+    With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects stay in the cache, and hold what find_build says.
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
     keep = KEEP_OBJECTS in os.environ
-    build = find_build(arch, machine=machine, ptx=keep)
+    build = find_build(arch, machine=machine, keep=keep)
 
     def make(library: Path) -> None:
         steps = len(build.sources) + 1
@@ -141,8 +144,9 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
     return cached(f"{build.name}.so", make)
 
 
-def find_build(arch: str, *, machine: str | None = None, ptx: bool = False) -> Build:
-    """How build_library builds. ``ptx``: with PTX beside the machine code, uncompressed; everything else is the same.
+def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> Build:
+    """How build_library builds. ``keep``: for objects that serve tests too, with PTX beside the machine code,
+    uncompressed, and the code of architectures that share all else; everything else is the same.
 
     Raises ToolchainError when no compiler is found.
     """
@@ -151,12 +155,17 @@ def find_build(arch: str, *, machine: str | None = None, ptx: bool = False) -> B
     toolchain = find_nvcc(machine)
     headers = _tensorrt_headers()
     sources, arch_flags = architecture(arch)
-    compute = arch.replace("sm", "compute")
-    codes = [f"-gencode=arch={compute},code=[{arch},{compute}]", "--no-compress"]
-    gencode = codes if ptx else [f"-gencode=arch={compute},code={arch}"]
-    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, *gencode]
+    archs = next((row for row in _TOGETHER if keep and arch in row), (arch,))
+    flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, *(_gencode(each, ptx=keep) for each in archs)]
+    if keep:
+        flags.append("--no-compress")
     key = _key(toolchain.version, [*flags, repr(_SOURCE_FLAGS)], _HASHED, headers)
-    return Build(f"libtrt_nvfp4-{arch}-{toolchain.machine}-{key}", toolchain, sources, flags)
+    return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
+
+
+def _gencode(arch: str, *, ptx: bool) -> str:
+    compute = arch.replace("sm", "compute")
+    return f"-gencode=arch={compute},code=" + (f"[{arch},{compute}]" if ptx else arch)
 
 
 def architecture(arch: str) -> tuple[list[Path], list[str]]:

@@ -3,6 +3,7 @@ beside it the PTX that the emulator runs."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ THOR, THOR_MACHINE = "sm_110a", "aarch64"
 
 @dataclass(frozen=True)
 class Compiled:
-    """Objects of one architecture, and ptxas's report on them."""
+    """Objects that hold the code of an architecture, and ptxas's report on that."""
 
+    arch: str
     build: Build
     objects: list[Path]
     report: str
@@ -36,7 +38,7 @@ class Compiled:
     def _dump(self, what: str, source: str) -> str:
         found = [path for path in self.objects if path.match(f"*-{source}.o")]
         assert found, source
-        command = [find_cuobjdump(), what]
+        command = [find_cuobjdump(), what, "-arch", self.arch]
         return "".join(
             subprocess.run([*command, path], capture_output=True, text=True, check=True).stdout for path in found
         )
@@ -49,12 +51,20 @@ def compiled(arch: str) -> Compiled:
     Skips the test where there is no compiler. Raises ToolchainError when the compilation fails.
     """
     try:
-        build = find_build(arch, machine=THOR_MACHINE if arch == THOR and can_cross_compile() else None, ptx=True)
+        build = find_build(arch, machine=THOR_MACHINE if arch == THOR and can_cross_compile() else None, keep=True)
     except ToolchainError as error:
         if "no CUDA compiler found" in str(error):
             pytest.skip(str(error))
         raise
-    return Compiled(build, *build.compile_once())
+    objects, report = build.compile_once()
+    return Compiled(arch, build, objects, report_on(arch, report))
+
+
+def report_on(arch: str, report: str) -> str:
+    """A report without the kernels for other architectures."""
+    heading = r"ptxas info +: Compiling entry function"
+    parts = re.split(rf"^(?={heading})", report, flags=re.MULTILINE)
+    return "".join(part for part in parts if not re.match(rf"{heading} \S+ for '(?!{arch}')", part))
 
 
 @cache
