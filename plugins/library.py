@@ -38,6 +38,8 @@ _FOLDERS = {"sm90": "hopper", "sm100": "blackwell", "sm120": "blackwell"}
 #: Architectures whose libraries are the same but for the kernels' code. Objects that are kept hold all of a row, so
 #: that their sources are read, and their host code compiled, once.
 _TOGETHER = (("sm_100a", "sm_103a"), ("sm_120a", "sm_121a"))
+#: Of the family sm100, those whose W4A4 gains nothing from clusters of two CTAs.
+_WITHOUT_PAIRS = ("110",)
 #: FP8 by mma.sync, and the architectures whose tensor cores take it so.
 _MMA_FP8 = "kernels/ada/sm89_fp8.cu"
 _MMA_FP8_ARCHITECTURES = ("89", "120", "121")
@@ -185,6 +187,8 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     include, version = find_cutlass()
     # The version is in a macro so that it counts in the cache's key.
     flags += [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
+    if match and match[1] in _WITHOUT_PAIRS:
+        flags.append("-DTRT_NVFP4_WITHOUT_PAIRS")
     own = sorted((ROOT / "kernels" / _FOLDERS[family]).glob(f"{family}_*.cu"))
     return [*sources, *own], [*flags, f"-isystem={include}"]
 

@@ -19,6 +19,7 @@ TrtNvfp4Status sm100_w4a4_gated(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<HiddenOutput<true>, 1>>(gemm, stream);
 }
 
+#ifndef TRT_NVFP4_WITHOUT_PAIRS
 TrtNvfp4Status sm100_w4a4_dense_pair(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<DenseOutput, 2>>(gemm, stream);
 }
@@ -30,5 +31,6 @@ TrtNvfp4Status sm100_w4a4_plain_pair(W4A4Gemm const& gemm, cudaStream_t stream) 
 TrtNvfp4Status sm100_w4a4_gated_pair(W4A4Gemm const& gemm, cudaStream_t stream) {
     return launch_w4a4<sm100::Kernel<HiddenOutput<true>, 2>>(gemm, stream);
 }
+#endif
 
 }  // namespace trt_nvfp4

@@ -65,10 +65,12 @@ inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
     if ((major == 10 || major == 11) && tactic == TRT_NVFP4_TACTIC_W4A4) {
         return {sm100_w4a4_dense, sm100_w4a4_plain, sm100_w4a4_gated, sm100_w4a4_partial, sm100_w4a4_experts, sm_count};
     }
-    // Thor (11) gains nothing from clusters.
+#ifndef TRT_NVFP4_WITHOUT_PAIRS
+    // Thor (11) gains nothing from clusters: its own library is compiled without them.
     if (major == 10 && tactic == TRT_NVFP4_TACTIC_W4A4_PAIR) {
         return {sm100_w4a4_dense_pair, sm100_w4a4_plain_pair, sm100_w4a4_gated_pair, nullptr, nullptr, sm_count};
     }
+#endif
 #endif
     return {};
 }
