@@ -20,7 +20,8 @@ install: .venv/.installed
 	@echo "Preparing .venv: a few minutes on the first run"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -qq --upgrade pip
-	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[test,lint]'
+	# Byte code of the few modules that are imported is made then, not of all that packages hold.
+	$(BIN)/pip install -qq --no-compile --constraint constraints.txt --editable '.[test,lint]'
 	@touch $@
 
 demo: install
