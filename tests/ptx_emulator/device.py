@@ -30,7 +30,7 @@ class Device:
         self.strict_exit = strict_exit
 
     def load(self, ptx: str) -> LoadedModule:
-        """Parse a PTX module and place its variables; raises PtxSyntaxError."""
+        """Parse a PTX module, its entries when they run, and place its variables; raises PtxSyntaxError."""
         return LoadedModule(self, ptx)
 
     def allocate(self, size: int, name: str = "allocation") -> Region:

@@ -20,6 +20,7 @@ from .codegen import STAY, STORAGE, Compiler
 from .counters import Counters
 from .errors import DeadlockError, EmulatorError
 from .ir import Module, Symbol
+from .lexer import entry_bodies, without
 from .machine import ALL_LANES, AsyncOperation, Cluster, Cta, Fragment, Warp
 from .parser import parse
 from .program import EXIT, Program, build
@@ -40,7 +41,9 @@ class LoadedModule:
 
     def __init__(self, device: Device, text: str) -> None:
         self.device = device
-        self.module: Module = parse(text)
+        self._text, self._bodies = text, entry_bodies(text)
+        # An entry is parsed when it runs: most of a library's never do.
+        self.module: Module = parse(without(text, self._bodies.values()))
         self._programs: dict[str, tuple[Program, Compiler]] = {}
         self._addresses: dict[str, int] = {}
         placed = []
@@ -69,7 +72,8 @@ class LoadedModule:
         if name not in self._programs:
             if name not in self.module.functions or not self.module.functions[name].defined:
                 raise EmulatorError(f"no entry {name} in the module; it has {', '.join(self.entries)}")
-            program = build(self.module, name)
+            others = [body for entry, body in self._bodies.items() if entry != name]
+            program = build(parse(without(self._text, others)), name)
             self._programs[name] = (program, Compiler(program, self, special_register))
         return self._programs[name]
 

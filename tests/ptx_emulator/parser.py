@@ -124,9 +124,6 @@ class Parser:
                 self.skip_line()
             elif text in _SKIPPED_LINES:
                 self.skip_line()
-            elif text == ".section":
-                while not self.accept("}"):
-                    self.advance()
             elif text in _LINKAGE:
                 self.advance()
             elif text in (".entry", ".func"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ptx_emulator.errors import PtxSyntaxError, UnknownInstructionError
 from ptx_emulator.ir import Address, Immediate, Instruction, Negated, Pair, Register, Sink, Special, Symbol, Vector
+from ptx_emulator.lexer import entry_bodies, without
 from ptx_emulator.parser import parse
 from ptx_emulator.program import EXIT, build
 
@@ -135,3 +136,16 @@ def test_instruction_text_is_kept() -> None:
     (item,) = instructions(REGISTERS + "\n\n  add.s32   %r1, %r2,\n %r3;")
     assert re.sub(r"\s+", " ", item.text) == "add.s32 %r1, %r2, %r3;"
     assert item.line == 9
+
+
+def test_entries_without_bodies() -> None:
+    """Braces in strings, comments and scopes end none; lines keep their numbers."""
+    first = '.entry first(.param .u32 n)\n{\n{ // }\nret;\n}\n.pragma "}";\n}\n'
+    text = f".visible {first}.section .debug_str\n{{\n.b8 0\n}}\n.weak .entry second()\n{{\nret;\n}}\n"
+    bodies = entry_bodies(text)
+    assert list(bodies) == ["first", "second"]
+    rest = parse(without(text, [bodies["first"]])).functions
+    assert rest["first"].defined
+    assert not rest["first"].body
+    assert rest["second"] == parse(text).functions["second"]
+    assert [item.line for item in rest["second"].body] == [14]

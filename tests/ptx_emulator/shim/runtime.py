@@ -150,7 +150,7 @@ class Gpu:
         return call
 
     def module(self, image: int) -> LoadedModule:
-        """The module of a registered fat binary, parsed on first use."""
+        """The module of a registered fat binary, loaded on first use."""
         if image not in self._modules:
             self._modules[image] = self.device.load(ptx_of(image, self.target.ptx_capability))
         return self._modules[image]
