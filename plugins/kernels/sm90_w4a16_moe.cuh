@@ -1,6 +1,6 @@
 // A mixture of experts on SM90: the chosen experts' weights stream to the tensor cores once for every job of up to 24
 // pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh but by mma.sync at every width. Launches before it make
-// the plan and the jobs' images (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
+// the plan and, beside it, images of activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
 //
 // Two warpgroups multiply. Of a third one thread takes tasks, one fetches their weights, a warp their activations, and
 // a warp brings hidden values to their image and counts them.
