@@ -36,11 +36,12 @@ inline int64_t most_jobs(int64_t pairs, int64_t experts, int64_t job_tokens) {
     return std::min(pairs, experts + pairs / job_tokens);
 }
 
-// What a token's output is the sum of: by rank, each by part of K, then the shared expert's parts.
+// One of a token's terms: a part of K of a rank's output, the shared expert's being behind the last.
 struct MoeTerm {
     int rank, split;
 };
 
+// What tokens' outputs are the sums of.
 struct MoeTerms {
     MoePlan plan;
     float const* outputs;  // [splits, pairs in sorted order, width]
