@@ -403,8 +403,9 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
                                                 uint8_t* panel, float* rms, Turned* turned) {
     using P = Product<T, kColumns>;
     int const warp = threadIdx.x / 32;
+    int const chunk_bytes = P::chunk_bytes(args.m);
     // While the first weights are on their way.
-    for (int i = threadIdx.x; i < args.shared.panel_chunks * (P::kPanelBytes / 16); i += kThreads) {
+    for (int i = threadIdx.x; i < args.shared.panel_chunks * (chunk_bytes / 16); i += kThreads) {
         reinterpret_cast<uint4*>(panel)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
     RingPosition position;
@@ -442,7 +443,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
 #pragma unroll 1
                     for (int chunk = first; chunk < first + count; ++chunk) {
                         uint8_t const* const stage = rings.acquire(warp, position);
-                        multiply<T, kColumns>(stage, panel + chunk * P::kPanelBytes, args.one, acc);
+                        multiply<T, kColumns>(stage, panel + chunk * chunk_bytes, args.m, args.one, acc);
                         rings.release(warp, position);
                     }
                 };

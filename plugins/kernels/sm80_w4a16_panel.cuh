@@ -63,14 +63,14 @@ __device__ __forceinline__ uint4 to_half(uint4 eight, float& factor) {
 
 // A lane's eight values of a token to a chunk of the panel, in the order in which they are multiplied. By a whole warp.
 template <typename T, int kColumns>
-__device__ __forceinline__ void store_activations(uint8_t* chunk, int word, int token, int t, uint4 eight) {
+__device__ __forceinline__ void store_activations(uint8_t* chunk, int m, int word, int token, int t, uint4 eight) {
     using P = Product<T, kColumns>;
     if constexpr (P::kHasFactors) {
         float factor;
         eight = to_half(eight, factor);
-        *reinterpret_cast<float*>(chunk + P::kFactors + 4 * token) = factor;
+        *reinterpret_cast<float*>(chunk + P::factors(m) + 4 * token) = factor;
     }
-    int const slot = (word * kColumns + token / 8) * 32 + token % 8 * 4 + t;
+    int const slot = (word * kColumns + token / 8) * P::places(m) * 4 + token % 8 * 4 + t;
     *reinterpret_cast<uint4*>(chunk + slot * 16) = pair_activations<typename P::Operand>(eight);
 }
 
@@ -84,6 +84,7 @@ __device__ void stage_activations(Activations<T> const& from, int begin, int end
     int const t = lane / 2 % 4;
     int const word = lane / 8 * 2 + lane % 2;
     int const rows = (end - begin) * from.m;
+    int const chunk_bytes = Product<T, kColumns>::chunk_bytes(from.m);
     int chunk = threadIdx.x / 32 / from.m;
     int token = threadIdx.x / 32 % from.m;
     int const chunk_step = kWarps / from.m;
@@ -124,7 +125,7 @@ __device__ void stage_activations(Activations<T> const& from, int begin, int end
                 eights[i] =
                     normalize(eights[i], from.norm_weight + offset(i), from.inverse_rms[places[i] % kMaxMmaTokens]);
             }
-            store_activations<T, kColumns>(panel + places[i] / kMaxMmaTokens * Product<T, kColumns>::kPanelBytes, word,
+            store_activations<T, kColumns>(panel + places[i] / kMaxMmaTokens * chunk_bytes, from.m, word,
                                            places[i] % kMaxMmaTokens, t, eights[i]);
         }
     }

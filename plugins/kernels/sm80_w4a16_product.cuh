@@ -27,8 +27,13 @@ struct Product {
     using Operand = std::conditional_t<kColumns == 1, __half, T>;
     static constexpr bool kHasFactors = !std::is_same_v<Operand, T>;
     static constexpr int kTokens = 8 * kColumns;
-    static constexpr int kFactors = kChunk * 2 * kTokens;  // where they are in a chunk of the panel
-    static constexpr int kPanelBytes = kFactors + (kHasFactors ? 4 * kTokens : 0);
+
+    // Of a column's tokens that a chunk of the panel has places for. Of m up to 4, in one column, it has those alone:
+    // the panel leaves its memory to weights, and K fits into it without being staged in parts.
+    static __host__ __device__ constexpr int places(int m) { return kColumns == 1 && m <= 4 ? m : 8; }
+    // Where factors are in a chunk of the panel.
+    static __host__ __device__ constexpr int factors(int m) { return kChunk * 2 * kColumns * places(m); }
+    static __host__ __device__ constexpr int chunk_bytes(int m) { return factors(m) + (kHasFactors ? 4 * kTokens : 0); }
 };
 
 // acc += this warp's tile of weights times a chunk of activations. Rows of lane 4g + t: g + {0, 32, 64, 96}. In the
@@ -86,30 +91,31 @@ __device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t co
     }
 }
 
-// The same where every token has its place.
+// The same of a panel as Product describes it: columns beyond its places repeat others, and are not kept.
 template <typename T, int kColumns>
-__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, uint32_t one,
+__device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
                                                Accumulators<kColumns>& acc) {
     int lane = threadIdx.x % 32;
     // So that what follows from it is not kept in registers beside so many accumulators.
     if (kColumns == 4) asm volatile("" : "+r"(lane));
-    multiply_values<T, kColumns, 2>(stage, panel, lane, 32, lane, one, acc);
+    int const place = kColumns == 1 ? min(lane / 4, places - 1) * 4 + lane % 4 : lane;
+    multiply_values<T, kColumns, 2>(stage, panel, lane, kColumns == 1 ? places * 4 : 32, place, one, acc);
 }
 
-// The same of T, of a panel as Product describes it.
+// The same of T, of the panel of m tokens.
 template <typename T, int kColumns>
-__device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* panel, uint32_t one,
+__device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* panel, int m, uint32_t one,
                                          Accumulators<kColumns>& acc) {
     using P = Product<T, kColumns>;
     if constexpr (!P::kHasFactors) {
-        multiply_chunk<T, kColumns>(stage, panel, one, acc);
+        multiply_chunk<T, kColumns>(stage, panel, P::places(m), one, acc);
     } else {
         Accumulators<kColumns> of_chunk = {};
-        multiply_chunk<typename P::Operand, kColumns>(stage, panel, one, of_chunk);
+        multiply_chunk<typename P::Operand, kColumns>(stage, panel, P::places(m), one, of_chunk);
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
             float2 const factors =
-                *reinterpret_cast<float2 const*>(panel + P::kFactors + (column * 8 + threadIdx.x % 4 * 2) * 4);
+                *reinterpret_cast<float2 const*>(panel + P::factors(m) + (column * 8 + threadIdx.x % 4 * 2) * 4);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 float& sum = acc[i / 4][column][i % 4];

@@ -119,6 +119,7 @@ struct MixtureTask {
 };
 
 constexpr int kAhead = 3;  // chunks of weights still to fetch when the next task is taken
+constexpr int kTaskSlotsUnderWay = 3;
 constexpr int kQueue = 8;  // short tasks: weights of several are on their way at once
 
 struct TaskQueue {

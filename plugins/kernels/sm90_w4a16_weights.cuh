@@ -16,7 +16,7 @@ namespace trt_nvfp4::sm90 {
 constexpr int kWarpgroups = 2;
 constexpr int kGroupRows = 128;  // of a warpgroup
 constexpr int kSlots = 8;        // a multiple of kWarpgroups
-constexpr int kSlotsUnderWay = 3;
+constexpr int kSlotsUnderWay = 4;
 constexpr int kSlotCodes = kGroupRows * kChunk / 2;
 constexpr int kSlotScales = kGroupRows * kChunk / kBlock;
 

@@ -72,7 +72,7 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
     auto const kernel = sm80_w4a16_mlp<T, kColumns, kProjections>;
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
-    Footprint const bytes{kWarps * kStageBytes, Product<T, kColumns>::kPanelBytes,
+    Footprint const bytes{kWarps * kStageBytes, Product<T, kColumns>::chunk_bytes(args.m),
                           static_cast<int>(attributes.sharedSizeBytes)};
     int const capacity = panel_capacity(bytes, device);
     if (capacity == 0) {

@@ -32,7 +32,7 @@ struct Shape {
 };
 
 struct Split {
-    int groups = 1;  // of at most kWarps tiles, each of which is a block's at a time
+    int groups = 1;  // of at most kWarps tiles, each of which is a block's at a time; some have a tile less
     int splits = 1;  // blocks that share a group's K
 };
 
@@ -65,15 +65,19 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
             int const groups = ceil_div(shape.tiles, most);
             int const rounds = ceil_div(groups * splits, device.sm_count);
             int const stagings = panels == 1 ? 1 : rounds * panels;
-            float const staged = static_cast<float>(std::min(task_chunks, capacity) * m) * 512.0f;
+            auto const chunks = static_cast<float>(std::min(task_chunks, capacity));
+            float const staged = chunks * (0.01f + static_cast<float>(m) * 512.0f / 20e3f);
             float const finish = kWarps % most == 0 ? 1.0f : 1.3f;
             int const walk = panels * ceil_div(most * ceil_div(task_chunks, panels), kWarps);
             float const cost = static_cast<float>(rounds) * (static_cast<float>(walk) + finish) +
-                               static_cast<float>(stagings) * (1.5f + staged / 20e3f) +
+                               static_cast<float>(stagings) * (1.5f + staged) +
                                (splits > 1 ? split_cost + 0.25f * static_cast<float>(splits) : 0.0f);
             if (cost < best_cost) {
                 best_cost = cost;
-                best = {groups, splits};
+                // Where large groups do not fill the last round, all blocks have one, some of them with a tile less; of
+                // small ones the difference would be felt.
+                int const room = whole || most < 4 ? 0 : std::min(shape.tiles, rounds * device.sm_count / splits);
+                best = {std::max(groups, room), splits};
             }
         }
     }
