@@ -2,16 +2,19 @@
 
 A register holds one array of 32 lanes: uint8/16/32/64 by its width, bool for predicates, uint64 [32, 2] for b128.
 Arrays are never changed in place, so registers may share them. Every block is compiled at first use, in one version for
-a whole warp and one for a part of it, which merges results under a lane mask. A block function returns the next block's
-number, EXIT, STAY (blocked: run the block again), or where lanes diverge ([(block, lanes), ...], reconvergence block).
+a whole warp and one for a part of it, which merges results under a lane mask. A register that only one block knows is a
+local variable there, of the type that was computed, and not merged. A block function returns the next block's number,
+EXIT, STAY (blocked: run the block again), or where lanes diverge ([(block, lanes), ...], reconvergence block).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import EmulatorError, UnknownInstructionError
 from .ir import (
@@ -27,6 +30,7 @@ from .ir import (
     Special,
     Symbol,
     Vector,
+    registers_of,
 )
 from .machine import Fragment, Warp, lane_bits
 from .program import EXIT, Program
@@ -80,6 +84,7 @@ class Emitter:
     def __init__(self, compiler: Compiler, number: int, full: bool) -> None:
         self.compiler = compiler
         self.program = compiler.program
+        self.number = number
         self.block = compiler.program.blocks[number]
         self.full = full
         self.lines: list[str] = []
@@ -88,6 +93,8 @@ class Emitter:
         self.mask = "m"
         self.indent = 1
         self._temporary = 0
+        self._local: dict[int, np.dtype[Any] | None] = {}  # registers in local variables: the type of their lanes
+        self._kept: set[int] = set()  # registers that the warp keeps
 
     @property
     def unmasked(self) -> bool:
@@ -116,45 +123,54 @@ class Emitter:
         dtype = view_dtype(type_name)
         bits = TYPE_BITS[type_name]
         if isinstance(operand, Register):
-            text = f"R[{operand.index}]"
             if bits == 1 or operand.bits == 1 or bits == 128:
-                return text
-            if operand.bits != bits:
-                text += f".astype({self.name(STORAGE[bits])})"
+                return self.register(operand)
+            if operand.bits == bits:
+                return self.register(operand, dtype)
+            text = f"{self.register(operand)}.astype({self.name(STORAGE[bits])})"
             return text if dtype == STORAGE[bits] else f"{text}.view({self.name(dtype)})"
         if isinstance(operand, Immediate):
             return self.constant(operand, type_name)
         if isinstance(operand, Special):
             text = f"{self.name(self.compiler.special)}(w, m, {operand.name!r})"
-            return f"{text}.astype({self.name(STORAGE[bits])}).view({self.name(dtype)})"
+            if bits != 32 or operand.name.startswith(("clock", "globaltimer")):
+                text += f".astype({self.name(STORAGE[bits])})"
+            return text if dtype == STORAGE[bits] else f"{text}.view({self.name(dtype)})"
         if isinstance(operand, Symbol):
             return self.symbol(operand, bits)
         if isinstance(operand, Negated):
             return f"(~{self.value(operand.operand, type_name)})"
         raise self.fail(f"operand {operand} is not supported")
 
+    def register(self, register: Register, dtype: np.dtype[Any] | None = None) -> str:
+        """An expression for the lanes of a register, seen as another type of its width where `dtype` says so."""
+        storage = STORAGE.get(register.bits)
+        wanted = dtype or storage
+        constant = self.compiler.constants.get(register.index)
+        if constant is not None:
+            return self.name(constant.view(wanted))
+        if register.index in self._local:
+            text, held = f"r{register.index}", self._local[register.index]
+        else:
+            self._kept.add(register.index)
+            text, held = f"R[{register.index}]", storage
+        return text if held == wanted else f"{text}.view({self.name(wanted)})"
+
+    def known(self, operand: Operand) -> int | None:
+        """The unsigned value of an operand that is the same whenever the code runs."""
+        if isinstance(operand, Immediate):
+            return operand.value & 0xFFFFFFFF
+        lanes = self.compiler.constants.get(operand.index) if isinstance(operand, Register) else None
+        return None if lanes is None else int(lanes[0])
+
     def constant(self, operand: Immediate, type_name: str) -> str:
-        bits = TYPE_BITS[type_name]
-        if bits == 1:
-            return self.name(np.full(32, operand.value != 0))
-        number = operand.value
-        if operand.float_bits and operand.float_bits != bits and type_name in ("f16", "f32", "f64"):
-            source = np.array([number], f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
-            number = int(source.astype(f"f{bits // 8}").view(f"u{bits // 8}")[0])
-        lanes = np.full(32, number & ((1 << bits) - 1), f"u{bits // 8}")
-        return self.name(lanes.view(view_dtype(type_name)))
+        return self.name(immediate_lanes(operand, type_name).view(view_dtype(type_name)))
 
     def symbol(self, operand: Symbol, bits: int) -> str:
         program = self.program
         if operand.name in program.shared:
             return f"{self.name(_shared_address)}(w, {program.shared[operand.name] + operand.offset}, {bits // 8})"
-        if operand.name in program.local:
-            address = program.local[operand.name] + operand.offset
-        elif operand.name in program.params:
-            address = program.params[operand.name] + operand.offset
-        else:
-            address = self.compiler.module.address(operand.name) + operand.offset
-        return self.name(np.full(32, address & ((1 << bits) - 1), f"u{bits // 8}"))
+        return self.name(self.compiler.symbol_lanes(operand, bits))
 
     def address(self, operand: Operand) -> str:
         """Lane addresses of `[base + offset]`: uint32 or uint64 by the base register."""
@@ -162,7 +178,7 @@ class Emitter:
             raise self.fail("expected an address")
         base = operand.base
         if isinstance(base, Register):
-            text, bits = f"R[{base.index}]", base.bits
+            text, bits = self.register(base), base.bits
         elif isinstance(base, Symbol):
             bits = 32 if base.name in self.program.shared else 64
             return self.symbol(Symbol(base.name, base.offset + operand.offset), bits)
@@ -183,21 +199,26 @@ class Emitter:
             return
         if not isinstance(operand, Register):
             raise self.fail("expected a register")
-        bits = TYPE_BITS[type_name]
-        dtype = view_dtype(type_name)
-        if operand.bits == 128 or operand.bits == 1:
-            pass
-        elif operand.bits != bits:
-            expression = f"({expression}).astype({self.name(STORAGE[operand.bits])})"
-        elif dtype != STORAGE[bits]:
-            expression = f"({expression}).view({self.name(STORAGE[bits])})"
-        target = f"R[{operand.index}]"
+        bits, index = TYPE_BITS[type_name], operand.index
+        storage = STORAGE.get(operand.bits)
+        dtype = storage if operand.bits in (1, 128) else view_dtype(type_name)
+        if operand.bits not in (1, 128, bits):
+            expression, dtype = f"({expression}).astype({self.name(storage)})", storage
+        own = index in self._local or (index not in self._kept and self.compiler.home[index] == self.number)
+        if own and self.mask == "m":
+            self._local[index] = dtype
+            self.line(f"r{index} = {expression}")
+            return
+        held = self._local.get(index, storage)
+        old = self.register(operand, held)
+        target = f"r{index}" if index in self._local else f"R[{index}]"
+        if dtype != held:
+            expression = f"({expression}).view({self.name(held)})"
         if self.unmasked:
             self.line(f"{target} = {expression}")
-        elif operand.bits == 128:
-            self.line(f"{target} = {self.name(np.where)}({self.mask}[:, None], {expression}, {target})")
         else:
-            self.line(f"{target} = {self.name(np.where)}({self.mask}, {expression}, {target})")
+            mask = f"{self.mask}[:, None]" if operand.bits == 128 else self.mask
+            self.line(f"{target} = {self.name(np.where)}({mask}, {expression}, {old})")
 
     def merge_call(self, function: Any, arguments: str, results: list[Operand], type_name: str) -> None:
         """Call a runtime function that returns a list of lane arrays, one per result."""
@@ -220,7 +241,7 @@ class Emitter:
             handler(self, item)
             return
         sign = "~" if item.guard_negated else ""
-        register = f"R[{item.guard.index}]"
+        register = self.register(item.guard)
         self.line(f"g = {sign}{register}" if self.full else f"g = {sign}{register} & m")
         self.line(f"if g.tobytes() != {self.name(NO_LANE)}:")
         self.mask = "g"
@@ -240,8 +261,24 @@ def _shared_address(warp: Warp, offset: int, width: int) -> Any:
     return found
 
 
+def immediate_lanes(operand: Immediate, type_name: str) -> NDArray[Any]:
+    """A literal of a type, in its unsigned storage."""
+    bits = TYPE_BITS[type_name]
+    if bits == 1:
+        return np.full(32, operand.value != 0)
+    number = operand.value
+    if operand.float_bits and operand.float_bits != bits and type_name in ("f16", "f32", "f64"):
+        source = np.array([number], f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+        number = int(source.astype(f"f{bits // 8}").view(f"u{bits // 8}")[0])
+    return np.full(32, number & ((1 << bits) - 1), f"u{bits // 8}")
+
+
 class Compiler:
-    """Compiles the blocks of a program, on demand."""
+    """Compiles the blocks of a program, on demand.
+
+    `home`: the only block that knows a register, or -1. `constants`: lanes of registers that one instruction sets, to
+    the same whenever it runs.
+    """
 
     def __init__(self, program: Program, module: LoadedModule, special: Callable[..., Any]) -> None:
         self.program = program
@@ -255,6 +292,34 @@ class Compiler:
             [None] * len(program.blocks),
             [None] * len(program.blocks),
         )
+        self.home: dict[int, int] = {}
+        writes: Counter[int] = Counter()
+        for number, block in enumerate(program.blocks):
+            for item in block.instructions:
+                writes.update(r.index for r in registers_of(*item.operands[:1]))
+                for register in registers_of(item.guard, *item.operands):
+                    if self.home.setdefault(register.index, number) != number:
+                        self.home[register.index] = -1
+        self.constants: dict[int, NDArray[Any]] = {}
+        for item in (item for block in program.blocks for item in block.instructions if item.name == "mov"):
+            target, source = item.operands
+            if isinstance(target, Register) and item.guard is None and writes[target.index] == 1:
+                lanes = self._constant(source, item.type)
+                if lanes is not None and lanes.dtype == STORAGE.get(target.bits):
+                    self.constants[target.index] = lanes
+
+    def _constant(self, operand: Operand, type_name: str) -> NDArray[Any] | None:
+        if isinstance(operand, Immediate):
+            return immediate_lanes(operand, type_name)
+        if isinstance(operand, Symbol) and operand.name in {**self.program.local, **self.program.params}:
+            return self.symbol_lanes(operand, TYPE_BITS[type_name])
+        return self.constants.get(operand.index) if isinstance(operand, Register) else None
+
+    def symbol_lanes(self, operand: Symbol, bits: int) -> NDArray[Any]:
+        """The address of a variable that is not in shared memory."""
+        offsets = self.program.local if operand.name in self.program.local else self.program.params
+        base = offsets[operand.name] if operand.name in offsets else self.module.address(operand.name)
+        return np.full(32, (base + operand.offset) & ((1 << bits) - 1), f"u{bits // 8}")
 
     def bind(self, value: Any) -> str:
         key: Any = id(value)
@@ -320,7 +385,7 @@ def _emit_branch(e: Emitter, item: Instruction) -> None:
         e.line(f"return {taken}")
         return
     following = block.successors[1]
-    predicate = f"{'~' if item.guard_negated else ''}R[{item.guard.index}]"
+    predicate = f"{'~' if item.guard_negated else ''}{e.register(item.guard)}"
     if not e.full:
         e.line(f"return {e.name(_branch)}({predicate} & m, f, {taken}, {following}, {block.reconvergence})")
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +42,17 @@ class FloatFormat:
         """Value of every code (formats of at most 16 bits)."""
         codes = np.arange(1 << self.bits, dtype=np.uint32)
         return self._decode(codes)
+
+    @cached_property
+    def _exact_table(self) -> NDArray[np.float64]:
+        return self.table.astype(np.float64)
+
+    def exact(self, codes: NDArray[Any]) -> NDArray[np.float64]:
+        """As `decode`, in float64."""
+        if self.bits > 16:
+            return self.decode(codes).astype(np.float64)
+        exact: NDArray[np.float64] = self._exact_table.take(codes & codes.dtype.type((1 << self.bits) - 1))
+        return exact
 
     def _decode(self, codes: NDArray[np.uint32]) -> NDArray[np.float32]:
         m = self.mantissa_bits
@@ -76,6 +88,10 @@ class FloatFormat:
         rounding: rn (ties to even), rna (ties away), rz, rp, rm. Without `satfinite` an overflow becomes infinity, or
         NaN where the format has no infinity. `relu` clamps negatives, -0 included, to +0 and leaves NaN canonical.
         """
+        if rounding == "rn" and not satfinite and not relu:
+            nearest = self._nearest(np.asarray(values))
+            if nearest is not None:
+                return nearest
         x = np.asarray(values, dtype=np.float64)
         nan = np.isnan(x)
         negative = np.signbit(x) & ~nan
@@ -106,6 +122,18 @@ class FloatFormat:
             raise EmulatorError(f"cvt to {self.name}: a negative value has no code")
         code = np.where(nan, largest if self.nan is None else self.nan, code)
         return (code.astype(np.int64) << self.shift).astype(np.uint32)
+
+    def _nearest(self, values: NDArray[Any]) -> NDArray[np.uint32] | None:
+        """`encode` to f16, and of float32 to bf16, in few operations: what kernels convert most. None for others."""
+        if self.name == "f16":
+            codes = values.astype(np.float16).view(np.uint16).astype(np.uint32)
+        elif self.name == "bf16" and values.dtype == np.float32:
+            bits = values.view(np.uint32)
+            codes = (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
+        else:
+            return None
+        nan = np.isnan(values)
+        return np.where(nan, np.uint32(0x7FFF), codes) if 1 in nan.tobytes() else codes
 
     @cached_property
     def _largest_code(self) -> int:
@@ -154,6 +182,10 @@ class _UE8M0:
     def decode(self, codes: ArrayLike) -> NDArray[np.float32]:
         """uint8 codes to float32 (2**-127 is a float32 subnormal)."""
         return self.table[np.asarray(codes) & 0xFF]
+
+    def exact(self, codes: NDArray[Any]) -> NDArray[np.float64]:
+        """As `decode`, in float64."""
+        return self.decode(codes).astype(np.float64)
 
     def encode(self, values: ArrayLike, rounding: str = "rz", satfinite: bool = False) -> NDArray[np.uint32]:
         """float32 values to codes; rounding rz (down) or rp (up), below 2**-127 becomes code 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -101,6 +102,21 @@ def literal(operand: Operand) -> int:
     if not isinstance(operand, Immediate):
         raise PtxSyntaxError(f"expected a number, found {operand}")
     return operand.value
+
+
+def registers_of(*operands: Operand | None) -> Iterator[Register]:
+    """Registers that operands consist of."""
+    for operand in operands:
+        if isinstance(operand, Register):
+            yield operand
+        elif isinstance(operand, (Vector, Group)):
+            yield from registers_of(*operand.items)
+        elif isinstance(operand, Address):
+            yield from registers_of(operand.base, operand.coordinates)
+        elif isinstance(operand, Pair):
+            yield from registers_of(operand.first, operand.second)
+        elif isinstance(operand, Negated):
+            yield from registers_of(operand.operand)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import instructions as _instructions  # noqa: F401  registers the handlers
 from .barriers import Wait
@@ -109,6 +110,7 @@ class Launch:
         data = data[-data.ctypes.data % 128 :][: -(-max(len(params), 1) // 64) * 64]
         data[: len(params)] = np.frombuffer(params, np.uint8)
         self.params = device.memory.adopt(data, max(len(params), 1), "kernel parameters", read_only=True)
+        self._parameters: dict[tuple[int, np.dtype[Any]], NDArray[Any]] = {}
         self.initial_registers = [
             np.zeros((32, 2), np.uint64) if r.bits == 128 else np.zeros(32, STORAGE[r.bits])
             for r in self.program.registers
@@ -141,6 +143,14 @@ class Launch:
 
     def sm_of(self, cluster: Cluster) -> int:
         return self.clusters.index(cluster) % self.device.sm_count
+
+    def parameter(self, offset: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The lanes of a kernel parameter, which is the same for all."""
+        found = self._parameters.get((offset, dtype))
+        if found is None:
+            raw = self.params.slice(self.params.base + offset, dtype.itemsize, "read")
+            found = self._parameters[offset, dtype] = np.repeat(raw.view(dtype), 32)
+        return found
 
     # -- asynchronous operations ----------------------------------------------------------------------------------
 

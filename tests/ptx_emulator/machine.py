@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +30,18 @@ def lane_bits(mask: Mask) -> int:
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
+@lru_cache(4096)
 def lane_mask(bits: int) -> Mask:
     mask: Mask = (_BITS & np.uint32(bits)) != 0
     return mask
+
+
+@lru_cache(1024)
+def thread_ids(warp: int, block: tuple[int, int, int]) -> tuple[NDArray[np.uint32], ...]:
+    """%tid of a warp's lanes."""
+    thread = np.arange(32, dtype=np.uint32) + np.uint32(32 * warp)
+    x, y, _ = block
+    return thread % np.uint32(x), thread // np.uint32(x) % np.uint32(y), thread // np.uint32(x * y)
 
 
 class Join:
@@ -69,7 +79,6 @@ class Warp:
         self.exited = 0
         self.arrived_lanes: dict[int, int] = {}
         self.cluster_generation = -1
-        self.local = LocalMemory(cta.launch.program.local_size)
         self.clock = np.zeros(cta.clock_size, np.int64)
         self.clock[self.id] = 1
         self.copies: list[Callable[[], None]] = []
@@ -82,9 +91,11 @@ class Warp:
         root = Join(EXIT, None)
         root.running = 1
         self.fragments = [Fragment(self, live, 0, root)]
-        thread = np.arange(32, dtype=np.uint32) + np.uint32(32 * index)
-        x, y, _ = cta.launch.block
-        self.tid = (thread % np.uint32(x), thread // np.uint32(x) % np.uint32(y), thread // np.uint32(x * y))
+        self.tid = thread_ids(index, cta.launch.block)
+
+    @cached_property
+    def local(self) -> LocalMemory:
+        return LocalMemory(self.cta.launch.program.local_size)
 
     @property
     def name(self) -> str:
@@ -165,7 +176,8 @@ class Cta:
         self.clock_size = self.warp_count * cluster.size
         self.live_threads = threads
         self.thread_count = threads
-        self.shared = SharedMemory(rank, launch.shared_bytes, f"shared memory of {self.name}", launch.tracks_proxy)
+        name = f"shared memory of {self.name}"
+        self.shared = SharedMemory(rank, launch.shared_bytes, name, launch.tracks_proxy, self.clock_size)
         self.shared_base = (rank << RANK_SHIFT) + RESERVED_SHARED
         self.barriers = [
             NamedBarrier(f"barrier {i} of {self.name}", np.zeros(self.clock_size, np.int64)) for i in range(16)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,9 @@ class MatrixDescriptor:
 
     def k_major(self, rows: int, chunks: int) -> NDArray[np.uint64]:
         """Addresses [rows, chunks] of an operand whose K is contiguous; 8 rows are `stride` from the next 8."""
+        return _k_major(self, rows, chunks)
+
+    def _k_major(self, rows: int, chunks: int) -> NDArray[np.uint64]:
         row, chunk = np.mgrid[:rows, :chunks]
         if self.swizzle is Swizzle.NONE:
             offset = row % 8 * 16 + chunk * self.leading
@@ -76,6 +80,9 @@ class MatrixDescriptor:
 
     def mn_major(self, depth: int, chunks: int) -> NDArray[np.uint64]:
         """Addresses [depth, chunks] of an operand whose M or N dimension is contiguous; `depth` counts K."""
+        return _mn_major(self, depth, chunks)
+
+    def _mn_major(self, depth: int, chunks: int) -> NDArray[np.uint64]:
         k, chunk = np.mgrid[:depth, :chunks]
         if self.swizzle is Swizzle.NONE:
             offset = k % 8 * 16 + k // 8 * self.leading + chunk * self.stride
@@ -87,6 +94,11 @@ class MatrixDescriptor:
 
     def _swizzled(self, offset: NDArray[np.int64]) -> NDArray[np.uint64]:
         return tensor_map.swizzled((self.start + offset).astype(np.uint64), self.swizzle)
+
+
+# A loop's descriptors come again, in every warp and CTA.
+_k_major = lru_cache(4096)(MatrixDescriptor._k_major)
+_mn_major = lru_cache(4096)(MatrixDescriptor._mn_major)
 
 
 def read_chunks(addresses: NDArray[np.uint64], read: Read) -> Bytes:

@@ -25,21 +25,24 @@ _GUARD = 512
 _NEVER = 0xFFFFFFFF
 _UNSIGNED: dict[int, Any] = {width: np.dtype(f"u{width}") for width in (1, 2, 4, 8)}
 _bitor = np.bitwise_or.reduce
-_bitand = np.bitwise_and.reduce
 
 
-def _rows(data: Bytes, width: int, count: int) -> NDArray[Any]:
-    whole = len(data) // (width * count) * (width * count)
-    view: NDArray[Any] = data[:whole].view(_UNSIGNED[width])
-    return view if count == 1 else view.reshape(-1, count)
+def _elements(data: Bytes, size: int) -> NDArray[Any]:
+    """Bytes as elements of `size`, one for what a lane accesses: numpy gathers those fast."""
+    return data[: len(data) // size * size].view(_UNSIGNED.get(size) or np.dtype(f"V{size}"))
 
 
-def _words(offsets: Lanes, size: int) -> Lanes:
-    """The 4-byte words that accesses of `size` bytes touch."""
-    words = offsets >> offsets.dtype.type(2)
-    if size > 4:
-        words = (words[:, None] + np.arange(size // 4, dtype=words.dtype)).reshape(-1)
-    return np.asarray(words)
+def _words(index: Lanes, size: int) -> Lanes:
+    """The 4-byte words of elements of a size."""
+    if size <= 4:
+        return index if size == 4 else index // (4 // size)
+    return (index[:, None] * (size // 4) + np.arange(size // 4)).reshape(-1)
+
+
+def wide_rows(offsets: NDArray[np.int64], count: int) -> tuple[int, NDArray[np.int64]]:
+    """(width, index [n, count / width]) of rows of `count` bytes: in 8-byte elements where they are aligned."""
+    width = 1 if (count | int(_bitor(offsets))) & 7 else 8
+    return width, offsets[:, None] // width + np.arange(count // width)
 
 
 class Region:
@@ -52,41 +55,72 @@ class Region:
         self.name = name
         self.read_only = read_only
         self.touched: NDArray[np.bool_] | None = None  # which bytes were read or written, where someone asked
-        self._views: dict[tuple[int, int], NDArray[Any]] = {}
+        self._views: dict[int, NDArray[Any]] = {}
+        self._limits: dict[tuple[int, int], tuple[NDArray[Any], ...]] = {}
 
-    def view(self, width: int, count: int) -> NDArray[Any]:
-        key = (width, count)
-        found = self._views.get(key)
+    def view(self, size: int) -> NDArray[Any]:
+        """The bytes as elements of a size."""
+        found = self._views.get(size)
         if found is None:
-            found = self._views[key] = _rows(self.data, width, count)
+            found = self._views[size] = _elements(self.data, size)
         return found
 
-    def offsets(self, addresses: Lanes, bytes_per_lane: int, action: str) -> Lanes:
-        """Offsets of checked addresses; raises MemoryFault naming the first bad one."""
-        offsets = addresses - addresses.dtype.type(self.base)
-        if max(offsets.tolist()) + bytes_per_lane > self.size or int(_bitor(offsets)) & (bytes_per_lane - 1):
-            for address, offset in zip(addresses.tolist(), offsets.tolist(), strict=True):
-                if offset + bytes_per_lane > self.size:
-                    raise MemoryFault(
-                        f"{action} of {bytes_per_lane} bytes at {address:#x} is outside {self.name} "
-                        f"[{self.base:#x}, {self.base + self.size:#x})"
-                    )
-                if address % bytes_per_lane:
-                    raise MemoryFault(f"misaligned {action} of {bytes_per_lane} bytes at {address:#x} in {self.name}")
-        return np.asarray(offsets)
+    def index(self, addresses: Lanes, size: int) -> NDArray[np.int64] | None:
+        """The elements of `size` bytes at addresses; None where one is outside or misaligned."""
+        key = (addresses.itemsize, size)
+        if size > self.size:
+            return None
+        if key not in self._limits:
+            bits, shift = 8 * addresses.itemsize, size.bit_length() - 1
+            values = (self.base, self.size - size, bits - shift, shift)
+            self._limits[key] = tuple(np.array(value, addresses.dtype) for value in values)
+        base, last, raised, shift_by = self._limits[key]
+        offsets = addresses - base
+        # What misalignment leaves in the low bits, moved to the top, is beyond every limit too.
+        if 1 in ((offsets if size == 1 else offsets | offsets << raised) > last).tobytes():
+            return None
+        index: NDArray[np.int64] = (offsets >> shift_by).astype(np.int64)
+        return index
+
+    def refuse(self, addresses: Lanes, size: int, action: str) -> MemoryFault:
+        """Names the first address that `index` found bad."""
+        for address in addresses.tolist():
+            offset = (address - self.base) % (1 << 8 * addresses.itemsize)
+            if offset + size > self.size:
+                break
+            if offset % size:
+                return MemoryFault(f"misaligned {action} of {size} bytes at {address:#x} in {self.name}")
+        return MemoryFault(
+            f"{action} of {size} bytes at {address:#x} is outside {self.name} "
+            f"[{self.base:#x}, {self.base + self.size:#x})"
+        )
+
+    def gather(self, index: Lanes, width: int, count: int) -> NDArray[Any]:
+        """Elements of `count` values of `width` bytes: [lanes] or [lanes, count]."""
+        loaded = self.view(width * count)[index]
+        return loaded if count == 1 else loaded.view(_UNSIGNED[width]).reshape(-1, count)
+
+    def scatter(self, index: Lanes, values: NDArray[Any], size: int) -> None:
+        elements = self.view(size)
+        elements[index] = values if values.ndim == 1 else np.ascontiguousarray(values).view(elements.dtype)[:, 0]
 
     def load(self, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
-        offsets = self.offsets(addresses, width * count, "read")
-        self.touch(offsets, width * count)
-        loaded: NDArray[Any] = self.view(width, count)[offsets // offsets.dtype.type(width * count)]
-        return loaded
+        index = self.index(addresses, width * count)
+        if index is None:
+            raise self.refuse(addresses, width * count, "read")
+        if self.touched is not None:
+            self.touch(index * (width * count), width * count)
+        return self.gather(index, width, count)
 
     def store(self, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
         if self.read_only:
             raise MemoryFault(f"write to read-only {self.name} at {int(addresses[0]):#x}")
-        offsets = self.offsets(addresses, width * count, "write")
-        self.touch(offsets, width * count)
-        self.view(width, count)[offsets // offsets.dtype.type(width * count)] = values
+        index = self.index(addresses, width * count)
+        if index is None:
+            raise self.refuse(addresses, width * count, "write")
+        if self.touched is not None:
+            self.touch(index * (width * count), width * count)
+        self.scatter(index, values, width * count)
 
     def slice(self, address: int, size: int, action: str) -> Bytes:
         offset = address - self.base
@@ -156,9 +190,9 @@ class GlobalMemory:
     def split(self, addresses: Lanes) -> list[tuple[Region, NDArray[np.bool_] | None]]:
         """The regions that the lanes touch, with which lanes (None: all)."""
         region = self.region(int(addresses[0]))
-        inside = (addresses - addresses.dtype.type(region.base)) < region.size
-        if inside.all():
+        if region.index(addresses, 1) is not None:
             return [(region, None)]
+        inside = (addresses - addresses.dtype.type(region.base)) < region.size
         parts: list[tuple[Region, NDArray[np.bool_] | None]] = [(region, inside)]
         rest = ~inside
         while rest.any():
@@ -169,6 +203,10 @@ class GlobalMemory:
         return parts
 
     def load(self, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
+        region = self.region(int(addresses[0]))
+        index = region.index(addresses, width * count)
+        if index is not None and region.touched is None:
+            return region.gather(index, width, count)
         parts = self.split(addresses)
         if parts[0][1] is None:
             return parts[0][0].load(addresses, width, count)
@@ -196,63 +234,70 @@ class SharedMemory(Region):
     """A CTA's shared memory: which bytes are initialised, and which words the async proxy may not see yet.
 
     `dirty[word]` is when a generic write became visible to the async proxy: 0 is always, `_NEVER` is not yet.
-    `writer[word]` wrote last through the generic proxy, at `epoch[word]` of its vector clock; epoch 0 is known to all.
+    `stamp[word]` says who wrote last through the generic proxy: the epoch of the warp's vector clock, which is 0 where
+    all know of it, above the warp. `latest[warp]` is the epoch of a warp's last write.
     """
 
-    def __init__(self, rank: int, size: int, name: str, track_proxy: bool) -> None:
+    def __init__(self, rank: int, size: int, name: str, track_proxy: bool, warps: int) -> None:
         total = -(-(RESERVED_SHARED + size) // 64) * 64
         data = np.full(total, 0xCD, np.uint8)
         super().__init__(data, rank << RANK_SHIFT, RESERVED_SHARED + size, name)
         self.initialised = np.zeros(total, np.uint8)
-        self._initialised_views: dict[tuple[int, int], NDArray[Any]] = {}
+        self._known: dict[int, NDArray[Any]] = {}
+        self._ones: dict[int, Any] = {}  # an element of initialised bytes
         self.dirty = np.zeros(total // 4, np.uint32)
         self.track_proxy = track_proxy
-        self.writer = np.zeros(total // 4, np.uint16)
-        self.epoch = np.zeros(total // 4, np.int64)
+        self.stamp = np.zeros(total // 4, np.int64)
+        self.latest = np.zeros(warps, np.int64)
         self.pending_writes: list[tuple[int, int, Lanes]] = []
 
-    def _initialised(self, width: int, count: int) -> NDArray[Any]:
-        key = (width, count)
-        found = self._initialised_views.get(key)
+    def known(self, size: int) -> NDArray[Any]:
+        """Which bytes are initialised, as elements of a size."""
+        found = self._known.get(size)
         if found is None:
-            found = self._initialised_views[key] = _rows(self.initialised, width, count)
+            found = self._known[size] = _elements(self.initialised, size)
         return found
 
-    def load(self, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
-        offsets = self.offsets(addresses, width * count, "read")
-        index = offsets // offsets.dtype.type(width * count)
-        known = self._initialised(width, count)[index]
-        if int(_bitand(known.reshape(-1))) != 0x0101010101010101 >> (64 - 8 * width):
-            flat = known.reshape(len(addresses), -1).view(np.uint8).all(axis=1)
-            lane = int(np.argmin(flat))
+    def load_by(self, clock: NDArray[np.int64] | None, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
+        """A generic-proxy read by a warp that has seen every warp up to `clock[warp]`; None: one that may race."""
+        size = width * count
+        index = self.index(addresses, size)
+        if index is None:
+            raise self.refuse(addresses, size, "read")
+        initialised = self.known(size)[index].tobytes()
+        if 0 in initialised:
+            lane = initialised.index(0) // size
             raise MemoryFault(f"read of uninitialised shared memory at {int(addresses[lane]):#x} in {self.name}")
-        loaded: NDArray[Any] = self.view(width, count)[index]
-        return loaded
+        if clock is not None and 1 in (self.latest > clock).tobytes():
+            self._check_race(clock, _words(index, size))
+        return self.gather(index, width, count)
 
-    def load_by(self, clock: NDArray[np.int64], addresses: Lanes, width: int, count: int) -> NDArray[Any]:
-        """A generic-proxy read by a warp that has seen every warp up to `clock[warp]`."""
-        loaded = self.load(addresses, width, count)
-        words = _words(addresses - addresses.dtype.type(self.base), width * count)
-        unseen = self.epoch[words] > clock[self.writer[words]]
+    def _check_race(self, clock: NDArray[np.int64], words: Lanes) -> None:
+        stamp = self.stamp[words]
+        unseen = stamp >> 16 > clock[stamp & 0xFFFF]
         if unseen.any():
             word = int(words[unseen][0])
             raise RaceError(
-                f"read of shared memory at {word * 4 + self.base:#x} in {self.name}, which warp {self.writer[word]} "
-                "wrote with no barrier between"
+                f"read of shared memory at {word * 4 + self.base:#x} in {self.name}, which warp "
+                f"{self.stamp[word] & 0xFFFF} wrote with no barrier between"
             )
-        return loaded
 
     def store_by(self, warp: int, epoch: int, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
         """A generic-proxy write by a warp at its vector-clock epoch."""
-        offsets = self.offsets(addresses, width * count, "write")
-        if min(offsets.tolist()) < RESERVED_SHARED:
+        size = width * count
+        index = self.index(addresses, size)
+        if index is None:
+            raise self.refuse(addresses, size, "write")
+        if min(index.tolist()) * size < RESERVED_SHARED:
             raise MemoryFault(f"write below shared memory at {int(addresses.min()):#x} in {self.name}")
-        index = offsets // offsets.dtype.type(width * count)
-        self.view(width, count)[index] = values
-        self._initialised(width, count)[index] = 0x0101010101010101 >> (64 - 8 * width)
-        words = _words(offsets, width * count)
-        self.writer[words] = warp
-        self.epoch[words] = epoch
+        self.scatter(index, values, size)
+        known = self.known(size)
+        if size not in self._ones:
+            self._ones[size] = np.frombuffer(b"\1" * size, known.dtype)[0]
+        known[index] = self._ones[size]
+        words = _words(index, size)
+        self.stamp[words] = epoch << 16 | warp
+        self.latest[warp] = epoch
         if self.track_proxy:
             self.dirty[words] = _NEVER
             self.pending_writes.append((warp, epoch, words))
@@ -268,31 +313,41 @@ class SharedMemory(Region):
                 rest.append(record)
         self.pending_writes = rest
 
-    def gather_async(self, offsets: NDArray[np.int64], issued: int, action: str) -> Bytes:
-        """Bytes at offsets of any shape for the async proxy: initialised, and visible when it was issued."""
-        if offsets.size and (int(offsets.max()) >= self.size or int(offsets.min()) < 0):
+    def read_async(self, offsets: NDArray[np.int64], count: int, issued: int, action: str) -> Bytes:
+        """`count` bytes from each offset for the async proxy: initialised, and visible when it was issued."""
+        if int(offsets.max()) + count > self.size or int(offsets.min()) < 0:
             raise MemoryFault(f"{action} reads outside {self.name}, at offset {int(offsets.max()):#x}")
-        self.check_async(offsets >> 2, issued, action)
-        known = self.initialised[offsets]
-        if not known.all():
-            bad = int(offsets[known == 0].flat[0])
-            raise MemoryFault(f"{action} reads uninitialised shared memory at {bad + self.base:#x} in {self.name}")
-        gathered: Bytes = self.data[offsets]
-        return gathered
-
-    def check_async(self, words: NDArray[Any], issued: int, action: str) -> None:
-        late = self.dirty[words] > issued
+        width, index = wide_rows(offsets, count)
+        late = (self.dirty.reshape(-1, 2)[index] if width == 8 else self.dirty[index >> 2]) > issued
         if late.any():
-            word = int(words[late].flat[0])
+            where = int(np.argmax(late)) // (late.size // index.size)
             raise ProxyFenceError(
-                f"{action} reads shared memory at {word * 4 + self.base:#x} in {self.name}, written through the "
-                "generic proxy without a later fence.proxy.async before the operation was issued"
+                f"{action} reads shared memory at {int(index.flat[where]) * width + self.base:#x} in {self.name}, "
+                "written through the generic proxy without a later fence.proxy.async before the operation was issued"
             )
+        unknown = self.known(width)[index] != 0x0101010101010101 >> (64 - 8 * width)
+        if unknown.any():
+            bad = int(index.flat[int(np.argmax(unknown))]) * width
+            raise MemoryFault(f"{action} reads uninitialised shared memory at {bad + self.base:#x} in {self.name}")
+        return self.view(width)[index].view(np.uint8)
+
+    def write_async(self, offsets: NDArray[np.int64], data: Bytes, action: str) -> None:
+        """Rows of bytes at offsets, written through the async proxy."""
+        if int(offsets.max()) + data.shape[1] > self.size:
+            raise MemoryFault(f"{action} writes beyond {self.name}, at offset {int(offsets.max()):#x}")
+        width, index = wide_rows(offsets, data.shape[1])
+        self.view(width)[index] = np.ascontiguousarray(data).view(_UNSIGNED[width])
+        self.known(width)[index] = 0x0101010101010101 >> (64 - 8 * width)
+        for known in (self.dirty, self.stamp):
+            if width == 8:
+                known.reshape(-1, 2)[index] = 0
+            else:
+                known[index >> 2] = 0
 
     def mark_written(self, offset: int, size: int) -> None:
         self.initialised[offset : offset + size] = 1
         self.dirty[offset >> 2 : (offset + size + 3) >> 2] = 0
-        self.epoch[offset >> 2 : (offset + size + 3) >> 2] = 0
+        self.stamp[offset >> 2 : (offset + size + 3) >> 2] = 0
 
 
 class LocalMemory:

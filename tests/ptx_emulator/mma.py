@@ -64,10 +64,8 @@ class MmaSync:
     ) -> Registers:
         """D fragment [registers, 32] of A, B, C fragments; a scale id is (byte-id, thread-id)."""
         bits = self.container_bits
-        left = gather_a(a, self.k, bits)
-        right = _gather(b, _b_index(self.k, self.n, bits), bits)
-        a_values = self._decode(left, self.a_type)
-        b_values = self._decode(right, self.b_type)
+        a_values = self._decode(a, self.m, self.a_type).take(_a_places(self.k, bits))
+        b_values = self._decode(b, self.n, self.b_type).take(_b_places(self.k, self.n, bits))
         if self.scale_vectors:
             assert scale_a is not None
             assert scale_b is not None
@@ -77,24 +75,18 @@ class MmaSync:
             total = a_values @ b_values + unpack_accumulator(c, self.c_type, self.n)
             return pack_accumulator(total, self.d_type, self.satfinite)
 
-    def _decode(self, codes: NDArray[np.uint32], type_name: str) -> NDArray[np.float64]:
+    def _decode(self, registers: Registers, rows: int, type_name: str) -> NDArray[np.float64]:
+        codes = containers(registers, self.container_bits)
+        if len(codes) != rows * self.k:
+            raise UnknownInstructionError(f"mma fragment of {len(registers)} registers does not fit {self}")
         if self.kind in ("f8f6f4", "mxf8f6f4") and type_name == "e2m1":
-            codes = codes >> np.uint32(2)  # FP4 sits in the middle of its byte
+            codes = codes >> 2  # FP4 sits in the middle of its byte
         return operand_values(codes, type_name)
 
     def _scales(self, registers: NDArray[np.uint32], selector: tuple[int, int], rows: int) -> NDArray[np.float64]:
-        """[rows, K] scale of each element: A reads a pair of lanes per quad (rows g, g + 8), B one lane per quad."""
-        byte_id, thread_id = selector
-        if byte_id not in BYTE_IDS[self.scale_vectors]:
-            raise UnknownInstructionError(f"mma scale_vec::{self.scale_vectors}X cannot start at byte {byte_id}")
-        if thread_id not in ((0, 1) if rows == 16 else (0, 1, 2, 3)):
-            raise UnknownInstructionError(f"mma scale thread-id {thread_id} is out of range for {rows} rows")
-        row = np.arange(rows)
-        lane = 4 * (row % 8) + (2 * thread_id + row // 8 if rows == 16 else thread_id)
-        shifts = 8 * (byte_id + np.arange(self.scale_vectors, dtype=np.uint32))
-        codes = registers[lane][:, None] >> shifts.astype(np.uint32) & np.uint32(0xFF)
-        scales = formats.float_format(str(self.scale_type)).decode(codes).astype(np.float64)
-        return np.repeat(scales, self.k // self.scale_vectors, axis=1)
+        """[rows, K] scale of each element."""
+        places = _scale_places(rows, self.k, self.scale_vectors, *selector)
+        return operand_values(containers(registers, 8), str(self.scale_type)).take(places)
 
 
 def decode(modifiers: tuple[str, ...]) -> MmaSync:
@@ -133,9 +125,18 @@ def decode(modifiers: tuple[str, ...]) -> MmaSync:
     return MmaSync(*shape, types[0], types[1], types[2], types[3], kind, scale_vectors, scale_type, satfinite)
 
 
-def gather_a(registers: Registers, k: int, bits: int) -> NDArray[np.uint32]:
-    """[16, k] element codes of an A fragment whose elements take `bits` of a register."""
-    return _gather(registers, _a_index(16, k, bits), bits)
+def containers(registers: Registers, bits: int) -> NDArray[Any]:
+    """Element codes of `bits` each, register after register, lane after lane, lowest bits first."""
+    flat = np.ascontiguousarray(registers).reshape(-1)
+    if bits == 4:
+        pairs = flat.view(np.uint8)
+        return np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
+    return flat.view({8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
+
+
+def a_values(registers: Registers, k: int, bits: int, type_name: str) -> NDArray[np.float64]:
+    """[16, k] elements of an A fragment whose elements take `bits` of a register."""
+    return operand_values(containers(registers, bits), type_name).take(_a_places(k, bits))
 
 
 @lru_cache
@@ -160,50 +161,64 @@ def _b_index(k: int, n: int, bits: int) -> tuple[NDArray[np.int64], NDArray[np.i
     return register, column * 4 + inside // per_register, (inside % per_register * bits).astype(np.uint32)
 
 
-def _gather(
-    registers: Registers, index: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]], bits: int
-) -> NDArray[np.uint32]:
-    register, lane, shift = index
-    if register.max() + 1 != len(registers):
-        raise UnknownInstructionError(
-            f"mma fragment of {register.max() + 1} registers expected, {len(registers)} given"
-        )
-    codes = registers[register, lane] >> shift
-    return codes if bits == 32 else codes & np.uint32((1 << bits) - 1)
+@lru_cache
+def _a_places(k: int, bits: int) -> NDArray[np.int64]:
+    return _places(*_a_index(16, k, bits), bits)
 
 
 @lru_cache
-def _accumulator_index(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(32-bit register, lane, column) of element [row, column] of a 16 x n accumulator, 4 registers per 8 columns."""
+def _b_places(k: int, n: int, bits: int) -> NDArray[np.int64]:
+    return _places(*_b_index(k, n, bits), bits)
+
+
+def _places(register: Any, lane: Any, shift: Any, bits: int) -> NDArray[np.int64]:
+    """Where elements are among their fragment's containers."""
+    places: NDArray[np.int64] = ((32 * register + lane) * 32 + shift.astype(np.int64)) // bits
+    return places
+
+
+@lru_cache
+def _scale_places(rows: int, k: int, vectors: int, byte_id: int, thread_id: int) -> NDArray[np.int64]:
+    """[rows, k] bytes of the scales: A reads a pair of lanes per quad (rows g, g + 8), B one lane per quad."""
+    if byte_id not in BYTE_IDS[vectors]:
+        raise UnknownInstructionError(f"mma scale_vec::{vectors}X cannot start at byte {byte_id}")
+    if thread_id not in ((0, 1) if rows == 16 else (0, 1, 2, 3)):
+        raise UnknownInstructionError(f"mma scale thread-id {thread_id} is out of range for {rows} rows")
+    row = np.arange(rows)
+    lane = 4 * (row % 8) + (2 * thread_id + row // 8 if rows == 16 else thread_id)
+    return np.repeat(4 * lane[:, None] + byte_id + np.arange(vectors), k // vectors, axis=1)
+
+
+@lru_cache
+def _accumulator_places(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where element [row, column] of a 16 x n accumulator is among its 32-bit registers, 4 per 8 columns; and back."""
     row, column = np.mgrid[:16, :n]
-    return 4 * (column // 8) + 2 * (row // 8) + column % 2, 4 * (row % 8) + column % 8 // 2, column
+    places = 32 * (4 * (column // 8) + 2 * (row // 8) + column % 2) + 4 * (row % 8) + column % 8 // 2
+    return places, np.argsort(places, axis=None).reshape(n // 2, 32)
 
 
 def unpack_accumulator(c: Registers, type_name: str, n: int) -> NDArray[np.float64]:
     """[16, n] values of a fragment; 16-bit accumulators hold two neighbouring columns in a register."""
-    register, lane, column = _accumulator_index(n)
-    if type_name == "f32":
-        return c.view(np.float32)[register, lane].astype(np.float64)
-    if type_name == "s32":
-        return c.view(np.int32)[register, lane].astype(np.float64)
+    flat = np.ascontiguousarray(c).reshape(-1, 32)
     if type_name == "f16":
-        codes = c[register // 2, lane] >> (16 * (column % 2)).astype(np.uint32)
-        return formats.F16.decode(codes & np.uint32(0xFFFF)).astype(np.float64)
-    raise UnknownInstructionError(f"mma with .{type_name} accumulators is not modelled")
+        halves = np.stack([flat & np.uint32(0xFFFF), flat >> np.uint32(16)], axis=1)
+        values: NDArray[Any] = formats.F16.decode(halves.reshape(-1))
+    elif type_name in ("f32", "s32"):
+        values = flat.reshape(-1).view({"f32": np.float32, "s32": np.int32}[type_name])
+    else:
+        raise UnknownInstructionError(f"mma with .{type_name} accumulators is not modelled")
+    return values.take(_accumulator_places(n)[0]).astype(np.float64)
 
 
 def pack_accumulator(total: NDArray[np.float64], type_name: str, satfinite: bool = False) -> Registers:
     """The fragment of [16, n] results, rounded once; integers wrap or saturate."""
-    n = total.shape[1]
-    register, lane, _ = _accumulator_index(n)
     if type_name == "f32":
         codes = total.astype(np.float32).view(np.uint32)
     elif type_name == "s32":
         codes = (integers(total, satfinite) & 0xFFFFFFFF).astype(np.uint32)
     else:
         codes = formats.F16.encode(total)
-    wide = np.empty((n // 2, 32), np.uint32)
-    wide[register, lane] = codes
+    wide = codes.take(_accumulator_places(total.shape[1])[1])
     return wide if type_name != "f16" else wide[0::2] | wide[1::2] << np.uint32(16)
 
 
@@ -215,7 +230,7 @@ def integers(total: NDArray[np.float64], satfinite: bool) -> NDArray[np.int64]:
 def operand_values(codes: NDArray[Any], type_name: str) -> NDArray[np.float64]:
     """Element codes to values; 8-bit and 4-bit integers included."""
     if type_name not in INTEGER_BITS:
-        return formats.float_format(type_name).decode(codes).astype(np.float64)
+        return formats.float_format(type_name).exact(codes)
     bits = INTEGER_BITS[type_name]
     values = codes.astype(np.float64)
     return np.where(codes >> (bits - 1), values - (1 << bits), values) if type_name[0] == "s" else values

@@ -332,3 +332,23 @@ def test_shuffle_from_an_inactive_lane_is_undefined() -> None:
     result = run(body)
     np.testing.assert_array_equal(result[:4], [4, 5, 6, 7])
     assert not np.isin(result[4:8], np.arange(32)).any()
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_value_keeps_its_bits_where_a_guard_is_false(diverged: bool) -> None:
+    """Of a register that only one block knows, as a float and as an integer, by whole warps and by parts."""
+    skip = "setp.ge.u32 %p3, %r2, 16;\n@%p3 bra DONE;\n" if diverged else ""
+    result = run(
+        f"""{skip}cvt.rn.f32.u32 %r6, %r2;
+        setp.lt.u32 %p2, %r2, 8;
+        setp.gt.u32 %p4, %r2, 99;
+        @%p2 add.f32 %r6, %r6, %r6;
+        @%p4 mov.b32 %r6, 7;
+        add.u32 %r7, %r6, 1;
+        st.global.u32 [%rd3], %r7;
+        DONE:"""
+    )
+    lanes = np.arange(16 if diverged else 32, dtype=np.float32)
+    expected = np.where(lanes < 8, 2 * lanes, lanes).astype(np.float32).view(np.uint32) + 1
+    np.testing.assert_array_equal(result[: len(lanes)], expected)
+    np.testing.assert_array_equal(result[len(lanes) : 32], np.arange(len(lanes), 32))

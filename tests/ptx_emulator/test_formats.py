@@ -65,6 +65,7 @@ def test_directed_rounding_brackets_the_value(x: float, name: str) -> None:
     assert down == up or fmt.decode(fmt.encode(values, "rn", satfinite=True))[0] in (down, up)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_saturation_nan_and_relu_follow_the_isa() -> None:
     values = np.float32([np.inf, -np.inf, np.nan, 1e9, -1e9, -0.0, -1.0])
     assert formats.E4M3.encode(values, satfinite=True).tolist() == [0x7E, 0xFE, 0x7F, 0x7E, 0xFE, 0x80, 0xB8]

@@ -56,23 +56,26 @@ class Wgmma:
         are the immediates 1 or -1; the MN-major flags are the transposition immediates of the 16-bit types.
         """
         if isinstance(a, int):
-            left = self._operand(a, 64, self.a_type, a_mn_major, read_shared)[16 * (warp % 4) : 16 * (warp % 4) + 16]
+            left = self._operand(a, 16 * (warp % 4), 16, self.a_type, a_mn_major, read_shared)
         else:
-            left = mma.operand_values(mma.gather_a(a, self.k, self.bits), self.a_type)
-        right = self._operand(b_descriptor, self.n, self.b_type, b_mn_major, read_shared)
+            left = mma.a_values(a, self.k, self.bits, self.a_type)
+        right = self._operand(b_descriptor, 0, self.n, self.b_type, b_mn_major, read_shared)
         with np.errstate(invalid="ignore", over="ignore"):
             total = (a_scale * left) @ (b_scale * right).T
             if accumulate:
                 total += mma.unpack_accumulator(d, self.d_type, self.n)
             return mma.pack_accumulator(total, self.d_type, self.satfinite)
 
-    def _operand(self, value: int, rows: int, type_name: str, mn_major: bool, read: Read) -> NDArray[np.float64]:
+    def _operand(
+        self, value: int, first: int, rows: int, type_name: str, mn_major: bool, read: Read
+    ) -> NDArray[np.float64]:
+        """`rows` of the matrix from a multiple of eight on."""
         matrix = MatrixDescriptor.wgmma(value)
         if not mn_major:
-            return element_values(read_chunks(matrix.k_major(rows, 2), read), type_name, self.bits)
+            return element_values(read_chunks(matrix.k_major(first + rows, 2)[first:], read), type_name, self.bits)
         if self.bits != 16:
             raise EmulatorError(f"wgmma with .{type_name} operands takes K-major matrices only")
-        chunks = read_chunks(matrix.mn_major(self.k, -(-rows // 8)), read)
+        chunks = read_chunks(matrix.mn_major(self.k, -(-(first + rows) // 8))[:, first // 8 :], read)
         return element_values(chunks, type_name, self.bits).T[:rows]
 
 

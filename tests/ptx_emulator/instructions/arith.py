@@ -191,6 +191,8 @@ def _high_signed(a: Any, b: Any) -> Any:
 def _product(e: Emitter, item: Instruction, type_name: str) -> tuple[str, str]:
     """The integer product of operands 1 and 2, and its type."""
     bits, kind = TYPE_BITS[type_name], type_name[0]
+    if item.has("lo"):
+        type_name = f"u{bits}"
     a, b = (e.value(o, type_name) for o in item.operands[1:3])
     if item.has("lo"):
         return f"({a} * {b})", type_name

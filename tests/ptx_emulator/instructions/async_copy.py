@@ -13,7 +13,7 @@ from ..codegen import STAY, Emitter, instruction, view_dtype
 from ..errors import EmulatorError, MemoryFault
 from ..ir import TYPE_BITS, Address, Instruction, Operand, Vector, literal
 from ..machine import AsyncOperation, Cta, Fragment, Warp
-from ..memory import OFFSET_MASK, RANK_SHIFT
+from ..memory import OFFSET_MASK, RANK_SHIFT, wide_rows
 from .memory import emit_cp_async
 from .sync import lane_values, shared_address
 
@@ -28,26 +28,27 @@ class GlobalPort:
         self.counters = cta.launch.counters
         self.path = path
 
-    def _index(self, addresses: Any, count: int, action: str) -> tuple[Any, Any]:
+    def _index(self, addresses: Any, count: int, action: str) -> tuple[Any, Any, Any]:
         region = self.memory.region(int(addresses[0]))
         offsets = addresses.astype(np.int64) - region.base
         if int(offsets.min()) < 0 or int(offsets.max()) + count > region.size:
             bad = int(addresses[np.argmax((offsets < 0) | (offsets + count > region.size))])
             raise MemoryFault(f"{action} of {count} bytes at {bad:#x} leaves {region.name}")
         region.touch(offsets, count)
-        return region, offsets[:, None] + np.arange(count)
+        width, index = wide_rows(offsets, count)
+        return region, region.view(width), index
 
     def read(self, addresses: Any, count: int) -> Bytes:
-        region, index = self._index(addresses, count, self.path)
-        self.counters.bytes_read[f"global ({self.path})"] += index.size
-        return region.data[index]
+        _, elements, index = self._index(addresses, count, self.path)
+        self.counters.bytes_read[f"global ({self.path})"] += len(addresses) * count
+        return elements[index].view(np.uint8)
 
     def write(self, addresses: Any, data: Bytes) -> None:
-        region, index = self._index(addresses, data.shape[1], self.path)
+        region, elements, index = self._index(addresses, data.shape[1], self.path)
         if region.read_only:
             raise MemoryFault(f"{self.path} writes to read-only {region.name}")
-        self.counters.bytes_written[f"global ({self.path})"] += index.size
-        region.data[index] = data
+        self.counters.bytes_written[f"global ({self.path})"] += data.size
+        elements[index] = np.ascontiguousarray(data).view(elements.dtype)
 
 
 class SharedPort:
@@ -57,20 +58,12 @@ class SharedPort:
         self.cta, self.path, self.issued = cta, path, issued
 
     def read(self, addresses: Any, count: int) -> Bytes:
-        index = addresses.astype(np.int64)[:, None] + np.arange(count)
-        self.cta.launch.counters.bytes_read[f"shared ({self.path})"] += index.size
-        return self.cta.shared.gather_async(index, self.issued, self.path)
+        self.cta.launch.counters.bytes_read[f"shared ({self.path})"] += len(addresses) * count
+        return self.cta.shared.read_async(addresses.astype(np.int64), count, self.issued, self.path)
 
     def write(self, addresses: Any, data: Bytes) -> None:
-        shared = self.cta.shared
-        index = addresses.astype(np.int64)[:, None] + np.arange(data.shape[1])
-        if int(index.max()) >= shared.size:
-            raise MemoryFault(f"{self.path} writes beyond {shared.name}, at offset {int(index.max()):#x}")
-        self.cta.launch.counters.bytes_written[f"shared ({self.path})"] += index.size
-        shared.data[index] = data
-        shared.initialised[index] = 1
-        shared.dirty[index >> 2] = 0
-        shared.epoch[index >> 2] = 0
+        self.cta.launch.counters.bytes_written[f"shared ({self.path})"] += data.size
+        self.cta.shared.write_async(addresses.astype(np.int64), data, self.path)
 
 
 def destinations(cta: Cta, address: int, barrier: int, mask: int | None, pair: bool) -> list[tuple[Cta, Any]]:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from ..codegen import Emitter, instruction, view_dtype
-from ..formats import decode_packed, encode_packed
+from ..formats import decode_packed, encode_packed, float_format
 from ..ir import TYPE_BITS, Instruction
 from .arith import bf16_codes, bf16_values, flush, saturate
 
+_BF16 = float_format("bf16")
 _INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _FLOAT_ROUNDING = ("rn", "rna", "rz", "rp", "rm")
 _PLAIN_FLOATS = ("f16", "f32", "f64", "bf16")
@@ -19,12 +20,7 @@ _MODIFIERS = {*_INTEGER_ROUNDING, *_FLOAT_ROUNDING, "ftz", "sat", "satfinite", "
 
 def bf16x2_codes(high: Any, low: Any) -> Any:
     """Two float32 to bf16x2, round to nearest even: `cvt.rn.bf16x2.f32`."""
-    codes = []
-    for values in (low, high):
-        bits = values.view(np.uint32)
-        rounded = (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
-        codes.append(np.where(np.isnan(values), np.uint32(0x7FFF), rounded))
-    return codes[0] | codes[1] << np.uint32(16)
+    return _BF16.encode(low) | _BF16.encode(high) << np.uint32(16)
 
 
 def _to_integer(values: Any, function: Any, dtype: Any) -> Any:

@@ -91,13 +91,24 @@ _PRMT_MODES: dict[str, Callable[[int], list[int]]] = {
 }
 
 
+_POOL = 8 * np.arange(32)[:, None]  # where a lane's eight bytes begin
+
+
 def _permute(a: Any, b: Any, selectors: Any) -> Any:
-    pool = np.concatenate([a.view(np.uint8).reshape(32, 4), b.view(np.uint8).reshape(32, 4)], axis=1)
     nibbles = (selectors[:, None] >> np.array([0, 4, 8, 12], np.uint32)) & np.uint32(15)
-    chosen = np.take_along_axis(pool, (nibbles & np.uint32(7)).astype(np.intp), axis=1)
+    chosen = _select(a, b, _POOL + (nibbles & np.uint32(7)).astype(np.int64))
     sign = (nibbles & np.uint32(8)) != 0
-    chosen = np.where(sign, np.where(chosen >= 128, np.uint8(255), np.uint8(0)), chosen)
-    return np.ascontiguousarray(chosen).view(np.uint32).reshape(32)
+    bytes_of = chosen.view(np.uint8).reshape(32, 4)
+    signs = np.where(bytes_of >= 128, np.uint8(255), np.uint8(0))
+    return np.ascontiguousarray(np.where(sign, signs, bytes_of)).view(np.uint32).reshape(32)
+
+
+def _select(a: Any, b: Any, places: Any) -> Any:
+    """Four of the eight bytes that each lane has in a and b."""
+    pool = np.empty((32, 2), np.uint32)
+    pool[:, 0] = a
+    pool[:, 1] = b
+    return pool.view(np.uint8).take(places).view(np.uint32).reshape(32)
 
 
 def _permute_mode(a: Any, b: Any, c: Any, mode: str) -> Any:
@@ -108,7 +119,11 @@ def _permute_mode(a: Any, b: Any, c: Any, mode: str) -> Any:
 @instruction("prmt")
 def _prmt(e: Emitter, item: Instruction) -> None:
     a, b, c = (e.value(o, "u32") for o in item.operands[1:])
-    if item.opcode == ("prmt", "b32"):
+    selector = e.known(item.operands[3])
+    if item.opcode == ("prmt", "b32") and selector is not None and not selector & 0x8888:
+        places = e.name(_POOL + [selector >> shift & 7 for shift in (0, 4, 8, 12)])
+        e.assign(item.operands[0], f"{e.name(_select)}({a}, {b}, {places})", "u32")
+    elif item.opcode == ("prmt", "b32"):
         e.assign(item.operands[0], f"{e.name(_permute)}({a}, {b}, {c})", "u32")
     else:
         e.assign(item.operands[0], f"{e.name(_permute_mode)}({a}, {b}, {c}, {item.type!r})", "u32")
@@ -241,6 +256,8 @@ _UNSIGNED_COMPARE = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 def _comparison(e: Emitter, item: Instruction, type_name: str, first: int) -> str:
     operator = next(m for m in item.opcode[1:] if m in _COMPARE or m in _UNSIGNED_COMPARE or m in _FLOAT_ONLY)
     operands = item.operands[first : first + 2]
+    if type_name[0] == "s" and operator in ("eq", "ne"):
+        type_name = f"u{type_name[1:]}"
     if type_name in ("bf16", "bf16x2"):
         a, b = (f"{e.name(bf16_values)}({e.value(o, type_name)})" for o in operands)
     else:
@@ -341,7 +358,10 @@ def _testp(e: Emitter, item: Instruction) -> None:
 
 
 def _pack(parts: tuple[Any, ...], width: int) -> Any:
-    return np.ascontiguousarray(np.stack(parts, axis=1)).view(f"u{width}").reshape(32)
+    joined = np.empty((32, len(parts)), parts[0].dtype)
+    for index, part in enumerate(parts):
+        joined[:, index] = part
+    return joined.view(f"u{width}")[:, 0]
 
 
 def _pack_wide(low: Any, high: Any) -> Any:
@@ -350,8 +370,8 @@ def _pack_wide(low: Any, high: Any) -> Any:
 
 def _unpack(value: Any, count: int) -> list[Any]:
     width = value.dtype.itemsize * (value.shape[1] if value.ndim == 2 else 1) // count
-    parts = np.ascontiguousarray(value).view(f"u{width}").reshape(32, count)
-    return [np.ascontiguousarray(parts[:, i]) for i in range(count)]
+    parts = value.reshape(-1).view(f"u{width}")
+    return [parts[i::count].copy() for i in range(count)]
 
 
 @instruction("mov")

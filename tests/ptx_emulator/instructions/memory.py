@@ -16,7 +16,6 @@ from ..memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, SharedMemory
 from .sync import give_way
 
 _LANES = np.arange(32, dtype=np.uint64)
-_ALL_SEEN = np.full(1 << 16, np.iinfo(np.int64).max)
 _SYNCHRONISING = ("volatile", "acquire", "relaxed", "mmio")
 _SPACES = (
     "global",
@@ -43,10 +42,10 @@ def _space(item: Instruction) -> str:
 def shared_load(warp: Warp, addresses: Any, width: int, count: int, synchronises: bool = False) -> Any:
     """Loads of active lanes from shared memory of this CTA or of the cluster; those that synchronise may race."""
     cta = warp.cta
-    clock = _ALL_SEEN if synchronises else warp.clock
-    ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
-    if (ranks == cta.rank).all():
+    clock = None if synchronises else warp.clock
+    if cta.cluster.size == 1 or cta.shared.index(addresses, 1) is not None:
         return cta.shared.load_by(clock, addresses, width, count)
+    ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
     out = np.empty((len(addresses), count) if count > 1 else len(addresses), f"u{width}")
     for rank in np.unique(ranks).tolist():
         lanes = ranks == rank
@@ -57,10 +56,10 @@ def shared_load(warp: Warp, addresses: Any, width: int, count: int, synchronises
 def shared_store(warp: Warp, addresses: Any, values: Any, width: int, count: int) -> None:
     cta = warp.cta
     epoch = int(warp.clock[warp.id])
-    ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
-    if (ranks == cta.rank).all():
+    if cta.cluster.size == 1 or cta.shared.index(addresses, 1) is not None:
         cta.shared.store_by(warp.id, epoch, addresses, values, width, count)
         return
+    ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
     for rank in np.unique(ranks).tolist():
         lanes = ranks == rank
         shared: SharedMemory = cta.peer(rank << RANK_SHIFT).shared
@@ -136,7 +135,7 @@ def _store_active(warp: Warp, space: str, addresses: Any, lanes: Any, values: An
 
 def store(warp: Warp, space: str, addresses: Any, active: Any, values: Any, width: int, count: int) -> None:
     if count > 1:
-        values = np.stack(values, axis=1)
+        values = np.array(values).T
     if active is None:
         _store_active(warp, space, addresses, _LANES, values, width, count)
     else:
@@ -148,8 +147,8 @@ def active_name(e: Emitter) -> str:
     return "None" if e.unmasked else e.mask
 
 
-def _columns(values: Any) -> list[Any]:
-    return list(np.ascontiguousarray(values.T))
+def _columns(values: Any) -> Any:
+    return values.T.copy()
 
 
 def _param_address(e: Emitter, operand: Operand) -> str | None:
@@ -167,9 +166,26 @@ def _split_space(e: Emitter, item: Instruction, operand: Operand) -> tuple[str, 
     return ("global" if space == "const" else space), e.address(operand)
 
 
+def _parameter(e: Emitter, item: Instruction) -> int | None:
+    """Where in the parameter buffer an instruction loads from, where that is one place for all."""
+    source = item.operands[1]
+    if _space(item) != "param" or not isinstance(source, Address) or _param_address(e, source) is None:
+        return None
+    base = e.program.params[source.base.name] if isinstance(source.base, Symbol) else e.known(source.base)
+    return None if base is None else base + source.offset
+
+
 @instruction("ld", "ldu")
 def _ld(e: Emitter, item: Instruction) -> None:
     destination, source = item.operands[0], item.operands[1]
+    place = _parameter(e, item)
+    if place is not None and item.type != "b128":
+        items = list(destination.items) if isinstance(destination, Vector) else [destination]
+        for index, register in enumerate(items):
+            dtype = view_dtype(item.type)
+            text = f"w.cta.launch.parameter({place + index * dtype.itemsize}, {e.name(dtype)})"
+            e.assign(register, text, item.type)
+        return
     if item.has("acquire", "relaxed"):
         e.line(f"if {e.name(give_way)}(f, 'polls'): return {STAY}")
     space, address = _split_space(e, item, source)
@@ -185,9 +201,9 @@ def _ld(e: Emitter, item: Instruction) -> None:
         e.assign(items[0], f"{text}.view({e.name(view_dtype(item.type))})", item.type)
     else:
         name = e.temporary()
-        e.line(f"{name} = {e.name(_columns)}({text})")
+        e.line(f"{name} = {e.name(_columns)}({text}).view({e.name(view_dtype(item.type))})")
         for index, register in enumerate(items):
-            e.assign(register, f"{name}[{index}].view({e.name(view_dtype(item.type))})", item.type)
+            e.assign(register, f"{name}[{index}]", item.type)
 
 
 def _halves(value: Any) -> list[Any]:

@@ -201,7 +201,7 @@ def mbarrier_wait(
     warp: Warp, fragment: Fragment, active: Any, addresses: Any, values: Any, parity: bool, blocking: bool
 ) -> Any:
     """The predicate of test_wait or try_wait, or None while try_wait suspends."""
-    unique = sorted({(a, v) for _, a, v in lane_values(active, addresses, values)})
+    unique = sorted(set(zip(addresses[active].tolist(), values[active].tolist(), strict=True)))
     waits = [(warp.cta.mbarrier(address), int(value), parity) for address, value in unique]
     done = [b.passed(value) if parity else b.phase > value for b, value, _ in waits]
     launch = warp.cta.launch

@@ -63,7 +63,7 @@ def _spread_bits(predicate: Any) -> Any:
     return np.full(32, lane_bits(predicate), np.uint32)
 
 
-def _shuffle(value: Any, b: Any, c: Any, active: Any, mode: str) -> tuple[Any, Any]:
+def _sources(b: Any, c: Any, mode: str) -> tuple[Any, Any]:
     """PTX ISA `shfl`: c holds the clamp (bits 0-4) and the segment mask (bits 8-12)."""
     b = b.astype(np.int64) & 31
     clamp, segment = c.astype(np.int64) & 31, c.astype(np.int64) >> 8 & 31
@@ -81,17 +81,26 @@ def _shuffle(value: Any, b: Any, c: Any, active: Any, mode: str) -> tuple[Any, A
     else:
         source = lowest | (b & ~segment)
         valid = source <= highest
-    source = np.where(valid, source, _LANE)
+    return np.where(valid, source, _LANE), valid
+
+
+def _shuffle(value: Any, active: Any, sources: tuple[Any, Any]) -> tuple[Any, Any]:
+    source, valid = sources
     return np.where(active[source], value[source], _UNDEFINED), valid
 
 
 @instruction("shfl")
 def _shfl(e: Emitter, item: Instruction) -> None:
     _converge(e, item, e.value(item.operands[4], "u32"))
-    value = e.value(item.operands[1], "b32")
-    b, c = (e.value(o, "u32") for o in item.operands[2:4])
+    value, mode = e.value(item.operands[1], "b32"), item.opcode[2]
+    b, c = (e.known(o) for o in item.operands[2:4])
+    if b is None or c is None:
+        texts = [e.value(o, "u32") for o in item.operands[2:4]]
+        sources = f"{e.name(_sources)}({texts[0]}, {texts[1]}, {mode!r})"
+    else:
+        sources = e.name(_sources(np.full(32, b), np.full(32, c), mode))
     name = e.temporary()
-    e.line(f"{name} = {e.name(_shuffle)}({value}, {b}, {c}, {e.mask}, {item.opcode[2]!r})")
+    e.line(f"{name} = {e.name(_shuffle)}({value}, {e.mask}, {sources})")
     destination = item.operands[0]
     if isinstance(destination, Pair):
         e.assign(destination.first, f"{name}[0]", "b32")

@@ -1,7 +1,7 @@
 """wgmma of SM90.
 
 Accumulators change at once, because nvcc may copy their registers before the group is waited for; wgmma.wait_group
-checks that reading the operands as late as that would have given the same.
+checks that the operands are still the same then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from .. import wgmma
 from ..codegen import Emitter, instruction
 from ..errors import EmulatorError
-from ..ir import Instruction, Register, Vector, literal
+from ..ir import Instruction, Vector, literal
 from ..machine import Warp
 from .async_copy import SharedPort
 
@@ -22,37 +22,35 @@ def multiply(
     warp: Warp,
     active: Any,
     variant: wgmma.Wgmma,
-    registers: tuple[int, ...],
+    old: Any,
     a: Any,
     b: Any,
     accumulate: Any,
     flags: Any,
-) -> None:
-    """One warp's quarter of a wgmma; reads its operands as late as wgmma.wait_group."""
+) -> Any:
+    """One warp's quarter of a wgmma; reads its operands again as late as wgmma.wait_group."""
     lane = int(np.argmax(active))
-    issued = warp.cta.launch.tick()
+    port = SharedPort(warp.cta, "wgmma", warp.cta.launch.tick())
+    operands: list[tuple[Any, Any]] = []
+
+    def read(addresses: Any, count: int) -> Any:
+        operands.append((addresses, port.read(addresses, count)))
+        return operands[-1][1]
+
     left: Any = np.array(a) if isinstance(a, tuple) else int(a[lane])
-    descriptor, keep = int(b[lane]), bool(accumulate[lane])
     a_scale, b_scale, a_mn_major, b_mn_major = flags
-
-    old = np.array([warp.registers[i] for i in registers])
-
-    def execute() -> Any:
-        return variant.execute(
-            warp.index, left, descriptor, old, SharedPort(warp.cta, "wgmma", issued).read, accumulate=keep,
-            a_scale=a_scale, b_scale=b_scale, a_mn_major=a_mn_major, b_mn_major=b_mn_major,
-        )  # fmt: skip
-
-    new = execute()
-    for index, value in zip(registers, new, strict=True):
-        warp.registers[index] = np.ascontiguousarray(value)
+    new = variant.execute(
+        warp.index, left, int(b[lane]), np.array(old), read, accumulate=bool(accumulate[lane]),
+        a_scale=a_scale, b_scale=b_scale, a_mn_major=a_mn_major, b_mn_major=b_mn_major,
+    )  # fmt: skip
 
     def check() -> None:
-        if not np.array_equal(new, execute()):
+        if not all(np.array_equal(data, port.read(addresses, data.shape[1])) for addresses, data in operands):
             raise EmulatorError("shared memory was overwritten before wgmma.wait_group of the wgmma that reads it")
 
     warp.cta.launch.counters.mma_operations[f"wgmma {variant.a_type}"] += 2 * 16 * variant.n * variant.k
     warp.wgmma_open.append(check)
+    return new
 
 
 def commit(warp: Warp) -> None:
@@ -79,16 +77,14 @@ def _wgmma(e: Emitter, item: Instruction) -> None:
         variant = wgmma.decode(item.opcode)
         d, a, b, scale_d, *rest = item.operands
         assert isinstance(d, Vector)
-        registers = tuple(r.index for r in d.items if isinstance(r, Register))
+        old = e.bound([e.value(i, "b32") for i in d.items])
         left = e.bound([e.value(i, "b32") for i in a.items]) if isinstance(a, Vector) else e.value(a, "u64")
         values = [literal(o) for o in rest]
         scales, majors = (values[:2] or [1, 1]), values[2:]
         if isinstance(a, Vector):
             majors = [0, *majors]
         flags = (*scales, *(bool(m) for m in ([*majors, 0, 0])[:2]))
-        e.line(
-            f"{e.name(multiply)}(w, {e.mask}, {e.name(variant)}, {e.name(registers)}, {left}, {e.value(b, 'u64')}, "
-            f"{e.value(scale_d, 'pred')}, {flags!r})"
-        )
+        arguments = f"{old}, {left}, {e.value(b, 'u64')}, {e.value(scale_d, 'pred')}, {flags!r}"
+        e.merge_call(multiply, f"w, {e.mask}, {e.name(variant)}, {arguments}", list(d.items), "b32")
     else:
         raise e.fail()
