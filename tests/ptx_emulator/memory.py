@@ -319,14 +319,14 @@ class SharedMemory(Region):
             raise MemoryFault(f"{action} reads outside {self.name}, at offset {int(offsets.max()):#x}")
         width, index = wide_rows(offsets, count)
         late = (self.dirty.reshape(-1, 2)[index] if width == 8 else self.dirty[index >> 2]) > issued
-        if late.any():
+        if 1 in late.tobytes():
             where = int(np.argmax(late)) // (late.size // index.size)
             raise ProxyFenceError(
                 f"{action} reads shared memory at {int(index.flat[where]) * width + self.base:#x} in {self.name}, "
                 "written through the generic proxy without a later fence.proxy.async before the operation was issued"
             )
         unknown = self.known(width)[index] != 0x0101010101010101 >> (64 - 8 * width)
-        if unknown.any():
+        if 1 in unknown.tobytes():
             bad = int(index.flat[int(np.argmax(unknown))]) * width
             raise MemoryFault(f"{action} reads uninitialised shared memory at {bad + self.base:#x} in {self.name}")
         return self.view(width)[index].view(np.uint8)

@@ -23,6 +23,8 @@ Registers = NDArray[np.uint32]  # [registers, 32 lanes]
 
 LANES = np.arange(32)
 GROUP, MEMBER = LANES >> 2, LANES & 3
+# The two halves of every byte, low and high, as one 16-bit value.
+_NIBBLES = np.array([[byte & 15, byte >> 4] for byte in range(256)], np.uint8).view(np.uint16)[:, 0]
 INTEGER_BITS = {"s8": 8, "u8": 8, "s4": 4, "u4": 4}
 # K elements that one scale factor covers is K / factor count; which byte offsets and threads may hold them: PTX ISA,
 # "mma.sync.block_scale", selectors.
@@ -129,8 +131,7 @@ def containers(registers: Registers, bits: int) -> NDArray[Any]:
     """Element codes of `bits` each, register after register, lane after lane, lowest bits first."""
     flat = np.ascontiguousarray(registers).reshape(-1)
     if bits == 4:
-        pairs = flat.view(np.uint8)
-        return np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
+        return _NIBBLES.take(flat.view(np.uint8)).view(np.uint8)
     return flat.view({8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
 
 

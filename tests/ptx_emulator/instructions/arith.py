@@ -36,7 +36,7 @@ def bf16_codes(values: Any) -> Any:
 def flush(values: Any) -> Any:
     """Denormal float32 to zero of the same sign."""
     small = np.abs(values) < _TINY
-    return np.where(small, np.copysign(np.float32(0), values), values) if small.any() else values
+    return np.where(small, np.copysign(np.float32(0), values), values) if 1 in small.tobytes() else values
 
 
 def saturate(values: Any) -> Any:
@@ -239,13 +239,17 @@ def _mad(e: Emitter, item: Instruction) -> None:
     e.assign(item.operands[0], f"({product} + {e.value(item.operands[3], type_name)})", type_name)
 
 
+# Of float64's mantissa what float32 lacks, and half of its last place; arrays, which numpy takes faster than scalars.
+_BELOW_FLOAT32, _HALF = np.array(0x1FFFFFFF, np.uint64), np.array(0x10000000, np.uint64)
+
+
 def fma32(a: Any, b: Any, c: Any) -> Any:
     """float32 fused multiply-add: exact product in float64, rounding corrected where float64 lands on a tie."""
     product = a.astype(np.float64) * b
     total = product + c
     bits = total.view(np.uint64)
-    ties = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    if ties.any():
+    ties = (bits & _BELOW_FLOAT32) == _HALF
+    if 1 in ties.tobytes():
         back = total - product
         error = (product - (total - back)) + (c - back)
         away = ties & (error != 0)
