@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,9 +241,9 @@ _loaded: list[ctypes.CDLL] = []
 
 
 def _library() -> ctypes.CDLL:
-    """The shim, loaded once and globally, so that programs find it as their libcudart."""
+    """The shim, loaded once."""
     if not _loaded:
-        _loaded.append(ctypes.CDLL(str(toolkit.build_runtime()), mode=ctypes.RTLD_GLOBAL))
+        _loaded.append(ctypes.CDLL(str(toolkit.build_runtime())))
         # The programs' own exit handlers still call the runtime, when Python is gone.
         atexit.register(_loaded[0].shim_set_callbacks, None)
     return _loaded[0]
@@ -255,7 +256,8 @@ class Program:
         _library()
         self.gpu = gpu
         gpu.use()
-        self.library = ctypes.CDLL(str(library))
+        # Its own runtime comes before any that the process has, as torch's builds for GPUs bring one.
+        self.library = ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_DEEPBIND)
 
     @classmethod
     def compile(

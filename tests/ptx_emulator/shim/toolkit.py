@@ -76,12 +76,13 @@ def example_includes() -> list[Path]:
 
 
 def build_runtime() -> Path:
-    """The shim's library, `libcudart.so.13`, built if the cache does not hold it."""
+    """The shim's library, built if the cache does not hold it. CUDA's own, which torch loads, has another name."""
+    name = "libcudart_emulated.so"
     sources = [_HERE / "cudart.cpp", _HERE / "driver.cpp"]
     exports, header = _HERE / "cudart.map", _HERE / "callbacks.h"
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{find_toolkit().include}", *map(str, sources)]
-    command += ["-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={exports}"]
-    return _cached([p.read_bytes() for p in (*sources, exports, header)], command, "libcudart.so.13")
+    command += [f"-Wl,-Bsymbolic,-soname,{name}", f"-Wl,--version-script={exports}"]
+    return _cached([p.read_bytes() for p in (*sources, exports, header)], command, name)
 
 
 def build_program(
@@ -95,7 +96,7 @@ def build_program(
 
     Objects among the sources are linked as they are.
 
-    The CUDA runtime stays undefined in it: whichever is loaded first serves it.
+    Its CUDA runtime is the shim.
 
     The cache key covers the sources, `depends` (headers that may change), the flags and nvcc's version.
     Raises EmulatorError with the compiler's output.
@@ -105,7 +106,8 @@ def build_program(
     command = [str(toolkit.nvcc), "-std=c++17", "-O2", "-w", "-shared", "-cudart", "none", "--no-compress"]
     command += [f"-gencode=arch={compute},code={compute}", "-Xcompiler=-fPIC", "--expt-relaxed-constexpr", *flags]
     command += [f"-I{path}" for path in includes]
-    command += [str(path) for path in sources]
+    runtime = build_runtime()
+    command += [*map(str, sources), str(runtime), f"-Xlinker=-rpath={runtime.parent}"]
     contents = [path.read_bytes() for path in [*sources, *depends]]
     return _cached([toolkit.version.encode(), *contents], command, f"program-{arch}.so")
 
