@@ -56,6 +56,13 @@ __device__ __forceinline__ uint32_t multiply<__nv_bfloat16>(uint32_t a, uint32_t
     return *reinterpret_cast<uint32_t const*>(&product);
 }
 
+// a * b + c of FP16 pairs.
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+    __half2 const sum =
+        __hfma2(*reinterpret_cast<__half2*>(&a), *reinterpret_cast<__half2*>(&b), *reinterpret_cast<__half2*>(&c));
+    return *reinterpret_cast<uint32_t const*>(&sum);
+}
+
 // Both halves of `a` times the low (0) or the high (1) half of `pair`: written so, the multiplication picks it for
 // free.
 template <typename T, int kHalf>
@@ -95,16 +102,26 @@ struct Decoder<__half> {
     static constexpr int kScaleShift = kNativeE2m1 ? 8 : 7;
     static constexpr bool kNeighbours = kNativeE2m1;  // pairs are codes 2i, 2i + 1; otherwise i, i + 4
 
-    // Two block scales from the low two bytes.
+    // Where eight products of unscaled codes are summed before the block scale multiplies them: the greatest exponent
+    // of activations with which no sum exceeds FP16's range, and the power of two that results are then short of.
+    static constexpr int kSumExponent = kNativeE2m1 ? 8 : 14;
+    static constexpr int kSumShift = kNativeE2m1 ? 8 : 14;
+
+    // Two block scales from the low two bytes, for codes
     static __device__ __forceinline__ uint32_t scales(uint32_t bytes, uint32_t one) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-        uint32_t pair;
-        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
-            : "=r"(pair)
-            : "r"(bytes));
-        return multiply<__half>(pair, kNativeE2m1 ? 0x1c001c00u : 0x58005800u);  // 2^-8, 2^7
+        return multiply<__half>(unpack(bytes), kNativeE2m1 ? 0x1c001c00u : 0x58005800u);  // 2^-8, 2^7
 #else
         return widen(__byte_perm(bytes, 0u, 0x4140), one);
+#endif
+    }
+
+    // and for such sums.
+    static __device__ __forceinline__ uint32_t sum_scales(uint32_t bytes, uint32_t one) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+        return kNativeE2m1 ? scales(bytes, one) : unpack(bytes);
+#else
+        return multiply<__half>(scales(bytes, one), 0x20002000u);  // 2^-7
 #endif
     }
 
@@ -118,6 +135,15 @@ struct Decoder<__half> {
     template <int kByte>
     static __device__ __forceinline__ uint32_t scale(uint32_t four, uint32_t one) {
         return widen(splat_byte<kByte>(four), one);
+    }
+
+    // Two E4M3 values from the low two bytes.
+    static __device__ __forceinline__ uint32_t unpack(uint32_t bytes) {
+        uint32_t pair;
+        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
+            : "=r"(pair)
+            : "r"(bytes));
+        return pair;
     }
 
     // The four pairs of a word of eight codes, unscaled.

@@ -133,7 +133,7 @@ __device__ __forceinline__ void stage_job(MoeArgs<T> const& args, int phase, int
             uint8_t* const chunk_panel = panel + (at[i] >> shift) * job_panel_bytes<T, kMostColumns>(places);
             if constexpr (P::kHasFactors) {
                 float of_chunk;
-                eights[i] = to_half(eights[i], of_chunk);
+                eights[i] = to_half<T>(eights[i], of_chunk);
                 reinterpret_cast<float*>(chunk_panel + job_factors(places))[of_column] = of_chunk;
             }
             int const slot = (word * max(1, places / 8) + of_column / 8) * pitch + of_column % 8 * 4 + t;

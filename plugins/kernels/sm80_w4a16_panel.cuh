@@ -54,11 +54,12 @@ struct Activations {
     float const* inverse_rms;  // [m]
 };
 
-// A warp's BF16 values, eight a lane, as FP16, and the factor that makes them right again.
+// A warp's values, eight a lane, as FP16, and the factor that makes them right again.
+template <typename T>
 __device__ __forceinline__ uint4 to_half(uint4 eight, float& factor) {
-    HalfScale const scale(ptx::warp_max(greatest_of(eight)));
+    HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)));
     factor = scale.factor();
-    return scale.of(eight);
+    return scale.of<T>(eight);
 }
 
 // A lane's eight values of a token to a chunk of the panel, in the order in which they are multiplied. By a whole warp.
@@ -67,7 +68,7 @@ __device__ __forceinline__ void store_activations(uint8_t* chunk, int m, int wor
     using P = Product<T, kColumns>;
     if constexpr (P::kHasFactors) {
         float factor;
-        eight = to_half(eight, factor);
+        eight = to_half<T>(eight, factor);
         *reinterpret_cast<float*>(chunk + P::factors(m) + 4 * token) = factor;
     }
     int const slot = (word * kColumns + token / 8) * P::places(m) * 4 + token % 8 * 4 + t;

@@ -12,8 +12,6 @@
 
 namespace trt_nvfp4::w4a16 {
 
-constexpr int kThreads = 32 * kWarps;  // that multiply
-
 // Rows g + {0, 32} and g + {64, 96} of a tile by the tokens of a column.
 template <int kColumns>
 using Accumulators = float[2][kColumns][4];

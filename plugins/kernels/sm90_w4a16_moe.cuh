@@ -115,13 +115,13 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
             zero_from(left, eight);
             float factor = 1.0f;
             if constexpr (RowImage<T>::kHasFactors) {
-                uint32_t most = greatest_of(eight);
+                uint32_t most = greatest_of<T>(eight);
 #pragma unroll
                 for (int offset = 1; offset < kOfFactor; offset *= 2) {
                     most = max(most, __shfl_xor_sync(~0u, most, offset));
                 }
                 HalfScale const scale(most);
-                eight = scale.of(eight);
+                eight = scale.of<T>(eight);
                 factor = scale.factor();
             }
             int const which = column * 8 + token;

@@ -20,15 +20,16 @@ __device__ __forceinline__ void scale_eights(float factor, uint4 (&eights)[kEigh
 }
 
 // As FP16. Returns the factor.
+template <typename T>
 __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
     uint32_t most = 0;
 #pragma unroll
-    for (uint4 const& eight : eights) most = max(most, greatest_of(eight));
+    for (uint4 const& eight : eights) most = max(most, greatest_of<T>(eight));
     most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
     most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
     HalfScale const scale(most);
 #pragma unroll
-    for (uint4& eight : eights) eight = scale.of(eight);
+    for (uint4& eight : eights) eight = scale.of<T>(eight);
     return scale.factor();
 }
 
@@ -96,7 +97,7 @@ __global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_co
                     k - part * kFactorK, eights);
         if (scaled) scale_eights<T>(weight, eights);
         float factor = 1.0f;
-        if constexpr (RowImage<T>::kHasFactors) factor = to_half(eights);
+        if constexpr (RowImage<T>::kHasFactors) factor = to_half<T>(eights);
         if (!has_row) continue;
         RowImage<T> const image(args.matrices[kUp][args.scale_input && !scaled ? kShared : kRouted].x, k);
         if (t == 0) image.set_factor(part, row, factor);

@@ -1,5 +1,5 @@
-// Activations of eight values in little code: launches of a few microseconds fetch all their instructions anew, so that
-// an epilogue's length counts.
+// Activations of one or eight values in little code: launches of a few microseconds fetch all their instructions anew,
+// so that an epilogue's length counts.
 //
 // The ones that are x * sigmoid(x * (linear + cubic * x^2)), in a few instructions without branches: of
 // relative error under 1e-5; the others are computed one after another.
@@ -31,6 +31,19 @@ __device__ __forceinline__ float activate_rare(TrtNvfp4Activation activation, fl
     if (activation == TRT_NVFP4_GELU) return activate(TRT_NVFP4_GELU, x);
     if (activation == TRT_NVFP4_RELU2) return activate(TRT_NVFP4_RELU2, x);
     return activation == TRT_NVFP4_RELU ? activate(TRT_NVFP4_RELU, x) : x;
+}
+
+__device__ __forceinline__ float activate_one(TrtNvfp4Activation activation, float x) {
+    SmoothActivation const smooth(activation);
+    return smooth.fits ? smooth(x) : activate_rare(activation, x);
+}
+
+__device__ __forceinline__ float gate_one(TrtNvfp4Activation activation, float alpha, float limit, float gate,
+                                          float up) {
+    if (activation != TRT_NVFP4_SWIGLU_CLAMPED) return activate_one(activation, gate) * up;
+    SmoothActivation smooth(activation);
+    smooth.linear = alpha;
+    return smooth(fminf(gate, limit)) * (fminf(fmaxf(up, -limit), limit) + 1.0f);
 }
 
 __device__ __forceinline__ void activate_eight(TrtNvfp4Activation activation, float (&values)[8]) {

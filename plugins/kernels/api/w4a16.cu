@@ -1,4 +1,5 @@
 #include "../sm80_w4a16_mlp.cuh"
+#include "../sm80_w4a16_token.cuh"
 #include "launch.h"
 #include "sm90_w4a16.h"
 #include "w4a16.h"
@@ -49,31 +50,57 @@ int64_t most_partials(int64_t rows, int64_t k, int64_t m) {
     return splits > 1 ? int64_t{1} * p.tiles() * splits * m * kTileRows : 0;
 }
 
-// One layout for the query and the launch; everything in it is erased before a launch.
 template <typename T, int kProjections>
-size_t lay_out(MlpArgs<T, kProjections>& args, void* base) {
-    Workspace workspace(base);
+void take_partials(PhasesArgs<T, kProjections>& args, Workspace& workspace) {
     Projection const* const p = args.program.projections;
     for (int i = 0; i < kProjections; ++i) {
         int64_t const parts = int64_t{1} * p[i].tiles() * p[i].split.splits * args.m * kTileRows;
         args.partials[i] = p[i].split.splits > 1 ? workspace.take<Partial>(parts) : nullptr;
     }
+}
+
+// What a launch lays out in its workspace; everything in it is erased before.
+template <typename T, int kProjections>
+size_t lay_out(MlpArgs<T, kProjections>& args, void* base) {
+    Workspace workspace(base);
+    take_partials(args, workspace);
     if (kProjections > 1) {
-        args.hidden_ring = workspace.take<T>(int64_t{kHiddenBuffers} * args.m * p[kProjections - 1].k);
-        if (args.layers > 1) args.x_ring = workspace.take<T>(int64_t{kXBuffers} * args.m * p[0].k);
+        args.hidden_ring =
+            workspace.take<T>(int64_t{kHiddenBuffers} * args.m * args.program.projections[kProjections - 1].k);
+        if (args.layers > 1)
+            args.x_ring = workspace.take<T>(int64_t{kXBuffers} * args.m * args.program.projections[0].k);
     }
     return workspace.size();
 }
 
-template <int kColumns, typename T, int kProjections>
-TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cudaStream_t stream) {
+template <typename T, int kProjections>
+size_t lay_out(TokenArgs<T, kProjections>& args, void* base) {
+    Workspace workspace(base);
+    take_partials(args, workspace);
+    if (kProjections > 1) {
+        args.between[1] = workspace.take<uint32_t>(args.program.projections[kProjections - 1].k);
+        if (args.layers > 1) args.between[0] = workspace.take<uint32_t>(args.program.projections[0].k);
+    }
+    return workspace.size();
+}
+
+// A kernel for phases. `chunk_bytes` of shared memory for a chunk of activations; `whole`: warps may not have parts of
+// two tiles.
+template <typename Args>
+struct PhasesKernel {
+    void (*function)(Args);
+    char const* name;
+    int chunk_bytes;
+    bool whole;
+};
+
+template <typename Args>
+TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* workspace, cudaStream_t stream) {
     Device device{};
     TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
-    auto const kernel = sm80_w4a16_mlp<T, kColumns, kProjections>;
     cudaFuncAttributes attributes{};
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
-    Footprint const bytes{kWarps * kStageBytes, Product<T, kColumns>::chunk_bytes(args.m),
-                          static_cast<int>(attributes.sharedSizeBytes)};
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes"));
+    Footprint const bytes{kWarps * kStageBytes, kernel.chunk_bytes, static_cast<int>(attributes.sharedSizeBytes)};
     int const capacity = panel_capacity(bytes, device);
     if (capacity == 0) {
         return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16: " + std::to_string(args.m) + " tokens need " +
@@ -82,13 +109,14 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
                                                        std::to_string(device.shared_bytes) +
                                                        "; use fewer tokens or the generic tactic");
     }
+    constexpr int kProjections = std::extent_v<decltype(Args::surroundings)>;
     // A linear that is split pays a memset and a cooperative launch, which waits for the kernel in front to end.
     float const split_cost = kProjections == 1 ? 8.0f : 2.0f;
     int needed = 0, tasks = 0;
     args.blocks = device.sm_count;
     bool split = false;
     for (Projection& p : args.program.projections) {
-        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, !kSharesWarps<kColumns>, device);
+        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, kernel.whole, device);
         p.group_tiles = p.tiles() / p.split.groups;
         p.larger_groups = p.tiles() % p.split.groups;
         p.split_chunks = p.chunks() / p.split.splits;
@@ -105,9 +133,9 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
     if (used > 0) {
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(workspace, kAbsentByte, used, stream), "cudaMemsetAsync"));
     }
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, args.shared.bytes),
-                   "cudaFuncSetAttribute"));
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
+        cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, args.shared.bytes),
+        "cudaFuncSetAttribute"));
 
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(std::min(tasks, device.sm_count));
@@ -131,13 +159,26 @@ TrtNvfp4Status launch_columns(MlpArgs<T, kProjections> args, void* workspace, cu
     for (int phase = 0; phase < phases; phase += phases_per_launch) {
         args.program.first_phase = phase;
         args.program.last_phase = phase + phases_per_launch;
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaLaunchKernelEx(&config, kernel, args), "sm80_w4a16_mlp"));
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaLaunchKernelEx(&config, kernel.function, args), kernel.name));
     }
     return TRT_NVFP4_SUCCESS;
 }
 
+template <int kColumns, typename T, int kProjections>
+TrtNvfp4Status launch_columns(PhasesArgs<T, kProjections> const& args, void* workspace, cudaStream_t stream) {
+    PhasesKernel<MlpArgs<T, kProjections>> const kernel{sm80_w4a16_mlp<T, kColumns, kProjections>, "sm80_w4a16_mlp",
+                                                        Product<T, kColumns>::chunk_bytes(args.m),
+                                                        !kSharesWarps<kColumns>};
+    return launch_phases(kernel, MlpArgs<T, kProjections>{args}, workspace, stream);
+}
+
 template <typename T, int kProjections>
-TrtNvfp4Status launch_tokens(MlpArgs<T, kProjections> const& args, void* workspace, cudaStream_t stream) {
+TrtNvfp4Status launch_tokens(PhasesArgs<T, kProjections> const& args, void* workspace, cudaStream_t stream) {
+    if (args.m == 1) {
+        PhasesKernel<TokenArgs<T, kProjections>> const kernel{sm80_w4a16_token<T, kProjections>, "sm80_w4a16_token",
+                                                              kTokenChunkBytes, false};
+        return launch_phases(kernel, TokenArgs<T, kProjections>{args}, workspace, stream);
+    }
     if (args.m <= 8) return launch_columns<1>(args, workspace, stream);
     if (args.m <= 16) return launch_columns<2>(args, workspace, stream);
     return launch_columns<4>(args, workspace, stream);
@@ -145,7 +186,7 @@ TrtNvfp4Status launch_tokens(MlpArgs<T, kProjections> const& args, void* workspa
 
 template <typename T>
 TrtNvfp4Status launch_as(TrtNvfp4LinearArgs const& linear, void* workspace, cudaStream_t stream) {
-    MlpArgs<T, 1> args{};
+    PhasesArgs<T, 1> args{};
     args.program.projections[0] = make_projection(linear.weight, linear.n, linear.k);
     args.surroundings[0].activation = linear.activation;
     args.layers = 1;
@@ -157,7 +198,7 @@ TrtNvfp4Status launch_as(TrtNvfp4LinearArgs const& linear, void* workspace, cuda
 
 template <typename T>
 TrtNvfp4Status launch_as(TrtNvfp4MlpArgs const& mlp, void* workspace, cudaStream_t stream) {
-    MlpArgs<T, 2> args{};
+    PhasesArgs<T, 2> args{};
     int64_t const up_rows = mlp.gated ? 2 * mlp.intermediate : mlp.intermediate;
     args.program.projections[0] = make_projection(mlp.up, up_rows, mlp.hidden_in);
     args.program.projections[1] = make_projection(mlp.down, mlp.hidden_out, mlp.intermediate);

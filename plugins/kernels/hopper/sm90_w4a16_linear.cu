@@ -24,7 +24,7 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspa
     int sms = 0;
     TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     LinearArgs<T> args{};
-    TRT_NVFP4_RETURN_IF_ERROR(encode(args.maps, linear.weight, 1, linear.n, linear.k));
+    TRT_NVFP4_RETURN_IF_ERROR(encode(args.maps, linear.weight, 1, linear.n, linear.k, kBoxAlone));
     args.tensor_scale = linear.weight.tensor_scale;
     args.bias = static_cast<T const*>(linear.weight.bias);
     args.rows = static_cast<int>(linear.n);

@@ -67,7 +67,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
 
     MlpArgs<T> args{};
     int64_t const up_rows = mlp.gated ? 2 * mlp.intermediate : mlp.intermediate;
-    TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.up, mlp.up, mlp.layers, up_rows, mlp.hidden_in));
+    TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.up, mlp.up, mlp.layers, up_rows, mlp.hidden_in, kBoxAlone));
     args.up.split = {kMaxCluster, 1};
     args.up.x = pieces.image;
     args.up.activation = mlp.activation;
@@ -76,7 +76,8 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.up.limit = mlp.limit;
     args.up.image = pieces.hidden;
     args.up.padded_width = chunks_of(static_cast<int>(mlp.intermediate)) * kChunk;
-    TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.down, mlp.down, mlp.layers, mlp.hidden_out, mlp.intermediate));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        make_projection(args.down, mlp.down, mlp.layers, mlp.hidden_out, mlp.intermediate, kBoxAlone));
     args.down.split = choose_split(args.down.rows, chunks_of(args.down.k), kMaxCluster, clusters);
     args.down.x = pieces.hidden;
     args.layers = static_cast<int>(mlp.layers);

@@ -82,8 +82,10 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         int64_t const layers = segment == kRouted ? moe.experts : 1;
         Projection<T>& up = args.matrices[kUp][segment];
         Projection<T>& down = args.matrices[kDown][segment];
-        TRT_NVFP4_RETURN_IF_ERROR(make_projection(up, *weights[kUp][segment], layers, up_rows(moe, width), moe.hidden));
-        TRT_NVFP4_RETURN_IF_ERROR(make_projection(down, *weights[kDown][segment], layers, moe.hidden, width));
+        TRT_NVFP4_RETURN_IF_ERROR(
+            make_projection(up, *weights[kUp][segment], layers, up_rows(moe, width), moe.hidden, kReadAhead));
+        TRT_NVFP4_RETURN_IF_ERROR(
+            make_projection(down, *weights[kDown][segment], layers, moe.hidden, width, kReadAhead));
         up.x = layout.images[kUp][segment];
         up.activation = moe.activation;
         up.gated = moe.gated != 0;

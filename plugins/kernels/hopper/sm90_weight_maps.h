@@ -12,10 +12,15 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+// What L2 reads beside a box. Where blocks hand each other activations all the time that waits behind it, so that less
+// is better; mixtures, which rarely do, read ahead.
+constexpr CUtensorMapL2promotion kBoxAlone = CU_TENSOR_MAP_L2_PROMOTION_NONE;
+constexpr CUtensorMapL2promotion kReadAhead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+
 // Of `rank` dimensions, the innermost first; `strides` in bytes are those of all but that.
 inline TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int rank, void const* data,
                              cuuint64_t const* sizes, cuuint64_t const* strides, cuuint32_t const* box,
-                             CUtensorMapSwizzle swizzle) {
+                             CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
     static void* const found = [] {
         void* function = nullptr;
         cudaDriverEntryPointQueryResult result{};
@@ -29,13 +34,14 @@ inline TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int ran
     cuuint32_t const ones[] = {1, 1, 1};
     CUresult const result = reinterpret_cast<EncodeTiled>(found)(
         &map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes, strides, box, ones,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_CUDA_ERROR,
                         "cuTensorMapEncodeTiled: CUDA driver error " + std::to_string(static_cast<int>(result)));
 }
 
-inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows, int64_t k) {
+inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows, int64_t k,
+                             CUtensorMapL2promotion promotion) {
     int64_t const groups = scale_bytes(rows, k) / (padded_blocks(k) * kGroupRows);
     maps.rows = static_cast<int>(rows);
     maps.groups = static_cast<int>(groups);
@@ -43,21 +49,21 @@ inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int
     cuuint64_t const code_strides[] = {static_cast<cuuint64_t>(k / 2)};
     cuuint32_t const code_box[] = {kChunk / 2, kGroupRows};
     TRT_NVFP4_RETURN_IF_ERROR(encode(maps.codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, weight.packed, code_sizes,
-                                     code_strides, code_box, CU_TENSOR_MAP_SWIZZLE_128B));
+                                     code_strides, code_box, CU_TENSOR_MAP_SWIZZLE_128B, promotion));
     constexpr int kScaleTile = kGroupRows * 4;
     cuuint64_t const tiles = static_cast<cuuint64_t>(padded_blocks(k) / 4);
     cuuint64_t const scale_sizes[] = {kScaleTile / 4, tiles, static_cast<cuuint64_t>(layers * groups)};
     cuuint64_t const scale_strides[] = {kScaleTile, kScaleTile * tiles};
     cuuint32_t const scale_box[] = {kScaleTile / 4, kChunk / kGroup, 1};
     return encode(maps.scales, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, weight.block_scales, scale_sizes, scale_strides,
-                  scale_box, CU_TENSOR_MAP_SWIZZLE_NONE);
+                  scale_box, CU_TENSOR_MAP_SWIZZLE_NONE, promotion);
 }
 
 // `layers` projections, or experts.
 template <typename T>
 TrtNvfp4Status make_projection(Projection<T>& projection, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows,
-                               int64_t k) {
-    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k));
+                               int64_t k, CUtensorMapL2promotion promotion) {
+    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k, promotion));
     projection.tensor_scale = weight.tensor_scale;
     projection.bias = static_cast<T const*>(weight.bias);
     projection.rows = static_cast<int>(rows);

@@ -16,12 +16,12 @@ __device__ __forceinline__ float load_shared(uint32_t address) {
 }
 
 __device__ __forceinline__ void cp_async_16(uint32_t destination, void const* source) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
 }
 
 // Writes zeros, and reads nothing, where `inside` is false.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, void const* source, bool inside) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                  "r"(inside ? 16 : 0)
                  : "memory");
 }

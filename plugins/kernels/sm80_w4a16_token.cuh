@@ -1,0 +1,423 @@
+// y = MLP layers of one token, or one linear. As sm80_w4a16_mlp.cuh, but there are no columns of tokens: FP16 lanes
+// multiply unscaled codes and sum eight products of a scale block each, and the tensor cores only add up, in float32,
+// what lanes have. That takes a quarter fewer clocks than products on the tensor cores (benchmarks/NOTES.md).
+//
+// A lane finishes one row of a tile. Blocks exchange words that hold a value and its layer, so that nothing has to be
+// erased and no fence keeps an order.
+#pragma once
+
+#include "half_scale.cuh"
+#include "programmatic_launch.cuh"
+#include "sm80_w4a16_panel.cuh"
+#include "sm80_w4a16_phases.cuh"
+#include "smooth_activation.cuh"
+
+namespace trt_nvfp4::w4a16 {
+
+// A chunk of the panel: values as FP16, 16 bytes for each word of a lane's codes, and the factor that makes them right.
+constexpr int kTokenFactor = kChunk * 2;
+constexpr int kTokenChunkBytes = kTokenFactor + 16;
+
+// sums[q] += row lane / 4 of quarter q of a warp's tile times a chunk: the same in the four lanes of a row.
+__device__ __forceinline__ void multiply_token(uint8_t const* stage, uint8_t const* chunk, uint32_t one,
+                                               float (&sums)[4]) {
+    using Half = Decoder<__half>;
+    int const lane = threadIdx.x % 32;
+    int const g = lane / 4;
+    int const t = lane % 4;
+    uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
+    uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
+    float of_chunk[2][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        uint4 codes[4];
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            codes[row] =
+                *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
+        }
+        uint32_t of_block[2][4];
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            uint4 const x = *reinterpret_cast<uint4 const*>(chunk + ((half * 4 + word) * 4 + t) * 16);
+#pragma unroll
+            for (int row = 0; row < 4; ++row) {
+                uint4 const& c = codes[row];
+                uint32_t& sum = of_block[word / 2][row];
+                uint32_t a[4];
+                Half::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a);
+                sum = word % 2 == 0 ? multiply<__half>(a[0], x.x) : multiply_add(a[0], x.x, sum);
+                sum = multiply_add(a[1], x.y, sum);
+                sum = multiply_add(a[2], x.z, sum);
+                sum = multiply_add(a[3], x.w, sum);
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < 4; ++row) {
+            uint32_t const both = Half::sum_scales(row_scales[row] >> half * 16, one);
+            of_block[0][row] = multiply_by_half<__half, 0>(of_block[0][row], both);
+            of_block[1][row] = multiply_by_half<__half, 1>(of_block[1][row], both);
+        }
+        constexpr uint32_t kOnes = 0x3c003c00u;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            ptx::mma_m16n8k16<__half>(of_chunk[i], of_block[0][2 * i], of_block[0][2 * i + 1], of_block[1][2 * i],
+                                      of_block[1][2 * i + 1], kOnes, kOnes);
+        }
+    }
+    float const factor = *reinterpret_cast<float const*>(chunk + kTokenFactor);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = fmaf(of_chunk[i / 2][i % 2 * 2], factor, sums[i]);
+}
+
+template <typename T, int kProjections>
+struct TokenArgs : PhasesArgs<T, kProjections> {
+    // What each projection reads of other blocks, a word a value: x of layers from 1 on, and hidden. One layer's is
+    // enough: a value of the next layer's x needs all of this one's hidden, whose blocks have read this one's x before,
+    // and likewise with hidden and x.
+    uint32_t* between[2];
+};
+
+// Of a layer's values. A launch's workspace starts as all ones, which no layer's are.
+__device__ __forceinline__ uint32_t tag_of(int layer) { return static_cast<uint32_t>(layer % 0xffff); }
+
+template <typename T>
+__device__ __forceinline__ void store_tagged(uint32_t* destination, T value, int layer) {
+    uint32_t const word = *reinterpret_cast<uint16_t const*>(&value) | tag_of(layer) << 16;
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(destination), "r"(word) : "memory");
+}
+
+template <typename T>
+__device__ __forceinline__ T load_tagged(uint32_t const* source, int layer) {
+    uint32_t word;
+    do {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(source) : "memory");
+    } while (word >> 16 != tag_of(layer));
+    uint16_t const bits = static_cast<uint16_t>(word);
+    return *reinterpret_cast<T const*>(&bits);
+}
+
+struct TaggedEight {
+    uint4 low, high;
+
+    __device__ __forceinline__ void load(uint32_t const* source) {
+        low = load_eight(source);
+        high = load_eight(source + 4);
+    }
+    __device__ __forceinline__ bool is_of(int layer) const {
+        uint32_t const tag = tag_of(layer) << 16;
+        uint32_t const differing = (low.x ^ tag) | (low.y ^ tag) | (low.z ^ tag) | (low.w ^ tag) | (high.x ^ tag) |
+                                   (high.y ^ tag) | (high.z ^ tag) | (high.w ^ tag);
+        return differing >> 16 == 0;
+    }
+    __device__ __forceinline__ uint4 values() const {
+        return make_uint4(__byte_perm(low.x, low.y, 0x5410), __byte_perm(low.z, low.w, 0x5410),
+                          __byte_perm(high.x, high.y, 0x5410), __byte_perm(high.z, high.w, 0x5410));
+    }
+};
+
+// A phase's activations.
+template <typename T>
+struct TokenInput {
+    T const* x;              // [k], the caller's, or null:
+    uint32_t const* tagged;  // [k], of `layer`
+    int layer, k;
+    T const* norm_weight;  // [k], or null
+    float inverse_rms;
+
+    // Calls f(i, eight) for kCount times eight values as they appear, from offset(i) on; zeros from K's end on.
+    template <int kCount, typename Offset, typename F>
+    __device__ __forceinline__ void read(Offset&& offset, F&& f) const {
+        if (x != nullptr) {
+            uint4 eights[kCount];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                eights[i] = make_uint4(0u, 0u, 0u, 0u);
+                if (offset(i) < k) eights[i] = load_eight(x + offset(i));
+            }
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) f(i, eights[i]);
+            return;
+        }
+        TaggedEight eights[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            if (offset(i) < k) eights[i].load(tagged + offset(i));
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            while (offset(i) < k && !eights[i].is_of(layer)) eights[i].load(tagged + offset(i));
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) f(i, offset(i) < k ? eights[i].values() : make_uint4(0u, 0u, 0u, 0u));
+    }
+};
+
+// By all warps that multiply. `squares` has a place for each of them.
+template <typename T>
+__device__ __forceinline__ float inverse_rms(TokenInput<T> const& from, float epsilon, float* squares) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int offset = threadIdx.x * 8; offset < from.k; offset += kThreads * 8) {
+        from.template read<1>([&](int) { return offset; },
+                              [&](int, uint4 eight) {
+                                  T const* const values = reinterpret_cast<T const*>(&eight);
+#pragma unroll
+                                  for (int j = 0; j < 8; ++j) {
+                                      sum = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), sum);
+                                  }
+                              });
+    }
+    sum = ptx::warp_sum(sum);
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
+    meet();
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sum += squares[i];
+    return 1.0f / sqrtf(sum / static_cast<float>(from.k) + epsilon);
+}
+
+// Chunks [begin, end) to the panel as they appear, each by a warp.
+template <typename T>
+__device__ __forceinline__ void stage_token(TokenInput<T> const& from, int begin, int end, uint8_t* panel) {
+    constexpr int kBatch = 2;
+    int const lane = threadIdx.x % 32;
+    int const t = lane / 2 % 4;
+    int const word = lane / 8 * 2 + lane % 2;
+#pragma unroll 1
+    for (int first = begin + threadIdx.x / 32; first < end; first += kWarps * kBatch) {
+        auto const chunk = [&](int i) { return first + i * kWarps; };
+        auto const offset = [&](int i) { return chunk(i) < end ? chunk(i) * kChunk + t * 64 + word * 8 : from.k; };
+        from.template read<kBatch>(offset, [&](int i, uint4 eight) {
+            if (chunk(i) >= end) return;
+            if (from.norm_weight != nullptr && offset(i) < from.k) {
+                eight = normalize(eight, from.norm_weight + offset(i), from.inverse_rms);
+            }
+            HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumExponent);
+            uint8_t* const place = panel + (chunk(i) - begin) * kTokenChunkBytes;
+            *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) = pair_activations<__half>(scale.of<T>(eight));
+            if (lane == 0) *reinterpret_cast<float*>(place + kTokenFactor) = scale.factor();
+        });
+    }
+}
+
+// A row of a tile for each lane: lane / 4 of quarter lane % 4. What it needs besides the sum is read when the tile is
+// opened, long before.
+template <typename T, int kProjections>
+class TokenEpilogue {
+ public:
+    __device__ __forceinline__ TokenEpilogue(TokenArgs<T, kProjections> const& args, int which, int layer, int tile)
+        : args_(args),
+          which_(which),
+          layer_(layer),
+          activation_(args.surroundings[which].activation),
+          gated_(args.surroundings[which].gated),
+          residual_(args.surroundings[which].residual),
+          row_(tile / kTilesPerGroup * 128 + threadIdx.x % 4 * 32 + tile % kTilesPerGroup * 8 + threadIdx.x % 32 / 4) {
+        Projection const& p = args.program.projections[which];
+        tensor_scale_ = p.tensor_scale[layer];
+        if (row_ < p.rows) bias_ = static_cast<T const*>(p.bias)[static_cast<int64_t>(layer) * p.rows + row_];
+    }
+
+    // By a whole warp.
+    __device__ __forceinline__ void write(float sum) const {
+        float const scale = tensor_scale_ * static_cast<float>(1 << Decoder<__half>::kSumShift);
+        float value = fmaf(sum, scale, ptx::to_float(bias_));
+        bool mine = row_ < args_.program.projections[which_].rows;
+        int column = row_;
+        if (gated_) {
+            // Rows 2 i and 2 i + 1 are gate and up.
+            float const up = __shfl_xor_sync(0xffffffffu, value, 4);
+            value = gate_one(activation_, args_.alpha, args_.limit, value, up);
+            mine = mine && row_ % 2 == 0;
+            column /= 2;
+        } else {
+            value = activate_one(activation_, value);
+        }
+        if (!mine) return;
+        if (residual_) {
+            value += ptx::to_float(layer_ == 0 ? args_.x[column] : load_tagged<T>(args_.between[0] + column, layer_));
+        }
+        T const rounded = ptx::from_float<T>(value);
+        if (which_ < kProjections - 1) {
+            store_tagged(args_.between[1] + column, rounded, layer_);
+        } else if (layer_ + 1 < args_.layers) {
+            store_tagged(args_.between[0] + column, rounded, layer_ + 1);
+        } else {
+            args_.y[column] = rounded;
+        }
+    }
+
+ private:
+    TokenArgs<T, kProjections> const& args_;
+    int const which_, layer_;
+    TrtNvfp4Activation const activation_;
+    bool const gated_, residual_;
+    int const row_;
+    float tensor_scale_;
+    T bias_ = ptx::from_float<T>(0.0f);
+};
+
+// A lane's row of the four that it has sums of.
+__device__ __forceinline__ float own_row(float const (&sums)[4]) {
+    int const t = threadIdx.x % 4;
+    return t < 2 ? (t == 0 ? sums[0] : sums[1]) : (t == 2 ? sums[2] : sums[3]);
+}
+
+// What warps have of their tile's rows and of the next one's. Tasks take turns with two of them: who reads may be a
+// task behind.
+struct TokenSums {
+    float rows[2][kWarps][kTileRows];
+};
+
+// The warps that have parts of a warp's tile.
+struct Sharers {
+    int first, end;  // whose first tile it is
+    int before;      // whether the warp before them has some too
+    __device__ __forceinline__ explicit Sharers(WarpTask const& task)
+        : first(task.first_warp(task.tile)),
+          end(task.first_warp(task.tile + 1)),
+          before(task.tile > 0 && !task.is_whole()) {
+        // Now: behind the products these divisions would be waited for.
+        asm volatile("" : "+r"(first), "+r"(end), "+r"(before));
+    }
+
+    // In the order of K.
+    __device__ __forceinline__ float sum(TokenSums const& sums) const {
+        int const lane = threadIdx.x % 32;
+        float sum = before != 0 ? sums.rows[1][first - 1][lane] : 0.0f;
+        for (int warp = first; warp < end; ++warp) sum += sums.rows[0][warp][lane];
+        return sum;
+    }
+};
+
+// Sums the parts of split tiles in their order, whoever computed them: a tile per warp.
+template <typename T, int kProjections>
+__device__ __forceinline__ void finish_split_tiles(TokenArgs<T, kProjections> const& args, int phase) {
+    constexpr int kBatch = 4;
+    int const which = phase % kProjections;
+    Projection const& p = args.program.projections[which];
+    for (int tile = blockIdx.x + threadIdx.x / 32 * args.blocks; tile < p.tiles(); tile += kWarps * args.blocks) {
+        TokenEpilogue<T, kProjections> const epilogue(args, which, phase / kProjections, tile);
+        Partial const* const parts =
+            args.partials[which] + static_cast<int64_t>(tile) * p.split.splits * kTileRows + threadIdx.x % 32;
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int first = 0; first < p.split.splits; first += kBatch) {
+            Partial batch[kBatch];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                batch[j] = {0.0f, phase};
+                if (first + j < p.split.splits) batch[j] = load_partial(parts + (first + j) * kTileRows);
+            }
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                while (batch[j].phase != phase) batch[j] = load_partial(parts + (first + j) * kTileRows);
+                sum += batch[j].value;
+            }
+        }
+        __syncwarp();
+        epilogue.write(sum);
+    }
+}
+
+template <typename T, int kProjections>
+__device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const& args, Rings const& rings,
+                                                uint8_t* panel, TokenSums (&shared_sums)[2], float* squares) {
+    int const warp = threadIdx.x / 32;
+    RingPosition position;
+    int turn = 0;
+#pragma unroll 1
+    for (int phase = args.program.first_phase; phase < args.program.last_phase; ++phase) {
+        int const which = phase % kProjections;
+        int const layer = phase / kProjections;
+        Projection const& p = args.program.projections[which];
+        TokenInput<T> from{
+            phase == 0 ? args.x : nullptr, args.between[which], layer, p.k, args.surroundings[which].norm_weight, 0.0f};
+        // Not in blocks without a task: nobody waits for these, so what they read might be gone.
+        if (from.norm_weight != nullptr && static_cast<int>(blockIdx.x) < p.tasks) {
+            from.norm_weight += static_cast<int64_t>(layer) * p.k;
+            from.inverse_rms = inverse_rms(from, args.epsilon, squares);
+        }
+        int staged = -1;
+#pragma unroll 1
+        for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
+            WarpTask const task(p, index, warp);
+            Sharers const sharers(task);
+            TokenEpilogue<T, kProjections> const epilogue(args, which, layer, task.first_tile + task.tile);
+            float sums[4] = {}, next[4] = {};
+            for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
+                int const end = min(begin + args.shared.panel_chunks, task.end);
+                if (staged != begin) {
+                    meet();
+                    stage_token(from, begin, end, panel);
+                    staged = begin;
+                    meet();
+                }
+                WarpTask::Part const part = task.part(end - begin);
+                // In the program once, for its size.
+#pragma unroll 1
+                for (int of = 0; of < 2; ++of) {
+                    int const first = of == 0 ? part.first : 0;
+                    int const behind = first + (of == 0 ? part.of_tile : part.of_next);
+#pragma unroll 1
+                    for (int chunk = first; chunk < behind; ++chunk) {
+                        uint8_t const* const stage = rings.acquire(warp, position);
+                        multiply_token(stage, panel + chunk * kTokenChunkBytes, args.one, sums);
+                        rings.release(warp, position);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float const of_tile = sums[i];
+                        sums[i] = next[i];
+                        next[i] = of_tile;
+                    }
+                }
+                for (int chunk = part.of_tile + part.of_next; chunk < part.most; ++chunk) {
+                    rings.acquire(warp, position);
+                    rings.release(warp, position);
+                }
+            }
+            float sum = own_row(sums);
+            if (task.tiles < kWarps) {
+                shared_sums[turn].rows[0][warp][threadIdx.x % 32] = sum;
+                shared_sums[turn].rows[1][warp][threadIdx.x % 32] = own_row(next);
+                meet();
+                turn ^= 1;
+            }
+            if (warp != sharers.first) continue;
+            if (task.tiles < kWarps) sum = sharers.sum(shared_sums[turn ^ 1]);
+            if (p.split.splits == 1) {
+                epilogue.write(sum);
+                continue;
+            }
+            int64_t const part = static_cast<int64_t>(task.first_tile + task.tile) * p.split.splits + task.split;
+            store_partial(args.partials[which] + part * kTileRows + threadIdx.x % 32, sum, phase);
+        }
+        if (p.split.splits > 1 && static_cast<int>(blockIdx.x) < args.blocks) finish_split_tiles(args, phase);
+    }
+}
+
+template <typename T, int kProjections>
+__global__ __launch_bounds__(kBlockThreads,
+                             1) void sm80_w4a16_token(__grid_constant__ TokenArgs<T, kProjections> const args) {
+    static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
+    extern __shared__ __align__(128) uint8_t token_bytes[];
+    __shared__ uint64_t ring_barriers[kWarps * Rings::kBarriers];
+    __shared__ TokenSums sums[2];
+    __shared__ float squares[kWarps];
+    int const warp = threadIdx.x / 32;
+    Rings const rings{token_bytes, ring_barriers, args.shared.stages};
+    if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
+    __syncthreads();
+    if (warp >= kWarps) {
+        fill_phases(args.program, args.shared.panel_chunks, warp - kWarps, rings);
+        return;
+    }
+    // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.
+    wait_for_kernels_before();
+    let_next_kernel_start();
+    multiply_phases(args, rings, token_bytes + kWarps * args.shared.stages * kStageBytes, sums, squares);
+}
+
+}  // namespace trt_nvfp4::w4a16
