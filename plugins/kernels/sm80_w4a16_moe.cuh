@@ -381,7 +381,7 @@ __global__ __launch_bounds__(kMoeThreads<kMostColumns>,
     __shared__ __align__(16) Turned turned[kMultipliers];
     __shared__ TaskRanges ranges;
     int const warp = threadIdx.x / 32;
-    Rings const rings{shared, ring_barriers, args.memory.stages};
+    Rings const rings{shared, ptx::shared_address(ring_barriers), args.memory.stages};
     if (threadIdx.x % 32 == 0 && warp < kMultipliers) rings.init(warp);
     // All warps: the plan comes from the kernel before.
     wait_for_kernels_before();

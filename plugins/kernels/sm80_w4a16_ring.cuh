@@ -36,7 +36,7 @@ struct Rings {
     static constexpr int kBarriers = 2 * kMaxStages;  // of a warp
 
     uint8_t* data;
-    uint64_t* barriers;
+    uint32_t barriers;  // their shared address
     int stages;
 
     // By one thread for each warp, before anything else. All lanes of a warp fill a stage, and all have read it.
@@ -69,7 +69,7 @@ struct Rings {
 
  private:
     __device__ __forceinline__ uint32_t full(int warp, int stage) const {
-        return ptx::shared_address(barriers + warp * kBarriers + 2 * stage);
+        return barriers + (warp * kBarriers + 2 * stage) * 8;
     }
     __device__ __forceinline__ uint8_t* stage(int warp, int stage) const {
         return data + (warp * stages + stage) * kStageBytes;

@@ -116,8 +116,8 @@ struct TaggedEight {
     }
 };
 
-// A phase's activations.
-template <typename T>
+// A phase's activations. Those of linears are the caller's.
+template <typename T, bool kLinear>
 struct TokenInput {
     T const* x;              // [k], the caller's, or null:
     uint32_t const* tagged;  // [k], of `layer`
@@ -128,7 +128,7 @@ struct TokenInput {
     // Calls f(i, eight) for kCount times eight values as they appear, from offset(i) on; zeros from K's end on.
     template <int kCount, typename Offset, typename F>
     __device__ __forceinline__ void read(Offset&& offset, F&& f) const {
-        if (x != nullptr) {
+        if (kLinear || x != nullptr) {
             uint4 eights[kCount];
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
@@ -139,6 +139,7 @@ struct TokenInput {
             for (int i = 0; i < kCount; ++i) f(i, eights[i]);
             return;
         }
+        if constexpr (kLinear) return;
         TaggedEight eights[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -154,8 +155,8 @@ struct TokenInput {
 };
 
 // By all warps that multiply. `squares` has a place for each of them.
-template <typename T>
-__device__ __forceinline__ float inverse_rms(TokenInput<T> const& from, float epsilon, float* squares) {
+template <typename T, bool kLinear>
+__device__ __forceinline__ float inverse_rms(TokenInput<T, kLinear> const& from, float epsilon, float* squares) {
     float sum = 0.0f;
 #pragma unroll 1
     for (int offset = threadIdx.x * 8; offset < from.k; offset += kThreads * 8) {
@@ -178,9 +179,9 @@ __device__ __forceinline__ float inverse_rms(TokenInput<T> const& from, float ep
 }
 
 // Chunks [begin, end) to the panel as they appear, each by a warp.
-template <typename T>
-__device__ __forceinline__ void stage_token(TokenInput<T> const& from, int begin, int end, uint8_t* panel) {
-    constexpr int kBatch = 2;
+template <typename T, bool kLinear>
+__device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, int begin, int end, uint8_t* panel) {
+    constexpr int kBatch = kLinear ? 4 : 2;
     int const lane = threadIdx.x % 32;
     int const t = lane / 2 % 4;
     int const word = lane / 8 * 2 + lane % 2;
@@ -332,7 +333,7 @@ __device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const
         int const which = phase % kProjections;
         int const layer = phase / kProjections;
         Projection const& p = args.program.projections[which];
-        TokenInput<T> from{
+        TokenInput<T, kProjections == 1> from{
             phase == 0 ? args.x : nullptr, args.between[which], layer, p.k, args.surroundings[which].norm_weight, 0.0f};
         // Not in blocks without a task: nobody waits for these, so what they read might be gone.
         if (from.norm_weight != nullptr && static_cast<int>(blockIdx.x) < p.tasks) {
@@ -407,7 +408,7 @@ __global__ __launch_bounds__(kBlockThreads,
     __shared__ TokenSums sums[2];
     __shared__ float squares[kWarps];
     int const warp = threadIdx.x / 32;
-    Rings const rings{token_bytes, ring_barriers, args.shared.stages};
+    Rings const rings{token_bytes, ptx::shared_address(ring_barriers), args.shared.stages};
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {
