@@ -27,7 +27,7 @@ def main(library: str) -> None:
                 (
                     "NVFP4PersistentMLP",
                     op_inputs.persistent_mlp(rng, 3, m, 544, 1056, 544, dtype, gated=1).inputs,
-                    {"activation": 5, "gated": 1},
+                    {"activation": 5, "gated": 1, "norm": 1, "residual": 1},
                 ),
             ]
             tactics = [(call, W4A16) for call in calls]

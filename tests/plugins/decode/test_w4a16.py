@@ -107,6 +107,9 @@ def stack_inputs(layers: int, m: int, k: int, i: int, h: int, dtype: torch.dtype
 
 STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
     ((1, 1, 64, 96, 40), {"gated": 1, "activation": Activation.SILU, "residual": 0}),
+    ((2, 1, 2048, 16384, 2048), {"gated": 1, "activation": Activation.GELU_TANH, "residual": 0}),
+    ((4, 1, 256, 512, 256), {"gated": 0, "activation": Activation.RELU2, "norm": 1, "residual": 1}),
+    ((32, 1, 512, 1024, 512), {"gated": 1, "activation": Activation.GELU_QUICK, "norm": 1, "residual": 1}),
     ((1, 7, 544, 320, 1000), {"gated": 0, "activation": Activation.RELU2, "residual": 0}),
     ((2, 64, 512, 1056, 512), {"gated": 1, "activation": Activation.SWIGLU_CLAMPED, "norm": 1, "residual": 1}),
     ((3, 16, 2048, 4096, 2048), {"gated": 1, "activation": Activation.GELU_TANH}),
@@ -157,12 +160,16 @@ def test_explicit_tactic_is_refused_where_it_cannot_serve(host: PluginHost) -> N
         session.run(odd)
 
 
-@TACTICS
-def test_two_streams_at_once_and_many_launches(host: PluginHost, tactic: int) -> None:
+# One token has a kernel of its own.
+FEW_TOKENS = pytest.mark.parametrize(("tactic", "m"), [(W4A16, 1), (W4A16, 4), (W4A16_SM90, 4)])
+
+
+@FEW_TOKENS
+def test_two_streams_at_once_and_many_launches(host: PluginHost, tactic: int, m: int) -> None:
     """Two persistent launches compete for the SMs, each with its own workspace, 10,000 times in a row."""
     require_gpu_of(tactic)
     attributes = {"gated": 1, "activation": Activation.SILU}
-    inputs = [stack_inputs(2, 4, 512, 2048, 512, torch.float16, gated=1) for _ in range(2)]
+    inputs = [stack_inputs(2, m, 512, 2048, 512, torch.float16, gated=1) for _ in range(2)]
     expected = [run_twice(host, "NVFP4PersistentMLP", each, attributes, tactic) for each in inputs]
     streams = [torch.cuda.Stream() for _ in inputs]
     outputs = [torch.empty_like(y) for y in expected]
@@ -183,11 +190,11 @@ def test_two_streams_at_once_and_many_launches(host: PluginHost, tactic: int) ->
         assert torch.equal(y, reference)
 
 
-@TACTICS
-def test_graph_replays_with_new_inputs(host: PluginHost, tactic: int) -> None:
+@FEW_TOKENS
+def test_graph_replays_with_new_inputs(host: PluginHost, tactic: int, m: int) -> None:
     require_gpu_of(tactic)
     attributes = {"gated": 1, "activation": Activation.SILU}
-    inputs = stack_inputs(3, 2, 512, 1024, 512, torch.bfloat16, gated=1)
+    inputs = stack_inputs(3, m, 512, 1024, 512, torch.bfloat16, gated=1)
     with host.session("NVFP4PersistentMLP", inputs, attributes, tactic=tactic) as session:
         y = torch.empty_like(inputs[0])
         workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")

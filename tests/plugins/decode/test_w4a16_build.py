@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from compiled import compiled
 
@@ -15,10 +13,9 @@ ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "s
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_specialisations_and_native_conversion(arch: str) -> None:
     library = compiled(arch)
-    kernels = {
-        line for line in library.report.splitlines() if re.search("Function properties for .*sm80_w4a16_mlp", line)
-    }
-    assert len(kernels) == 12, "two dtypes, three numbers of columns, linear and MLP"
+    for kernel, count in (("sm80_w4a16_token", 4), ("sm80_w4a16_mlp", 12)):
+        found = {line for line in library.report.splitlines() if "Function properties for" in line and kernel in line}
+        assert len(found) == count, "two dtypes, linear and MLP, and three numbers of columns of more than one token"
     if int(arch.strip("sm_a")) < 100:
         return
     fp16 = "\n".join(f for f in library.sass("w4a16.cu").split("Function : ") if "6__half" in f.splitlines()[0])

@@ -83,5 +83,6 @@ TARGETS = {
     "thor": Target("sm_110a", 20, 228 * KIB, 32 * MIB, integrated=True),
     "rtx-blackwell": Target("sm_120a", 188, 100 * KIB, 96 * MIB, threads_per_sm=1536, blocks_per_sm=24),
     "spark": Target("sm_121a", 48, 100 * KIB, 24 * MIB, threads_per_sm=1536, blocks_per_sm=24, integrated=True),
+    "a100": Target("sm_80", 108, 164 * KIB, 40 * MIB),
     "ada": Target("sm_89", 128, 100 * KIB, 72 * MIB, threads_per_sm=1536, blocks_per_sm=24),
 }

@@ -1,0 +1,41 @@
+"""The W4A16 kernel of one token on the PTX emulator: codes and block scales converted by instructions (Blackwell), one
+of them (SM90) and neither (SM80)."""
+
+from __future__ import annotations
+
+import numpy as np
+import op_inputs
+import pytest
+import test_one_token
+import torch
+
+from ptx_emulator.shim import Gpu
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.ops import OPS, Activation
+
+on = pytest.mark.parametrize
+pytestmark = [pytest.mark.slow, on("emulated_gpu", ["h200", "rtx-blackwell", "a100"], indirect=True)]
+
+
+@on("kind", ["largest", "smallest", "outliers"])
+def test_ends_of_the_range(emulated: PluginHost, seed: int, kind: str) -> None:
+    test_one_token.test_ends_of_the_range(emulated, seed, kind, "largest", torch.float16)
+    test_one_token.test_ends_of_the_range(emulated, seed, kind, "any", torch.bfloat16)
+
+
+def test_nan_and_infinity_reach_the_output(emulated: PluginHost, seed: int) -> None:
+    test_one_token.test_nan_and_infinity_reach_the_output(emulated, seed, torch.bfloat16)
+
+
+@on("gated", [0, 1])
+def test_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int) -> None:
+    """Parts of K summed by other blocks than computed them, values handed from layer to layer."""
+    rng = np.random.default_rng(seed)
+    inputs = op_inputs.persistent_mlp(rng, 3, 1, 288, 1056, 288, torch.float16, gated=gated).inputs
+    attributes = {"activation": Activation.GELU, "gated": gated, "norm": 1, "residual": 1}
+    with emulated.session("NVFP4PersistentMLP", inputs, attributes, tactic=2) as session:
+        (y,) = session.run(inputs)
+    assert "sm80_w4a16_token" in emulated_gpu.launches[-1].kernel
+    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
+    assert isinstance(reference, torch.Tensor)
+    assert torch.linalg.norm((y - reference).float()) < 5e-3 * torch.linalg.norm(reference.float())

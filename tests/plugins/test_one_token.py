@@ -1,0 +1,108 @@
+"""The W4A16 kernel of one token, whose lanes sum in FP16: activations and weights at the ends of their ranges."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from nvfp4_reference import Array, Bytes, Weight, pack, tile
+from op_inputs import float64, scalar
+
+from trt_nvfp4.plugins.host import PluginHost
+
+pytestmark = pytest.mark.gpu
+
+W4A16 = 2
+LARGEST_SCALE = 0x7E  # 448
+N, K = 40, 544
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def weight(codes: Bytes, scales: Bytes, tensor_scale: float) -> Weight:
+    blocks = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    values = _E2M1[codes] * np.repeat(blocks, 16, axis=1) * np.float64(np.float32(tensor_scale))
+    tensors = (torch.from_numpy(pack(codes)).view(torch.int8), torch.from_numpy(tile(scales)).view(torch.int8))
+    return Weight(*tensors, scalar(tensor_scale), values)
+
+
+def run(host: PluginHost, x: torch.Tensor, w: Weight) -> tuple[torch.Tensor, Array]:
+    """The output, and x times the weights in float64; no bias, no activation."""
+    inputs = [x, *w.tensors, torch.zeros(N, dtype=x.dtype), scalar(0)]
+    with host.session("NVFP4Linear", [t.cuda() for t in inputs], {}, tactic=W4A16) as session:
+        (y,) = session.run([t.cuda() for t in inputs])
+    with np.errstate(invalid="ignore"):  # infinity times zero
+        return y.cpu(), float64(x) @ w.values.T
+
+
+def assert_near(y: torch.Tensor, reference: Array) -> None:
+    tolerance = 2e-3 if y.dtype == torch.float16 else 1e-2
+    assert np.linalg.norm(float64(y) - reference) <= tolerance * np.linalg.norm(reference)
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+def activations(rng: np.random.Generator, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.from_numpy(rng.standard_normal((1, K)))
+    info = torch.finfo(dtype)
+    if kind == "largest":
+        return torch.full((1, K), min(info.max, 1e30)).to(dtype)
+    if kind == "smallest":
+        # FP16: most of them subnormal. Tensor scales of float32 could not make up for BF16's smallest.
+        return (values * max(info.smallest_normal / 3, 1e-30)).to(dtype)
+    values /= 256
+    values[0, rng.integers(K, size=3)] = 2.0**14  # each in a chunk of its own or not
+    return values.to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", ["largest", "smallest", "outliers"])
+@pytest.mark.parametrize("weights", ["largest", "any"])
+def test_ends_of_the_range(host: PluginHost, seed: int, kind: str, weights: str, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(seed)
+    x = activations(rng, kind, dtype)
+    codes = rng.integers(0, 16, (N, K), dtype=np.uint8)
+    scales = rng.integers(0, LARGEST_SCALE + 1, (N, K // 16), dtype=np.uint8)
+    if weights == "largest":  # all products of one sign: no sum may overflow
+        codes[:], scales[:] = 0x7, LARGEST_SCALE
+    size = np.abs(float64(x)).max() * 6 * 448 * K
+    y, reference = run(host, x, weight(codes, scales, float(1e3 / size)))
+    assert torch.isfinite(y).all()
+    assert_near(y, reference)
+
+
+@DTYPES
+def test_chunks_of_very_different_size(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+    """Rows whose large chunk has no weights show that the small one keeps its bits."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.standard_normal((1, K)))
+    x[:, :256] *= 2.0**-10
+    x[:, 256:] *= 2.0**12
+    x = x.to(dtype)
+    codes = rng.integers(0, 16, (N, K), dtype=np.uint8)
+    codes[::2, 256:] = 0
+    scales = rng.integers(0x30, 0x41, (N, K // 16), dtype=np.uint8)
+    y, reference = run(host, x, weight(codes, scales, 0.05))
+    assert_near(y[:, ::2], reference[:, ::2])
+    assert_near(y[:, 1::2], reference[:, 1::2])
+
+
+@DTYPES
+def test_zeros_give_zeros(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+    w = Weight.random(np.random.default_rng(seed), N, K)
+    y, _ = run(host, torch.zeros(1, K, dtype=dtype), w)
+    assert (y == 0).all()
+
+
+@DTYPES
+def test_nan_and_infinity_reach_the_output(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(seed)
+    w = Weight.random(rng, N, K)
+    x = torch.from_numpy(rng.standard_normal((1, K))).to(dtype)
+    x[0, 300] = float("nan")
+    assert run(host, x, w)[0].isnan().all()
+    x[0, 300] = float("inf")
+    y, reference = run(host, x, w)
+    assert np.isinf(reference).any()
+    np.testing.assert_array_equal(float64(y), reference)
