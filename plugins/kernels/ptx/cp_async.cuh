@@ -21,8 +21,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, void const* so
 
 // Writes zeros, and reads nothing, where `inside` is false.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, void const* source, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-                 "r"(inside ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(inside ? 16 : 0)
                  : "memory");
 }
 
