@@ -80,7 +80,7 @@ struct Surroundings {
     bool residual;  // adds the layer's x
 };
 
-// Of a launch.
+// Of a launch of any kernel for phases.
 template <typename T, int kProjections>
 struct PhasesArgs {
     Program<kProjections> program;

@@ -1,6 +1,6 @@
 // y = MLP layers of one token, or one linear. As sm80_w4a16_mlp.cuh, but there are no columns of tokens: FP16 lanes
 // multiply unscaled codes and sum eight products of a scale block each, and the tensor cores only add up, in float32,
-// what lanes have. That takes a quarter fewer clocks than products on the tensor cores (benchmarks/NOTES.md).
+// what lanes have. That takes a tenth fewer clocks than products on the tensor cores (benchmarks/NOTES.md).
 //
 // A lane finishes one row of a tile. Blocks exchange words that hold a value and its layer, so that nothing has to be
 // erased and no fence keeps an order.

@@ -1,4 +1,4 @@
-// Launcher of the W4A16 decode kernels (sm80_w4a16_mlp.cuh, sm90_w4a16_gemm.cuh, sm90_w4a16_mlp.cuh) behind
+// Launcher of the W4A16 decode kernels (sm80_w4a16_token.cuh, sm80_w4a16_mlp.cuh, and SM90's: sm90_w4a16.h) behind
 // trtNvfp4Linear and trtNvfp4Mlp.
 #pragma once
 
