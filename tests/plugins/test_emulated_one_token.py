@@ -3,6 +3,9 @@ of them (SM90) and neither (SM80)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import op_inputs
 import pytest
@@ -27,9 +30,21 @@ def test_nan_and_infinity_reach_the_output(emulated: PluginHost, seed: int) -> N
     test_one_token.test_nan_and_infinity_reach_the_output(emulated, seed, torch.bfloat16)
 
 
-@on("gated", [0, 1])
-def test_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int) -> None:
+@on(
+    ("gpu", "gated"),
+    [({}, 0), ({}, 1), ({"sm_count": 2}, 0), ({"sm_count": 3, "shared_per_sm": 44 * 1024}, 1)],
+    ids=["plain", "gated", "blocks with several tasks", "panels of one chunk"],
+)
+def test_layers(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: dict[str, Any],
+    gated: int,
+) -> None:
     """Parts of K summed by other blocks than computed them, values handed from layer to layer."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, **gpu))
     rng = np.random.default_rng(seed)
     inputs = op_inputs.persistent_mlp(rng, 3, 1, 288, 1056, 288, torch.float16, gated=gated).inputs
     attributes = {"activation": Activation.GELU, "gated": gated, "norm": 1, "residual": 1}

@@ -78,6 +78,9 @@ def test_linear_at_every_token_count(host: PluginHost, m: int, tactic: int, dtyp
         (2, 4096, 4096),
         (16, 1000, 8192),
         (33, 64, 16384),
+        # Several tasks for a block.
+        (1, 70000, 544),
+        (1, 9000, 28704),
         # Blocks of SM90's that have the end of a tile and the begin of the next, or whole ones.
         (8, 9000, 4128),
         (13, 40000, 544),

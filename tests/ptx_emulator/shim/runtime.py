@@ -108,7 +108,6 @@ class Gpu:
         self.error: Exception | None = None
         self.on_error = on_error
         self._modules: dict[int, LoadedModule] = {}
-        self._attributes = self.target.attributes()
         self._table = _Callbacks(*(signature(self._guarded(name)) for name, signature in _SIGNATURES.items()))
 
     def use(self) -> None:
@@ -173,9 +172,10 @@ class Gpu:
         return address + size <= region.base + region.size
 
     def _attribute(self, which: int, value: Any) -> int:
-        if which not in self._attributes:
+        attributes = self.target.attributes()
+        if which not in attributes:
             raise EmulatorError(f"cudaDeviceGetAttribute({which}): the emulated GPU has no value for it")
-        value[0] = self._attributes[which]
+        value[0] = attributes[which]
         return _SUCCESS
 
     def _symbol(self, image: int, name: bytes) -> int:
