@@ -102,9 +102,8 @@ struct Decoder<__half> {
     static constexpr int kScaleShift = kNativeE2m1 ? 8 : 7;
     static constexpr bool kNeighbours = kNativeE2m1;  // pairs are codes 2i, 2i + 1; otherwise i, i + 4
 
-    // Where eight products of unscaled codes are summed before the block scale multiplies them: the greatest exponent
-    // of activations with which no sum exceeds FP16's range, and the power of two that results are then short of.
-    static constexpr int kSumExponent = kNativeE2m1 ? 8 : 14;
+    // Where eight products of unscaled codes are summed before the block scale multiplies them, results are short of
+    // 2^kSumShift, and with that exponent of the greatest activation no sum exceeds FP16's range.
     static constexpr int kSumShift = kNativeE2m1 ? 8 : 14;
 
     // Two block scales from the low two bytes, for codes

@@ -194,7 +194,7 @@ __device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, 
             if (from.norm_weight != nullptr && offset(i) < from.k) {
                 eight = normalize(eight, from.norm_weight + offset(i), from.inverse_rms);
             }
-            HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumExponent);
+            HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumShift);
             uint8_t* const place = panel + (chunk(i) - begin) * kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) = pair_activations<__half>(scale.of<T>(eight));
             if (lane == 0) *reinterpret_cast<float*>(place + kTokenFactor) = scale.factor();

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from nvfp4_reference import Array, Bytes, Weight, pack, tile
+from nvfp4_reference import Array, Bytes, Quantized, Weight, pack, tile
 from op_inputs import float64, scalar
 
 from trt_nvfp4.plugins.host import PluginHost
@@ -16,14 +15,11 @@ pytestmark = pytest.mark.gpu
 W4A16 = 2
 LARGEST_SCALE = 0x7E  # 448
 N, K = 40, 544
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def weight(codes: Bytes, scales: Bytes, tensor_scale: float) -> Weight:
-    blocks = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    values = _E2M1[codes] * np.repeat(blocks, 16, axis=1) * np.float64(np.float32(tensor_scale))
     tensors = (torch.from_numpy(pack(codes)).view(torch.int8), torch.from_numpy(tile(scales)).view(torch.int8))
-    return Weight(*tensors, scalar(tensor_scale), values)
+    return Weight(*tensors, scalar(tensor_scale), Quantized(codes, scales, np.float32(tensor_scale)).values)
 
 
 def run(host: PluginHost, x: torch.Tensor, w: Weight) -> tuple[torch.Tensor, Array]:
