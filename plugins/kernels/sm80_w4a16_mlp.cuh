@@ -279,7 +279,7 @@ __device__ __forceinline__ void shift(float (&acc)[2][kColumns][4]) {
 // of them, and fences before it publishes anything of its own. A block that writes or awaits hidden(l + 1) or x(l + 2),
 // the next in those places, has seen all of x(l + 1), to which every erasing block contributed after its fence.
 template <typename T, int kColumns, int kProjections>
-__device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& args, Rings const& rings,
+__device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& args, Rings<kWarps> const& rings,
                                                 uint8_t* panel, float* rms, Turned* turned) {
     using P = Product<T, kColumns>;
     int const warp = threadIdx.x / 32;
@@ -362,14 +362,11 @@ __global__ __launch_bounds__(kBlockThreads,
                              1) void sm80_w4a16_mlp(__grid_constant__ MlpArgs<T, kProjections> const args) {
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t ring_barriers[kWarps * Rings::kBarriers];
+    __shared__ uint64_t ring_barriers[Rings<kWarps>::kBarriers];
     __shared__ float rms[8 * kColumns];
     __shared__ __align__(16) Turned turned[kWarps];
     int const warp = threadIdx.x / 32;
-    uint32_t barriers = ptx::shared_address(ring_barriers);
-    // Kept in a register: found anew, it takes 1 % of the time.
-    asm volatile("" : "+r"(barriers));
-    Rings const rings{shared, barriers, args.shared.stages};
+    Rings<kWarps> const rings(shared, ring_barriers, args.shared.stages);
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {

@@ -197,8 +197,9 @@ __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, i
 // same_activations: the task before had the same.
 template <typename T, int kMostColumns>
 __device__ __forceinline__ void run_task(MoeArgs<T> const& args, ExpertTask const& task, ExpertJob const& job,
-                                         int phase, int part, bool same_activations, Rings const& rings,
-                                         RingPosition& position, uint8_t* panel, Turned* turned) {
+                                         int phase, int part, bool same_activations,
+                                         Rings<kMoeWarps<kMostColumns>> const& rings, RingPosition& position,
+                                         uint8_t* panel, Turned* turned) {
     ExpertWeights const& w = args.weights[phase][task.segment];
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
@@ -345,8 +346,9 @@ __device__ void sum_outputs(MoeArgs<T> const& args) {
 }
 
 template <typename T, int kMostColumns>
-__device__ __forceinline__ void multiply_experts(MoeArgs<T> const& args, TaskRanges const& ranges, Rings const& rings,
-                                                 uint8_t* panel, Turned* turned) {
+__device__ __forceinline__ void multiply_experts(MoeArgs<T> const& args, TaskRanges const& ranges,
+                                                 Rings<kMoeWarps<kMostColumns>> const& rings, uint8_t* panel,
+                                                 Turned* turned) {
     // No column may be uninitialised. While the first weights are on their way.
 #pragma unroll 1
     for (int i = threadIdx.x; i < args.memory.panel_bytes / 16; i += 32 * kMoeWarps<kMostColumns>) {
@@ -377,11 +379,11 @@ __global__ __launch_bounds__(kMoeThreads<kMostColumns>,
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     constexpr int kMultipliers = kMoeWarps<kMostColumns>;
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t ring_barriers[kMultipliers * Rings::kBarriers];
+    __shared__ uint64_t ring_barriers[Rings<kMultipliers>::kBarriers];
     __shared__ __align__(16) Turned turned[kMultipliers];
     __shared__ TaskRanges ranges;
     int const warp = threadIdx.x / 32;
-    Rings const rings{shared, ptx::shared_address(ring_barriers), args.memory.stages};
+    Rings<kMultipliers> const rings(shared, ring_barriers, args.memory.stages);
     if (threadIdx.x % 32 == 0 && warp < kMultipliers) rings.init(warp);
     // All warps: the plan comes from the kernel before.
     wait_for_kernels_before();

@@ -175,10 +175,10 @@ struct TaskRanges {
 // A block's weights of all phases, by one warp, for some of the warps that multiply.
 template <int kMostColumns, typename T>
 __device__ __forceinline__ void fill_experts(MoeArgs<T> const& args, TaskRanges const& ranges, int filler,
-                                             Rings const& rings) {
+                                             Rings<kMoeWarps<kMostColumns>> const& rings) {
     constexpr int kTiles = kMoeWarps<kMostColumns> / kMoeFillers<kMostColumns>;
     constexpr int kInFlight = kMoeStagesInFlight<kMostColumns> / kMoeFillers<kMostColumns>;
-    int const first = filler * kTiles;
+    int const first = uniform(filler) * kTiles;
     RingPosition at;
 #pragma unroll 1
     for (int phase = args.first_phase; phase < min(args.last_phase, static_cast<int>(kSumPhase)); ++phase) {

@@ -105,9 +105,9 @@ struct WarpCopies {
 // The weights of all phases, by one warp, for some of the warps that multiply.
 template <int kProjections>
 __device__ __forceinline__ void fill_phases(Program<kProjections> const& program, int panel_chunks, int filler,
-                                            Rings const& rings) {
+                                            Rings<kWarps> const& rings) {
     constexpr int kRings = kWarps / kFillers;
-    int const first = filler * kRings;
+    int const first = uniform(filler) * kRings;
     RingPosition at;
     for (int phase = program.first_phase; phase < program.last_phase; ++phase) {
         Projection const& p = program.projections[phase % kProjections];

@@ -31,37 +31,45 @@ struct RingPosition {
     }
 };
 
-// The rings of a block's multiplying warps: [warp][stage] of kStageBytes, and a barrier, full and empty, for each.
+// The rings of a block's kRings multiplying warps: [stage][warp] of kStageBytes, and barriers, full and empty, of each.
+template <int kRings>
 struct Rings {
-    static constexpr int kBarriers = 2 * kMaxStages;  // of a warp
+    static constexpr int kBarriers = 2 * kMaxStages * kRings;
 
     uint8_t* data;
-    uint32_t barriers;  // their shared address
+    uint32_t address;  // the shared one of data
+    uint32_t barriers;
     int stages;
+
+    __device__ __forceinline__ Rings(uint8_t* data, uint64_t const* barriers, int stages)
+        : data(data), address(ptx::shared_address(data)), barriers(ptx::shared_address(barriers)), stages(stages) {
+        // Kept in registers: found anew for every stage, they take 1 % of the time.
+        asm volatile("" : "+r"(this->address), "+r"(this->barriers));
+    }
 
     // By one thread for each warp, before anything else. All lanes of a warp fill a stage, and all have read it.
     __device__ __forceinline__ void init(int warp) const {
         for (int stage = 0; stage < stages; ++stage) {
             ptx::mbarrier_init(full(warp, stage), 32);
-            ptx::mbarrier_init(full(warp, stage) + 8, 32);
+            ptx::mbarrier_init(empty(warp, stage), 32);
         }
     }
 
     // A warp's next stage, once it has been filled; it may be read until release().
     __device__ __forceinline__ uint8_t const* acquire(int warp, RingPosition const& at) const {
         ptx::mbarrier_wait(full(warp, at.stage), at.round);
-        return stage(warp, at.stage);
+        return data + offset(warp, at.stage);
     }
     __device__ __forceinline__ void release(int warp, RingPosition& at) const {
-        ptx::mbarrier_arrive(full(warp, at.stage) + 8);
+        ptx::mbarrier_arrive(empty(warp, at.stage));
         at.advance(stages);
     }
 
     // The shared address of a warp's next stage, once it may be filled again; it is full when this warp's copies have
     // arrived.
     __device__ __forceinline__ uint32_t open(int warp, RingPosition const& at) const {
-        ptx::mbarrier_wait(full(warp, at.stage) + 8, at.round ^ 1);
-        return ptx::shared_address(stage(warp, at.stage));
+        ptx::mbarrier_wait(empty(warp, at.stage), at.round ^ 1);
+        return address + offset(warp, at.stage);
     }
     __device__ __forceinline__ void close(int warp, RingPosition const& at) const {
         ptx::mbarrier_arrive_after_copies(full(warp, at.stage));
@@ -69,11 +77,10 @@ struct Rings {
 
  private:
     __device__ __forceinline__ uint32_t full(int warp, int stage) const {
-        return barriers + (warp * kBarriers + 2 * stage) * 8;
+        return barriers + (stage * kRings + warp) * 16;
     }
-    __device__ __forceinline__ uint8_t* stage(int warp, int stage) const {
-        return data + (warp * stages + stage) * kStageBytes;
-    }
+    __device__ __forceinline__ uint32_t empty(int warp, int stage) const { return full(warp, stage) + 8; }
+    static __device__ __forceinline__ int offset(int warp, int stage) { return (stage * kRings + warp) * kStageBytes; }
 };
 
 // A matrix of weights and the tile and chunks of it that a warp multiplies: begin, begin + step, ... below end.
@@ -95,7 +102,7 @@ class TileCopies {
         int const group = place.tile / kTilesPerGroup;
         int const row = place.tile % kTilesPerGroup * 8;
         int const first_row = group * 128 + row + lane / 8;
-        whole_rows_ = group * 128 + 128 <= place.rows;
+        whole_end_ = group * 128 + 128 <= place.rows ? k_ / kChunk : 0;
         rows_left_ = place.rows - first_row;
         codes_ = place.codes + static_cast<int64_t>(first_row) * (k_ / 2) + lane % 8 * 16 + chunk_ * (kChunk / 2);
         int const scale_tiles = static_cast<int>(padded_blocks(k_) / 4);
@@ -112,7 +119,7 @@ class TileCopies {
         int const lane = threadIdx.x % 32;
         uint32_t const row = stage + lane / 8 * (kChunk / 2) + ((lane % 8) ^ (lane / 8 & 1)) * 16;
         uint32_t const scale = stage + kCodeBytes + lane / 8 * 128 + ((lane % 8) ^ (lane / 8 * 2)) * 16;
-        if (whole_rows_ && chunk_ * kChunk + kChunk <= k_) {
+        if (chunk_ < whole_end_) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 ptx::cp_async_16(row + i * 4 * (kChunk / 2), codes_ + static_cast<int64_t>(pitch_) * row_of(i));
@@ -145,20 +152,24 @@ class TileCopies {
     static __device__ constexpr int row_of(int i) { return i / 2 * 32 + i % 2 * 4; }
 
     int chunk_, end_, step_, k_, pitch_, rows_left_;
-    bool whole_rows_;
+    int whole_end_;  // chunks before it have all rows and all values
     uint8_t const* codes_;
     uint8_t const* scales_;
 };
 
+// `value`, which is the same in all lanes of a warp, known to be: what follows from it takes uniform registers, and no
+// loop over lanes that might differ.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // Fills, by one warp, `steps` stages of the rings of kRings warps from `first` on, each with the next chunk of its
 // copies; where these have fewer chunks, stages hold nothing. At most kInFlight copies of a stage are under way.
-template <int kInFlight, typename Copies, int kRings>
-__device__ __forceinline__ void fill(Rings const& rings, RingPosition& at, int first, Copies (&copies)[kRings],
+template <int kInFlight, typename Copies, int kCopies, int kRings>
+__device__ __forceinline__ void fill(Rings<kRings> const& rings, RingPosition& at, int first, Copies (&copies)[kCopies],
                                      int steps) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
-        for (int i = 0; i < kRings; ++i) {
+        for (int i = 0; i < kCopies; ++i) {
             bool const copied = copies[i].copy(rings.open(first + i, at));
             rings.close(first + i, at);
             if (!copied) continue;

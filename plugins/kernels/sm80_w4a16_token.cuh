@@ -116,6 +116,9 @@ struct TaggedEight {
     }
 };
 
+// Nanoseconds between two polls of a value: all blocks' polls at once hold up the values.
+constexpr unsigned kPollPause = 100;
+
 // A phase's activations. Those of linears are the caller's.
 template <typename T, bool kLinear>
 struct TokenInput {
@@ -125,7 +128,8 @@ struct TokenInput {
     T const* norm_weight;  // [k], or null
     float inverse_rms;
 
-    // Calls f(i, eight) for kCount times eight values as they appear, from offset(i) on; zeros from K's end on.
+    // By a whole warp. Calls f(i, eight) for kCount times eight values as they appear, from offset(i) on; zeros from
+    // K's end on.
     template <int kCount, typename Offset, typename F>
     __device__ __forceinline__ void read(Offset&& offset, F&& f) const {
         if (kLinear || x != nullptr) {
@@ -147,8 +151,13 @@ struct TokenInput {
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            while (offset(i) < k && !eights[i].is_of(layer)) eights[i].load(tagged + offset(i));
+            while (offset(i) < k && !eights[i].is_of(layer)) {
+                __nanosleep(kPollPause);
+                eights[i].load(tagged + offset(i));
+            }
         }
+        // Lanes that saw their values at different times would go on one after another.
+        __syncwarp();
 #pragma unroll
         for (int i = 0; i < kCount; ++i) f(i, offset(i) < k ? eights[i].values() : make_uint4(0u, 0u, 0u, 0u));
     }
@@ -159,8 +168,8 @@ template <typename T, bool kLinear>
 __device__ __forceinline__ float inverse_rms(TokenInput<T, kLinear> const& from, float epsilon, float* squares) {
     float sum = 0.0f;
 #pragma unroll 1
-    for (int offset = threadIdx.x * 8; offset < from.k; offset += kThreads * 8) {
-        from.template read<1>([&](int) { return offset; },
+    for (int first = threadIdx.x / 32 * kChunk; first < from.k; first += kWarps * kChunk) {
+        from.template read<1>([&](int) { return first + static_cast<int>(threadIdx.x % 32 * 8); },
                               [&](int, uint4 eight) {
                                   T const* const values = reinterpret_cast<T const*>(&eight);
 #pragma unroll
@@ -323,7 +332,7 @@ __device__ __forceinline__ void finish_split_tiles(TokenArgs<T, kProjections> co
 }
 
 template <typename T, int kProjections>
-__device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const& args, Rings const& rings,
+__device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const& args, Rings<kWarps> const& rings,
                                                 uint8_t* panel, TokenSums (&shared_sums)[2], float* squares) {
     int const warp = threadIdx.x / 32;
     RingPosition position;
@@ -404,11 +413,11 @@ __global__ __launch_bounds__(kBlockThreads,
                              1) void sm80_w4a16_token(__grid_constant__ TokenArgs<T, kProjections> const args) {
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     extern __shared__ __align__(128) uint8_t token_bytes[];
-    __shared__ uint64_t ring_barriers[kWarps * Rings::kBarriers];
+    __shared__ uint64_t ring_barriers[Rings<kWarps>::kBarriers];
     __shared__ TokenSums sums[2];
     __shared__ float squares[kWarps];
     int const warp = threadIdx.x / 32;
-    Rings const rings{token_bytes, ptx::shared_address(ring_barriers), args.shared.stages};
+    Rings<kWarps> const rings(token_bytes, ring_barriers, args.shared.stages);
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {
