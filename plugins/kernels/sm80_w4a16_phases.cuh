@@ -11,7 +11,11 @@ namespace trt_nvfp4::w4a16 {
 constexpr int kThreads = 32 * kWarps;  // that multiply
 constexpr int kFillers = 4;            // warps that fill the rings
 constexpr int kBlockThreads = kThreads + 32 * kFillers;
-constexpr int kStagesInFlight = 12;  // of a block: 55 KB
+
+// Stages under way of a block: 55 KB in launches of several phases, in others 37 or 74.
+constexpr int kStagesInFlight = 12;
+constexpr int kFewInFlight = 8;
+constexpr int kManyInFlight = 16;
 
 // One projection, for all layers. A block's task is a group of tiles of rows by one of `splits` parts of K.
 struct Projection {
@@ -92,7 +96,8 @@ struct PhasesArgs {
     T* y;
     Partial* partials[kProjections];  // [tiles, splits, m, kTileRows]
     SharedMemory shared;
-    uint32_t one;  // 1, see shift_left
+    bool few_in_flight;  // if there is one projection
+    uint32_t one;        // 1, see shift_left
 };
 
 // What a warp multiplies of a panel: chunks of a tile, and then perhaps of the next.
@@ -103,9 +108,11 @@ struct WarpCopies {
 };
 
 // The weights of all phases, by one warp, for some of the warps that multiply.
-template <int kProjections>
-__device__ __forceinline__ void fill_phases(Program<kProjections> const& program, int panel_chunks, int filler,
+template <typename T, int kProjections>
+__device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& args, int filler,
                                             Rings<kWarps> const& rings) {
+    Program<kProjections> const& program = args.program;
+    int const panel_chunks = args.shared.panel_chunks;
     constexpr int kRings = kWarps / kFillers;
     int const first = uniform(filler) * kRings;
     RingPosition at;
@@ -129,7 +136,13 @@ __device__ __forceinline__ void fill_phases(Program<kProjections> const& program
                     if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);
                     steps = part.most;
                 }
-                fill<kStagesInFlight / kFillers>(rings, at, first, tiles, steps);
+                if constexpr (kProjections > 1) {
+                    fill<kStagesInFlight / kFillers>(rings, at, first, tiles, steps);
+                } else if (args.few_in_flight) {
+                    fill<kFewInFlight / kFillers>(rings, at, first, tiles, steps);
+                } else {
+                    fill<kManyInFlight / kFillers>(rings, at, first, tiles, steps);
+                }
             }
         }
     }

@@ -161,7 +161,7 @@ class TileCopies {
 // loop over lanes that might differ.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// Fills, by one warp, `steps` stages of the rings of kRings warps from `first` on, each with the next chunk of its
+// Fills, by one warp, `steps` stages of the rings of kCopies warps from `first` on, each with the next chunk of its
 // copies; where these have fewer chunks, stages hold nothing. At most kInFlight copies of a stage are under way.
 template <int kInFlight, typename Copies, int kCopies, int kRings>
 __device__ __forceinline__ void fill(Rings<kRings> const& rings, RingPosition& at, int first, Copies (&copies)[kCopies],

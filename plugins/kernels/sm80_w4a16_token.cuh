@@ -421,7 +421,7 @@ __global__ __launch_bounds__(kBlockThreads,
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {
-        fill_phases(args.program, args.shared.panel_chunks, warp - kWarps, rings);
+        fill_phases(args, warp - kWarps, rings);
         return;
     }
     // In this order: a kernel that starts early may then read, before its own wait, what ended two launches ago.

@@ -40,9 +40,13 @@ int main() {
             std::cout << sm90::takes_layers(m, up_rows) << '\n';
         } else if (kind == "sm90_linear") {
             int m;
-            int64_t weights;
-            std::cin >> m >> weights;
-            std::cout << sm90::takes_linear(m, weights) << '\n';
+            int64_t k;
+            std::cin >> m >> k;
+            std::cout << sm90::takes_linear(m, k) << '\n';
+        } else if (kind == "w4a16_in_flight") {
+            int64_t bytes;
+            std::cin >> bytes;
+            std::cout << w4a16::keeps_few_in_flight(bytes) << '\n';
         } else if (kind == "sm90_mixture") {
             int tiles, sms;
             std::cin >> tiles >> sms;

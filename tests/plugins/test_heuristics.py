@@ -98,10 +98,17 @@ def test_sm90_takes_an_mlp_where_it_was_measured_ahead(ask: Ask) -> None:
 
 
 def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: weights, tokens at which the other kernel is ahead, and at which this one is."""
-    measured = ((4096 * 4096, 4, 8), (7168 * 2048, 8, 9), (11008 * 4096, 4, 8), (19968 * 6656, 2, 8))
-    for weights, other, this in measured:
-        assert ask("sm90_linear", [[other, weights], [this, weights]]) == [[0], [1]]
+    """H200, benchmarks/NOTES.md: K, tokens at which the other kernel is ahead, and at which this one is."""
+    measured = ((2048, 8, 9), (4096, 8, 9), (6656, 2, 8), (8192, 4, 8), (11008, 6, 8))
+    for k, other, this in measured:
+        assert ask("sm90_linear", [[other, k], [this, k]]) == [[0], [1]]
+
+
+def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
+    """H200, benchmarks/NOTES.md: weights of six linears, by what was faster on its 132 SMs."""
+    few, many = (4096 * 4096, 7168 * 2048, 11008 * 4096), (19968 * 6656, 28672 * 8192)
+    cases = [[weights * 9 // 16 // 132] for weights in (*few, *many)]
+    assert ask("w4a16_in_flight", cases) == [[1]] * 3 + [[0]] * 2
 
 
 def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:

@@ -128,6 +128,9 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
         split |= p.split.splits > 1;
     }
     args.shared = divide_shared_memory(needed, capacity, bytes, device);
+    Projection const& first = args.program.projections[0];
+    args.few_in_flight =
+        keeps_few_in_flight(static_cast<int64_t>(first.tiles()) * first.chunks() * kStageBytes / device.sm_count);
     args.one = 1;
     size_t const used = lay_out(args, workspace);
     if (used > 0) {

@@ -35,10 +35,9 @@ struct Split {
     }
 };
 
-// Whether a linear of so many weights is theirs at `m` tokens. Of six linears timed on an H200 (benchmarks/NOTES.md)
-// all are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and at 8 those of 2^24 weights on are at most 4 % behind
-// it.
-inline bool takes_linear(int m, int64_t weights) { return m >= (weights >= int64_t{1} << 24 ? 8 : 9); }
+// Whether a linear is theirs at `m` tokens. Of six linears timed on an H200 (benchmarks/NOTES.md) all are ahead of
+// sm80_w4a16_mlp.cuh at 9 tokens and more, and at 8 those whose activations take long to lay out.
+inline bool takes_linear(int m, int64_t k) { return m >= (k >= 6144 ? 8 : 9); }
 
 // Whether an MLP is theirs at `m` tokens, by rows of up. Of eleven MLPs timed on an H200 (benchmarks/NOTES.md), those
 // with a tile of up for half of the SMs are ahead of mma.sync at 8 tokens and at most 3 % behind at 6; those with fewer

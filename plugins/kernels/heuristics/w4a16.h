@@ -84,6 +84,10 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
     return best;
 }
 
+// Whether few copies are to be under way, for so many bytes of weights a block: a launch that is over soon waits for
+// its activations behind them, a long one for the weights (benchmarks/NOTES.md).
+inline bool keeps_few_in_flight(int64_t bytes) { return bytes <= 256 << 10; }
+
 // The panel holds what a task needs if it can; the ring takes the rest.
 struct SharedMemory {
     int panel_chunks, stages, bytes;
