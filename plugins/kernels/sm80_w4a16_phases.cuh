@@ -12,7 +12,7 @@ constexpr int kThreads = 32 * kWarps;  // that multiply
 constexpr int kFillers = 4;            // warps that fill the rings
 constexpr int kBlockThreads = kThreads + 32 * kFillers;
 
-// Stages under way of a block: 55 KB in launches of several phases, in others 37 or 74.
+// Stages under way of a block: 55 KB for an MLP, 37 or 74 for a linear.
 constexpr int kStagesInFlight = 12;
 constexpr int kFewInFlight = 8;
 constexpr int kManyInFlight = 16;
@@ -96,7 +96,7 @@ struct PhasesArgs {
     T* y;
     Partial* partials[kProjections];  // [tiles, splits, m, kTileRows]
     SharedMemory shared;
-    bool few_in_flight;  // if there is one projection
+    bool few_in_flight;  // of a linear
     uint32_t one;        // 1, see shift_left
 };
 

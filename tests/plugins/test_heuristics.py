@@ -105,7 +105,7 @@ def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:
 
 
 def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: weights of six linears, by what was faster on its 132 SMs."""
+    """H200, benchmarks/NOTES.md: weights of linears, by what was faster at most counts of tokens up to 6."""
     few, many = (4096 * 4096, 7168 * 2048, 11008 * 4096), (19968 * 6656, 28672 * 8192)
     cases = [[weights * 9 // 16 // 132] for weights in (*few, *many)]
     assert ask("w4a16_in_flight", cases) == [[1]] * 3 + [[0]] * 2
