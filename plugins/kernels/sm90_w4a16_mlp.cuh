@@ -4,8 +4,8 @@
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
 // (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
 // it has written: chunks of K, and tiles of down, count what has been written of them, and who reads them awaits the
-// count. Each phase needs all of the one before, directly or through the next, so that nothing is overwritten while it
-// is read.
+// count; partial sums of up to 8 tokens say so themselves. Each phase needs all of the one before, directly or through
+// the next, so that nothing is overwritten while it is read.
 //
 // Two warpgroups multiply and do the rows: by mma.sync up to 16 tokens, by wgmma beyond. Of a third, which leaves them
 // its registers, one thread fetches weights and one warp panels of activations, beyond 16 tokens for both blocks of a
@@ -215,10 +215,15 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
 #pragma unroll
                 for (int column = 0; column < kTokens / 8; ++column) {
                     float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
-                    *partial<T, kTokens>(args, task.part, task.tile, warp, quarter, column) =
-                        make_float2(sums[0], sums[1]);
+                    float2* const destination = partial<T, kTokens>(args, task.part, task.tile, warp, quarter, column);
+                    if (kSumsAreFlags<kTokens>) {
+                        store_sums(destination, {with_parity(sums[0], layer), with_parity(sums[1], layer)});
+                    } else {
+                        *destination = make_float2(sums[0], sums[1]);
+                    }
                 }
             }
+            if (kSumsAreFlags<kTokens>) return;
             publish<32 * kWarps>([&] { count(args.counts.partials + task.tile * kCountStep); });
         }
     });

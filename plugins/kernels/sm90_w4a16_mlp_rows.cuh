@@ -34,7 +34,7 @@ struct Projection {
 struct Counts {
     uint32_t* image;     // [chunks of x]: fragments of rows
     uint32_t* hidden;    // [chunks of hidden values]: by the blocks of up
-    uint32_t* partials;  // [tiles of down, kCountStep]: by the blocks of down
+    uint32_t* partials;  // [tiles of down, kCountStep]: by the blocks of down, unless sums are flags
     uint32_t* squares;   // one: fragments of rows
 };
 
@@ -68,10 +68,36 @@ __device__ __forceinline__ float2* partial(MlpArgs<T> const& args, int part, int
     return args.partials + fragment * 32 + threadIdx.x % 32;
 }
 
-// A fragment's sums over the parts of K, in their order.
+// Up to 8 tokens a partial sum's last bit says whether its layer is odd: it has been written once the bit is another
+// than before. That spares a fence and a trip to L2; with more tokens, asking for all of the sums costs as much.
+template <int kTokens>
+constexpr bool kSumsAreFlags = kTokens <= 8;
+constexpr int kNoSumsByte = 0xff;  // odd, as the layer before the first
+
+__device__ __forceinline__ float with_parity(float sum, int layer) {
+    return __uint_as_float((__float_as_uint(sum) & ~1u) | (layer & 1));
+}
+__device__ __forceinline__ bool has_parity(float2 sums, int layer) {
+    return (((__float_as_uint(sums.x) ^ layer) | (__float_as_uint(sums.y) ^ layer)) & 1) == 0;
+}
+
+// Past L1, never from a register.
+__device__ __forceinline__ float2 load_sums(float2 const* source) {
+    float2 sums;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(sums.x), "=f"(sums.y) : "l"(source) : "memory");
+    return sums;
+}
+
+// For all blocks to read; each float in one piece.
+__device__ __forceinline__ void store_sums(float2* destination, float2 sums) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(destination), "f"(sums.x), "f"(sums.y)
+                 : "memory");
+}
+
+// A fragment's sums over the parts of K, in their order; where they are flags, once they have been written.
 template <typename T, int kTokens>
-__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int tile, int warp, int quarter, int column,
-                                          float (&sums)[2]) {
+__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, int tile, int warp, int quarter,
+                                          int column, float (&sums)[2]) {
     constexpr int kBatch = 16;  // as many trips to L2 at once
     int const splits = args.down.split.splits;
     float2 const* const first = partial<T, kTokens>(args, 0, tile, warp, quarter, column);
@@ -82,7 +108,20 @@ __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int tile, int 
         float2 parts[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            parts[j] = begin + j < splits ? __ldcg(first + (begin + j) * step) : make_float2(0.0f, 0.0f);
+            parts[j] = begin + j < splits ? load_sums(first + (begin + j) * step) : make_float2(0.0f, 0.0f);
+        }
+        if (kSumsAreFlags<kTokens>) {
+            bool complete;
+            do {
+                complete = true;
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    if (begin + j >= splits || has_parity(parts[j], layer)) continue;
+                    parts[j] = load_sums(first + (begin + j) * step);
+                    complete = false;
+                }
+            } while (!complete);
+            __syncwarp();
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
@@ -158,8 +197,10 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         } else {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
-            await_count(args.counts.partials + tile * kCountStep, (layer + 1u) * args.down.split.splits);
-            sum_parts<T, kTokens>(args, tile, warp, quarter, column, values);
+            if (!kSumsAreFlags<kTokens>) {
+                await_count(args.counts.partials + tile * kCountStep, (layer + 1u) * args.down.split.splits);
+            }
+            sum_parts<T, kTokens>(args, layer, tile, warp, quarter, column, values);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 float const value = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias));

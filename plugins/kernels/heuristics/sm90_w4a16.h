@@ -39,10 +39,16 @@ struct Split {
 // sm80_w4a16_mlp.cuh at 9 tokens and more, and at 8 those whose activations take long to lay out.
 inline bool takes_linear(int m, int64_t k) { return m >= (k >= 6144 ? 8 : 9); }
 
-// Whether an MLP is theirs at `m` tokens, by rows of up. Of eleven MLPs timed on an H200 (benchmarks/NOTES.md), those
-// with a tile of up for half of the SMs are ahead of mma.sync at 8 tokens and at most 3 % behind at 6; those with fewer
-// tiles are ahead or at most 2 % behind at 16.
-inline bool takes_layers(int m, int up_rows) { return m >= (up_rows >= 64 * kTileRows ? 6 : 13); }
+// Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
+// as a full one. Of thirteen MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 5 % behind the
+// other at up to 8 tokens. Norms cost mma.sync's kernel more.
+inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
+    int const tiles = padded_rows(up_rows, 1) / kTileRows;
+    int const rounds = (tiles + sms - 1) / sms;
+    float const busy = static_cast<float>(tiles) / static_cast<float>(rounds * sms);
+    if (busy < 0.45f) return m >= 13;
+    return m >= (busy >= 0.8f ? 5 : busy >= 0.6f ? 7 : 9) - (norm ? 2 : 0);
+}
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.
 inline Split choose_split(int rows, int chunks, int cluster, int clusters) {

@@ -96,6 +96,11 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     // The first piece is where the workspace begins.
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaMemsetAsync(pieces.counts.image, 0, pieces.zeroed, stream), "cudaMemsetAsync"));
+    if (kSumsAreFlags<kTokens>) {
+        size_t const sums = size_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
+        TRT_NVFP4_RETURN_IF_ERROR(
+            check_cuda(cudaMemsetAsync(pieces.partials, kNoSumsByte, sizeof(float) * sums, stream), "cudaMemsetAsync"));
+    }
     int const most = std::max(args.up.split.tasks(args.up.rows), args.down.split.tasks(args.down.rows));
     config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);
     config.numAttrs = 2;
@@ -122,7 +127,9 @@ bool serves(TrtNvfp4MlpArgs const& args) { return args.m <= kMaxTokens && gpu_is
 
 bool takes(TrtNvfp4MlpArgs const& args) {
     int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
-    return serves(args) && takes_layers(static_cast<int>(args.m), static_cast<int>(up_rows));
+    int sms = 0;
+    return serves(args) && read_sms(sms) == TRT_NVFP4_SUCCESS &&
+           takes_layers(static_cast<int>(args.m), static_cast<int>(up_rows), args.norm != 0, sms);
 }
 
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args) { return Pieces(args, nullptr).size; }
