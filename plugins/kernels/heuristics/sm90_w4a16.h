@@ -40,8 +40,8 @@ struct Split {
 inline bool takes_linear(int m, int64_t k) { return m >= (k >= 6144 ? 8 : 9); }
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
-// as a full one. Of thirteen MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 5 % behind the
-// other at up to 8 tokens. Norms cost mma.sync's kernel more.
+// as a full one. Of the MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 5 % behind the
+// other at 4, 5, 6 and 8 tokens. Norms cost mma.sync's kernel more.
 inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
