@@ -156,6 +156,24 @@ def test_resident_layers_at_every_kernel_s_token_counts(host: PluginHost, m: int
     assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("m", [4, 16])
+def test_an_infinite_hidden_value_gives_infinities(host: PluginHost, m: int, layers: int, dtype: torch.dtype) -> None:
+    """Partial sums of few tokens carry their layer's parity in their last bit: an infinity with that is no number."""
+    require_gpu_of(W4A16_SM90)
+    attributes: dict[str, Any] = {"gated": 0, "activation": Activation.RELU2, "residual": 0}
+    inputs = stack_inputs(layers, m, 512, 1024, 512, dtype, gated=0)
+    up_bias, down_codes = inputs[5], inputs[6]
+    up_bias[-1, 0] = math.inf
+    y = run_twice(host, "NVFP4PersistentMLP", inputs, attributes, W4A16_SM90)
+    weights = e2m1_decode(unpack(down_codes[-1].view(torch.uint8)))[:, 0]
+    rows = weights != 0  # zero times infinity is no number
+    assert rows.any()
+    # Of four scales at random places one is zero.
+    assert (y[:, rows] == weights[rows].sign().to(y) * math.inf).all(dim=0).sum() >= rows.sum() - 1
+
+
 def test_explicit_tactic_is_refused_where_it_cannot_serve(host: PluginHost) -> None:
     inputs, _ = linear_inputs(1, 64, 64, torch.float16)
     odd = [inputs[0][:, :48].contiguous(), inputs[1][:, :24].contiguous(), *inputs[2:]]
