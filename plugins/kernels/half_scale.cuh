@@ -11,6 +11,7 @@
 
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"
+#include "sm80_w4a16_decode.cuh"
 
 namespace trt_nvfp4 {
 
@@ -37,6 +38,9 @@ class HalfScale {
         return make_uint4(halves[0], halves[1], halves[2], halves[3]);
     }
 
+    // Of the power of two that gives a BF16 value the exponent bits that it has as FP16.
+    __device__ __forceinline__ int exponent() const { return to_ + 15 - from_; }
+
     // Makes them right again.
     __device__ __forceinline__ float factor() const {
         return from_ == to_ ? 0x1p-127f : __uint_as_float(static_cast<uint32_t>(from_ - to_) << 23);
@@ -58,6 +62,38 @@ __device__ __forceinline__ uint32_t greatest_of(uint4 eight) {
     Pair const most =
         __hmax2(__hmax2(__habs2(pairs[0]), __habs2(pairs[1])), __hmax2(__habs2(pairs[2]), __habs2(pairs[3])));
     return max(ptx::magnitude_bits(ptx::to_float(most.x)), ptx::magnitude_bits(ptx::to_float(most.y)));
+}
+
+// BF16 values of a row, of which lanes that differ in bits `kBits` have the others, as FP16. Returns their factor.
+template <int... kBits, int kEights>
+__device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
+    constexpr int kPairs = 4 * kEights;
+    auto* const pairs = reinterpret_cast<uint32_t*>(eights);
+    // As unsigned integers the greatest is the least negative value, if there is one, as signed ones the greatest
+    // other.
+    uint32_t greatest = 0, most = 0x80008000u;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        greatest = __vmaxu2(greatest, pairs[i]);
+        most = __vmaxs2(most, pairs[i]);
+    }
+    greatest = __vmaxs2(greatest & 0x7fff7fffu, most);
+    greatest = max(greatest << 16, greatest & 0xffff0000u);
+    ((greatest = max(greatest, __shfl_xor_sync(0xffffffffu, greatest, kBits))), ...);
+    HalfScale const scale(greatest);
+    // With it exponents are those that FP16 has, subnormal values' too, and all that is left is a shift.
+    uint32_t const power = static_cast<uint32_t>(scale.exponent() + 127) << 7;
+    if (scale.exponent() > -127) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            uint32_t const small = w4a16::multiply<__nv_bfloat16>(pairs[i], power << 16 | power);
+            pairs[i] = (small & 0x7fff7fffu) << 3 | (small & 0x80008000u);
+        }
+    } else {  // no BF16 value
+#pragma unroll
+        for (uint4& eight : eights) eight = scale.of<__nv_bfloat16>(eight);
+    }
+    return scale.factor();
 }
 
 }  // namespace trt_nvfp4

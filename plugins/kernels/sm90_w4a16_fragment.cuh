@@ -108,9 +108,4 @@ __device__ __forceinline__ int64_t value_offset(int k, int token) {
     return pair_offset(k - (k & 4), token, kTokens) + (k & 4) / 2;
 }
 
-template <typename T, int kTokens>
-__device__ __forceinline__ void store_value(uint8_t* image, int k, int token, float value) {
-    *reinterpret_cast<T*>(image + value_offset<kTokens>(k, token)) = ptx::from_float<T>(value);
-}
-
 }  // namespace trt_nvfp4::sm90

@@ -6,7 +6,11 @@
 // decode.cuh's codes() makes of word w's codes p and p + 4 of that block.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
+#include <type_traits>
 
 namespace trt_nvfp4::sm90 {
 
@@ -30,28 +34,35 @@ __device__ __forceinline__ int64_t pair_offset(int k, int token, int tokens) {
     return (static_cast<int64_t>(unit) * tokens + token) * 16 + k % kGroup / 16 * 4;
 }
 
-// A chunk of K of some tokens in shared memory: as the image has it,
-template <int kPanelTokens>
+// BF16 activations become FP16 times factors (half_scale.cuh) where that takes less than it saves (H200): up to 8
+// tokens, and in mixtures.
+template <typename T, int kTokens = 8>
+constexpr bool kBecomesHalf = kTokens <= 8 && std::is_same_v<T, __nv_bfloat16>;
+template <typename T, int kTokens = 8>
+using Operand = std::conditional_t<kBecomesHalf<T, kTokens>, __half, T>;
+
+// A chunk of K of some tokens in shared memory: as the image has it, and behind it a token's factor of all of it,
+template <int kPanelTokens, bool kHasFactors = false>
 struct ImagePanel {
     static constexpr int kTokens = kPanelTokens, kUnitBytes = 16 * kTokens, kTokenBytes = 16;
-    static constexpr int kBytes = kChunk * 2 * kTokens;
-    static constexpr bool kFactors = false;
+    static constexpr int kFactorK = kHasFactors ? kChunk : 0;
+    static constexpr int kBytes = kChunk * 2 * kTokens + (kHasFactors ? kUnitBytes : 0);
+
+    static __host__ __device__ constexpr int factor_offset(int) { return kChunk / 8 * kUnitBytes; }
 };
 
-// or row by row, so that tokens may come from anywhere. 16 bytes behind a row keep rows in different banks; with
-// factors rows are FP16 values of BF16 activations (half_scale.cuh), and those are there, for each kFactorK values of
-// K.
-constexpr int kFactorK = 128;
+// or row by row, so that tokens may come from anywhere, with factors for kRowFactorK values each. 16 bytes behind a row
+// keep rows in different banks.
+constexpr int kRowFactorK = 128;
 constexpr int kRowBytes = kChunk * 2 + 16;
 
 template <bool kHasFactors>
 struct RowPanel {
     static constexpr int kTokens = 8, kUnitBytes = 16, kTokenBytes = kRowBytes;
+    static constexpr int kFactorK = kHasFactors ? kRowFactorK : 0;
     static constexpr int kBytes = kTokens * kRowBytes;
-    static constexpr bool kFactors = kHasFactors;
-};
 
-// Where a row's factor number `which` is behind the start of its chunk.
-__host__ __device__ constexpr int factor_offset(int which) { return kChunk * 2 + which * 8; }
+    static __host__ __device__ constexpr int factor_offset(int which) { return kChunk * 2 + which * 8; }
+};
 
 }  // namespace trt_nvfp4::sm90

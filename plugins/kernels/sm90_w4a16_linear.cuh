@@ -5,6 +5,7 @@
 // No block waits for another. Of the warps that do not multiply three lay out activations.
 #pragma once
 
+#include "half_scale.cuh"
 #include "sm90_w4a16_fragment.cuh"
 #include "sm90_w4a16_task.cuh"
 #include "smooth_activation.cuh"
@@ -27,8 +28,8 @@ struct LinearArgs {
     uint32_t one;  // 1, see shift_left
 };
 
-template <int kTokens>
-using LinearShared = TaskShared<ImagePanel<kTokens>, true>;
+template <typename T, int kTokens>
+using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, true>;
 
 // Which chunks of which tiles a block has.
 struct Dealt {
@@ -62,15 +63,16 @@ struct Dealt {
 
 // Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): every third by this warp.
 template <typename T, int kTokens>
-__device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<kTokens>& shared,
+__device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<T, kTokens>& shared,
                                         int which) {
+    using Panel = typename LinearShared<T, kTokens>::Panel;
     int const lane = threadIdx.x % 32;
     int const t = lane % 4;
     w4a16::RingPosition place;
     int turn = 0;
     dealt.each([&](Task const& task) {
 #pragma unroll 1
-        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(LinearShared<kTokens>::kPanels)) {
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
             if (turn++ % kLayOutWarps != which) continue;
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {
@@ -82,7 +84,13 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                 if (column == 0) {
                     ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
                 }
-                store_eights<T>(shared.panels[place.stage], kTokens, token, t, eights);
+                uint8_t* const panel = shared.panels[place.stage];
+                if constexpr (kBecomesHalf<T, kTokens>) {
+                    float const factor = to_half<1, 2>(eights);
+                    int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
+                    if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
+                }
+                store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights);
             }
             ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
         }
@@ -114,7 +122,7 @@ __device__ __forceinline__ float2* partial_sums(LinearArgs<T> const& args, int b
 
 template <typename T, int kTokens>
 __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt const& dealt,
-                                               LinearShared<kTokens>& shared) {
+                                               LinearShared<T, kTokens>& shared) {
     Places at;
     dealt.each([&](Task const& task) {
         float acc[2][kTokens / 2];
@@ -142,7 +150,7 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
 template <typename T, int kTokens>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_constant__ LinearArgs<T> const args) {
     extern __shared__ __align__(1024) uint8_t linear_bytes[];
-    auto& shared = *reinterpret_cast<LinearShared<kTokens>*>(linear_bytes);
+    auto& shared = *reinterpret_cast<LinearShared<T, kTokens>*>(linear_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) shared.init(32);

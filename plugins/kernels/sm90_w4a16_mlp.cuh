@@ -4,40 +4,19 @@
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
 // (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
 // it has written: chunks of K, and tiles of down, count what has been written of them, and who reads them awaits the
-// count; partial sums of up to 8 tokens say so themselves. Each phase needs all of the one before, directly or through
-// the next, so that nothing is overwritten while it is read.
+// count; values of up to 8 tokens say so themselves. Each phase needs all of the one before, directly or through the
+// next, so that nothing is overwritten while it is read.
 //
 // Two warpgroups multiply and do the rows: by mma.sync up to 16 tokens, by wgmma beyond. Of a third, which leaves them
-// its registers, one thread fetches weights and one warp panels of activations, beyond 16 tokens for both blocks of a
-// cluster at once.
+// its registers, one thread fetches weights and other warps panels of activations (sm90_w4a16_mlp_panels.cuh).
 #pragma once
 
 #include "ptx/grid.cuh"
+#include "sm90_w4a16_mlp_panels.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
 #include "sm90_w4a16_task.cuh"
 
 namespace trt_nvfp4::sm90 {
-
-template <int kTokens>
-constexpr int kMlpSharers = kFew<kTokens> ? 1 : kMaxCluster;
-
-template <int kTokens>
-using MlpShared = TaskShared<ImagePanel<kTokens>, kFew<kTokens>, kMlpSharers<kTokens>>;
-
-// Calls f(phase, task) for the tasks of this block, phase after phase.
-template <typename T, typename F>
-__device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phase, int end_phase, F&& f) {
-    int const step = gridDim.x / kMaxCluster;
-#pragma unroll 1
-    for (int phase = first_phase; phase < end_phase; ++phase) {
-        Projection<T> const& matrix = phase % 2 == 0 ? args.up : args.down;
-        int const tasks = matrix.split.tasks(matrix.rows);
-#pragma unroll 1
-        for (int index = blockIdx.x / kMaxCluster; index < tasks; index += step) {
-            f(phase, matrix, Task(matrix.split, chunks_of(matrix.k), index));
-        }
-    }
-}
 
 // By one thread.
 template <typename T>
@@ -54,34 +33,6 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, WeightSlot
             for (int i = 0; i < kWarpgroups; ++i) {
                 filler.fill(matrix.maps, phase / 2, task.tile * kWarpgroups + i, chunk);
             }
-        }
-    });
-}
-
-// By a warp, as they appear.
-template <typename T, int kTokens>
-__device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<kTokens>& shared) {
-    constexpr int kSlice = kChunkBytes<kTokens> / kMlpSharers<kTokens>;
-    int const mine = kMlpSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
-    w4a16::RingPosition place;
-    for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
-        uint32_t const times = phase / 2 + 1;
-        ReadyChunks ready =
-            phase % 2 == 0 ? ReadyChunks(args.counts.image, times * units_per_chunk(args.m), task.begin, task.end)
-                           : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(), task.begin, task.end);
-#pragma unroll 1
-        for (int chunk = task.begin; chunk < task.end; ++chunk) {
-            ready.await(chunk);
-            if (threadIdx.x % 32 == 0) {
-                ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
-                uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
-                ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
-                copy_panel(shared.panels[place.stage] + mine,
-                           matrix.x + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice, full,
-                           kMlpSharers<kTokens>);
-            }
-            __syncwarp();
-            place.advance(MlpShared<kTokens>::kPanels);
         }
     });
 }
@@ -183,7 +134,7 @@ struct UpEpilogue {
 };
 
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<kTokens>& shared, Places& at,
+__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, Places& at,
                                                 int first_phase, int end_phase) {
     int const warp = threadIdx.x / 32;
     for_tasks(args, first_phase, end_phase, [&](int phase, Projection<T> const& matrix, Task const& task) {
@@ -192,7 +143,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
         bool const up = phase % 2 == 0;
         UpEpilogue<T> epilogue;
         if (up) epilogue.load(matrix, layer, task.tile);
-        multiply_task<T, kTokens>(shared, task, args.one, at, acc);
+        multiply_task<T, kTokens>(shared.task, task, args.one, at, acc);
         if (up) {
 #pragma unroll 1
             for (int column = 0; column < kTokens / 8; ++column) {
@@ -201,10 +152,11 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
                 HiddenValues hidden = epilogue.finish(matrix, task.tile, column, sums);
                 if (hidden.k >= matrix.padded_width) continue;
                 if ((task.tile + 1) * kTileRows > matrix.rows) hidden.zero_from(args.down.k);
-                hidden.each<kTokens>([&](int64_t offset, float value) {
-                    *reinterpret_cast<T*>(matrix.image + offset) = ptx::from_float<T>(value);
-                });
+                uint8_t* const image = args.down.x_of(layer);
+                hidden.each<kTokens>(
+                    [&](int64_t offset, float value) { store_value<T, kTokens>(image + offset, value); });
             }
+            if (kValuesAreFlags<kTokens>) return;
             publish<32 * kWarps>([&] {
                 int const chunk = task.tile / matrix.tiles_per_chunk();
                 if (chunk < chunks_of(args.down.k)) count(args.counts.hidden + chunk);
@@ -216,14 +168,14 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
                 for (int column = 0; column < kTokens / 8; ++column) {
                     float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
                     float2* const destination = partial<T, kTokens>(args, task.part, task.tile, warp, quarter, column);
-                    if (kSumsAreFlags<kTokens>) {
+                    if (kValuesAreFlags<kTokens>) {
                         store_sums(destination, {with_parity(sums[0], layer), with_parity(sums[1], layer)});
                     } else {
                         *destination = make_float2(sums[0], sums[1]);
                     }
                 }
             }
-            if (kSumsAreFlags<kTokens>) return;
+            if (kValuesAreFlags<kTokens>) return;
             publish<32 * kWarps>([&] { count(args.counts.partials + task.tile * kCountStep); });
         }
     });
@@ -232,10 +184,10 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
 template <typename T, int kTokens>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constant__ MlpArgs<T> const args) {
     extern __shared__ __align__(1024) uint8_t mlp_bytes[];
-    auto& shared = *reinterpret_cast<MlpShared<kTokens>*>(mlp_bytes);
+    auto& shared = *reinterpret_cast<MlpShared<T, kTokens>*>(mlp_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) shared.init(1);
+    if (threadIdx.x == 0) shared.init();
     __syncthreads();
     ptx::cluster_meet();
     if (warp < kWarps) {
@@ -249,7 +201,9 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     } else {
         give_registers();
         if (threadIdx.x == 32 * kWarps) {
-            fetch_weights(args, shared.weights);
+            fetch_weights(args, shared.task.weights);
+        } else if constexpr (kValuesAreFlags<kTokens>) {
+            if (warp > kWarps) stage_activations<T, kTokens>(args, shared, warp - kWarps - 1);
         } else if (warp == kWarps + 1) {
             fetch_activations<T, kTokens>(args, shared);
         }

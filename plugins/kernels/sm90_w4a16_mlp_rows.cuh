@@ -4,6 +4,7 @@
 
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/reduce.cuh"
+#include "sm80_w4a16_exchange.cuh"
 #include "sm90_w4a16_counts.cuh"
 #include "sm90_w4a16_fragment.cuh"
 #include "sm90_w4a16_gemm.cuh"
@@ -18,24 +19,33 @@ struct Projection {
     T const* bias;
     int rows, k;
     Split split;
-    uint8_t const* x;  // an image
+    uint8_t* x;      // an image
+    int64_t x_step;  // bytes from a layer's to the next one's
     // Of up alone.
     TrtNvfp4Activation activation;
     bool gated;
     float alpha, limit;
-    uint8_t* image;  // of the hidden values, padded_width of them
-    int padded_width;
+    int padded_width;  // of the hidden values' image
+
+    __device__ __forceinline__ uint8_t* x_of(int layer) const { return x + layer * x_step; }
 
     // Tiles of up that a chunk of hidden values lies in: all of their warps write it.
     __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
 };
 
-// How often what has been written, since the launch's start: zero before it.
+// Up to 8 tokens activations and partial sums say themselves whether they have been written: a fence of the GPU behind
+// each phase would wait for the weights that are on their way. Activations are absent until then (exchange.cuh), each
+// layer's in images of its own, so that nothing is erased.
+__host__ __device__ constexpr bool values_are_flags(int tokens) { return tokens <= 8; }
+template <int kTokens>
+constexpr bool kValuesAreFlags = values_are_flags(kTokens);
+
+// With more tokens, how often what has been written, since the launch's start: zero before it.
 struct Counts {
     uint32_t* image;     // [chunks of x]: fragments of rows
     uint32_t* hidden;    // [chunks of hidden values]: by the blocks of up
-    uint32_t* partials;  // [tiles of down, kCountStep]: by the blocks of down, unless sums are flags
-    uint32_t* squares;   // one: fragments of rows
+    uint32_t* partials;  // [tiles of down, kCountStep]: by the blocks of down
+    uint32_t* squares;   // one: fragments of rows; at any number of tokens
 };
 
 template <typename T>
@@ -45,7 +55,6 @@ struct MlpArgs {
     uint32_t one;  // 1, see shift_left
     T const* x;
     T* y;
-    uint8_t* image;        // of x
     T const* norm_weight;  // [layers, width of x]; null: no RMSNorm
     float epsilon;
     bool residual;
@@ -68,12 +77,9 @@ __device__ __forceinline__ float2* partial(MlpArgs<T> const& args, int part, int
     return args.partials + fragment * 32 + threadIdx.x % 32;
 }
 
-// Up to 8 tokens a partial sum's last bit says whether its layer is odd: it has been written once the bit is another
-// than before. That spares a fence and a trip to L2; with more tokens, asking for all of the sums costs as much. Beside
-// a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
-template <int kTokens>
-constexpr bool kSumsAreFlags = kTokens <= 8;
-constexpr int kNoSumsByte = 0xff;  // odd, as the layer before the first
+// A partial sum that is a flag says in its last bit whether its layer is odd: it has been written once the bit is
+// another than before. Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
+static_assert(w4a16::kAbsentByte % 2 == 1);  // as the layer before the first
 
 __device__ __forceinline__ float with_parity(float sum, int layer) {
     return __uint_as_float((__float_as_uint(sum) & ~1u) | (layer & 1));
@@ -114,7 +120,7 @@ __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, int
         for (int j = 0; j < kBatch; ++j) {
             parts[j] = begin + j < splits ? load_sums(first + (begin + j) * step) : make_float2(0.0f, 0.0f);
         }
-        if (kSumsAreFlags<kTokens>) {
+        if (kValuesAreFlags<kTokens>) {
             bool complete;
             do {
                 complete = true;
@@ -129,8 +135,8 @@ __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, int
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            sums[0] += kSumsAreFlags<kTokens> ? without_parity(parts[j].x) : parts[j].x;
-            sums[1] += kSumsAreFlags<kTokens> ? without_parity(parts[j].y) : parts[j].y;
+            sums[0] += kValuesAreFlags<kTokens> ? without_parity(parts[j].x) : parts[j].x;
+            sums[1] += kValuesAreFlags<kTokens> ? without_parity(parts[j].y) : parts[j].y;
         }
     }
 }
@@ -170,11 +176,38 @@ struct Units {
     }
 };
 
+// An activation to an image; where it is a flag, for all blocks to read.
 template <typename T, int kTokens>
-__device__ __forceinline__ void store_image(MlpArgs<T> const& args, Fragment const& fragment, int width,
+__device__ __forceinline__ void store_value(uint8_t* place, float value) {
+    T const rounded = ptx::from_float<T>(value);
+    if constexpr (kValuesAreFlags<kTokens>) {
+        asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(place),
+                     "h"(*reinterpret_cast<uint16_t const*>(&rounded))
+                     : "memory");
+    } else {
+        *reinterpret_cast<T*>(place) = rounded;
+    }
+}
+
+template <typename T, int kTokens>
+__device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, Fragment const& fragment, int width,
                                             float const (&values)[2]) {
-    fragment.each(width, args.m,
-                  [&](int i, int token) { store_value<T, kTokens>(args.image, fragment.row, token, values[i]); });
+    uint8_t* const image = args.up.x_of(layer);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        int const token = fragment.token + i;
+        bool const inside = fragment.row < width && token < args.m;
+        // Who waits for values waits for those too that are not there.
+        if (!kValuesAreFlags<kTokens> && !inside) continue;
+        store_value<T, kTokens>(image + value_offset<kTokens>(fragment.row, token), inside ? values[i] : 0.0f);
+    }
+}
+
+// Returns once all of the block's fragments can be read by who sees their counts.
+template <int kTokens>
+__device__ __forceinline__ void publish_image(Units const& units, Counts const& counts) {
+    if (kValuesAreFlags<kTokens>) return;
+    publish<32 * kWarps>([&] { units.count_tiles(counts.image); });
 }
 
 // The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x.
@@ -201,7 +234,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         } else {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
-            if (!kSumsAreFlags<kTokens>) {
+            if (!kValuesAreFlags<kTokens>) {
                 await_count(args.counts.partials + tile * kCountStep, (layer + 1u) * args.down.split.splits);
             }
             sum_parts<T, kTokens>(args, layer, tile, warp, quarter, column, values);
@@ -218,7 +251,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         }
         if (last) return;
         if (!norm) {
-            store_image<T, kTokens>(args, fragment, width, values);
+            store_image<T, kTokens>(args, layer + 1, fragment, width, values);
             return;
         }
         // Of tokens that are not there these are not read.
@@ -239,7 +272,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
     });
     if (last) return;
     if (!norm) {
-        publish<32 * kWarps>([&] { units.count_tiles(args.counts.image); });
+        publish_image<kTokens>(units, args.counts);
         return;
     }
     publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
@@ -267,9 +300,9 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         }
         values[0] *= weight / sqrtf(total.x / static_cast<float>(width) + args.epsilon);
         values[1] *= weight / sqrtf(total.y / static_cast<float>(width) + args.epsilon);
-        store_image<T, kTokens>(args, fragment, width, values);
+        store_image<T, kTokens>(args, layer + 1, fragment, width, values);
     });
-    publish<32 * kWarps>([&] { units.count_tiles(args.counts.image); });
+    publish_image<kTokens>(units, args.counts);
 }
 
 }  // namespace trt_nvfp4::sm90

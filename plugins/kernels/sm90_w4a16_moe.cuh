@@ -17,7 +17,7 @@ using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
 
 template <typename T>
 struct MixtureShared {
-    TaskShared<RowPanel<RowImage<T>::kHasFactors>, true> task;
+    TaskShared<RowPanel<kBecomesHalf<T>>, true> task;
     TaskQueue queue;
     StagedHidden hidden[kJobTokens / 8];
     uint64_t hidden_empty;
@@ -95,14 +95,15 @@ template <typename T>
 __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, MixtureTask const& task,
                                              StagedHidden const (&staged)[kJobTokens / 8]) {
     Projection<T> const& up = args.matrices[kUp][task.segment];
-    RowImage<T> const image(up.image, args.matrices[kDown][task.segment].k);
+    RowImage<T> const image(args.matrices[kDown][task.segment].x, args.matrices[kDown][task.segment].k);
     int const units = kHiddenUnits / (up.gated ? 2 : 1);
     int const first = task.tile * units;
     int const width = args.matrices[kDown][task.segment].k;
     int const padded = up.padded_width / 8 - first;
     int const columns = job_columns(task.count);
     // Lanes of a token are neighbours.
-    constexpr int kOfFactor = kFactorK / 8;
+    constexpr int kOfFactor = kRowFactorK / 8;
+    static_assert(kOfFactor == 16);
     int const unit = threadIdx.x % kOfFactor;
 #pragma unroll 1
     for (int column = 0; column < columns; ++column) {
@@ -110,23 +111,14 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
         for (int i = threadIdx.x % 32 / kOfFactor; i < units / kOfFactor * 8; i += 32 / kOfFactor) {
             int const own_unit = i / 8 * kOfFactor + unit, token = i % 8;
             int const left = width - (first + own_unit) / 8 * kGroup;
-            uint4 eight = make_uint4(0u, 0u, 0u, 0u);
-            if (left > 0) eight = staged[column][own_unit][token];
-            zero_from(left, eight);
+            uint4 eight[1] = {make_uint4(0u, 0u, 0u, 0u)};
+            if (left > 0) eight[0] = staged[column][own_unit][token];
+            zero_from(left, eight[0]);
             float factor = 1.0f;
-            if constexpr (RowImage<T>::kHasFactors) {
-                uint32_t most = greatest_of<T>(eight);
-#pragma unroll
-                for (int offset = 1; offset < kOfFactor; offset *= 2) {
-                    most = max(most, __shfl_xor_sync(~0u, most, offset));
-                }
-                HalfScale const scale(most);
-                eight = scale.of<T>(eight);
-                factor = scale.factor();
-            }
+            if constexpr (kBecomesHalf<T>) factor = to_half<1, 2, 4, 8>(eight);
             int const which = column * 8 + token;
             if (own_unit >= padded || which >= task.count) continue;
-            *image.unit(first + own_unit, task.first + which) = eight;
+            *image.unit(first + own_unit, task.first + which) = eight[0];
             if (unit == 0) image.set_factor((first + own_unit) / kOfFactor, task.first + which, factor);
         }
     }

@@ -6,8 +6,8 @@
 
 namespace trt_nvfp4::sm90 {
 
-// A warp's lanes make kFactorK values of K of eight tokens at a time.
-constexpr int kEights = kFactorK / 32;
+// Of a lane: a warp makes kRowFactorK values of K of eight tokens at a time.
+constexpr int kEights = kRowFactorK / 32;
 
 template <typename T>
 __device__ __forceinline__ void scale_eights(float factor, uint4 (&eights)[kEights]) {
@@ -17,20 +17,6 @@ __device__ __forceinline__ void scale_eights(float factor, uint4 (&eights)[kEigh
 #pragma unroll
         for (int j = 0; j < 8; ++j) values[j] = ptx::from_float<T>(ptx::to_float(values[j]) * factor);
     }
-}
-
-// As FP16. Returns the factor.
-template <typename T>
-__device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
-    uint32_t most = 0;
-#pragma unroll
-    for (uint4 const& eight : eights) most = max(most, greatest_of<T>(eight));
-    most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
-    HalfScale const scale(most);
-#pragma unroll
-    for (uint4& eight : eights) eight = scale.of<T>(eight);
-    return scale.factor();
 }
 
 constexpr int kImageThreads = 128;
@@ -44,20 +30,20 @@ struct ImageGroups {
         : pairs(scale_input ? (m * top_k + 7) / 8 : 0), tokens(scale_input && !shared ? 0 : (m + 7) / 8) {}
 };
 
-__host__ __device__ constexpr int image_parts(int k) { return chunks_of(k) * (kChunk / kFactorK); }
+__host__ __device__ constexpr int image_parts(int k) { return chunks_of(k) * (kChunk / kRowFactorK); }
 
 // Zeros where the hidden values' image is longer than the tiles of up.
 template <typename T>
 __device__ __forceinline__ void end_hidden(MixtureArgs<T> const& args, int segment, int rows, int thread, int threads) {
     Projection<T> const& up = args.matrices[kUp][segment];
     Projection<T> const& down = args.matrices[kDown][segment];
-    RowImage<T> const hidden(up.image, down.k);
+    RowImage<T> const hidden(down.x, down.k);
     int const begin = tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / 8;
     int const units = chunks_of(down.k) * (kChunk / 8) - begin;
     for (int i = thread; i < units * rows; i += threads) {
         int const unit = begin + i / rows, row = i % rows;
         *hidden.unit(unit, row) = make_uint4(0u, 0u, 0u, 0u);
-        if (unit % (kFactorK / 8) == 0) hidden.set_factor(unit / (kFactorK / 8), row, 0.0f);
+        if (unit % (kRowFactorK / 8) == 0) hidden.set_factor(unit / (kRowFactorK / 8), row, 0.0f);
     }
 }
 
@@ -93,16 +79,16 @@ __global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_co
             weight = args.plan.weights[pair];
         }
         uint4 eights[kEights];
-        load_eights(has_row ? args.x + static_cast<int64_t>(token) * k + part * kFactorK : nullptr, t,
-                    k - part * kFactorK, eights);
+        load_eights(has_row ? args.x + static_cast<int64_t>(token) * k + part * kRowFactorK : nullptr, t,
+                    k - part * kRowFactorK, eights);
         if (scaled) scale_eights<T>(weight, eights);
         float factor = 1.0f;
-        if constexpr (RowImage<T>::kHasFactors) factor = to_half<T>(eights);
+        if constexpr (kBecomesHalf<T>) factor = to_half<1, 2>(eights);
         if (!has_row) continue;
         RowImage<T> const image(args.matrices[kUp][args.scale_input && !scaled ? kShared : kRouted].x, k);
         if (t == 0) image.set_factor(part, row, factor);
-        auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kFactorK / 8), row));
-        store_eights<typename RowImage<T>::Value>(units, 1, 0, t, eights);
+        auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kRowFactorK / 8), row));
+        store_eights<Operand<T>>(units, 1, 0, t, eights);
     }
     if (!args.scale_input) ptx::await_previous_launch();
 }

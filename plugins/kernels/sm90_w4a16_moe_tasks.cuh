@@ -40,9 +40,6 @@ __host__ __device__ constexpr int job_columns(int count) { return (count + 7) / 
 template <typename T>
 class RowImage {
  public:
-    static constexpr bool kHasFactors = std::is_same_v<T, __nv_bfloat16>;
-    using Value = std::conditional_t<kHasFactors, __half, T>;
-
     static __host__ __device__ int64_t row_bytes(int k) { return int64_t{chunks_of(k)} * kRowBytes; }
 
     __device__ __forceinline__ RowImage(uint8_t const* images, int k)
@@ -51,9 +48,9 @@ class RowImage {
     __device__ __forceinline__ uint8_t* chunk(int which, int row) const {
         return data_ + row * pitch_ + static_cast<int64_t>(which) * kRowBytes;
     }
-    // Of the values from which * kFactorK on. All of what lies behind a chunk is written, also where it is not read.
+    // Of the values from which * kRowFactorK on. All of what lies behind a chunk is written, also where it is not read.
     __device__ __forceinline__ void set_factor(int which, int row, float factor) const {
-        uint8_t* const place = chunk(which / kFactors, row) + factor_offset(which % kFactors);
+        uint8_t* const place = chunk(which / kFactors, row) + RowPanel<true>::factor_offset(which % kFactors);
         *reinterpret_cast<float2*>(place) = make_float2(factor, 0.0f);
     }
     // Eight values.
@@ -62,7 +59,7 @@ class RowImage {
     }
 
  private:
-    static constexpr int kFactors = kChunk / kFactorK, kUnits = kChunk / 8;
+    static constexpr int kFactors = kChunk / kRowFactorK, kUnits = kChunk / 8;
 
     uint8_t* const data_;
     int64_t const pitch_;

@@ -53,8 +53,8 @@ struct Places {
     w4a16::RingPosition slot, panel;
 };
 
-// acc += sums of kFactorK values of K times their tokens' factors, the panels' number `which`, and zeros to the sums.
-// Returns what is known once the factors have been read.
+// acc += sums of Panel::kFactorK values of K times their tokens' factors, the panels' number `which`, and zeros to the
+// sums. Returns what is known once the factors have been read.
 template <class Panel, int kColumns, int kSums>
 __device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], uint32_t const (&panels)[kColumns],
                                                int which, float (&acc)[2][kSums]) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], u
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             int const token = threadIdx.x % 4 * 2 + i;
-            factors[i] = ptx::load_shared(panels[n] + token * Panel::kTokenBytes + factor_offset(which));
+            factors[i] = ptx::load_shared(panels[n] + token * Panel::kTokenBytes + Panel::factor_offset(which));
             read ^= __float_as_uint(factors[i]);
         }
 #pragma unroll
@@ -134,8 +134,8 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
                 at.slot.advance(kSlots / kWarpgroups);
                 if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
             }
-            if constexpr (Panel::kFactors) {
-                constexpr int kOfFactor = kFactorK / kGroup;
+            if constexpr (Panel::kFactorK > 0) {
+                constexpr int kOfFactor = Panel::kFactorK / kGroup;
                 read = multiply_group_sync<__half, Panel>(codes, own_byte, one, units, group * kGroupBytes, unscaled);
                 if (group % kOfFactor == kOfFactor - 1) {
                     read ^= add_scaled<Panel>(unscaled, units, group / kOfFactor, acc);

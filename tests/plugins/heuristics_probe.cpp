@@ -39,10 +39,10 @@ int main() {
             std::cin >> m >> up_rows >> norm >> sms;
             std::cout << sm90::takes_layers(m, up_rows, norm != 0, sms) << '\n';
         } else if (kind == "sm90_linear") {
-            int m;
+            int m, bf16;
             int64_t k;
-            std::cin >> m >> k;
-            std::cout << sm90::takes_linear(m, k) << '\n';
+            std::cin >> m >> k >> bf16;
+            std::cout << sm90::takes_linear(m, k, bf16 != 0) << '\n';
         } else if (kind == "w4a16_in_flight") {
             int64_t bytes;
             std::cin >> bytes;

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import op_inputs
 import pytest
-import test_one_token
+import test_w4a16_ranges
 import torch
 
 from ptx_emulator.shim import Gpu
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.slow, on("emulated_gpu", ["h200", "rtx-blackwell", "a1
 
 @on("kind", ["largest", "smallest", "outliers"])
 def test_ends_of_the_range(emulated: PluginHost, seed: int, kind: str) -> None:
-    test_one_token.test_ends_of_the_range(emulated, seed, kind, "largest", torch.float16)
-    test_one_token.test_ends_of_the_range(emulated, seed, kind, "any", torch.bfloat16)
+    test_w4a16_ranges.test_ends_of_the_range(emulated, seed, kind, "largest", 1, torch.float16)
+    test_w4a16_ranges.test_ends_of_the_range(emulated, seed, kind, "any", 1, torch.bfloat16)
 
 
-def test_nan_and_infinity_reach_the_output(emulated: PluginHost, seed: int) -> None:
-    test_one_token.test_nan_and_infinity_reach_the_output(emulated, seed, torch.bfloat16)
+def test_nan_and_infinity_reach_their_token_s_output(emulated: PluginHost, seed: int) -> None:
+    test_w4a16_ranges.test_nan_and_infinity_reach_their_token_s_output(emulated, seed, 1, torch.bfloat16)
 
 
 @on(

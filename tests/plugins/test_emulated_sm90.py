@@ -10,6 +10,7 @@ import numpy as np
 import op_inputs
 import pytest
 import test_moe
+import test_w4a16_ranges
 import torch
 
 from ptx_emulator.shim import Gpu
@@ -46,6 +47,7 @@ def test_linear(emulated: PluginHost, seed: int, m: int, n: int, k: int, dtype: 
     ("sms", "m", "n", "k", "dtype"),
     [
         (132, 3, 77, 544, torch.float16),  # a chunk of K for each block
+        (2, 6, 300, 544, torch.bfloat16),  # multiplied as FP16
         (2, 12, 600, 544, torch.bfloat16),  # a tile and a half for each
         (4, 16, 300, 1056, torch.float16),  # a tile's end and the next one's begin; a tile of three blocks
         (3, 9, 700, 160, torch.float16),  # whole tiles alone
@@ -76,6 +78,7 @@ def test_linear_of_few_tokens(
         ((2, 50, 800, 544, 800), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
         ((1, 12, 256, 1312, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0}),
         ((2, 3, 544, 1056, 544), torch.float16, {"gated": 0, "norm": 0, "residual": 1}),
+        ((3, 7, 288, 800, 288), torch.bfloat16, {"gated": 1, "norm": 1, "residual": 0}),
         # More chunks of activations than a warp has lanes.
         ((1, 9, 8480, 64, 33), torch.float16, {"gated": 1, "norm": 1, "residual": 0}),
     ],
@@ -95,6 +98,15 @@ def test_resident_layers(
     attributes = {"activation": Activation.SILU, **attributes}
     check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
     assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True]
+
+
+@pytest.mark.parametrize("kind", ["largest", "smallest"])
+def test_ends_of_the_range(emulated: PluginHost, seed: int, kind: str) -> None:
+    test_w4a16_ranges.test_ends_of_the_range(emulated, seed, kind, "any", 5, torch.bfloat16)
+
+
+def test_nan_and_infinity_reach_their_token_s_output(emulated: PluginHost, seed: int) -> None:
+    test_w4a16_ranges.test_nan_and_infinity_reach_their_token_s_output(emulated, seed, 5, torch.bfloat16)
 
 
 def test_more_tokens_than_a_block_of_resident_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:

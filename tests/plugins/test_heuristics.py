@@ -92,17 +92,18 @@ def test_sm90(ask: Ask, seed: int) -> None:
 
 def test_sm90_takes_an_mlp_where_it_was_measured_ahead(ask: Ask) -> None:
     """H200, benchmarks/NOTES.md: rows of up, tokens at which the other kernel is ahead, and at which this one is."""
-    plain = ((32768, 3, 5), (57344, 4, 5), (22016, 5, 8), (34816, 8, 9), (16384, 8, 9), (11264, 8, 16), (8192, 12, 64))
-    normed = ((32768, 1, 3), (57344, 2, 4), (22016, 4, 6), (34816, 5, 8), (16384, 6, 16), (3072, 2, 16))
+    plain = ((32768, 1, 3), (57344, 2, 4), (22016, 6, 8), (34816, 8, 9), (16384, 8, 9), (11264, 8, 16), (8192, 12, 64))
+    normed = ((32768, 1, 2), (57344, 1, 3), (22016, 4, 6), (34816, 5, 8), (16384, 6, 16), (3072, 2, 16))
     for up_rows, other, this, norm in [(*row, 0) for row in plain] + [(*row, 1) for row in normed]:
         assert ask("sm90_layers", [[other, up_rows, norm, 132], [this, up_rows, norm, 132]]) == [[0], [1]]
 
 
 def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:
     """H200, benchmarks/NOTES.md: K, tokens at which the other kernel is ahead, and at which this one is."""
-    measured = ((2048, 8, 9), (4096, 8, 9), (6656, 2, 8), (8192, 4, 8), (11008, 6, 8))
-    for k, other, this in measured:
-        assert ask("sm90_linear", [[other, k], [this, k]]) == [[0], [1]]
+    fp16 = ((2048, 8, 9), (4096, 8, 9), (6656, 4, 5), (8192, 4, 6), (11008, 2, 5))
+    bf16 = ((2048, 6, 9), (4096, 5, 7), (6656, 4, 5), (8192, 4, 5), (11008, 2, 5))
+    for k, other, this, dtype in [(*row, 0) for row in fp16] + [(*row, 1) for row in bf16]:
+        assert ask("sm90_linear", [[other, k, dtype], [this, k, dtype]]) == [[0], [1]]
 
 
 def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:

@@ -35,20 +35,22 @@ struct Split {
     }
 };
 
-// Whether a linear is theirs at `m` tokens. Of six linears timed on an H200 (benchmarks/NOTES.md) all are ahead of
-// sm80_w4a16_mlp.cuh at 9 tokens and more, and at 8 those whose activations take long to lay out.
-inline bool takes_linear(int m, int64_t k) { return m >= (k >= 6144 ? 8 : 9); }
+// Whether a linear is theirs at `m` tokens, of BF16 or FP16. Of six linears timed on an H200 (benchmarks/NOTES.md) all
+// are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and those whose activations take long to lay out or to convert
+// at fewer.
+inline bool takes_linear(int m, int64_t k, bool bf16) { return m >= (k >= 6144 ? 5 : bf16 ? 7 : 9); }
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
 // as a full one. Of five MLPs timed on an H200 (benchmarks/NOTES.md) with a tile for 45 % of the SMs the kernel taken
-// is at most 5 % behind the other at 4, 5, 6 and 8 tokens; of those with fewer it is at most 2 % behind at 16, but up
-// to 25 % below 13. Norms cost mma.sync's kernel more.
+// is at most 9 % behind the other at 2 to 8 tokens; of those with fewer it is at most 2 % behind at 16, but up to 25 %
+// below 13. Norms cost mma.sync's kernel more.
 inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
     float const busy = static_cast<float>(tiles) / static_cast<float>(rounds * sms);
     if (busy < 0.45f) return m >= 13;
-    return m >= (busy >= 0.8f ? 5 : busy >= 0.6f ? 7 : 9) - (norm ? 2 : 0);
+    if (busy >= 0.8f) return m >= (norm ? 2 : 3);
+    return m >= (busy >= 0.6f ? 7 : 9) - (norm ? 2 : 0);
 }
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.

@@ -143,7 +143,9 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& args, LinearWorkspace const& worksp
 
 bool serves(TrtNvfp4LinearArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
 
-bool takes(TrtNvfp4LinearArgs const& args) { return serves(args) && takes_linear(static_cast<int>(args.m), args.k); }
+bool takes(TrtNvfp4LinearArgs const& args) {
+    return serves(args) && takes_linear(static_cast<int>(args.m), args.k, args.dtype == TRT_NVFP4_BFLOAT16);
+}
 
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args) {
     return std::max(LinearWorkspace(args, nullptr).size, few_workspace_bytes(args));

@@ -38,7 +38,7 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspa
     int const tiles = tiles_of(args.rows);
     args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms}));
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear<T, kTokens>, args.blocks, kTaskThreads,
-                                            sizeof(LinearShared<kTokens>), true, stream, "sm90_w4a16_linear", args));
+                                            sizeof(LinearShared<T, kTokens>), true, stream, "sm90_w4a16_linear", args));
     return launch_kernel(sm90_w4a16_join<T, kTokens>, tiles * (kTokens / 8), 32 * kWarps, 0, true, stream,
                          "sm90_w4a16_join", args);
 }

@@ -8,12 +8,15 @@ namespace {
 
 int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
 
-// One layout for the query and the launch. What comes before `hidden` is zero before a launch.
+// One layout for the query and the launch. What comes before `zeroed` is zero before a launch, and where values are
+// flags the rest is absent.
 struct Pieces {
     Counts counts;
     uint8_t* image;
-    size_t zeroed;
+    int64_t image_step;
     uint8_t* hidden;
+    int64_t hidden_step;
+    size_t zeroed;
     float* partials;
     float* squares;
     size_t size;
@@ -27,10 +30,15 @@ struct Pieces {
         counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
         counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows * kCountStep);
         counts.squares = workspace.take<uint32_t>(1);
+        bool const flags = values_are_flags(tokens);
+        int64_t const images = flags ? args.layers : 1;
+        image_step = flags ? image_bytes(in, tokens) : 0;
+        hidden_step = flags ? image_bytes(intermediate, tokens) : 0;
+        if (flags) zeroed = workspace.size();
+        image = workspace.take<uint8_t>(images * image_bytes(in, tokens));
         // Of tokens and columns beyond those there are nothing is written.
-        image = workspace.take<uint8_t>(image_bytes(in, tokens));
-        zeroed = workspace.size();
-        hidden = workspace.take<uint8_t>(image_bytes(intermediate, tokens));
+        if (!flags) zeroed = workspace.size();
+        hidden = workspace.take<uint8_t>(images * image_bytes(intermediate, tokens));
         partials = workspace.take<float>(most_partials(out, tokens));
         squares = workspace.take<float>(int64_t{tokens} * tiles_of(in) * kUnitsPerTile);
         size = workspace.size();
@@ -41,7 +49,7 @@ template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
     auto const kernel = sm90_w4a16_mlp<T, kTokens>;
     char const* const name = "sm90_w4a16_mlp";
-    int const shared = static_cast<int>(sizeof(MlpShared<kTokens>));
+    int const shared = static_cast<int>(sizeof(MlpShared<T, kTokens>));
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
     cudaLaunchAttribute attributes[2]{};
@@ -70,22 +78,22 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.up, mlp.up, mlp.layers, up_rows, mlp.hidden_in, kBoxAlone));
     args.up.split = {kMaxCluster, 1};
     args.up.x = pieces.image;
+    args.up.x_step = pieces.image_step;
     args.up.activation = mlp.activation;
     args.up.gated = mlp.gated != 0;
     args.up.alpha = mlp.alpha;
     args.up.limit = mlp.limit;
-    args.up.image = pieces.hidden;
     args.up.padded_width = chunks_of(static_cast<int>(mlp.intermediate)) * kChunk;
     TRT_NVFP4_RETURN_IF_ERROR(
         make_projection(args.down, mlp.down, mlp.layers, mlp.hidden_out, mlp.intermediate, kBoxAlone));
     args.down.split = choose_split(args.down.rows, chunks_of(args.down.k), kMaxCluster, clusters);
     args.down.x = pieces.hidden;
+    args.down.x_step = pieces.hidden_step;
     args.layers = static_cast<int>(mlp.layers);
     args.m = static_cast<int>(mlp.m);
     args.one = 1;
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
-    args.image = pieces.image;
     args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;
     args.epsilon = mlp.epsilon;
     args.residual = mlp.residual != 0;
@@ -93,13 +101,14 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.squares = pieces.squares;
     args.counts = pieces.counts;
 
-    // The first piece is where the workspace begins.
+    // Counts are the first piece, where the workspace begins.
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaMemsetAsync(pieces.counts.image, 0, pieces.zeroed, stream), "cudaMemsetAsync"));
-    if (kSumsAreFlags<kTokens>) {
-        size_t const sums = size_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
-        TRT_NVFP4_RETURN_IF_ERROR(
-            check_cuda(cudaMemsetAsync(pieces.partials, kNoSumsByte, sizeof(float) * sums, stream), "cudaMemsetAsync"));
+    if (kValuesAreFlags<kTokens>) {
+        int64_t const sums = int64_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
+        auto const bytes = reinterpret_cast<uint8_t*>(pieces.partials + sums) - pieces.image;
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
+            cudaMemsetAsync(pieces.image, w4a16::kAbsentByte, static_cast<size_t>(bytes), stream), "cudaMemsetAsync"));
     }
     int const most = std::max(args.up.split.tasks(args.up.rows), args.down.split.tasks(args.down.rows));
     config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);

@@ -91,7 +91,6 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         up.gated = moe.gated != 0;
         up.alpha = moe.alpha;
         up.limit = moe.limit;
-        up.image = layout.images[kDown][segment];
         up.padded_width = chunks_of(down.k) * kChunk;
         down.x = layout.images[kDown][segment];
         down.split = {1, splits};

@@ -1,4 +1,5 @@
-"""The W4A16 kernel of one token, whose lanes sum in FP16: activations and weights at the ends of their ranges."""
+"""Activations and weights at the ends of their ranges, by the W4A16 kernels that scale activations to FP16: that of one
+token, whose lanes sum in FP16, and SM90's of few tokens, which multiplies BF16 so."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 from nvfp4_reference import Array, Bytes, Quantized, Weight, pack, tile
 from op_inputs import float64, scalar
+from test_kernels import require_gpu_of
 
 from trt_nvfp4.plugins.host import PluginHost
 
 pytestmark = pytest.mark.gpu
 
-W4A16 = 2
+W4A16, W4A16_SM90 = 2, 8
 LARGEST_SCALE = 0x7E  # 448
 N, K = 40, 544
 
@@ -23,9 +25,11 @@ def weight(codes: Bytes, scales: Bytes, tensor_scale: float) -> Weight:
 
 
 def run(host: PluginHost, x: torch.Tensor, w: Weight) -> tuple[torch.Tensor, Array]:
-    """The output, and x times the weights in float64; no bias, no activation."""
+    """The output, and x times the weights in float64; no bias, no activation. SM90's kernel for several tokens."""
+    tactic = W4A16 if len(x) == 1 else W4A16_SM90
+    require_gpu_of(tactic)
     inputs = [x, *w.tensors, torch.zeros(N, dtype=x.dtype), scalar(0)]
-    with host.session("NVFP4Linear", [t.cuda() for t in inputs], {}, tactic=W4A16) as session:
+    with host.session("NVFP4Linear", [t.cuda() for t in inputs], {}, tactic=tactic) as session:
         (y,) = session.run([t.cuda() for t in inputs])
     with np.errstate(invalid="ignore"):  # infinity times zero
         return y.cpu(), float64(x) @ w.values.T
@@ -37,27 +41,29 @@ def assert_near(y: torch.Tensor, reference: Array) -> None:
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+TOKENS = pytest.mark.parametrize("m", [1, 5])
 
 
-def activations(rng: np.random.Generator, kind: str, dtype: torch.dtype) -> torch.Tensor:
-    values = torch.from_numpy(rng.standard_normal((1, K)))
+def activations(rng: np.random.Generator, kind: str, m: int, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.from_numpy(rng.standard_normal((m, K)))
     info = torch.finfo(dtype)
     if kind == "largest":
-        return torch.full((1, K), min(info.max, 1e30)).to(dtype)
+        return torch.full((m, K), min(info.max, 1e30)).to(dtype)
     if kind == "smallest":
         # FP16: most of them subnormal. Tensor scales of float32 could not make up for BF16's smallest.
         return (values * max(info.smallest_normal / 3, 1e-30)).to(dtype)
     values /= 256
-    values[0, rng.integers(K, size=3)] = 2.0**14  # each in a chunk of its own or not
+    values[:, rng.integers(K, size=3)] = 2.0**14  # each in a chunk of its own or not
     return values.to(dtype)
 
 
 @DTYPES
+@TOKENS
 @pytest.mark.parametrize("kind", ["largest", "smallest", "outliers"])
 @pytest.mark.parametrize("weights", ["largest", "any"])
-def test_ends_of_the_range(host: PluginHost, seed: int, kind: str, weights: str, dtype: torch.dtype) -> None:
+def test_ends_of_the_range(host: PluginHost, seed: int, kind: str, weights: str, m: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(seed)
-    x = activations(rng, kind, dtype)
+    x = activations(rng, kind, m, dtype)
     codes = rng.integers(0, 16, (N, K), dtype=np.uint8)
     scales = rng.integers(0, LARGEST_SCALE + 1, (N, K // 16), dtype=np.uint8)
     if weights == "largest":  # all products of one sign: no sum may overflow
@@ -69,10 +75,11 @@ def test_ends_of_the_range(host: PluginHost, seed: int, kind: str, weights: str,
 
 
 @DTYPES
-def test_chunks_of_very_different_size(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+@TOKENS
+def test_chunks_of_very_different_size(host: PluginHost, seed: int, m: int, dtype: torch.dtype) -> None:
     """Rows whose large chunk has no weights show that the small one keeps its bits."""
     rng = np.random.default_rng(seed)
-    x = torch.from_numpy(rng.standard_normal((1, K)))
+    x = torch.from_numpy(rng.standard_normal((m, K)))
     x[:, :256] *= 2.0**-10
     x[:, 256:] *= 2.0**12
     x = x.to(dtype)
@@ -85,20 +92,25 @@ def test_chunks_of_very_different_size(host: PluginHost, seed: int, dtype: torch
 
 
 @DTYPES
-def test_zeros_give_zeros(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+@TOKENS
+def test_zeros_give_zeros(host: PluginHost, seed: int, m: int, dtype: torch.dtype) -> None:
     w = Weight.random(np.random.default_rng(seed), N, K)
-    y, _ = run(host, torch.zeros(1, K, dtype=dtype), w)
+    y, _ = run(host, torch.zeros(m, K, dtype=dtype), w)
     assert (y == 0).all()
 
 
 @DTYPES
-def test_nan_and_infinity_reach_the_output(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+@TOKENS
+def test_nan_and_infinity_reach_their_token_s_output(host: PluginHost, seed: int, m: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(seed)
     w = Weight.random(rng, N, K)
-    x = torch.from_numpy(rng.standard_normal((1, K))).to(dtype)
-    x[0, 300] = float("nan")
-    assert run(host, x, w)[0].isnan().all()
+    x = torch.from_numpy(rng.standard_normal((m, K))).to(dtype)
+    x.view(torch.int16)[0, 300] = -1  # no number, with all bits set
+    y, _ = run(host, x, w)
+    assert y[0].isnan().all()
+    assert y[1:].isfinite().all()
     x[0, 300] = float("inf")
     y, reference = run(host, x, w)
-    assert np.isinf(reference).any()
-    np.testing.assert_array_equal(float64(y), reference)
+    assert np.isinf(reference[0]).any()
+    np.testing.assert_array_equal(float64(y[0]), reference[0])
+    assert y[1:].isfinite().all()

@@ -1,0 +1,151 @@
+// Activations of sm90_w4a16_mlp.cuh on their way from images to panels, by the warps that do not multiply.
+//
+// One warp asks the copy engine for what has been counted, beyond 16 tokens for both blocks of a cluster at once. Where
+// values are flags, warps take turns with chunks: a copy is looked at, and made anew until no value is absent (faster
+// than to read the values from L2, one by one, before they are copied). BF16 values become FP16 there.
+#pragma once
+
+#include "half_scale.cuh"
+#include "sm90_w4a16_mlp_rows.cuh"
+#include "sm90_w4a16_task.cuh"
+
+namespace trt_nvfp4::sm90 {
+
+template <int kTokens>
+constexpr int kMlpSharers = kFew<kTokens> ? 1 : kMaxCluster;
+
+constexpr int kStagers = 3;  // warps
+
+template <typename T, int kTokens>
+struct MlpShared {
+    TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kFew<kTokens>, kMlpSharers<kTokens>> task;
+    uint64_t landed[kStagers];
+
+    // By one thread, before anything else.
+    __device__ __forceinline__ void init() {
+        for (uint64_t& barrier : landed) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+        task.init(kValuesAreFlags<kTokens> ? 32 : 1);
+    }
+};
+
+// Calls f(phase, task) for the tasks of this block, phase after phase.
+template <typename T, typename F>
+__device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phase, int end_phase, F&& f) {
+    int const step = gridDim.x / kMaxCluster;
+#pragma unroll 1
+    for (int phase = first_phase; phase < end_phase; ++phase) {
+        Projection<T> const& matrix = phase % 2 == 0 ? args.up : args.down;
+        int const tasks = matrix.split.tasks(matrix.rows);
+#pragma unroll 1
+        for (int index = blockIdx.x / kMaxCluster; index < tasks; index += step) {
+            f(phase, matrix, Task(matrix.split, chunks_of(matrix.k), index));
+        }
+    }
+}
+
+// By a warp.
+template <typename T, int kTokens>
+__device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared) {
+    constexpr int kSlice = kChunkBytes<kTokens> / kMlpSharers<kTokens>;
+    auto& task_shared = shared.task;
+    int const mine = kMlpSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
+    w4a16::RingPosition place;
+    for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
+        uint32_t const times = phase / 2 + 1;
+        ReadyChunks ready =
+            phase % 2 == 0 ? ReadyChunks(args.counts.image, times * units_per_chunk(args.m), task.begin, task.end)
+                           : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(), task.begin, task.end);
+#pragma unroll 1
+        for (int chunk = task.begin; chunk < task.end; ++chunk) {
+            ready.await(chunk);
+            if (threadIdx.x % 32 == 0) {
+                ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
+                uint32_t const full = ptx::shared_address(&task_shared.full[place.stage]);
+                ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
+                copy_panel(task_shared.panels[place.stage] + mine,
+                           matrix.x_of(phase / 2) + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice,
+                           full, kMlpSharers<kTokens>);
+            }
+            __syncwarp();
+            place.advance(task_shared.kPanels);
+        }
+    });
+}
+
+// What a lane has of a panel of eight tokens: of one token every fourth unit.
+struct PanelPart {
+    static constexpr int kEights = kChunk / 32;
+
+    uint4 eights[kEights];
+
+    static __device__ __forceinline__ uint4* place(uint8_t* panel, int i) {
+        return reinterpret_cast<uint4*>(panel) + i * 32 + threadIdx.x % 32;
+    }
+
+    __device__ __forceinline__ void load(uint8_t* panel) {
+#pragma unroll
+        for (int i = 0; i < kEights; ++i) eights[i] = *place(panel, i);
+    }
+    // True if a value of the lane's is absent.
+    __device__ __forceinline__ bool has_absent() const {
+        auto const* const pairs = reinterpret_cast<uint32_t const*>(eights);
+        uint32_t most = 0;
+#pragma unroll
+        for (int i = 0; i < 4 * kEights; ++i) most = __vmaxu2(most, pairs[i]);
+        return most >> 16 == 0xffffu || (most & 0xffffu) == 0xffffu;
+    }
+    // To the same panel, as FP16 with factors.
+    __device__ __forceinline__ void store_halves(uint8_t* panel) {
+        float const factor = to_half<8, 16>(eights);
+#pragma unroll
+        for (int i = 0; i < kEights; ++i) *place(panel, i) = eights[i];
+        if (threadIdx.x % 32 < 8) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
+    }
+};
+
+// The same of values that are flags, by warp `turn` of kStagers.
+template <typename T, int kTokens>
+__device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, int turn) {
+    static_assert(kTokens == 8);
+    auto& task_shared = shared.task;
+    uint32_t const landed = ptx::shared_address(&shared.landed[turn]);
+    uint32_t round = 0;
+    w4a16::RingPosition place;
+    for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
+        uint8_t const* const image = matrix.x_of(phase / 2);
+        w4a16::RingPosition const first = place;
+        bool asked = false;
+#pragma unroll 1
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(task_shared.kPanels)) {
+            if (turn-- > 0) continue;
+            turn = kStagers - 1;
+            // One asks for the task's first chunk, the others once it has been there: who asks in vain holds up
+            // weights.
+            if (chunk > task.begin && !asked) {
+                ptx::mbarrier_wait(ptx::shared_address(&task_shared.full[first.stage]), first.round);
+            }
+            asked = true;
+            ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
+            // Behind what store_halves wrote there.
+            if constexpr (kBecomesHalf<T>) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            uint8_t* const panel = task_shared.panels[place.stage];
+            PanelPart part;
+            do {
+                __syncwarp();  // behind what other lanes have read
+                if (threadIdx.x % 32 == 0) {
+                    ptx::mbarrier_arrive_expect(landed, kChunkBytes<kTokens>);
+                    ptx::bulk_copy(ptx::shared_address(panel), image + int64_t{chunk} * kChunkBytes<kTokens>,
+                                   kChunkBytes<kTokens>, landed);
+                }
+                __syncwarp();
+                ptx::mbarrier_wait(landed, round);
+                round ^= 1;
+                part.load(panel);
+            } while (__any_sync(0xffffffffu, part.has_absent()));
+            if constexpr (kBecomesHalf<T>) part.store_halves(panel);
+            ptx::mbarrier_arrive(ptx::shared_address(&task_shared.full[place.stage]));
+        }
+    });
+}
+
+}  // namespace trt_nvfp4::sm90
