@@ -36,7 +36,8 @@ struct Projection {
 // Up to 8 tokens activations and partial sums say themselves whether they have been written: a fence of the GPU behind
 // each phase would wait for the weights that are on their way. Activations are absent until then (exchange.cuh), each
 // layer's in images of its own, so that nothing is erased.
-__host__ __device__ constexpr bool values_are_flags(int tokens) { return tokens <= 8; }
+constexpr int kFlagTokens = 8;
+__host__ __device__ constexpr bool values_are_flags(int tokens) { return tokens <= kFlagTokens; }
 template <int kTokens>
 constexpr bool kValuesAreFlags = values_are_flags(kTokens);
 

@@ -100,6 +100,16 @@ def test_resident_layers(
     assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True]
 
 
+def test_workspace_for_many_tokens_is_enough_for_few(emulated: PluginHost, seed: int) -> None:
+    """TensorRT asks for that of a profile's most tokens, and more than 64 go through in blocks."""
+    sizes = []
+    for m in (1, 2, 8, 9, 16, 17, 33, 64, 65, 72, 200):
+        call = op_inputs.persistent_mlp(np.random.default_rng(seed), 100, m, 96, 1056, 96, torch.float16, gated=1)
+        with emulated.session("NVFP4PersistentMLP", call.inputs, {"gated": 1}, tactic=W4A16_SM90) as session:
+            sizes.append(session.workspace_size)
+    assert sizes == sorted(sizes)
+
+
 @pytest.mark.parametrize("kind", ["largest", "smallest"])
 def test_ends_of_the_range(emulated: PluginHost, seed: int, kind: str) -> None:
     test_w4a16_ranges.test_ends_of_the_range(emulated, seed, kind, "any", 5, torch.bfloat16)

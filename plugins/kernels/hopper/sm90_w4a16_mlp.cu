@@ -141,7 +141,12 @@ bool takes(TrtNvfp4MlpArgs const& args) {
            takes_layers(static_cast<int>(args.m), static_cast<int>(up_rows), args.norm != 0, sms);
 }
 
-size_t workspace_bytes(TrtNvfp4MlpArgs const& args) { return Pieces(args, nullptr).size; }
+size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {
+    // Enough for fewer tokens too, of which images are each layer's own.
+    TrtNvfp4MlpArgs few = args;
+    few.m = std::min<int64_t>(args.m, kFlagTokens);
+    return std::max(Pieces(args, nullptr).size, Pieces(few, nullptr).size);
+}
 
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream) {
     Pieces const pieces(args, workspace);
