@@ -6,6 +6,9 @@
 // a warp brings hidden values to their image and counts them.
 #pragma once
 
+#include <type_traits>
+
+#include "half_scale.cuh"
 #include "sm90_w4a16_mlp.cuh"
 #include "sm90_w4a16_moe_tasks.cuh"
 

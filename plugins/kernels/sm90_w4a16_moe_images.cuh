@@ -1,6 +1,7 @@
 // Activations for sm90_w4a16_moe.cuh.
 #pragma once
 
+#include "half_scale.cuh"
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_moe_tasks.cuh"
 

@@ -6,9 +6,6 @@
 // other warps read them.
 #pragma once
 
-#include <type_traits>
-
-#include "half_scale.cuh"
 #include "heuristics/sm90_moe.h"
 #include "moe_plan.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
