@@ -69,8 +69,7 @@ template <int... kBits, int kEights>
 __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
     constexpr int kPairs = 4 * kEights;
     auto* const pairs = reinterpret_cast<uint32_t*>(eights);
-    // As unsigned integers the greatest is the least negative value, if there is one, as signed ones the greatest
-    // other.
+    // Read as unsigned integers, negative values are the greatest, by magnitude; as signed ones, the others are.
     uint32_t greatest = 0, most = 0x80008000u;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
@@ -89,7 +88,7 @@ __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
             uint32_t const small = w4a16::multiply<__nv_bfloat16>(pairs[i], power << 16 | power);
             pairs[i] = (small & 0x7fff7fffu) << 3 | (small & 0x80008000u);
         }
-    } else {  // no BF16 value
+    } else {  // the power is below BF16's least
 #pragma unroll
         for (uint4& eight : eights) eight = scale.of<__nv_bfloat16>(eight);
     }

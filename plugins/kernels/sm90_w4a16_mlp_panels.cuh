@@ -28,7 +28,7 @@ struct MlpShared {
     }
 };
 
-// Calls f(phase, task) for the tasks of this block, phase after phase.
+// Calls f(phase, matrix, task) for the tasks of this block, phase after phase.
 template <typename T, typename F>
 __device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phase, int end_phase, F&& f) {
     int const step = gridDim.x / kMaxCluster;

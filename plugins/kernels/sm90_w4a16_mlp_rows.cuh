@@ -37,9 +37,8 @@ struct Projection {
 // each phase would wait for the weights that are on their way. Activations are absent until then (exchange.cuh), each
 // layer's in images of its own, so that nothing is erased.
 constexpr int kFlagTokens = 8;
-__host__ __device__ constexpr bool values_are_flags(int tokens) { return tokens <= kFlagTokens; }
 template <int kTokens>
-constexpr bool kValuesAreFlags = values_are_flags(kTokens);
+constexpr bool kValuesAreFlags = kTokens <= kFlagTokens;
 
 // With more tokens, how often what has been written, since the launch's start: zero before it.
 struct Counts {
@@ -204,7 +203,7 @@ __device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, F
     }
 }
 
-// Returns once all of the block's fragments can be read by who sees their counts.
+// Counts the block's fragments, unless they are flags, once they can be read.
 template <int kTokens>
 __device__ __forceinline__ void publish_image(Units const& units, Counts const& counts) {
     if (kValuesAreFlags<kTokens>) return;

@@ -42,7 +42,7 @@ inline bool takes_linear(int m, int64_t k, bool bf16) { return m >= (k >= 6144 ?
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
 // as a full one. Of five MLPs timed on an H200 (benchmarks/NOTES.md) with a tile for 45 % of the SMs the kernel taken
-// is at most 9 % behind the other at 2 to 8 tokens; of those with fewer it is at most 2 % behind at 16, but up to 25 %
+// is at most 9 % behind the other at 3 to 8 tokens; of those with fewer it is at most 2 % behind at 16, but up to 25 %
 // below 13. Norms cost mma.sync's kernel more.
 inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;

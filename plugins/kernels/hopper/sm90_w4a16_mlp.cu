@@ -13,9 +13,7 @@ int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
 struct Pieces {
     Counts counts;
     uint8_t* image;
-    int64_t image_step;
     uint8_t* hidden;
-    int64_t hidden_step;
     size_t zeroed;
     float* partials;
     float* squares;
@@ -30,10 +28,8 @@ struct Pieces {
         counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
         counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows * kCountStep);
         counts.squares = workspace.take<uint32_t>(1);
-        bool const flags = values_are_flags(tokens);
+        bool const flags = tokens <= kFlagTokens;
         int64_t const images = flags ? args.layers : 1;
-        image_step = flags ? image_bytes(in, tokens) : 0;
-        hidden_step = flags ? image_bytes(intermediate, tokens) : 0;
         if (flags) zeroed = workspace.size();
         image = workspace.take<uint8_t>(images * image_bytes(in, tokens));
         // Of tokens and columns beyond those there are nothing is written.
@@ -78,7 +74,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     TRT_NVFP4_RETURN_IF_ERROR(make_projection(args.up, mlp.up, mlp.layers, up_rows, mlp.hidden_in, kBoxAlone));
     args.up.split = {kMaxCluster, 1};
     args.up.x = pieces.image;
-    args.up.x_step = pieces.image_step;
+    args.up.x_step = kValuesAreFlags<kTokens> ? image_bytes(args.up.k, kTokens) : 0;
     args.up.activation = mlp.activation;
     args.up.gated = mlp.gated != 0;
     args.up.alpha = mlp.alpha;
@@ -88,7 +84,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
         make_projection(args.down, mlp.down, mlp.layers, mlp.hidden_out, mlp.intermediate, kBoxAlone));
     args.down.split = choose_split(args.down.rows, chunks_of(args.down.k), kMaxCluster, clusters);
     args.down.x = pieces.hidden;
-    args.down.x_step = pieces.hidden_step;
+    args.down.x_step = kValuesAreFlags<kTokens> ? image_bytes(args.down.k, kTokens) : 0;
     args.layers = static_cast<int>(mlp.layers);
     args.m = static_cast<int>(mlp.m);
     args.one = 1;
