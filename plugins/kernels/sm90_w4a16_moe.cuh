@@ -29,7 +29,7 @@ struct MixtureShared {
 // By one thread.
 template <typename T>
 __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
-    SlotFiller filler(shared.task.weights, kTaskSlotsUnderWay);
+    SlotFiller filler(shared.task.weights);
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
         WeightMaps const& maps = args.matrices[task.phase][task.segment].maps;
         int const expert = task.expert, group = task.tile * kWarpgroups;

@@ -114,8 +114,6 @@ struct MixtureTask {
 
 constexpr int kAhead = 3;  // chunks of weights still to fetch when the next task is taken
 constexpr int kQueue = 8;  // short tasks: weights of several are on their way at once
-// With as many as in an MLP some mixtures are faster and others slower.
-constexpr int kTaskSlotsUnderWay = 3;
 
 struct TaskQueue {
     MixtureTask tasks[kQueue];

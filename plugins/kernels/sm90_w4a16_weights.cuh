@@ -26,6 +26,7 @@ struct WeightMaps {
     CUtensorMap codes;   // [layers * rows, K / 2] bytes
     CUtensorMap scales;  // [layers * groups of rows, tiles of K, 128] words
     int rows, groups;    // of a layer
+    bool whole_lines;    // a chunk of a row is whole lines of memory, which nobody reads again
 };
 
 struct WeightSlots {
@@ -52,10 +53,11 @@ class SlotFiller {
     __device__ __forceinline__ void fill(WeightMaps const& maps, int layer, int group, int chunk) {
         uint32_t const full = await_slot();
         ptx::mbarrier_arrive_expect(full, kSlotCodes + kSlotScales);
-        ptx::tensor_copy(ptx::shared_address(slots_.codes[next_.stage]), maps.codes, chunk * (kChunk / 2),
-                         layer * maps.rows + group * kGroupRows, full);
-        ptx::tensor_copy(ptx::shared_address(slots_.scales[next_.stage]), maps.scales, 0, chunk * (kChunk / kGroup),
-                         layer * maps.groups + group, full);
+        if (maps.whole_lines) {
+            copy<true>(maps, layer, group, chunk, full);
+        } else {
+            copy<false>(maps, layer, group, chunk, full);
+        }
         go_on();
     }
     // With nothing, where a warpgroup has no rows.
@@ -65,6 +67,13 @@ class SlotFiller {
     }
 
  private:
+    template <bool kOnce>
+    __device__ __forceinline__ void copy(WeightMaps const& maps, int layer, int group, int chunk, uint32_t full) {
+        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.codes[next_.stage]), maps.codes, chunk * (kChunk / 2),
+                                layer * maps.rows + group * kGroupRows, full);
+        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.scales[next_.stage]), maps.scales, 0,
+                                chunk * (kChunk / kGroup), layer * maps.groups + group, full);
+    }
     __device__ __forceinline__ uint32_t await_slot() {
         ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.stage]), next_.round ^ 1);
         return ptx::shared_address(&slots_.full[next_.stage]);

@@ -12,8 +12,8 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// What L2 reads beside a box. Where blocks hand each other activations all the time that waits behind it, so that less
-// is better; mixtures, which rarely do, read ahead.
+// What L2 reads beside a box whose rows end within lines of memory: the next box has the rest of these. Where blocks
+// hand each other activations all the time, those wait behind what is read ahead; mixtures rarely do.
 constexpr CUtensorMapL2promotion kBoxAlone = CU_TENSOR_MAP_L2_PROMOTION_NONE;
 constexpr CUtensorMapL2promotion kReadAhead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
 
@@ -41,10 +41,12 @@ inline TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int ran
 }
 
 inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows, int64_t k,
-                             CUtensorMapL2promotion promotion) {
+                             CUtensorMapL2promotion within_lines) {
     int64_t const groups = scale_bytes(rows, k) / (padded_blocks(k) * kGroupRows);
     maps.rows = static_cast<int>(rows);
     maps.groups = static_cast<int>(groups);
+    maps.whole_lines = k % kChunk == 0;
+    CUtensorMapL2promotion const promotion = maps.whole_lines ? kBoxAlone : within_lines;
     cuuint64_t const code_sizes[] = {static_cast<cuuint64_t>(k / 2), static_cast<cuuint64_t>(layers * rows)};
     cuuint64_t const code_strides[] = {static_cast<cuuint64_t>(k / 2)};
     cuuint32_t const code_box[] = {kChunk / 2, kGroupRows};
@@ -62,8 +64,8 @@ inline TrtNvfp4Status encode(WeightMaps& maps, TrtNvfp4Weight const& weight, int
 // `layers` projections, or experts.
 template <typename T>
 TrtNvfp4Status make_projection(Projection<T>& projection, TrtNvfp4Weight const& weight, int64_t layers, int64_t rows,
-                               int64_t k, CUtensorMapL2promotion promotion) {
-    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k, promotion));
+                               int64_t k, CUtensorMapL2promotion within_lines) {
+    TRT_NVFP4_RETURN_IF_ERROR(encode(projection.maps, weight, layers, rows, k, within_lines));
     projection.tensor_scale = weight.tensor_scale;
     projection.bias = static_cast<T const*>(weight.bias);
     projection.rows = static_cast<int>(rows);

@@ -13,23 +13,48 @@ __device__ __forceinline__ void prefetch(CUtensorMap const& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// x is the innermost coordinate of the box's first element.
-__device__ __forceinline__ void tensor_copy(uint32_t destination, CUtensorMap const& map, int x, int y,
-                                            uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            destination),
-        "l"(&map), "r"(x), "r"(y), "r"(barrier)
-        : "memory");
+// What L2 does with what is read once: it gives way first.
+__device__ __forceinline__ uint64_t evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
+// x is the innermost coordinate of the box's first element; kOnce: its bytes are not read again.
+template <bool kOnce>
+__device__ __forceinline__ void tensor_copy(uint32_t destination, CUtensorMap const& map, int x, int y,
+                                            uint32_t barrier) {
+    if constexpr (kOnce) {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination),
+            "l"(&map), "r"(x), "r"(y), "r"(barrier), "l"(evict_first())
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination),
+            "l"(&map), "r"(x), "r"(y), "r"(barrier)
+            : "memory");
+    }
+}
+
+template <bool kOnce>
 __device__ __forceinline__ void tensor_copy(uint32_t destination, CUtensorMap const& map, int x, int y, int z,
                                             uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-        "[%5];" ::"r"(destination),
-        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
-        : "memory");
+    if constexpr (kOnce) {
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(destination),
+            "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(evict_first())
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(destination),
+            "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+            : "memory");
+    }
 }
 
 }  // namespace trt_nvfp4::ptx
