@@ -421,17 +421,11 @@ __global__ __launch_bounds__(kRouteThreads, 1) void moe_route(__grid_constant__ 
     routing::route_tokens<kSlots>(args, blockIdx.x, gridDim.x, memory, nullptr);
 }
 
-// `dtype` is that of x and shared_gate. Block 0 sorts, and with slots it routes first: a launch less where tokens are
-// few. The others gate the shared expert and erase.
-template <int kSlots>
-__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
-                                                            TrtNvfp4DataType dtype) {
-    wait_for_kernels_before();
-    // Behind the wait: what needs no plan may then begin at once (sm90_w4a16_moe_images.cuh).
-    let_next_kernel_start();
-    if (blockIdx.x > 0) {
-        int const first = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
-        int const step = (gridDim.x - 1) * blockDim.x;
+// A helper of moe_plan, `dtype` being that of x and shared_gate.
+struct GateAndErase {
+    TrtNvfp4DataType dtype;
+
+    __device__ __forceinline__ void operator()(RouteArgs const& args, int first, int step) const {
         if (args.shared_gate != nullptr) {
             switch (dtype) {
                 case TRT_NVFP4_FLOAT32:
@@ -447,6 +441,19 @@ __global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ Ro
         uint4 const absent = make_uint4(~0u, ~0u, ~0u, ~0u);
 #pragma unroll 1
         for (int64_t i = first; i < args.absents / 16; i += step) static_cast<uint4*>(args.absent)[i] = absent;
+    }
+};
+
+// Block 0 sorts, and with slots it routes first: a launch less where tokens are few. The threads of the others help, by
+// helper(args, thread, threads): with what needs no plan and with the shared expert's gates.
+template <int kSlots, class Helper>
+__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
+                                                            __grid_constant__ Helper const helper) {
+    wait_for_kernels_before();
+    // Behind the wait: the next kernel may begin with what needs neither plan nor help.
+    let_next_kernel_start();
+    if (blockIdx.x > 0) {
+        helper(args, (blockIdx.x - 1) * blockDim.x + threadIdx.x, (gridDim.x - 1) * blockDim.x);
         return;
     }
     __shared__ uint32_t memory[routing::kWords];

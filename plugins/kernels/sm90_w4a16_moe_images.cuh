@@ -2,6 +2,7 @@
 #pragma once
 
 #include "half_scale.cuh"
+#include "moe_routing.cuh"
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_moe_tasks.cuh"
 
@@ -20,8 +21,6 @@ __device__ __forceinline__ void scale_eights(float factor, uint4 (&eights)[kEigh
     }
 }
 
-constexpr int kImageThreads = 128;
-
 // Groups of eight rows that become images: those of tokens, and in front of them, where x takes their weights, those of
 // pairs in sorted order.
 struct ImageGroups {
@@ -30,6 +29,8 @@ struct ImageGroups {
     __host__ __device__ ImageGroups(int m, int top_k, bool scale_input, bool shared)
         : pairs(scale_input ? (m * top_k + 7) / 8 : 0), tokens(scale_input && !shared ? 0 : (m + 7) / 8) {}
 };
+
+constexpr int kImageThreads = 128;
 
 __host__ __device__ constexpr int image_parts(int k) { return chunks_of(k) * (kChunk / kRowFactorK); }
 
@@ -48,13 +49,8 @@ __device__ __forceinline__ void end_hidden(MixtureArgs<T> const& args, int segme
     }
 }
 
-// While the plan is made, which only weights for x wait for. The launch before the plan has finished: the plan lets
-// this one start behind its own wait.
 template <typename T>
-__global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_constant__ MixtureArgs<T> const args) {
-    ptx::launch_next();
-    if (args.scale_input) ptx::await_previous_launch();
-    int const thread = blockIdx.x * kImageThreads + threadIdx.x, threads = gridDim.x * kImageThreads;
+__device__ __forceinline__ void make_images(MixtureArgs<T> const& args, int thread, int threads) {
     for (int i = thread; i < args.counters; i += threads) args.ticket[i] = 0;
 #pragma unroll 1
     for (int segment = kRouted; segment <= (args.shared_jobs > 0 ? kShared : kRouted); ++segment) {
@@ -91,6 +87,26 @@ __global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_co
         auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kRowFactorK / 8), row));
         store_eights<Operand<T>>(units, 1, 0, t, eights);
     }
+}
+
+// A helper of moe_plan.
+template <typename T>
+struct GateAndMakeImages {
+    MixtureArgs<T> mixture;
+
+    __device__ __forceinline__ void operator()(RouteArgs const& args, int first, int step) const {
+        if (args.shared_gate != nullptr) routing::gate_shared<T>(args, first / 32, step / 32);
+        make_images(mixture, first, step);
+    }
+};
+
+// By a launch of its own, while the plan is made, which only weights for x wait for. The launch before the plan has
+// finished: the plan lets this one start behind its own wait.
+template <typename T>
+__global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_constant__ MixtureArgs<T> const args) {
+    ptx::launch_next();
+    if (args.scale_input) ptx::await_previous_launch();
+    make_images(args, blockIdx.x * kImageThreads + threadIdx.x, gridDim.x * kImageThreads);
     if (!args.scale_input) ptx::await_previous_launch();
 }
 

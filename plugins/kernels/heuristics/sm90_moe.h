@@ -13,6 +13,9 @@ constexpr int kMixtureMaxSplits = 16;
 // The most pairs of a job, as registers allow: an expert with more has several.
 constexpr int kJobTokens = 24;
 
+// Whether the launch that makes the plan makes images too.
+inline bool makes_images_beside_plan(int64_t tokens) { return tokens <= 8; }
+
 // Whether so many tiles of gate and up, of all jobs, are theirs. Of four models timed on an H200 at 1 to 8 tokens
 // (benchmarks/NOTES.md) those with 1.3 tiles for an SM are not behind sm80_w4a16_moe.cuh, those with 1.0 are.
 inline bool takes_mixture(double tiles, int sms) { return tiles >= 1.2 * sms; }

@@ -1,8 +1,9 @@
 #include "../api/moe_plan.h"
 #include "../api/sm90_w4a16.h"
-#include "../generic_moe.cuh"
 #include "../heuristics/moe.h"
 #include "../heuristics/sm90_moe.h"
+#include "../moe_plan_launch.cuh"
+#include "../moe_sum.cuh"
 #include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_moe.cuh"
 #include "../sm90_w4a16_moe_images.cuh"
@@ -105,16 +106,23 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.counters = layout.counters;
     args.one = 1;
 
-    TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route_args(moe, layout.plan, 0, moe.m, kJobTokens), stream));
+    RouteArgs const route = route_args(moe, layout.plan, 0, moe.m, kJobTokens);
     ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
-    int const image_warps = (groups.pairs + groups.tokens) * image_parts(static_cast<int>(moe.hidden));
-    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(
-        sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_warps * 32 + kImageThreads - 1) / kImageThreads),
-        kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
+    int const image_threads = (groups.pairs + groups.tokens) * image_parts(static_cast<int>(moe.hidden)) * 32;
+    if (makes_images_beside_plan(moe.m) && !args.scale_input) {
+        GateAndMakeImages<T> const helper{args};
+        TRT_NVFP4_RETURN_IF_ERROR(launch_plan_beside(route, helper, image_threads, true, stream));
+    } else {
+        TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
+        TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(
+            sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_threads + kImageThreads - 1) / kImageThreads),
+            kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
+    }
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe<T>, sms, kTaskThreads, sizeof(MixtureShared<T>), true,
                                             stream, "sm90_w4a16_moe", args));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
-                          moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y), true, stream);
+                          moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y), true, true,
+                          stream);
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+// Launches that make the plan, and beside it what needs none.
+#pragma once
+
+#include <algorithm>
+
+#include "api/launch.h"
+#include "moe_routing.cuh"
+
+namespace trt_nvfp4 {
+
+// One block sorts the pairs; kSlots > 0: and routes all tokens.
+template <int kSlots, class Helper>
+TrtNvfp4Status launch_sort(RouteArgs const& args, Helper const& helper, int64_t helper_threads, bool programmatic,
+                           cudaStream_t stream) {
+    // A thread for each expert, and a warp for each token, or threads for many pairs or to help.
+    constexpr int kFewestThreads = 128;
+    int const workers = kSlots > 0 ? std::max(kFewestThreads, 32 * args.tokens) : kPlanThreads;
+    int const threads = std::min(kPlanThreads, std::max((args.experts + 31) / 32 * 32, workers));
+    constexpr int64_t kMostHelpers = 128;
+    int64_t const helpers = std::min((helper_threads + threads - 1) / threads, kMostHelpers);
+    return launch_kernel(moe_plan<kSlots, Helper>, static_cast<unsigned>(1 + helpers), threads, 0, programmatic, stream,
+                         "moe_plan", args, helper);
+}
+
+template <int kSlots, class Helper>
+TrtNvfp4Status launch_slots(RouteArgs const& args, Helper const& helper, int64_t helper_threads, bool programmatic,
+                            cudaStream_t stream) {
+    if constexpr (kSlots <= kPlanSlots) {
+        if (args.tokens <= kPlanTokens) {
+            return launch_sort<kSlots>(args, helper, helper_threads, programmatic, stream);
+        }
+    }
+    int const blocks = (args.tokens + kRouteThreads / 32 - 1) / (kRouteThreads / 32);
+    TRT_NVFP4_RETURN_IF_ERROR(
+        launch_kernel(moe_route<kSlots>, blocks, kRouteThreads, 0, programmatic, stream, "moe_route", args));
+    return launch_sort<0>(args, helper, helper_threads, programmatic, stream);
+}
+
+// Helper, for about `helper_threads` threads, as moe_plan asks for it. `programmatic`: on sm_90 on.
+template <class Helper>
+TrtNvfp4Status launch_plan_beside(RouteArgs const& args, Helper const& helper, int64_t helper_threads,
+                                  bool programmatic, cudaStream_t stream) {
+    auto const launch = [&](auto slots) {
+        return launch_slots<decltype(slots)::value>(args, helper, helper_threads, programmatic, stream);
+    };
+    if (args.experts <= 4 * 32) return launch(std::integral_constant<int, 4>{});
+    if (args.experts <= 8 * 32) return launch(std::integral_constant<int, 8>{});
+    if (args.experts <= 16 * 32) return launch(std::integral_constant<int, 16>{});
+    return launch(std::integral_constant<int, 32>{});
+}
+
+}  // namespace trt_nvfp4
