@@ -12,10 +12,10 @@ namespace trt_nvfp4 {
 template <int kSlots, class Helper>
 TrtNvfp4Status launch_sort(RouteArgs const& args, Helper const& helper, int64_t helper_threads, bool programmatic,
                            cudaStream_t stream) {
-    // A thread for each expert, and a warp for each token, or threads for many pairs or to help.
+    // A thread for each expert, and a warp for each token or a thread for each pair.
     constexpr int kFewestThreads = 128;
-    int const workers = kSlots > 0 ? std::max(kFewestThreads, 32 * args.tokens) : kPlanThreads;
-    int const threads = std::min(kPlanThreads, std::max((args.experts + 31) / 32 * 32, workers));
+    int const workers = std::max(kFewestThreads, kSlots > 0 ? 32 * args.tokens : args.tokens * args.top_k);
+    int const threads = std::min(kPlanBlock<kSlots>, (std::max(args.experts, workers) + 31) / 32 * 32);
     constexpr int64_t kMostHelpers = 128;
     int64_t const helpers = std::min((helper_threads + threads - 1) / threads, kMostHelpers);
     return launch_kernel(moe_plan<kSlots, Helper>, static_cast<unsigned>(1 + helpers), threads, 0, programmatic, stream,
@@ -26,7 +26,7 @@ template <int kSlots, class Helper>
 TrtNvfp4Status launch_slots(RouteArgs const& args, Helper const& helper, int64_t helper_threads, bool programmatic,
                             cudaStream_t stream) {
     if constexpr (kSlots <= kPlanSlots) {
-        if (args.tokens <= kPlanTokens) {
+        if (args.tokens <= kPlanBlock<kSlots> / 32) {
             return launch_sort<kSlots>(args, helper, helper_threads, programmatic, stream);
         }
     }

@@ -13,9 +13,11 @@ namespace trt_nvfp4 {
 
 constexpr int kRouteThreads = 256;
 constexpr int kPlanThreads = TRT_NVFP4_MAX_EXPERTS;  // most of a block that sorts
-// Up to here the block that sorts routes as well: a warp for each token, which has that many registers.
-constexpr int kPlanTokens = 32;
+// The block that sorts routes as well where it has a warp for each token, and these so many registers for keys.
 constexpr int kPlanSlots = 16;
+template <int kSlots>
+constexpr int kPlanBlock = kSlots <= 8 ? kPlanThreads : kPlanThreads / 2;  // its most threads
+constexpr int kPlanTokens = kPlanThreads / 32;
 
 namespace routing {
 
@@ -88,58 +90,66 @@ template <int kSlots>
 __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>& keys, uint32_t* memory) {
     int const lane = threadIdx.x % 32;
     int const size = args.experts / args.groups;
-    uint32_t* const by_group = memory;
+    uint32_t* const left = memory;  // keys that have not been added up, by group
     float* const scores = reinterpret_cast<float*>(memory + args.experts);
     __syncwarp();
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-        if (slot * 32 + lane < args.experts) by_group[slot * 32 + lane] = keys.slots[slot];
+        if (slot * 32 + lane < args.experts) left[slot * 32 + lane] = keys.slots[slot];
     }
     __syncwarp();
 
     // As many lanes a group as let the warp look through all of them at once.
     int width = 1;
     while (2 * width * args.groups <= 32) width *= 2;
+    uint32_t const neighbours = (width == 32 ? ~0u : (1u << width) - 1) << lane / width * width;
+#pragma unroll 1
     for (int first = 0; first < args.groups; first += 32 / width) {
         int const group = first + lane / width;
         int const members = group < args.groups ? size : 0;
         float sum = 0.0f;
-        uint64_t last = ~uint64_t{0};
+#pragma unroll 1
         for (int rank = 0; rank < args.group_score_top; ++rank) {
-            uint64_t best = 0;
+            uint32_t best = 0;
+            int place = 0;
+#pragma unroll 4
             for (int i = lane % width; i < members; i += width) {
-                uint64_t const key = uint64_t{by_group[group * size + i]} << 32 | static_cast<uint32_t>(~i);
-                if (key < last && key > best) best = key;
+                uint32_t const key = left[group * size + i];
+                if (key > best) place = i;
+                best = max(best, key);
             }
+            uint32_t most = best;
             for (int offset = width / 2; offset > 0; offset /= 2) {
-                uint64_t const other = __shfl_xor_sync(0xffffffffu, best, offset);
-                if (other > best) best = other;
+                most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
             }
-            sum += unordered(static_cast<uint32_t>(best >> 32));
-            last = best;
+            sum += unordered(most);
+            // Of equals one is taken out.
+            uint32_t const equals = __ballot_sync(0xffffffffu, best == most) & neighbours;
+            if (members > 0 && lane == __ffs(static_cast<int>(equals)) - 1) left[group * size + place] = 0;
+            __syncwarp();
         }
         if (members > 0 && lane % width == 0) scores[group] = sum;
     }
     __syncwarp();
+    // Of the place in the middle of an expert, so that rounding up is exact for as few experts as there may be.
+    uint32_t const per_group = 0x7fffffffu / size + 1;  // 2^31 / size
+#pragma unroll 1
     for (int first = 0; first < args.groups; first += 32) {
         int const group = first + lane;
         int better = 0;
         if (group < args.groups) {
             float const score = scores[group];
+#pragma unroll 4
             for (int other = 0; other < args.groups; ++other) {
                 better += scores[other] > score || (scores[other] == score && other < group);
             }
         }
-        for (uint32_t closed = __ballot_sync(0xffffffffu, better >= args.open_groups); closed != 0;
-             closed &= closed - 1) {
-            int const begin = (first + __ffs(static_cast<int>(closed)) - 1) * size;
-            for (int i = lane; i < size; i += 32) by_group[begin + i] = 0;
-        }
-    }
-    __syncwarp();
+        uint32_t const closed = __ballot_sync(0xffffffffu, better >= args.open_groups);
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-        if (slot * 32 + lane < args.experts) keys.slots[slot] = by_group[slot * 32 + lane];
+        for (int slot = 0; slot < kSlots; ++slot) {
+            uint32_t const own = __umulhi(2 * (slot * 32 + lane) + 1, per_group) - first;
+            if (own < 32 && (closed >> own & 1) != 0) keys.slots[slot] = 0;
+        }
     }
 }
 
@@ -447,8 +457,8 @@ struct GateAndErase {
 // Block 0 sorts, and with slots it routes first: a launch less where tokens are few. The threads of the others help, by
 // helper(args, thread, threads): with what needs no plan and with the shared expert's gates.
 template <int kSlots, class Helper>
-__global__ __launch_bounds__(kPlanThreads, 1) void moe_plan(__grid_constant__ RouteArgs const args,
-                                                            __grid_constant__ Helper const helper) {
+__global__ __launch_bounds__(kPlanBlock<kSlots>, 1) void moe_plan(__grid_constant__ RouteArgs const args,
+                                                                  __grid_constant__ Helper const helper) {
     wait_for_kernels_before();
     // Behind the wait: the next kernel may begin with what needs neither plan nor help.
     let_next_kernel_start();

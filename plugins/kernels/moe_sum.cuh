@@ -9,14 +9,17 @@ namespace trt_nvfp4 {
 
 constexpr int kSumThreads = 128;
 
+// When the sum starts: once the kernels before have ended, or early, to wait for them itself. Where the last of them
+// starts its dependents once it has the plan, terms are found before the wait.
+enum class SumStart { kBehind, kEarly, kEarlyWithPlan };
+
 // y = T(sum of factors * terms), four values a thread. Blocks x, y: a token, a part of its columns, whose terms
-// kSharers warps share. Short, because its instructions are fetched anew in every layer. Where the plan is ready before
-// the kernels before have ended, so is what is found in it.
+// kSharers warps share. Short, because its instructions are fetched anew in every layer.
 template <typename T, int kSharers>
-__global__ __launch_bounds__(kSumThreads) void moe_sum(MoeTerms terms, bool plan_is_ready, T* y) {
+__global__ __launch_bounds__(kSumThreads) void moe_sum(MoeTerms terms, bool has_plan, T* y) {
     constexpr int kBatch = 4;  // as many trips to L2 at once
     let_next_kernel_start();
-    if (!plan_is_ready) wait_for_kernels_before();
+    if (!has_plan) wait_for_kernels_before();
     int const token = blockIdx.x, warp = threadIdx.x / 32, sharer = warp % kSharers;
     int const slice = blockIdx.y * (kSumThreads / 32 / kSharers) + warp / kSharers;
     int const column = (slice * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
@@ -35,7 +38,7 @@ __global__ __launch_bounds__(kSumThreads) void moe_sum(MoeTerms terms, bool plan
         }
     };
     find();
-    if (plan_is_ready) wait_for_kernels_before();
+    if (has_plan) wait_for_kernels_before();
     float4 sums = {};
 #pragma unroll 1
     while (has[0]) {
@@ -77,8 +80,8 @@ __global__ __launch_bounds__(kSumThreads) void moe_sum(MoeTerms terms, bool plan
 // `outputs` and `shared` as MoeTerms has them.
 template <typename T>
 TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int splits, int64_t tokens, int64_t hidden,
-                              int top_k, bool scale_input, MoePlan const& plan, T* y, bool programmatic,
-                              bool plan_is_ready, cudaStream_t stream) {
+                              int top_k, bool scale_input, MoePlan const& plan, T* y, SumStart start,
+                              cudaStream_t stream) {
     MoeTerms const terms{plan,       outputs, shared, splits, static_cast<int>(tokens), top_k, static_cast<int>(hidden),
                          scale_input};
     constexpr int kFewTokens = 64;  // whose sums do not fill a GPU otherwise
@@ -86,8 +89,8 @@ TrtNvfp4Status launch_moe_sum(float const* outputs, float const* shared, int spl
         constexpr int kSharers = decltype(sharers)::value, kColumns = 4 * kSumThreads / kSharers;
         dim3 const blocks(static_cast<unsigned>(tokens),
                           static_cast<unsigned>((terms.width + kColumns - 1) / kColumns));
-        return launch_kernel(moe_sum<T, kSharers>, blocks, kSumThreads, 0, programmatic, stream, "moe_sum", terms,
-                             plan_is_ready, y);
+        return launch_kernel(moe_sum<T, kSharers>, blocks, kSumThreads, 0, start != SumStart::kBehind, stream,
+                             "moe_sum", terms, start == SumStart::kEarlyWithPlan, y);
     };
     return tokens <= kFewTokens ? launch(std::integral_constant<int, kSumThreads / 32>{})
                                 : launch(std::integral_constant<int, 1>{});

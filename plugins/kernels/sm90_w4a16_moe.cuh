@@ -10,7 +10,7 @@
 
 #include "half_scale.cuh"
 #include "sm90_w4a16_mlp.cuh"
-#include "sm90_w4a16_moe_tasks.cuh"
+#include "sm90_w4a16_moe_dispatch.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -18,17 +18,21 @@ namespace trt_nvfp4::sm90 {
 constexpr int kHiddenUnits = 2 * kWarpgroups * kGroup / 8;
 using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
 
-template <typename T>
+// kSharedEvenly: blocks share tiles (EvenShares), whose jobs have one column.
+template <typename T, bool kSharedEvenly>
 struct MixtureShared {
+    static constexpr bool kEven = kSharedEvenly;
+    static constexpr int kColumns = kEven ? 1 : kJobTokens / 8;
+
     TaskShared<RowPanel<kBecomesHalf<T>>, true> task;
     TaskQueue queue;
-    StagedHidden hidden[kJobTokens / 8];
+    StagedHidden hidden[kColumns];
     uint64_t hidden_empty;
 };
 
 // By one thread.
-template <typename T>
-__device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+template <typename T, class Shared>
+__device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Shared& shared) {
     SlotFiller filler(shared.task.weights);
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
         WeightMaps const& maps = args.matrices[task.phase][task.segment].maps;
@@ -50,8 +54,8 @@ __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Mixtur
 }
 
 // By a warp: a lane for each of a job's rows.
-template <typename T>
-__device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+template <typename T, class Shared>
+__device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, Shared& shared) {
     int const lane = threadIdx.x % 32;
     w4a16::RingPosition place;
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
@@ -96,7 +100,7 @@ __device__ __forceinline__ void zero_from(int k, uint4& unit) {
 // A task's hidden values to their image, by a warp.
 template <typename T>
 __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, MixtureTask const& task,
-                                             StagedHidden const (&staged)[kJobTokens / 8]) {
+                                             StagedHidden const* staged) {
     Projection<T> const& up = args.matrices[kUp][task.segment];
     RowImage<T> const image(args.matrices[kDown][task.segment].x, args.matrices[kDown][task.segment].k);
     int const units = kHiddenUnits / (up.gated ? 2 : 1);
@@ -128,15 +132,19 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
 }
 
 // By a warp.
-template <typename T>
-__device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+template <typename T, class Shared>
+__device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared& shared) {
     TaskQueue& queue = shared.queue;
     queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
         ptx::mbarrier_wait(ptx::shared_address(&queue.stored[place.stage]), place.round);
-        if (task.phase == kUp) store_hidden(args, task, shared.hidden);
+        bool const is_part = Shared::kEven && task.is_part(args);
+        if (task.phase == kUp && !is_part) store_hidden(args, task, shared.hidden);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
-            if (task.phase == kUp) {
+            if (is_part) {
+                __threadfence();
+                count(args.ready + task.share);
+            } else if (task.phase == kUp) {
                 ptx::mbarrier_arrive(ptx::shared_address(&shared.hidden_empty));
                 __threadfence();
                 count(args.done[task.segment] + task.job * kCountStep);
@@ -158,12 +166,13 @@ __device__ __forceinline__ void store_outputs(MixtureTask const& task, int rows,
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, MixtureShared<T>& shared) {
+template <typename T, class Shared>
+__device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Shared& shared) {
+    constexpr int kPairs = 8 * Shared::kColumns;
     Places at;
     uint32_t turn = 0;
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
-        float acc[2][kJobTokens / 2];
+        float acc[2][kPairs / 2];
         bool const up = task.phase == kUp;
         int const columns = task.columns[threadIdx.x / 128];
         Projection<T> const& matrix = args.matrices[task.phase][task.segment];
@@ -188,18 +197,29 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
                 multiply(std::integral_constant<int, 1>{});
                 break;
             case 2:
-                multiply(std::integral_constant<int, 2>{});
+                if constexpr (Shared::kColumns >= 2) multiply(std::integral_constant<int, 2>{});
                 break;
             default:
-                multiply(std::integral_constant<int, 3>{});
+                if constexpr (Shared::kColumns >= 3) multiply(std::integral_constant<int, 3>{});
         }
-        if (up) {
+        bool is_part = false;
+        if constexpr (Shared::kEven) {
+            is_part = task.is_part(args);
+            if (columns > 0 && is_part) {
+                store_part(args, task.share, acc);
+            } else if (columns > 0 && task.first_share < task.share) {
+                add_parts(args, task, acc);
+            }
+        }
+        if (is_part) {
+            // Whose sums the tile's last share finishes.
+        } else if (up) {
             ptx::mbarrier_wait(ptx::shared_address(&shared.hidden_empty), turn ^ 1);
             turn ^= 1;
 #pragma unroll 1
             for (int column = 0; column < columns; ++column) {
                 float sums[8];
-                column_sums<kJobTokens>(acc, column, sums);
+                column_sums<kPairs>(acc, column, sums);
                 // Places within the tile and the column.
                 auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
                 of_up.finish(matrix, 0, 0, sums).template each<8>([&](int64_t offset, float value) {
@@ -210,7 +230,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
 #pragma unroll 1
             for (int column = 0; column < columns; ++column) {
                 float sums[8];
-                column_sums<kJobTokens>(acc, column, sums);
+                column_sums<kPairs>(acc, column, sums);
                 of_down.apply(sums);
                 store_outputs(task, matrix.rows, column, sums);
             }
@@ -219,10 +239,11 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Mixtu
     });
 }
 
-template <typename T>
+template <typename T, bool kEven>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constant__ MixtureArgs<T> const args) {
+    using Shared = MixtureShared<T, kEven>;
     extern __shared__ __align__(1024) uint8_t moe_bytes[];
-    auto& shared = *reinterpret_cast<MixtureShared<T>*>(moe_bytes);
+    auto& shared = *reinterpret_cast<Shared*>(moe_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
@@ -249,7 +270,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
         } else if (warp == kWarps + 1) {
             fetch_activations(args, shared);
         } else if (threadIdx.x == 32 * (kWarps + 2)) {
-            dispatch(args, shared.queue);
+            dispatch<kEven>(args, shared.queue);
         } else if (warp == kWarps + 3) {
             publish_tasks(args, shared);
         }

@@ -1,9 +1,6 @@
 // A mixture of experts as a list of tasks, which blocks take one after another as they get to them: first all of gate
 // and up, then all of down. A task needs no later one, so that whoever has taken a task can finish it however many
 // blocks run at once.
-//
-// The dispatcher, a thread of every block, takes tasks a little ahead and puts them in a queue, from which the block's
-// other warps read them.
 #pragma once
 
 #include "heuristics/sm90_moe.h"
@@ -26,6 +23,8 @@ struct MixtureArgs {
     float* outputs[2];  // [splits of down, pairs in sorted order or tokens, hidden]
     uint32_t* ticket;   // the next task
     uint32_t* done[2];  // [jobs, kCountStep]: tiles of up
+    uint32_t* ready;    // [even shares]: whether the share's part of a later share's tile is there
+    float4* parts;      // [even shares, 2, threads that multiply]: sums of these
     int counters;       // words from `ticket` on that are zero before the launch
     uint32_t one;       // 1, see shift_left
 };
@@ -69,23 +68,25 @@ struct MixtureTask {
     int tile, split, begin, end;
     int columns[kWarpgroups];  // that a warpgroup multiplies: none where it has no rows
     float* outputs;            // of down: the first token's
+    int share, first_share;    // of gate and up: whose sums are added to the last one's; equal where it is alone
 
-    // The task that `ticket` stands for.
+    // The task that `number` stands for, of those from phase `from` on.
     template <typename T>
-    __device__ __forceinline__ MixtureTask(MixtureArgs<T> const& args, int routed_jobs, int ticket) : phase(kNoPhase) {
+    __device__ __forceinline__ MixtureTask(MixtureArgs<T> const& args, int routed_jobs, int from, int number)
+        : phase(kNoPhase), share(0), first_share(0) {
 #pragma unroll 1
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 2 * from; i < 4; ++i) {
             Projection<T> const& matrix = args.matrices[i / 2][1 - i % 2];
             int const jobs = i % 2 == 0 ? args.shared_jobs : routed_jobs;
             int const of_job = tiles_of(matrix.rows) * matrix.split.splits;
-            if (ticket >= jobs * of_job) {
-                ticket -= jobs * of_job;
+            if (number >= jobs * of_job) {
+                number -= jobs * of_job;
                 continue;
             }
             phase = i / 2;
             segment = 1 - i % 2;
-            job = ticket / of_job;
-            int const part = ticket - job * of_job;
+            job = number / of_job;
+            int const part = number - job * of_job;
             tile = part / matrix.split.splits;
             split = part - tile * matrix.split.splits;
             int const chunks = chunks_of(matrix.k);
@@ -110,6 +111,12 @@ struct MixtureTask {
         }
     }
     MixtureTask() = default;
+
+    // Whether another share adds what this one yields.
+    template <typename T>
+    __device__ __forceinline__ bool is_part(MixtureArgs<T> const& args) const {
+        return phase == kUp && end < chunks_of(args.matrices[kUp][segment].k);
+    }
 };
 
 constexpr int kAhead = 3;  // chunks of weights still to fetch when the next task is taken
@@ -146,37 +153,5 @@ struct TaskQueue {
         }
     }
 };
-
-// What multiplying warps read of a task at its end.
-template <typename T>
-__device__ __forceinline__ void prefetch_epilogue(Projection<T> const& matrix, MixtureTask const& task) {
-    constexpr int kLine = 128 / sizeof(T);
-    ptx::prefetch(matrix.tensor_scale + task.expert);
-    T const* const bias = matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows;
-    int const end = min((task.tile + 1) * kTileRows, matrix.rows);
-#pragma unroll 1
-    for (int row = task.tile * kTileRows; row < end; row += kLine) ptx::prefetch(bias + row);
-}
-
-// By one thread. The next task is taken late, so that none waits for a block that is busy, and early enough for weights
-// to stay on their way.
-template <typename T>
-__device__ __forceinline__ void dispatch(MixtureArgs<T> const& args, TaskQueue& queue) {
-    int const routed_jobs = *args.plan.job_count;
-    w4a16::RingPosition place;
-    uint32_t round = 0;
-#pragma unroll 1
-    while (true) {
-        MixtureTask const task(args, routed_jobs, static_cast<int>(atomicAdd(args.ticket, 1u)));
-        ptx::mbarrier_wait(ptx::shared_address(&queue.empty[place.stage]), place.round ^ 1);
-        queue.tasks[place.stage] = task;
-        ptx::mbarrier_arrive(ptx::shared_address(&queue.full[place.stage]));
-        if (task.phase == kNoPhase) break;
-        prefetch_epilogue(args.matrices[task.phase][task.segment], task);
-        place.advance(kQueue);
-        ptx::mbarrier_wait(ptx::shared_address(&queue.ending), round);
-        round ^= 1;
-    }
-}
 
 }  // namespace trt_nvfp4::sm90

@@ -51,10 +51,18 @@ int main() {
             int tiles, sms;
             std::cin >> tiles >> sms;
             std::cout << sm90::takes_mixture(tiles, sms) << '\n';
+        } else if (kind == "sm90_even_shares") {
+            int tokens, tiles, sms;
+            std::cin >> tokens >> tiles >> sms;
+            std::cout << sm90::shares_evenly(tokens, tiles, sms) << '\n';
         } else if (kind == "sm90_mixture_splits") {
             int tiles, chunks, sms;
             std::cin >> tiles >> chunks >> sms;
             std::cout << sm90::choose_mixture_splits(tiles, chunks, sms) << '\n';
+        } else if (kind == "sm90_even_splits") {
+            int tiles, chunks, sms;
+            std::cin >> tiles >> chunks >> sms;
+            std::cout << sm90::choose_even_splits(tiles, chunks, sms) << '\n';
         } else if (kind == "moe_columns") {
             int tokens, top_k, experts, chunks;
             std::cin >> tokens >> top_k >> experts >> chunks;

@@ -150,7 +150,39 @@ def test_mixture(
     case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 3, dtype, s=64, gated=attributes.get("gated", 1))
     emulated_gpu.launches.clear()
     test_moe.check(emulated, case, attributes, dtype, W4A16_SM90)
-    assert ["sm90_w4a16_moe" in launch.kernel for launch in emulated_gpu.launches][-3:] == [True, True, False]
+    own_images = m > 8 or "scale_input" in attributes
+    names = ["moe_plan", *["sm90_w4a16_moe_images"] * own_images, "sm90_w4a16_moe", "moe_sum"]
+    kernels = [launch.kernel for launch in emulated_gpu.launches]
+    assert len(kernels) % len(names) == 0
+    assert all(name in kernel for name, kernel in zip(names, kernels, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("sms", "m", "h", "i", "attributes"),
+    [
+        (5, 1, 800, 160, {"top_k": 2}),  # 4 tiles of 4 chunks
+        (4, 1, 544, 160, {"top_k": 1, "shared": 1, "shared_gated": 1}),  # 4 tiles of 3
+        (16, 2, 288, 96, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),  # as few chunks as SMs, or fewer
+    ],
+)
+def test_mixture_shared_evenly(
+    emulated: PluginHost,
+    emulated_gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    sms: int,
+    m: int,
+    h: int,
+    i: int,
+    attributes: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
+    case = op_inputs.moe(
+        np.random.default_rng(seed), m, h, i, 3, torch.bfloat16, s=64, gated=attributes.get("gated", 1)
+    )
+    emulated_gpu.launches.clear()
+    test_moe.check(emulated, case, attributes, torch.bfloat16, W4A16_SM90)
+    assert any("sm90_w4a16_moeI13__nv_bfloat16Lb1" in launch.kernel for launch in emulated_gpu.launches)
 
 
 def test_neighbouring_experts_rows_stay_out_of_a_mixture(emulated: PluginHost, seed: int) -> None:

@@ -123,8 +123,13 @@ def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
 
 def test_sm90_takes_a_mixture_where_it_was_measured_ahead(ask: Ask) -> None:
     """H200, benchmarks/NOTES.md: jobs of random routing times tiles of gate and up, by which kernel is ahead."""
-    other, this = (48, 93, 135, 144, 92), (173, 312, 224, 392, 182, 267, 357)
-    assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 5 + [[1]] * 7
+    other, this = (48, 93, 92, 64, 99), (128, 135, 144, 173, 312, 224, 392, 182, 267, 357)
+    assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 5 + [[1]] * 10
+
+
+def test_blocks_share_tiles_where_that_was_measured_ahead(ask: Ask) -> None:
+    even, whole = ((1, 144), (1, 77), (2, 135), (3, 140)), ((1, 224), (2, 180), (4, 192), (8, 312), (9, 100))
+    assert ask("sm90_even_shares", [[*case, 132] for case in (*even, *whole)]) == [[1]] * 4 + [[0]] * 5
 
 
 def test_parts_of_down(ask: Ask, seed: int) -> None:
@@ -136,6 +141,16 @@ def test_parts_of_down(ask: Ask, seed: int) -> None:
     for (tiles, chunks, sms), (splits,), (bound,) in zip(cases, ask("sm90_mixture_splits", cases), most, strict=True):
         assert 1 <= splits <= min(16, bound)
         assert splits == 1 or (chunks // splits >= 4 and tiles * (splits - 1) < 6 * sms)
+
+
+def test_parts_of_down_in_rounds(ask: Ask, seed: int) -> None:
+    """None takes less time, by rounds of tasks that take their chunks and 0.85 of one; the fewest of equals."""
+    assert ask("sm90_even_splits", [[252, 8, 132], [64, 3, 132], [40, 32, 132], [1, 90, 132]]) == [[1], [1], [3], [15]]
+    rng = np.random.default_rng(seed)
+    cases = [[int(rng.integers(1, 400)), int(rng.integers(1, 100)), int(rng.integers(1, 145))] for _ in range(300)]
+    for (tiles, chunks, sms), (splits,) in zip(cases, ask("sm90_even_splits", cases), strict=True):
+        parts = range(1, max(1, min(chunks // 4, 16)) + 1)
+        assert splits == 1 + int(np.argmin([-(-tiles * n // sms) * (-(-chunks // n) + 0.85) for n in parts]))
 
 
 def test_moe_memory(ask: Ask, seed: int) -> None:

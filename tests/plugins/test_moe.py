@@ -172,6 +172,33 @@ def test_sm90_takes_a_mixture_of_many_tiles(host: PluginHost, seed: int, m: int)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("m", "h", "i", "attributes"),
+    [
+        (1, 2080, 1056, {"top_k": 2, "activation": 7}),  # tiles of nine chunks, one or two a block
+        (8, 1056, 544, {"top_k": 2, "shared": 1, "shared_gated": 1}),
+        (1, 800, 9248, {"top_k": 1, "shared": 1, "renormalize": 1}),  # a tile and some for a block
+        (3, 544, 1120, {"top_k": 3, "gated": 0, "activation": 4}),
+    ],
+    ids=str,
+)
+def test_blocks_share_tiles_evenly(
+    host: PluginHost, seed: int, m: int, h: int, i: int, attributes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Where there are few more tiles than SMs, or fewer: the same bits, run after run."""
+    gated = attributes.get("gated", 1)
+    case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 8, dtype, s=i, gated=gated)
+    ys = [check(host, case, attributes, dtype, W4A16_SM90) for _ in range(5)]
+    assert all(torch.equal(y, ys[0]) for y in ys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_few_tokens_of_many_tiles(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), 8, 64, 2048, 32, dtype)
+    check(host, case, {"top_k": 4}, dtype, W4A16_SM90)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @W4A16_TACTICS
 def test_neighbouring_experts_rows_stay_out(host: PluginHost, seed: int, tactic: int, dtype: torch.dtype) -> None:
     """Tiles end behind an expert's last row, where the next one's are: of no finite values in FP16."""
@@ -184,10 +211,11 @@ def test_neighbouring_experts_rows_stay_out(host: PluginHost, seed: int, tactic:
     assert torch.equal(y, expected)
 
 
+@pytest.mark.parametrize("m", [1, 9])
 @pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e4, 1e30])
-def test_bfloat16_of_any_magnitude(host: PluginHost, seed: int, factor: float) -> None:
+def test_bfloat16_of_any_magnitude(host: PluginHost, seed: int, factor: float, m: int) -> None:
     """Activations that FP16, in which SM90's kernel multiplies, does not hold."""
-    case = op_inputs.moe(np.random.default_rng(seed), 9, 288, 96, 4, torch.bfloat16, gated=0)
+    case = op_inputs.moe(np.random.default_rng(seed), m, 288, 96, 4, torch.bfloat16, gated=0)
     case.inputs[0].mul_(factor)
     for name, x in zip(NAMES, case.inputs, strict=True):
         if name.endswith("bias"):

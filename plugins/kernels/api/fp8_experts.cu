@@ -130,7 +130,7 @@ TrtNvfp4Status run(TrtNvfp4Fp8MoeArgs const& args, void* workspace, cudaStream_t
         TRT_NVFP4_RETURN_IF_ERROR(run_experts(moe, layout.shared, {layout.shared_scale, nullptr}, launch, stream));
     }
     return launch_moe_sum(layout.routed.sums, layout.shared.sums, 1, moe.m, moe.hidden, moe.top_k, scale_input, plan,
-                          static_cast<T*>(moe.y), true, false, stream);
+                          static_cast<T*>(moe.y), SumStart::kEarly, stream);
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& moe, Fp8MoeWorkspace const& wo
         TRT_NVFP4_RETURN_IF_ERROR(run_experts(moe, workspace.shared, x, workspace.block_amax, dense, stream));
     }
     return launch_moe_sum(workspace.routed.outputs, moe.shared ? workspace.shared.outputs : nullptr, 1, moe.m,
-                          moe.hidden, moe.top_k, scale_input, plan, static_cast<T*>(moe.y), false, false, stream);
+                          moe.hidden, moe.top_k, scale_input, plan, static_cast<T*>(moe.y), SumStart::kBehind, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4Fp8MoeArgs const* args) {

@@ -117,7 +117,7 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
                                               workspace.shared_input, workspace.quantized_shared, dense, stream));
     }
     return launch_moe_sum(workspace.outputs, workspace.shared, 1, args.m, args.hidden, args.top_k,
-                          args.scale_input != 0, plan, static_cast<T*>(args.y), false, false, stream);
+                          args.scale_input != 0, plan, static_cast<T*>(args.y), SumStart::kBehind, stream);
 }
 
 TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {

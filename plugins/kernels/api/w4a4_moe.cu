@@ -111,7 +111,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& args, void* workspace, cudaStream_t st
         TRT_NVFP4_RETURN_IF_ERROR(run_experts(args, layout.shared, launch, stream));
     }
     return launch_moe_sum(layout.routed.sums, layout.shared.sums, 1, args.m, args.hidden, args.top_k, scale_input,
-                          layout.plan, static_cast<T*>(args.y), true, false, stream);
+                          layout.plan, static_cast<T*>(args.y), SumStart::kEarly, stream);
 }
 
 }  // namespace

@@ -13,20 +13,38 @@ constexpr int kMixtureMaxSplits = 16;
 // The most pairs of a job, as registers allow: an expert with more has several.
 constexpr int kJobTokens = 24;
 
-// Whether the launch that makes the plan makes images too.
-inline bool makes_images_beside_plan(int64_t tokens) { return tokens <= 8; }
+// The plan of so few tokens takes less than another launch: who makes it makes images beside it.
+constexpr int64_t kImagesBesidePlan = 8;
 
-// Whether so many tiles of gate and up, of all jobs, are theirs. Of four models timed on an H200 at 1 to 8 tokens
-// (benchmarks/NOTES.md) those with 1.3 tiles for an SM are not behind sm80_w4a16_moe.cuh, those with 1.0 are.
-inline bool takes_mixture(double tiles, int sms) { return tiles >= 1.2 * sms; }
+// Whether so many tiles of gate and up, of all jobs, are theirs. Of ten models timed on an H200 at 1 to 4 tokens
+// (benchmarks/NOTES.md) those with 0.97 tiles for an SM are ahead of sm80_w4a16_moe.cuh, most with 0.75 are not.
+inline bool takes_mixture(double tiles, int sms) { return tiles >= 0.9 * sms; }
 
-// Parts of down's K: `tiles` of all jobs by `chunks`, on `sms` SMs. Short tasks end at much the same time; a part has
-// some chunks, because a task costs about one beside them.
+// Whether blocks share these tiles evenly, which takes a meeting more: where there are hardly more than SMs, and of so
+// few tokens that jobs have one column.
+constexpr int64_t kEvenTokens = 8;
+inline bool shares_evenly(int64_t tokens, double tiles, int sms) { return tokens <= kEvenTokens && tiles < 1.2 * sms; }
+
+// The most parts of down's K: each has some chunks, because a task costs about one beside them.
+inline int most_mixture_splits(int chunks) { return std::clamp(chunks / 4, 1, kMixtureMaxSplits); }
+
+// Parts of down's K: `tiles` of all jobs by `chunks`, on `sms` SMs. Short tasks end at much the same time.
 inline int choose_mixture_splits(double tiles, int chunks, int sms) {
     constexpr double kTasks = 6.0;  // of an SM, that suffice
-    constexpr int kFewestChunks = 4;
-    int const wanted = static_cast<int>(std::ceil(kTasks * sms / tiles));
-    return std::max(1, std::min({wanted, chunks / kFewestChunks, kMixtureMaxSplits}));
+    return std::min(static_cast<int>(std::ceil(kTasks * sms / tiles)), most_mixture_splits(chunks));
+}
+
+// The same where blocks share tiles of up evenly: they come to down together, and take its tasks in rounds.
+inline int choose_even_splits(double tiles, int chunks, int sms) {
+    constexpr double kTask = 0.85;  // a task's time beside its chunks, in theirs
+    auto const time = [&](int splits) {
+        return std::ceil(tiles * splits / sms) * (std::ceil(static_cast<double>(chunks) / splits) + kTask);
+    };
+    int best = 1;
+    for (int splits = 2; splits <= most_mixture_splits(chunks); ++splits) {
+        if (time(splits) < time(best)) best = splits;
+    }
+    return best;
 }
 
 }  // namespace trt_nvfp4::sm90

@@ -24,10 +24,12 @@ uint8_t* take_rows(Workspace& workspace, int64_t rows, int64_t k) {
 struct Layout {
     MoePlan plan;
     uint32_t* ticket;
+    uint32_t* ready;
     uint32_t* done[2];
     int counters;
     uint8_t* images[2][2];  // [phase][segment]
     float* outputs[2];
+    float4* parts;
     int64_t jobs[2];  // the most
     size_t size;
 
@@ -38,9 +40,12 @@ struct Layout {
         jobs[kRouted] = most_jobs(rows[kRouted], args.experts, kJobTokens);
         jobs[kShared] = (rows[kShared] + kJobTokens - 1) / kJobTokens;
         plan = take_plan(workspace, tokens, args.top_k, args.experts);
-        counters = static_cast<int>((1 + jobs[kRouted] + jobs[kShared]) * kCountStep);
+        int const shares = tokens <= kEvenTokens ? kMostSms : 0;
+        counters = static_cast<int>((1 + jobs[kRouted] + jobs[kShared]) * kCountStep) + shares;
         ticket = workspace.take<uint32_t>(counters);
-        done[kRouted] = ticket + kCountStep;
+        ready = ticket + kCountStep;
+        parts = workspace.take<float4>(int64_t{shares} * 2 * 32 * kWarps);
+        done[kRouted] = ready + shares;
         done[kShared] = done[kRouted] + jobs[kRouted] * kCountStep;
         // Experts' and the shared one's x are the same rows, but where experts' take weights.
         images[kUp][kRouted] = take_rows(workspace, args.scale_input ? rows[kRouted] : tokens, args.hidden);
@@ -62,9 +67,24 @@ double tiles_of_jobs(TrtNvfp4MoeArgs const& args, int64_t tokens, int64_t rows) 
     return (routed + static_cast<double>(shared)) * tiles_of(static_cast<int>(rows));
 }
 
+bool has_even_shares(TrtNvfp4MoeArgs const& args, int64_t tokens, int sms) {
+    return shares_evenly(tokens, tiles_of_jobs(args, tokens, up_rows(args, args.intermediate)), sms);
+}
+
+int chunks_of_down(TrtNvfp4MoeArgs const& args) {
+    return chunks_of(
+        static_cast<int>(args.shared ? std::min(args.intermediate, args.shared_intermediate) : args.intermediate));
+}
+
 int splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens, int sms) {
-    int64_t const k = args.shared ? std::min(args.intermediate, args.shared_intermediate) : args.intermediate;
-    return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of(static_cast<int>(k)), sms);
+    auto const choose = has_even_shares(args, tokens, sms) ? choose_even_splits : choose_mixture_splits;
+    return choose(tiles_of_jobs(args, tokens, args.hidden), chunks_of_down(args), sms);
+}
+
+// On any GPU.
+int most_splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens) {
+    if (has_even_shares(args, tokens, kMostSms)) return most_mixture_splits(chunks_of_down(args));
+    return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of_down(args), kMostSms);
 }
 
 template <typename T>
@@ -103,13 +123,15 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.scale_input = moe.scale_input != 0;
     args.x = static_cast<T const*>(moe.x);
     args.ticket = layout.ticket;
+    args.ready = layout.ready;
+    args.parts = layout.parts;
     args.counters = layout.counters;
     args.one = 1;
 
     RouteArgs const route = route_args(moe, layout.plan, 0, moe.m, kJobTokens);
     ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
     int const image_threads = (groups.pairs + groups.tokens) * image_parts(static_cast<int>(moe.hidden)) * 32;
-    if (makes_images_beside_plan(moe.m) && !args.scale_input) {
+    if (moe.m <= kImagesBesidePlan && !args.scale_input) {
         GateAndMakeImages<T> const helper{args};
         TRT_NVFP4_RETURN_IF_ERROR(launch_plan_beside(route, helper, image_threads, true, stream));
     } else {
@@ -118,11 +140,16 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
             sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_threads + kImageThreads - 1) / kImageThreads),
             kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
     }
-    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_moe<T>, sms, kTaskThreads, sizeof(MixtureShared<T>), true,
-                                            stream, "sm90_w4a16_moe", args));
+    auto const launch_main = [&](auto evenly) {
+        constexpr bool kEven = decltype(evenly)::value;
+        return launch_kernel(sm90_w4a16_moe<T, kEven>, sms, kTaskThreads, sizeof(MixtureShared<T, kEven>), true, stream,
+                             "sm90_w4a16_moe", args);
+    };
+    TRT_NVFP4_RETURN_IF_ERROR(has_even_shares(moe, moe.m, sms) ? launch_main(std::integral_constant<bool, true>{})
+                                                               : launch_main(std::integral_constant<bool, false>{}));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
-                          moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y), true, true,
-                          stream);
+                          moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y),
+                          SumStart::kEarlyWithPlan, stream);
 }
 
 }  // namespace
@@ -138,7 +165,7 @@ bool takes(TrtNvfp4MoeArgs const& args) {
 size_t workspace_bytes(TrtNvfp4MoeArgs const& args) {
     size_t most = 0;
     for (int64_t tokens = 1; tokens <= std::min(args.m, kMixtureTokens); ++tokens) {
-        most = std::max(most, Layout(args, tokens, splits_of_down(args, tokens, kMostSms), nullptr).size);
+        most = std::max(most, Layout(args, tokens, most_splits_of_down(args, tokens), nullptr).size);
     }
     return most;
 }
