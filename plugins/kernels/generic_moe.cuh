@@ -3,7 +3,6 @@
 
 #include "generic_gemm.cuh"
 #include "moe_plan.cuh"
-#include "moe_sum.cuh"
 
 namespace trt_nvfp4 {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "api/launch.h"
 #include "moe_routing.cuh"
@@ -16,8 +17,8 @@ TrtNvfp4Status launch_sort(RouteArgs const& args, Helper const& helper, int64_t 
     constexpr int kFewestThreads = 128;
     int const workers = std::max(kFewestThreads, kSlots > 0 ? 32 * args.tokens : args.tokens * args.top_k);
     int const threads = std::min(kPlanBlock<kSlots>, (std::max(args.experts, workers) + 31) / 32 * 32);
-    constexpr int64_t kMostHelpers = 128;
-    int64_t const helpers = std::min((helper_threads + threads - 1) / threads, kMostHelpers);
+    constexpr int64_t kMostHelperThreads = 128 * 1024;
+    int64_t const helpers = (std::min(helper_threads, kMostHelperThreads) + threads - 1) / threads;
     return launch_kernel(moe_plan<kSlots, Helper>, static_cast<unsigned>(1 + helpers), threads, 0, programmatic, stream,
                          "moe_plan", args, helper);
 }

@@ -102,7 +102,7 @@ __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>
     // As many lanes a group as let the warp look through all of them at once.
     int width = 1;
     while (2 * width * args.groups <= 32) width *= 2;
-    uint32_t const neighbours = (width == 32 ? ~0u : (1u << width) - 1) << lane / width * width;
+    uint32_t const neighbours = ((1u << width) - 1) << lane / width * width;
 #pragma unroll 1
     for (int first = 0; first < args.groups; first += 32 / width) {
         int const group = first + lane / width;
@@ -126,7 +126,6 @@ __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>
             // Of equals one is taken out.
             uint32_t const equals = __ballot_sync(0xffffffffu, best == most) & neighbours;
             if (members > 0 && lane == __ffs(static_cast<int>(equals)) - 1) left[group * size + place] = 0;
-            __syncwarp();
         }
         if (members > 0 && lane % width == 0) scores[group] = sum;
     }

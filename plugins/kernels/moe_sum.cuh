@@ -1,6 +1,8 @@
 // The end of a mixture of experts: a token's output is the weighted sum of its experts' and their parts.
 #pragma once
 
+#include <type_traits>
+
 #include "moe_plan.cuh"
 #include "programmatic_launch.cuh"
 #include "ptx/element.cuh"
@@ -14,7 +16,8 @@ constexpr int kSumThreads = 128;
 enum class SumStart { kBehind, kEarly, kEarlyWithPlan };
 
 // y = T(sum of factors * terms), four values a thread. Blocks x, y: a token, a part of its columns, whose terms
-// kSharers warps share. Short, because its instructions are fetched anew in every layer.
+// kSharers warps share. Terms are found while those before are on their way. Its instructions are fetched anew in every
+// layer: what is unrolled here costs more than it saves.
 template <typename T, int kSharers>
 __global__ __launch_bounds__(kSumThreads) void moe_sum(MoeTerms terms, bool has_plan, T* y) {
     constexpr int kBatch = 4;  // as many trips to L2 at once

@@ -68,7 +68,7 @@ struct MixtureTask {
     int tile, split, begin, end;
     int columns[kWarpgroups];  // that a warpgroup multiplies: none where it has no rows
     float* outputs;            // of down: the first token's
-    int share, first_share;    // of gate and up: whose sums are added to the last one's; equal where it is alone
+    int share, first_share;    // of gate and up: this one, and its tile's first: the last adds those before it
 
     // The task that `number` stands for, of those from phase `from` on.
     template <typename T>

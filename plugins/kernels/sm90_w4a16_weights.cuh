@@ -26,7 +26,7 @@ struct WeightMaps {
     CUtensorMap codes;   // [layers * rows, K / 2] bytes
     CUtensorMap scales;  // [layers * groups of rows, tiles of K, 128] words
     int rows, groups;    // of a layer
-    bool whole_lines;    // a chunk of a row is whole lines of memory, which nobody reads again
+    bool whole_lines;    // a chunk of a row is whole lines of memory, which only an expert's other jobs read again
 };
 
 struct WeightSlots {

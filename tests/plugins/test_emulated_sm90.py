@@ -161,8 +161,8 @@ def test_mixture(
     ("sms", "m", "h", "i", "attributes"),
     [
         (5, 1, 800, 160, {"top_k": 2}),  # 4 tiles of 4 chunks
-        (4, 1, 544, 160, {"top_k": 1, "shared": 1, "shared_gated": 1}),  # 4 tiles of 3
-        (16, 2, 288, 96, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),  # as few chunks as SMs, or fewer
+        (4, 1, 544, 160, {"top_k": 1, "shared": 1, "shared_gated": 1}),  # 3 tiles of 3
+        (16, 2, 288, 96, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),  # fewer chunks than SMs
     ],
 )
 def test_mixture_shared_evenly(
@@ -183,6 +183,23 @@ def test_mixture_shared_evenly(
     emulated_gpu.launches.clear()
     test_moe.check(emulated, case, attributes, torch.bfloat16, W4A16_SM90)
     assert any("sm90_w4a16_moeI13__nv_bfloat16Lb1" in launch.kernel for launch in emulated_gpu.launches)
+
+
+@pytest.mark.parametrize("experts", [256, 300, 520])
+def test_mixture_of_many_experts(emulated: PluginHost, seed: int, experts: int) -> None:
+    """Plans of other launches, or whose warps hold more experts a lane, beside which images are made."""
+    attributes = {"top_k": 2, "shared": 1, "shared_gated": 1, "n_group": 4, "topk_group": 2, "group_score_top": 2}
+    case = op_inputs.moe(np.random.default_rng(seed), 2, 32, 32, experts, torch.bfloat16, s=32)
+    test_moe.check(emulated, case, attributes, torch.bfloat16, W4A16_SM90)
+
+
+def test_workspace_of_a_mixture_for_many_tokens_is_enough_for_few(emulated: PluginHost, seed: int) -> None:
+    sizes = []
+    for m in (1, 2, 8, 9, 16, 256, 257, 260):
+        case = op_inputs.moe(np.random.default_rng(seed), m, 64, 96, 4, torch.float16)
+        with emulated.session("NVFP4MoE", case.inputs, {"top_k": 2}, tactic=W4A16_SM90) as session:
+            sizes.append(session.workspace_size)
+    assert sizes == sorted(sizes)
 
 
 def test_neighbouring_experts_rows_stay_out_of_a_mixture(emulated: PluginHost, seed: int) -> None:

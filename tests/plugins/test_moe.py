@@ -179,6 +179,7 @@ def test_sm90_takes_a_mixture_of_many_tiles(host: PluginHost, seed: int, m: int)
         (8, 1056, 544, {"top_k": 2, "shared": 1, "shared_gated": 1}),
         (1, 800, 9248, {"top_k": 1, "shared": 1, "renormalize": 1}),  # a tile and some for a block
         (3, 544, 1120, {"top_k": 3, "gated": 0, "activation": 4}),
+        (1, 8480, 64, {"top_k": 1}),  # a tile for 34 blocks
     ],
     ids=str,
 )
@@ -243,20 +244,22 @@ def test_logits_that_are_nan_infinite_or_equal(host: PluginHost, seed: int, tact
         check(host, case, {"top_k": 3, "scoring": scoring}, torch.float16, tactic)
 
 
-@pytest.mark.parametrize(("experts", "top_k"), [(1024, 64), (1, 1), (33, 33)])
+@pytest.mark.parametrize("m", [5, 70])
+@pytest.mark.parametrize(("experts", "top_k"), [(1024, 64), (1, 1), (33, 33), (256, 8), (512, 10)])
 @W4A16_TACTICS
-def test_many_experts(host: PluginHost, seed: int, tactic: int, experts: int, top_k: int) -> None:
+def test_many_experts(host: PluginHost, seed: int, tactic: int, experts: int, top_k: int, m: int) -> None:
     """All tactics route alike."""
-    case = op_inputs.moe(np.random.default_rng(seed), 70, 32, 32, experts, torch.float16)
+    case = op_inputs.moe(np.random.default_rng(seed), m, 32, 32, experts, torch.float16)
     require_gpu_of(tactic)
     tactics = (GENERIC, tactic)
     ys = [run(host, "NVFP4MoE", case.inputs, {"top_k": top_k, "scoring": 1}, each)[0] for each in tactics]
     torch.testing.assert_close(ys[0].float(), ys[1].float(), rtol=0.02, atol=0.02 * ys[0].abs().max().item())
 
 
+@pytest.mark.parametrize("m", [260, 600])
 @W4A16_TACTICS
-def test_tokens_beyond_a_launch(host: PluginHost, seed: int, tactic: int) -> None:
-    case = op_inputs.moe(np.random.default_rng(seed), 600, 32, 32, 4, torch.bfloat16, s=32)
+def test_tokens_beyond_a_launch(host: PluginHost, seed: int, tactic: int, m: int) -> None:
+    case = op_inputs.moe(np.random.default_rng(seed), m, 32, 32, 4, torch.bfloat16, s=32)
     check(host, case, {"top_k": 2, "shared": 1}, torch.bfloat16, tactic)
 
 

@@ -178,6 +178,7 @@ def check(plan: Plan, logits: np.ndarray, bias: np.ndarray, top_k: int, attribut
         (3, 160, 6, {"n_group": 8, "topk_group": 3, "scaling_factor": 16.0}),
         (2, 66, 3, {"n_group": 33, "topk_group": 2, "group_score_top": 2}),
         (2, 512, 10, {"renormalize": 1}),
+        (3, 6, 2, {"n_group": 3, "topk_group": 2, "group_score_top": 2}),
         (17, 512, 10, {"n_group": 512, "topk_group": 40}),
         (3, 288, 6, {"n_group": 3, "topk_group": 2, "group_score_top": 2}),
         (2, 1024, 64, {"scoring": 3}),

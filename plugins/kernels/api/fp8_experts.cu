@@ -1,7 +1,7 @@
 #include "../fp8_pairs.cuh"
 #include "../fp8_quantize.cuh"
-#include "../generic_moe.cuh"
 #include "../heuristics/fp8.h"
+#include "../moe_sum.cuh"
 #include "fp8_experts.h"
 #include "moe_plan.h"
 

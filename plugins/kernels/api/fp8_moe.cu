@@ -1,6 +1,7 @@
 #include "../fp8_quantize.cuh"
 #include "../generic_moe.cuh"
 #include "../heuristics/tactics.h"
+#include "../moe_sum.cuh"
 #include "fp8_experts.h"
 #include "moe_plan.h"
 

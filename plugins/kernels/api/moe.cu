@@ -1,6 +1,7 @@
 #include "../generic_moe.cuh"
 #include "../generic_quantize.cuh"
 #include "../heuristics/tactics.h"
+#include "../moe_sum.cuh"
 #include "moe_plan.h"
 #include "validate.h"
 #include "w4a4_moe.h"

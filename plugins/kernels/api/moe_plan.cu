@@ -16,7 +16,8 @@ TrtNvfp4Status read_dependent_launch(bool& possible) {
 TrtNvfp4Status launch(RouteArgs const& args, TrtNvfp4DataType dtype, cudaStream_t stream) {
     bool programmatic = false;
     TRT_NVFP4_RETURN_IF_ERROR(read_dependent_launch(programmatic));
-    int64_t const erasers = args.absents / (16 * 4);
+    constexpr int64_t kBytes = 16 * 4;  // that a thread erases
+    int64_t const erasers = (args.absents + kBytes - 1) / kBytes;
     int64_t const gates = args.shared_gate == nullptr ? 0 : int64_t{args.tokens} * 32;
     return launch_plan_beside(args, GateAndErase{dtype}, std::max(erasers, gates), programmatic, stream);
 }

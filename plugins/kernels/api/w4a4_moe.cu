@@ -1,6 +1,6 @@
-#include "../generic_moe.cuh"
 #include "../generic_quantize.cuh"
 #include "../heuristics/w4a4.h"
+#include "../moe_sum.cuh"
 #include "../w4a4_pairs.cuh"
 #include "launch.h"
 #include "moe_plan.h"

@@ -13,14 +13,14 @@ __device__ __forceinline__ void prefetch(CUtensorMap const& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// What L2 does with what is read once: it gives way first.
+// What L2 does with what is read once: that gives way first.
 __device__ __forceinline__ uint64_t evict_first() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// x is the innermost coordinate of the box's first element; kOnce: its bytes are not read again.
+// x is the innermost coordinate of the box's first element; kOnce: its bytes are hardly read again.
 template <bool kOnce>
 __device__ __forceinline__ void tensor_copy(uint32_t destination, CUtensorMap const& map, int x, int y,
                                             uint32_t barrier) {
