@@ -128,8 +128,9 @@ def test_sm90_takes_a_mixture_where_it_was_measured_ahead(ask: Ask) -> None:
 
 
 def test_blocks_share_tiles_where_that_was_measured_ahead(ask: Ask) -> None:
-    even, whole = ((1, 144), (1, 77), (2, 135), (3, 140)), ((1, 224), (2, 180), (4, 192), (8, 312), (9, 100))
-    assert ask("sm90_even_shares", [[*case, 132] for case in (*even, *whole)]) == [[1]] * 4 + [[0]] * 5
+    even = ((1, 144), (1, 77), (2, 120), (2, 135), (3, 140))
+    whole = ((1, 128), (1, 224), (2, 180), (4, 192), (8, 312), (9, 100))
+    assert ask("sm90_even_shares", [[*case, 132] for case in (*even, *whole)]) == [[1]] * 5 + [[0]] * 6
 
 
 def test_parts_of_down(ask: Ask, seed: int) -> None:

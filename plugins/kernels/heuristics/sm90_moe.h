@@ -20,10 +20,13 @@ constexpr int64_t kImagesBesidePlan = 8;
 // (benchmarks/NOTES.md) those with 0.97 tiles for an SM are ahead of sm80_w4a16_moe.cuh, most with 0.75 are not.
 inline bool takes_mixture(double tiles, int sms) { return tiles >= 0.9 * sms; }
 
-// Whether blocks share these tiles evenly, which takes a meeting more: where there are hardly more than SMs, and of so
-// few tokens that jobs have one column.
+// Whether blocks share these tiles evenly, which takes a meeting more: where there are hardly more than SMs, or fewer
+// but not nearly as many, and of so few tokens that jobs have one column.
 constexpr int64_t kEvenTokens = 8;
-inline bool shares_evenly(int64_t tokens, double tiles, int sms) { return tokens <= kEvenTokens && tiles < 1.2 * sms; }
+inline bool shares_evenly(int64_t tokens, double tiles, int sms) {
+    bool const one_each = tiles > 0.95 * sms && tiles <= sms;
+    return tokens <= kEvenTokens && tiles < 1.2 * sms && !one_each;
+}
 
 // The most parts of down's K: each has some chunks, because a task costs about one beside them.
 inline int most_mixture_splits(int chunks) { return std::clamp(chunks / 4, 1, kMixtureMaxSplits); }

@@ -83,7 +83,7 @@ int splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens, int sms) {
 
 // On any GPU.
 int most_splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens) {
-    if (has_even_shares(args, tokens, kMostSms)) return most_mixture_splits(chunks_of_down(args));
+    if (tokens <= kEvenTokens) return most_mixture_splits(chunks_of_down(args));
     return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of_down(args), kMostSms);
 }
 
