@@ -202,18 +202,15 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
             default:
                 if constexpr (Shared::kColumns >= 3) multiply(std::integral_constant<int, 3>{});
         }
-        bool is_part = false;
+        bool const is_part = Shared::kEven && task.is_part(args);
         if constexpr (Shared::kEven) {
-            is_part = task.is_part(args);
             if (columns > 0 && is_part) {
                 store_part(args, task.share, acc);
             } else if (columns > 0 && task.first_share < task.share) {
                 add_parts(args, task, acc);
             }
         }
-        if (is_part) {
-            // Whose sums the tile's last share finishes.
-        } else if (up) {
+        if (up && !is_part) {
             ptx::mbarrier_wait(ptx::shared_address(&shared.hidden_empty), turn ^ 1);
             turn ^= 1;
 #pragma unroll 1
@@ -226,7 +223,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                     *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
                 });
             }
-        } else {
+        } else if (!up) {
 #pragma unroll 1
             for (int column = 0; column < columns; ++column) {
                 float sums[8];
