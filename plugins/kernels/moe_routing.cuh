@@ -4,9 +4,11 @@
 #pragma once
 
 #include "activation.cuh"
+#include "divisor.h"
 #include "moe_plan.cuh"
 #include "programmatic_launch.cuh"
 #include "ptx/element.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/reduce.cuh"
 
 namespace trt_nvfp4 {
@@ -38,6 +40,16 @@ __device__ __forceinline__ float unordered(uint32_t key) {
     return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
+// a / d for d from 2^-66 to 2^126, but for the last bit now and then: a division branches, and a lane's experts would
+// take it one after another.
+__device__ __forceinline__ float ratio(float a, float d) {
+    float const inverse = __fdividef(1.0f, d);
+    float const quotient = a * inverse;
+    return fmaf(fmaf(-d, quotient, a), inverse, quotient);
+}
+
+__device__ __forceinline__ float sigmoid_score(float x) { return ratio(1.0f, 1.0f + expf(fminf(-x, 87.0f))); }
+
 __device__ __forceinline__ float warp_largest(float x) { return unordered(ptx::warp_max(ordered(x))); }
 
 // What turns a token's logits into scores, once the softmax's sums are known.
@@ -46,8 +58,8 @@ struct Score {
     float largest, total;  // of a softmax
 
     __device__ __forceinline__ float operator()(float logit) const {
-        if (scoring == TRT_NVFP4_SOFTMAX) return expf(logit - largest) / total;
-        return scoring == TRT_NVFP4_SIGMOID ? sigmoid(logit) : logit;
+        if (scoring == TRT_NVFP4_SOFTMAX) return ratio(expf(logit - largest), total);
+        return scoring == TRT_NVFP4_SIGMOID ? sigmoid_score(logit) : logit;
     }
 };
 
@@ -56,28 +68,29 @@ struct Score {
 template <int kSlots>
 struct Keys {
     uint32_t slots[kSlots];
-    uint32_t best, best_slot;  // of this lane's; of equals the first
-
-    __device__ __forceinline__ void find_best() {
-        best = slots[0];
-        best_slot = 0;
-#pragma unroll
-        for (int slot = 1; slot < kSlots; ++slot) {
-            bool const better = slots[slot] > best;
-            best = better ? slots[slot] : best;
-            best_slot = better ? slot : best_slot;
-        }
-    }
 
     // The expert of the largest key, the lowest one of equals; it is taken out. Every lane gets it.
     __device__ __forceinline__ int pop() {
-        uint32_t const own = best_slot * 32 + threadIdx.x % 32;
-        uint32_t const expert = __reduce_min_sync(0xffffffffu, best == ptx::warp_max(best) ? own : ~0u);
+        uint32_t largest[kSlots];
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) largest[slot] = slots[slot];
+        // In pairs, not one after another: who pops waits for all of it.
+#pragma unroll
+        for (int half = kSlots / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (int slot = 0; slot < half; ++slot) largest[slot] = max(largest[slot], largest[slot + half]);
+        }
+        uint32_t own = 0;
+#pragma unroll
+        for (int slot = kSlots - 1; slot >= 0; --slot) {
+            if (slots[slot] == largest[0]) own = slot * 32 + threadIdx.x % 32;
+        }
+        bool const is_most = largest[0] == ptx::warp_max(largest[0]);
+        uint32_t const expert = __reduce_min_sync(0xffffffffu, is_most ? own : ~0u);
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
-            slots[slot] = own == expert && best_slot == slot ? 0 : slots[slot];
+            slots[slot] = slot * 32 + threadIdx.x % 32 == expert ? 0 : slots[slot];
         }
-        find_best();
         return static_cast<int>(expert);
     }
 };
@@ -85,7 +98,45 @@ struct Keys {
 // Words of shared memory with which a warp closes groups.
 __device__ __forceinline__ int group_words(RouteArgs const& args) { return args.experts + args.groups; }
 
-// Experts outside the best groups get the key 0.
+// Experts outside the best groups get the key 0. Of groups of 32, each of which is a slot.
+template <int kSlots>
+__device__ __forceinline__ void close_slots(RouteArgs const& args, Keys<kSlots>& keys) {
+    int const lane = threadIdx.x % 32;
+    uint32_t left[kSlots];
+    float scores[kSlots];
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        left[slot] = keys.slots[slot];
+        scores[slot] = 0.0f;
+    }
+#pragma unroll 1
+    for (int rank = 0; rank < args.group_score_top; ++rank) {
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) {
+            uint32_t const most = ptx::warp_max(left[slot]);
+            scores[slot] += unordered(most);
+            // Of equals one is taken out.
+            uint32_t const equals = __ballot_sync(0xffffffffu, left[slot] == most);
+            if (lane == __ffs(static_cast<int>(equals)) - 1) left[slot] = 0;
+        }
+    }
+    float own = 0.0f;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) own = slot == lane ? scores[slot] : own;
+    int better = 0;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        bool const counts = scores[slot] > own || (scores[slot] == own && slot < lane);
+        better += slot < args.groups && counts;
+    }
+    uint32_t const closed = __ballot_sync(0xffffffffu, better >= args.open_groups);
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        if ((closed >> slot & 1) != 0) keys.slots[slot] = 0;
+    }
+}
+
+// The same of groups of any size.
 template <int kSlots>
 __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>& keys, uint32_t* memory) {
     int const lane = threadIdx.x % 32;
@@ -130,8 +181,7 @@ __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>
         if (members > 0 && lane % width == 0) scores[group] = sum;
     }
     __syncwarp();
-    // Of the place in the middle of an expert, so that rounding up is exact for as few experts as there may be.
-    uint32_t const per_group = 0x7fffffffu / size + 1;  // 2^31 / size
+    Divisor const per_group(size);
 #pragma unroll 1
     for (int first = 0; first < args.groups; first += 32) {
         int const group = first + lane;
@@ -146,7 +196,7 @@ __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>
         uint32_t const closed = __ballot_sync(0xffffffffu, better >= args.open_groups);
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
-            uint32_t const own = __umulhi(2 * (slot * 32 + lane) + 1, per_group) - first;
+            uint32_t const own = per_group.of(slot * 32 + lane) - first;
             if (own < 32 && (closed >> own & 1) != 0) keys.slots[slot] = 0;
         }
     }
@@ -187,10 +237,10 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
         }
         score.total = ptx::warp_sum(total);
 #pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) row[slot] = row[slot] / score.total;
+        for (int slot = 0; slot < kSlots; ++slot) row[slot] = ratio(row[slot], score.total);
     } else if (args.scoring == TRT_NVFP4_SIGMOID) {
 #pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) row[slot] = sigmoid(row[slot]);
+        for (int slot = 0; slot < kSlots; ++slot) row[slot] = sigmoid_score(row[slot]);
     }
     Keys<kSlots> keys;
 #pragma unroll
@@ -198,13 +248,16 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
         int const expert = slot * 32 + lane;
         keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + correction(slot))) : 0;
     }
-    if (args.groups > 1) close_groups(args, keys, memory);
+    if (kSlots <= 8 && args.groups * 32 == args.experts) {
+        close_slots(args, keys);
+    } else if (args.groups > 1) {
+        close_groups(args, keys, memory);
+    }
 
     // Lane r % 32 keeps rank r.
     constexpr int kPerLane = TRT_NVFP4_MAX_TOP_K / 32;
     static_assert(kPerLane == 2, "ranks of a lane");
     int expert[kPerLane] = {};
-    keys.find_best();
 #pragma unroll 1
     for (int rank = 0; rank < args.top_k; ++rank) {
         int const popped = keys.pop();
@@ -226,15 +279,15 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
             total += weight[i];
         });
         total = ptx::warp_sum(total);
-        each_own([&](int i) { weight[i] = weight[i] / total; });
+        each_own([&](int i) { weight[i] = ratio(weight[i], total); });
     } else if (args.scoring == TRT_NVFP4_SIGMOID_OF_CHOSEN) {
-        each_own([&](int i) { weight[i] = sigmoid(weight[i]); });
+        each_own([&](int i) { weight[i] = sigmoid_score(weight[i]); });
     }
     if (args.renormalize) {
         total = 0.0f;
         each_own([&](int i) { total += weight[i]; });
         total = ptx::warp_sum(total) + 1e-20f;
-        each_own([&](int i) { weight[i] = weight[i] / total; });
+        each_own([&](int i) { weight[i] = ratio(weight[i], total); });
     }
     each_own([&](int i) {
         int const pair = token * args.top_k + lane + 32 * i;
@@ -256,6 +309,13 @@ __device__ __forceinline__ void route_tokens(RouteArgs const& args, int first, i
     for (int token = first * warps + warp; token < args.tokens; token += step * warps) {
         route<kSlots>(args, token, memory + (args.groups > 1 ? warp * group_words(args) : 0), chosen);
     }
+}
+
+// Constants of the model: kernels before need not have ended.
+__device__ __forceinline__ void prefetch_corrections(RouteArgs const& args) {
+    constexpr int kLine = 128 / sizeof(float);
+    int const i = threadIdx.x * kLine;
+    if (i < args.experts) ptx::prefetch(args.correction_bias + i);
 }
 
 // By one warp.
@@ -426,6 +486,7 @@ template <int kSlots>
 __global__ __launch_bounds__(kRouteThreads, 1) void moe_route(__grid_constant__ RouteArgs const args) {
     __shared__ uint32_t memory[routing::kWords];
     let_next_kernel_start();
+    routing::prefetch_corrections(args);
     wait_for_kernels_before();
     routing::route_tokens<kSlots>(args, blockIdx.x, gridDim.x, memory, nullptr);
 }
@@ -458,6 +519,7 @@ struct GateAndErase {
 template <int kSlots, class Helper>
 __global__ __launch_bounds__(kPlanBlock<kSlots>, 1) void moe_plan(__grid_constant__ RouteArgs const args,
                                                                   __grid_constant__ Helper const helper) {
+    if (kSlots > 0 && blockIdx.x == 0) routing::prefetch_corrections(args);
     wait_for_kernels_before();
     // Behind the wait: the next kernel may begin with what needs neither plan nor help.
     let_next_kernel_start();

@@ -28,6 +28,13 @@ __device__ __forceinline__ bool has_absent(uint4 eight) {
     return (eight.x == 0xffffffffu) | (eight.y == 0xffffffffu) | (eight.z == 0xffffffffu) | (eight.w == 0xffffffffu);
 }
 
+// To another SM, whole words at a time.
+__device__ __forceinline__ void store_eight(void* destination, uint4 eight) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(eight.x), "r"(eight.y),
+                 "r"(eight.z), "r"(eight.w)
+                 : "memory");
+}
+
 // Past L1, never from a register.
 __device__ __forceinline__ uint4 load_eight(void const* source) {
     uint4 eight;

@@ -13,6 +13,7 @@
 #include "ptx/element.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/prefetch.cuh"
 #include "sm90_w4a16_copies.cuh"
 #include "smooth_activation.cuh"
 

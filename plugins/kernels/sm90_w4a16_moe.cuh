@@ -10,7 +10,7 @@
 
 #include "half_scale.cuh"
 #include "sm90_w4a16_mlp.cuh"
-#include "sm90_w4a16_moe_dispatch.cuh"
+#include "sm90_w4a16_moe_panels.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -28,7 +28,21 @@ struct MixtureShared {
     TaskQueue queue;
     StagedHidden hidden[kColumns];
     uint64_t hidden_empty;
+    uint64_t landed[kLandings];
 };
+
+// The shared expert's first weights to L2, while memory waits for the plan. By one thread; more of them would hold the
+// plan up.
+template <typename T>
+__device__ __forceinline__ void prefetch_shared_expert(MixtureArgs<T> const& args) {
+    constexpr int kSlotsOfBlock = 3;
+    Projection<T> const& up = args.matrices[kUp][kShared];
+    int const groups = (up.rows + kGroupRows - 1) / kGroupRows;
+    int const end =
+        args.shared_jobs == 0 ? 0 : min(groups * chunks_of(up.k), kSlotsOfBlock * static_cast<int>(gridDim.x));
+#pragma unroll 1
+    for (int i = blockIdx.x; i < end; i += gridDim.x) prefetch_slot(up.maps, 0, i % groups, i / groups);
+}
 
 // By one thread.
 template <typename T, class Shared>
@@ -50,41 +64,6 @@ __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Shared
                 }
             }
         }
-    });
-}
-
-// By a warp: a lane for each of a job's rows.
-template <typename T, class Shared>
-__device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, Shared& shared) {
-    int const lane = threadIdx.x % 32;
-    w4a16::RingPosition place;
-    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
-        int const end = task.end, count = task.count, columns = job_columns(count);
-        int row = task.first + min(lane, count - 1);
-        if (task.phase == kDown) {
-            uint32_t const tiles = tiles_of(args.matrices[kUp][task.segment].rows);
-            await_count(args.done[task.segment] + task.job * kCountStep, tiles);
-        } else if (task.segment == kRouted && !args.scale_input) {
-            row = args.plan.order[row] / args.top_k;
-        }
-        // What other threads wrote is now read by the copy engine.
-        asm volatile("fence.proxy.async.global;" ::: "memory");
-        Projection<T> const& matrix = args.matrices[task.phase][task.segment];
-        uint8_t const* from = RowImage<T>(matrix.x, matrix.k).chunk(task.begin, row);
-#pragma unroll 1
-        for (int chunk = task.begin; chunk < end; ++chunk, from += kRowBytes) {
-#pragma unroll 1
-            for (int column = 0; column < columns; ++column, place.advance(shared.task.kPanels)) {
-                ptx::mbarrier_wait(ptx::shared_address(&shared.task.empty[place.stage]), place.round ^ 1);
-                uint32_t const full = ptx::shared_address(&shared.task.full[place.stage]);
-                if (lane == 0) ptx::mbarrier_arrive_expect(full, min(8, count - column * 8) * kRowBytes);
-                __syncwarp();
-                if (lane / 8 != column || lane >= count) continue;
-                uint8_t* const panel = shared.task.panels[place.stage];
-                ptx::bulk_copy(ptx::shared_address(panel + lane % 8 * kRowBytes), from, kRowBytes, full);
-            }
-        }
-        __syncwarp();
     });
 }
 
@@ -125,10 +104,20 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
             if constexpr (kBecomesHalf<T>) factor = to_half<1, 2, 4, 8>(eight);
             int const which = column * 8 + token;
             if (own_unit >= padded || which >= task.count) continue;
-            *image.unit(first + own_unit, task.first + which) = eight[0];
+            w4a16::store_eight(image.unit(first + own_unit, task.first + which), eight[0]);
             if (unit == 0) image.set_factor((first + own_unit) / kOfFactor, task.first + which, factor);
         }
     }
+}
+
+// Of a task of gate and up, which has stored its hidden values. A chunk lies in two tiles with gates, and else in one;
+// where the last has but one of two, that counts twice.
+template <typename T>
+__device__ __forceinline__ void count_tile(MixtureArgs<T> const& args, MixtureTask const& task) {
+    Projection<T> const& up = args.matrices[kUp][task.segment];
+    int const gated = up.gated ? 1 : 0;
+    bool const alone = gated > (task.tile & 1) && task.tile + 1 == tiles_of(up.rows);
+    count(args.done_of(task.segment, task.job) + (task.tile >> gated), alone ? 2 : 1);
 }
 
 // By a warp.
@@ -146,8 +135,10 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
                 count(args.ready + task.share);
             } else if (task.phase == kUp) {
                 ptx::mbarrier_arrive(ptx::shared_address(&shared.hidden_empty));
-                __threadfence();
-                count(args.done[task.segment] + task.job * kCountStep);
+                if (!Shared::kEven) {  // there they are flags
+                    __threadfence();
+                    count_tile(args, task);
+                }
             }
             ptx::mbarrier_arrive(ptx::shared_address(&queue.empty[place.stage]));
         }
@@ -247,6 +238,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
         shared.task.init(1);
         shared.queue.init();
         ptx::mbarrier_init(ptx::shared_address(&shared.hidden_empty), 1);
+        for (uint64_t& barrier : shared.landed) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
         ptx::mbarrier_init_fence();
     }
     // Rows of panels that a job does not have are multiplied too: to columns that are not kept.
@@ -255,6 +247,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
+    if (kEven && threadIdx.x == 32 * kWarps) prefetch_shared_expert(args);
     ptx::await_previous_launch();
     if (warp < kWarps) {
         take_registers();

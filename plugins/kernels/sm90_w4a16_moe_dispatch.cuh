@@ -2,6 +2,7 @@
 // other warps read them.
 #pragma once
 
+#include "ptx/prefetch.cuh"
 #include "sm90_w4a16_moe_shares.cuh"
 
 namespace trt_nvfp4::sm90 {

@@ -34,18 +34,21 @@ constexpr int kImageThreads = 128;
 
 __host__ __device__ constexpr int image_parts(int k) { return chunks_of(k) * (kChunk / kRowFactorK); }
 
-// Zeros where the hidden values' image is longer than the tiles of up.
+// Zeros where the hidden values' image is longer than the tiles of up; where values are flags, the others are absent.
 template <typename T>
-__device__ __forceinline__ void end_hidden(MixtureArgs<T> const& args, int segment, int rows, int thread, int threads) {
+__device__ __forceinline__ void erase_hidden(MixtureArgs<T> const& args, int segment, int rows, int thread,
+                                             int threads) {
     Projection<T> const& up = args.matrices[kUp][segment];
     Projection<T> const& down = args.matrices[kDown][segment];
     RowImage<T> const hidden(down.x, down.k);
-    int const begin = tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / 8;
+    int const written = tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / 8;
+    int const begin = args.hidden_is_flags ? 0 : written;
     int const units = chunks_of(down.k) * (kChunk / 8) - begin;
     for (int i = thread; i < units * rows; i += threads) {
         int const unit = begin + i / rows, row = i % rows;
-        *hidden.unit(unit, row) = make_uint4(0u, 0u, 0u, 0u);
-        if (unit % (kRowFactorK / 8) == 0) hidden.set_factor(unit / (kRowFactorK / 8), row, 0.0f);
+        uint32_t const bits = unit < written ? ~0u : 0u;
+        *hidden.unit(unit, row) = make_uint4(bits, bits, bits, bits);
+        if (unit % (kRowFactorK / 8) == 0) hidden.set_factor(unit / (kRowFactorK / 8), row, __uint_as_float(bits));
     }
 }
 
@@ -54,7 +57,7 @@ __device__ __forceinline__ void make_images(MixtureArgs<T> const& args, int thre
     for (int i = thread; i < args.counters; i += threads) args.ticket[i] = 0;
 #pragma unroll 1
     for (int segment = kRouted; segment <= (args.shared_jobs > 0 ? kShared : kRouted); ++segment) {
-        end_hidden(args, segment, segment == kRouted ? args.m * args.top_k : args.m, thread, threads);
+        erase_hidden(args, segment, segment == kRouted ? args.m * args.top_k : args.m, thread, threads);
     }
 
     ImageGroups const groups(args.m, args.top_k, args.scale_input, args.shared_jobs > 0);

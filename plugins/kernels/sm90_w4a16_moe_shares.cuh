@@ -9,18 +9,24 @@ namespace trt_nvfp4::sm90 {
 // Chunks of all tiles of gate and up, one after another, in even shares, a ticket each. A share begins with its last
 // tile, whose end is a later one's: who adds up has the tile's end, and the other parts have been there for long.
 struct EvenShares {
-    int tiles, chunks, count;  // chunks of a tile
+    int tiles, chunks, count;  // chunks of a tile; shares
+    int least, longer;         // chunks of a share, of which the first so many have one more
 
     template <typename T>
     __device__ __forceinline__ EvenShares(MixtureArgs<T> const& args, int routed_jobs) {
         tiles = args.shared_jobs * tiles_of(args.matrices[kUp][kShared].rows) +
                 routed_jobs * tiles_of(args.matrices[kUp][kRouted].rows);
         chunks = chunks_of(args.matrices[kUp][kRouted].k);
-        count = min(static_cast<int>(gridDim.x), tiles * chunks);
+        int const blocks = static_cast<int>(gridDim.x);
+        count = min(blocks, tiles * chunks);
+        least = max(args.blocks.of(tiles * chunks), 1);
+        longer = max(tiles * chunks - least * blocks, 0);
     }
 
-    __device__ __forceinline__ int begin(int share) const { return tiles * chunks * share / count; }
-    __device__ __forceinline__ int share_of(int chunk) const { return ((chunk + 1) * count - 1) / (tiles * chunks); }
+    __device__ __forceinline__ int begin(int share) const { return least * share + min(share, longer); }
+    __device__ __forceinline__ int share_of(int chunk) const {
+        return chunk < begin(longer) ? chunk / (least + 1) : (chunk - longer) / least;
+    }
 
     // Calls f(task) for a share's tasks.
     template <typename T, typename F>
@@ -28,7 +34,7 @@ struct EvenShares {
         int const first = begin(share);
 #pragma unroll 1
         for (int end = begin(share + 1); end > first;) {
-            int const tile = (end - 1) / chunks, start = tile * chunks;
+            int const tile = args.chunks.of(end - 1), start = tile * chunks;
             MixtureTask task(args, routed_jobs, kUp, tile);
             task.begin = max(first - start, 0);
             task.end = end - start;

@@ -3,6 +3,7 @@
 // blocks run at once.
 #pragma once
 
+#include "divisor.h"
 #include "heuristics/sm90_moe.h"
 #include "moe_plan.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
@@ -13,20 +14,31 @@ namespace trt_nvfp4::sm90 {
 constexpr int kUp = 0, kDown = 1, kNoPhase = 2;
 constexpr int kRouted = 0, kShared = 1;  // experts, the second being the one that all tokens go to
 
+// Counters of a job: one for each chunk of hidden values, in whole lines.
+__host__ __device__ constexpr int chunk_counters(int k) {
+    return (chunks_of(k) + kCountStep - 1) / kCountStep * kCountStep;
+}
+
 template <typename T>
 struct MixtureArgs {
     Projection<T> matrices[2][2];  // [kUp, kDown][kRouted, kShared]: layers are experts
     MoePlan plan;
     int m, top_k, shared_jobs;
     bool scale_input;
-    T const* x;         // [m, hidden]
-    float* outputs[2];  // [splits of down, pairs in sorted order or tokens, hidden]
-    uint32_t* ticket;   // the next task
-    uint32_t* done[2];  // [jobs, kCountStep]: tiles of up
-    uint32_t* ready;    // [even shares]: whether the share's part of a later share's tile is there
-    float4* parts;      // [even shares, 2, threads that multiply]: sums of these
-    int counters;       // words from `ticket` on that are zero before the launch
-    uint32_t one;       // 1, see shift_left
+    bool hidden_is_flags;  // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
+    T const* x;            // [m, hidden]
+    float* outputs[2];     // [splits of down, pairs in sorted order or tokens, hidden]
+    uint32_t* ticket;      // the next task
+    uint32_t* done[2];     // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
+    uint32_t* ready;       // [even shares]: whether the share's part of a later share's tile is there
+    float4* parts;         // [even shares, 2, threads that multiply]: sums of these
+    int counters;          // words from `ticket` on that are zero before the launch
+    uint32_t one;          // 1, see shift_left
+    Divisor tasks_of_job[2][2], splits[2], chunks, blocks;  // [kUp, kDown]; of up
+
+    __device__ __forceinline__ uint32_t* done_of(int segment, int job) const {
+        return done[segment] + job * chunk_counters(matrices[kDown][segment].k);
+    }
 };
 
 // Columns that a job's tokens take, eight each.
@@ -47,7 +59,7 @@ class RowImage {
     // Of the values from which * kRowFactorK on. All of what lies behind a chunk is written, also where it is not read.
     __device__ __forceinline__ void set_factor(int which, int row, float factor) const {
         uint8_t* const place = chunk(which / kFactors, row) + RowPanel<true>::factor_offset(which % kFactors);
-        *reinterpret_cast<float2*>(place) = make_float2(factor, 0.0f);
+        w4a16::store_four(place, {__float_as_uint(factor), 0u});
     }
     // Eight values.
     __device__ __forceinline__ uint4* unit(int which, int row) const {
@@ -85,13 +97,13 @@ struct MixtureTask {
             }
             phase = i / 2;
             segment = 1 - i % 2;
-            job = number / of_job;
-            int const part = number - job * of_job;
-            tile = part / matrix.split.splits;
+            job = args.tasks_of_job[phase][segment].of(number);
+            int const part = number - job * of_job, chunks = chunks_of(matrix.k);
+            Divisor const splits = args.splits[phase];
+            tile = splits.of(part);
             split = part - tile * matrix.split.splits;
-            int const chunks = chunks_of(matrix.k);
-            begin = split * chunks / matrix.split.splits;
-            end = (split + 1) * chunks / matrix.split.splits;
+            begin = splits.of(split * chunks);
+            end = splits.of((split + 1) * chunks);
             if (segment == kRouted) {
                 ExpertJob const routed = args.plan.jobs[job];
                 expert = routed.expert;

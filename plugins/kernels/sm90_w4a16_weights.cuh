@@ -29,6 +29,12 @@ struct WeightMaps {
     bool whole_lines;    // a chunk of a row is whole lines of memory, which only an expert's other jobs read again
 };
 
+// A slot's bytes to L2, by one thread.
+__device__ __forceinline__ void prefetch_slot(WeightMaps const& maps, int layer, int group, int chunk) {
+    ptx::tensor_prefetch(maps.codes, chunk * (kChunk / 2), layer * maps.rows + group * kGroupRows);
+    ptx::tensor_prefetch(maps.scales, 0, chunk * (kChunk / kGroup), layer * maps.groups + group);
+}
+
 struct WeightSlots {
     uint8_t codes[kSlots][kSlotCodes];
     uint8_t scales[kSlots][kSlotScales];

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <string>
 
+#include "kernels/divisor.h"
 #include "kernels/heuristics/moe.h"
 #include "kernels/heuristics/sm90_moe.h"
 #include "kernels/heuristics/sm90_w4a16.h"
@@ -47,6 +48,10 @@ int main() {
             int64_t bytes;
             std::cin >> bytes;
             std::cout << w4a16::keeps_few_in_flight(bytes) << '\n';
+        } else if (kind == "divisor") {
+            int n, divisor;
+            std::cin >> n >> divisor;
+            std::cout << Divisor(divisor).of(n) << '\n';
         } else if (kind == "sm90_mixture") {
             int tiles, sms;
             std::cin >> tiles >> sms;

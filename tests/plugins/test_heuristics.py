@@ -123,14 +123,14 @@ def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
 
 def test_sm90_takes_a_mixture_where_it_was_measured_ahead(ask: Ask) -> None:
     """H200, benchmarks/NOTES.md: jobs of random routing times tiles of gate and up, by which kernel is ahead."""
-    other, this = (48, 93, 92, 64, 99), (128, 135, 144, 173, 312, 224, 392, 182, 267, 357)
-    assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 5 + [[1]] * 10
+    other, this = (16, 32), (48, 56, 64, 77, 84, 92, 96, 128, 144, 180, 224, 312, 392)
+    assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 2 + [[1]] * 13
 
 
 def test_blocks_share_tiles_where_that_was_measured_ahead(ask: Ask) -> None:
-    even = ((1, 144), (1, 77), (2, 120), (2, 135), (3, 140))
-    whole = ((1, 128), (1, 224), (2, 180), (4, 192), (8, 312), (9, 100))
-    assert ask("sm90_even_shares", [[*case, 132] for case in (*even, *whole)]) == [[1]] * 5 + [[0]] * 6
+    even = ((1, 48), (1, 77), (1, 128), (1, 144), (2, 120), (2, 188), (4, 174), (4, 185))
+    whole = ((1, 224), (2, 268), (4, 212), (8, 312), (9, 100))
+    assert ask("sm90_even_shares", [[*case, 132] for case in (*even, *whole)]) == [[1]] * 8 + [[0]] * 5
 
 
 def test_parts_of_down(ask: Ask, seed: int) -> None:
@@ -169,3 +169,15 @@ def test_moe_memory(ask: Ask, seed: int) -> None:
         assert stages * stage + panel + fixed <= shared
         if stages > 3:  # more stages only beside all activations that are wanted
             assert panel >= wanted
+
+
+def test_divisor(ask: Ask, seed: int) -> None:
+    """Rounds down wherever the product is below 2^30, around multiples too."""
+    rng = np.random.default_rng(seed)
+    divisors = [1, 2, 3, 7, 132, 448, 32768, *(int(2**x) for x in rng.uniform(0, 29, 500))]
+    cases = []
+    for divisor in divisors:
+        most = (2**30 - 1) // divisor
+        multiple = int(rng.integers(0, most // divisor + 1)) * divisor
+        cases += [[n, divisor] for n in (0, multiple, max(multiple - 1, 0), int(rng.integers(0, most + 1)), most)]
+    assert ask("divisor", cases) == [[n // divisor] for n, divisor in cases]

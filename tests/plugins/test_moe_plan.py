@@ -178,6 +178,7 @@ def check(plan: Plan, logits: np.ndarray, bias: np.ndarray, top_k: int, attribut
         (3, 160, 6, {"n_group": 8, "topk_group": 3, "scaling_factor": 16.0}),
         (2, 66, 3, {"n_group": 33, "topk_group": 2, "group_score_top": 2}),
         (2, 512, 10, {"renormalize": 1}),
+        (4, 64, 6, {"n_group": 2, "topk_group": 1, "group_score_top": 3, "scoring": 2}),  # groups of 32
         (3, 6, 2, {"n_group": 3, "topk_group": 2, "group_score_top": 2}),
         (17, 512, 10, {"n_group": 512, "topk_group": 40}),
         (3, 288, 6, {"n_group": 3, "topk_group": 2, "group_score_top": 2}),
@@ -198,16 +199,16 @@ def test_against_the_reference(
 
 
 @pytest.mark.parametrize("scoring", range(4))
-@pytest.mark.parametrize("groups", [1, 3])
-def test_ties_go_to_the_lower_index(program: Program, seed: int, scoring: int, groups: int) -> None:
+@pytest.mark.parametrize(("experts", "groups"), [(60, 1), (60, 3), (160, 5)])
+def test_ties_go_to_the_lower_index(program: Program, seed: int, scoring: int, experts: int, groups: int) -> None:
     """Few values, zeros of both signs, NaN and infinities: nearly everything ties."""
     generator = np.random.default_rng(seed)
     values = np.array([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf], np.float32)
-    logits = generator.choice(values, size=(24, 60))
+    logits = generator.choice(values, size=(24, experts))
     logits[0] = np.nan
     logits[1] = -np.inf
     logits[2] = -0.0
-    bias = generator.choice(np.array([0.0, -0.0], np.float32), size=60)
+    bias = generator.choice(np.array([0.0, -0.0], np.float32), size=experts)
     attributes = {"scoring": scoring, "n_group": groups, "topk_group": max(1, groups - 1), "group_score_top": 3}
     check(make_plan(program, logits, bias, 7, attributes), logits, bias, 7, attributes)
 

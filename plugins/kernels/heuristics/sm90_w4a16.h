@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../host_device.h"
+
 namespace trt_nvfp4::sm90 {
 
 constexpr int kFewTokens = 16;  // that mma.sync multiplies faster than wgmma (H200)
@@ -14,12 +16,6 @@ constexpr int kMaxCluster = 2;
 constexpr int kMaxSplits = 16;
 // Rows times splits of a split projection: bounds the workspace without knowing the GPU.
 constexpr int kMaxSplitRows = 65536;
-
-#ifdef __CUDACC__
-#define TRT_NVFP4_HOST_DEVICE __host__ __device__
-#else
-#define TRT_NVFP4_HOST_DEVICE
-#endif
 
 // A cluster's blocks take neighbouring tiles at the same K.
 TRT_NVFP4_HOST_DEVICE constexpr int padded_rows(int rows, int cluster) {

@@ -41,12 +41,14 @@ struct Layout {
         jobs[kShared] = (rows[kShared] + kJobTokens - 1) / kJobTokens;
         plan = take_plan(workspace, tokens, args.top_k, args.experts);
         int const shares = tokens <= kEvenTokens ? kMostSms : 0;
-        counters = static_cast<int>((1 + jobs[kRouted] + jobs[kShared]) * kCountStep) + shares;
+        int64_t const counters_of[2] = {jobs[kRouted] * chunk_counters(static_cast<int>(args.intermediate)),
+                                        jobs[kShared] * chunk_counters(static_cast<int>(args.shared_intermediate))};
+        counters = static_cast<int>(kCountStep + shares + counters_of[kRouted] + counters_of[kShared]);
         ticket = workspace.take<uint32_t>(counters);
-        ready = ticket + kCountStep;
+        done[kRouted] = ticket + kCountStep;
+        done[kShared] = done[kRouted] + counters_of[kRouted];
+        ready = done[kShared] + counters_of[kShared];
         parts = workspace.take<float4>(int64_t{shares} * 2 * 32 * kWarps);
-        done[kRouted] = ready + shares;
-        done[kShared] = done[kRouted] + jobs[kRouted] * kCountStep;
         // Experts' and the shared one's x are the same rows, but where experts' take weights.
         images[kUp][kRouted] = take_rows(workspace, args.scale_input ? rows[kRouted] : tokens, args.hidden);
         images[kUp][kShared] =
@@ -87,6 +89,14 @@ int most_splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens) {
     return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of_down(args), kMostSms);
 }
 
+// Whether a Divisor divides all tickets by the tasks of a job.
+bool tickets_are_divisible(TrtNvfp4MoeArgs const& args) {
+    int64_t const width = std::max(args.intermediate, args.shared ? args.shared_intermediate : 0);
+    int64_t const of_job = std::max<int64_t>(tiles_of(static_cast<int>(up_rows(args, width))),
+                                             tiles_of(static_cast<int>(args.hidden)) * kMixtureMaxSplits);
+    return most_jobs(kMixtureTokens * args.top_k, args.experts, kJobTokens) * of_job * of_job < 1 << 30;
+}
+
 template <typename T>
 TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t stream) {
     int sms = 0;
@@ -115,6 +125,10 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         up.padded_width = chunks_of(down.k) * kChunk;
         down.x = layout.images[kDown][segment];
         down.split = {1, splits};
+        for (int phase : {kUp, kDown}) {
+            Projection<T> const& matrix = args.matrices[phase][segment];
+            args.tasks_of_job[phase][segment] = Divisor(tiles_of(matrix.rows) * matrix.split.splits);
+        }
         args.outputs[segment] = layout.outputs[segment];
         args.done[segment] = layout.done[segment];
     }
@@ -127,6 +141,11 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.parts = layout.parts;
     args.counters = layout.counters;
     args.one = 1;
+    args.hidden_is_flags = has_even_shares(moe, moe.m, sms);
+    args.splits[kUp] = Divisor(1);
+    args.splits[kDown] = Divisor(splits);
+    args.chunks = Divisor(chunks_of(static_cast<int>(moe.hidden)));
+    args.blocks = Divisor(sms);
 
     RouteArgs const route = route_args(moe, layout.plan, 0, moe.m, kJobTokens);
     ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
@@ -145,8 +164,8 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         return launch_kernel(sm90_w4a16_moe<T, kEven>, sms, kTaskThreads, sizeof(MixtureShared<T, kEven>), true, stream,
                              "sm90_w4a16_moe", args);
     };
-    TRT_NVFP4_RETURN_IF_ERROR(has_even_shares(moe, moe.m, sms) ? launch_main(std::integral_constant<bool, true>{})
-                                                               : launch_main(std::integral_constant<bool, false>{}));
+    TRT_NVFP4_RETURN_IF_ERROR(args.hidden_is_flags ? launch_main(std::integral_constant<bool, true>{})
+                                                   : launch_main(std::integral_constant<bool, false>{}));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
                           moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y),
                           SumStart::kEarlyWithPlan, stream);
@@ -154,7 +173,9 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
 
 }  // namespace
 
-bool serves(TrtNvfp4MoeArgs const& args) { return args.m <= kMixtureTokens && gpu_is_sm90(); }
+bool serves(TrtNvfp4MoeArgs const& args) {
+    return args.m <= kMixtureTokens && tickets_are_divisible(args) && gpu_is_sm90();
+}
 
 bool takes(TrtNvfp4MoeArgs const& args) {
     int sms = 0;

@@ -28,11 +28,6 @@ __device__ __forceinline__ void cluster_meet() {
 // The next launch of the stream may begin while this one still runs; to await_previous_launch() it is ahead.
 __device__ __forceinline__ void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Brings a line of read-only data nearer.
-__device__ __forceinline__ void prefetch(void const* address) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 // Returns once the launch before has finished and its writes can be read. Every block must call it: else the launch
 // after this one could run before the launch before.
 __device__ __forceinline__ void await_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

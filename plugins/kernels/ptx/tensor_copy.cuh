@@ -20,6 +20,15 @@ __device__ __forceinline__ uint64_t evict_first() {
     return policy;
 }
 
+// Brings a box to L2; x is the innermost coordinate of its first element.
+__device__ __forceinline__ void tensor_prefetch(CUtensorMap const& map, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void tensor_prefetch(CUtensorMap const& map, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
 // x is the innermost coordinate of the box's first element; kOnce: its bytes are hardly read again.
 template <bool kOnce>
 __device__ __forceinline__ void tensor_copy(uint32_t destination, CUtensorMap const& map, int x, int y,
