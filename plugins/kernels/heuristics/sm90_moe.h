@@ -17,8 +17,7 @@ constexpr int kJobTokens = 24;
 constexpr int64_t kImagesBesidePlan = 8;
 
 // Whether so many tiles of gate and up, of all jobs, are theirs. Of sixteen models timed on an H200 at 1 to 4 tokens
-// (benchmarks/NOTES.md) those with 0.4 tiles for an SM and more are level with sm80_w4a16_moe.cuh or ahead, by up to 30
-// %.
+// (benchmarks/NOTES.md) most with 0.36 tiles for an SM and more are ahead of sm80_w4a16_moe.cuh, by up to 35 %.
 inline bool takes_mixture(double tiles, int sms) { return tiles >= 0.35 * sms; }
 
 // Whether blocks share these tiles evenly, which takes a meeting more: where SMs would else have one or two, or none,
