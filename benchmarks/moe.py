@@ -39,7 +39,7 @@ COLD_BYTES = 512 << 20
 #: Of a replay, whose own start costs a few microseconds.
 FEWEST_CALLS = 12
 #: Of the shared expert, whose weights calls would else find in the L2 cache.
-SHARED_COPIES = 5
+SHARED_COPIES = 4
 DTYPE = torch.bfloat16
 HAS_HUMMING = importlib.util.find_spec("humming") is not None
 

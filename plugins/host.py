@@ -36,8 +36,10 @@ _FIELD_FLOAT32, _FIELD_INT32 = 1, 5
 _PHASE_BUILD, _PHASE_RUNTIME = 0, 1
 _CAPACITY = 64
 _GUARD_BYTES = 256
-#: Alternating bits; a NaN or an absurd value in every data type.
-_GUARD, _POISON = 0xA5, 0xFF
+#: Alternating bits; an absurd value in every data type.
+_GUARD = 0xA5
+#: Two bytes, a NaN as 16 and as 32 bits, and not all ones, which kernels take for what has not been written yet.
+_POISON = (0xC1, 0xFF)
 
 
 class HostError(RuntimeError):
@@ -77,7 +79,8 @@ class _Guarded:
         # Whole guards on both sides keep TensorRT's 256-byte alignment.
         padded = -(-size // _GUARD_BYTES) * _GUARD_BYTES + 2 * _GUARD_BYTES
         storage = torch.full((padded,), _GUARD, dtype=torch.uint8, device=device)
-        storage[_GUARD_BYTES : _GUARD_BYTES + size] = _POISON
+        for i, byte in enumerate(_POISON):
+            storage[_GUARD_BYTES + i : _GUARD_BYTES + size : len(_POISON)] = byte
         return cls(storage, size)
 
     @property

@@ -40,7 +40,7 @@ __device__ __forceinline__ float unordered(uint32_t key) {
     return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-// a / d for d from 2^-66 to 2^126, but for the last bit now and then: a division branches, and a lane's experts would
+// a / d for d from 2^-67 to 2^126, but for the last bit now and then: a division branches, and a lane's experts would
 // take it one after another.
 __device__ __forceinline__ float ratio(float a, float d) {
     float const inverse = __fdividef(1.0f, d);
@@ -48,7 +48,8 @@ __device__ __forceinline__ float ratio(float a, float d) {
     return fmaf(fmaf(-d, quotient, a), inverse, quotient);
 }
 
-__device__ __forceinline__ float sigmoid_score(float x) { return ratio(1.0f, 1.0f + expf(fminf(-x, 87.0f))); }
+// Zero where it would be below the least normal float32.
+__device__ __forceinline__ float sigmoid_score(float x) { return x > -87.0f ? ratio(1.0f, 1.0f + expf(-x)) : 0.0f; }
 
 __device__ __forceinline__ float warp_largest(float x) { return unordered(ptx::warp_max(ordered(x))); }
 
@@ -76,9 +77,11 @@ struct Keys {
         for (int slot = 0; slot < kSlots; ++slot) largest[slot] = slots[slot];
         // In pairs, not one after another: who pops waits for all of it.
 #pragma unroll
-        for (int half = kSlots / 2; half > 0; half /= 2) {
+        for (int step = 1; step < kSlots; step *= 2) {
 #pragma unroll
-            for (int slot = 0; slot < half; ++slot) largest[slot] = max(largest[slot], largest[slot + half]);
+            for (int slot = 0; slot < kSlots; slot += 2 * step) {
+                largest[slot] = max(largest[slot], largest[slot + step]);
+            }
         }
         uint32_t own = 0;
 #pragma unroll
@@ -248,7 +251,7 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
         int const expert = slot * 32 + lane;
         keys.slots[slot] = expert < args.experts ? ordered(finite(row[slot] + correction(slot))) : 0;
     }
-    if (kSlots <= 8 && args.groups * 32 == args.experts) {
+    if (kSlots <= 8 && args.groups > 1 && args.groups * 32 == args.experts) {
         close_slots(args, keys);
     } else if (args.groups > 1) {
         close_groups(args, keys, memory);

@@ -1,5 +1,5 @@
 // How blocks of one launch hand each other activations: the data is its own flag, so a value costs one trip to L2 where
-// a barrier would cost three. Needs all blocks co-resident.
+// a barrier would cost three. Needs all blocks co-resident, or tasks in an order (sm90_w4a16_moe_tasks.cuh).
 //
 // Activations wait as kAbsent, a NaN that no conversion from float32 produces, until they are written; partial sums
 // carry the phase they belong to. One memset of the workspace to 0xff before a launch makes everything absent: a killed

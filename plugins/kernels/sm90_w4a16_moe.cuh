@@ -3,7 +3,7 @@
 // the plan and, beside it, images of activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
 //
 // Two warpgroups multiply. Of a third one thread takes tasks, one fetches their weights, a warp their activations, and
-// a warp brings hidden values to their image and counts them.
+// a warp brings hidden values to their image, for other blocks to see.
 #pragma once
 
 #include <type_traits>

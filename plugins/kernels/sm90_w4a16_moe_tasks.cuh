@@ -25,16 +25,18 @@ struct MixtureArgs {
     MoePlan plan;
     int m, top_k, shared_jobs;
     bool scale_input;
-    bool hidden_is_flags;  // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
-    T const* x;            // [m, hidden]
-    float* outputs[2];     // [splits of down, pairs in sorted order or tokens, hidden]
-    uint32_t* ticket;      // the next task
-    uint32_t* done[2];     // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
-    uint32_t* ready;       // [even shares]: whether the share's part of a later share's tile is there
-    float4* parts;         // [even shares, 2, threads that multiply]: sums of these
-    int counters;          // words from `ticket` on that are zero before the launch
-    uint32_t one;          // 1, see shift_left
-    Divisor tasks_of_job[2][2], splits[2], chunks, blocks;  // [kUp, kDown]; of up
+    bool hidden_is_flags;        // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
+    T const* x;                  // [m, hidden]
+    float* outputs[2];           // [splits of down, pairs in sorted order or tokens, hidden]
+    uint32_t* ticket;            // the next task
+    uint32_t* done[2];           // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
+    uint32_t* ready;             // [even shares]: whether the share's part of a later share's tile is there
+    float4* parts;               // [even shares, 2, threads that multiply]: sums of these
+    int counters;                // words from `ticket` on that are zero before the launch
+    uint32_t one;                // 1, see shift_left
+    Divisor tasks_of_job[2][2];  // as `matrices`
+    Divisor splits[2];           // [kUp, kDown]
+    Divisor chunks, blocks;      // of a tile of up; of the launch
 
     __device__ __forceinline__ uint32_t* done_of(int segment, int job) const {
         return done[segment] + job * chunk_counters(matrices[kDown][segment].k);

@@ -52,6 +52,10 @@ int main() {
             int n, divisor;
             std::cin >> n >> divisor;
             std::cout << Divisor(divisor).of(n) << '\n';
+        } else if (kind == "sm90_tickets") {
+            int64_t jobs, of_job;
+            std::cin >> jobs >> of_job;
+            std::cout << sm90::divides_tickets(jobs, of_job) << '\n';
         } else if (kind == "sm90_mixture") {
             int tiles, sms;
             std::cin >> tiles >> sms;

@@ -158,9 +158,11 @@ def test_mixture(
     assert all(name in kernel for name, kernel in zip(expected, kernels, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("sms", "m", "h", "i", "attributes"),
     [
+        (1, 1, 2080, 128, {"top_k": 1}),  # more chunks of activations than panels
         (5, 1, 800, 160, {"top_k": 2}),  # 4 tiles of 4 chunks
         (4, 1, 544, 160, {"top_k": 1, "shared": 1, "shared_gated": 1}),  # 3 tiles of 3
         (16, 2, 288, 96, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),  # fewer chunks than SMs
@@ -176,14 +178,14 @@ def test_mixture_shared_evenly(
     h: int,
     i: int,
     attributes: dict[str, Any],
+    dtype: torch.dtype,
 ) -> None:
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
-    case = op_inputs.moe(
-        np.random.default_rng(seed), m, h, i, 3, torch.bfloat16, s=64, gated=attributes.get("gated", 1)
-    )
+    case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 3, dtype, s=64, gated=attributes.get("gated", 1))
     emulated_gpu.launches.clear()
-    test_moe.check(emulated, case, attributes, torch.bfloat16, W4A16_SM90)
-    assert any("sm90_w4a16_moeI13__nv_bfloat16Lb1" in launch.kernel for launch in emulated_gpu.launches)
+    test_moe.check(emulated, case, attributes, dtype, W4A16_SM90)
+    name = "13__nv_bfloat16" if dtype == torch.bfloat16 else "6__half"
+    assert any(f"sm90_w4a16_moeI{name}Lb1" in launch.kernel for launch in emulated_gpu.launches)
 
 
 @pytest.mark.parametrize("experts", [256, 300, 520])

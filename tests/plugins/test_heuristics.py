@@ -122,7 +122,7 @@ def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:
 
 
 def test_sm90_takes_a_mixture_where_it_was_measured_ahead(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: jobs of random routing times tiles of gate and up, by which kernel is ahead."""
+    """H200, benchmarks/NOTES.md: jobs of random routing times tiles of gate and up, in most models with so many."""
     other, this = (16, 32), (48, 56, 64, 77, 84, 92, 96, 128, 144, 180, 224, 312, 392)
     assert ask("sm90_mixture", [[tiles, 132] for tiles in (*other, *this)]) == [[0]] * 2 + [[1]] * 13
 
@@ -181,3 +181,9 @@ def test_divisor(ask: Ask, seed: int) -> None:
         multiple = int(rng.integers(0, most // divisor + 1)) * divisor
         cases += [[n, divisor] for n in (0, multiple, max(multiple - 1, 0), int(rng.integers(0, most + 1)), most)]
     assert ask("divisor", cases) == [[n // divisor] for n, divisor in cases]
+
+
+def test_tickets_that_a_divisor_divides(ask: Ask) -> None:
+    """The last of a job's tickets, times the tasks of a job, is below 2^30."""
+    cases = [[1024, 1024], [1025, 1024], [1, 32768], [2, 32768], [1707, 793], [1708, 793]]
+    assert ask("sm90_tickets", cases) == [[(jobs * tasks - 1) * tasks < 2**30] for jobs, tasks in cases]

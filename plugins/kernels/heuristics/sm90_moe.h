@@ -16,6 +16,9 @@ constexpr int kJobTokens = 24;
 // The plan of so few tokens takes less than another launch: who makes it makes images beside it.
 constexpr int64_t kImagesBesidePlan = 8;
 
+// Whether a Divisor divides tickets by `of_job`, the tasks of each of so many jobs.
+constexpr bool divides_tickets(int64_t jobs, int64_t of_job) { return jobs * of_job * of_job <= 1 << 30; }
+
 // Whether so many tiles of gate and up, of all jobs, are theirs. Of sixteen models timed on an H200 at 1 to 4 tokens
 // (benchmarks/NOTES.md) most with 0.36 tiles for an SM and more are ahead of sm80_w4a16_moe.cuh, by up to 35 %.
 inline bool takes_mixture(double tiles, int sms) { return tiles >= 0.35 * sms; }

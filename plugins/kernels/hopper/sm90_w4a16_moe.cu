@@ -89,12 +89,12 @@ int most_splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens) {
     return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of_down(args), kMostSms);
 }
 
-// Whether a Divisor divides all tickets by the tasks of a job.
+// The other divisions' numbers are smaller.
 bool tickets_are_divisible(TrtNvfp4MoeArgs const& args) {
     int64_t const width = std::max(args.intermediate, args.shared ? args.shared_intermediate : 0);
     int64_t const of_job = std::max<int64_t>(tiles_of(static_cast<int>(up_rows(args, width))),
                                              tiles_of(static_cast<int>(args.hidden)) * kMixtureMaxSplits);
-    return most_jobs(kMixtureTokens * args.top_k, args.experts, kJobTokens) * of_job * of_job < 1 << 30;
+    return divides_tickets(most_jobs(kMixtureTokens * args.top_k, args.experts, kJobTokens), of_job);
 }
 
 template <typename T>
