@@ -48,7 +48,7 @@ __device__ __forceinline__ float ratio(float a, float d) {
     return fmaf(fmaf(-d, quotient, a), inverse, quotient);
 }
 
-// Zero where it would be below the least normal float32.
+// Zero where it would be hardly above the least normal float32, or below.
 __device__ __forceinline__ float sigmoid_score(float x) { return x > -87.0f ? ratio(1.0f, 1.0f + expf(-x)) : 0.0f; }
 
 __device__ __forceinline__ float warp_largest(float x) { return unordered(ptx::warp_max(ordered(x))); }

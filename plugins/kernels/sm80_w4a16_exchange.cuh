@@ -2,8 +2,8 @@
 // a barrier would cost three. Needs all blocks co-resident, or tasks in an order (sm90_w4a16_moe_tasks.cuh).
 //
 // Activations wait as kAbsent, a NaN that no conversion from float32 produces, until they are written; partial sums
-// carry the phase they belong to. One memset of the workspace to 0xff before a launch makes everything absent: a killed
-// launch leaves nothing behind that a later one could read.
+// carry the phase they belong to. A memset of the workspace to 0xff before a launch, or the launch in front of it,
+// makes everything absent: a killed launch leaves nothing behind that a later one could read.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ struct EvenShares {
     }
 
     __device__ __forceinline__ int begin(int share) const { return least * share + min(share, longer); }
-    // By divisions, but for a share's last tile alone.
+    // By divisions: a share asks for one chunk at most.
     __device__ __forceinline__ int share_of(int chunk) const {
         return chunk < begin(longer) ? chunk / (least + 1) : (chunk - longer) / least;
     }

@@ -89,7 +89,7 @@ int most_splits_of_down(TrtNvfp4MoeArgs const& args, int64_t tokens) {
     return choose_mixture_splits(tiles_of_jobs(args, tokens, args.hidden), chunks_of_down(args), kMostSms);
 }
 
-// The other divisions' numbers are smaller.
+// Of all numbers that Divisors divide tickets are the greatest.
 bool tickets_are_divisible(TrtNvfp4MoeArgs const& args) {
     int64_t const width = std::max(args.intermediate, args.shared ? args.shared_intermediate : 0);
     int64_t const of_job = std::max<int64_t>(tiles_of(static_cast<int>(up_rows(args, width))),
