@@ -121,9 +121,9 @@ class Epilogue {
         int const column = around_.gated ? row_ / 2 : row_;
         int64_t const at = static_cast<int64_t>(token) * width + column;
         if (around_.gated) {
-            gate_eight(around_.activation, alpha_, limit_, values);
+            gate_values(around_.activation, alpha_, limit_, values);
         } else {
-            activate_eight(around_.activation, values);
+            activate_values(around_.activation, values);
         }
         if (around_.residual) {
 #pragma unroll

@@ -149,9 +149,9 @@ __device__ __noinline__ uint4 activate_rows(float4 low, float4 high, TrtNvfp4Act
                                             float alpha, float limit) {
     float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if (gated) {
-        gate_eight(activation, alpha, limit, values);
+        gate_values(activation, alpha, limit, values);
     } else {
-        activate_eight(activation, values);
+        activate_values(activation, values);
     }
     uint4 rounded;
     T* const eight = reinterpret_cast<T*>(&rounded);

@@ -21,15 +21,17 @@ __device__ __forceinline__ float value_scale(float tensor_scale) {
     return tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
 }
 
-// A lane's sums of 8 tokens, `column` times 8 on: of quarters 0 to 3 two each. For loops over columns that are not
-// unrolled, where registers must be known (see smooth_activation.cuh).
-template <int kTokens>
-__device__ __forceinline__ void column_sums(float const (&acc)[2][kTokens / 2], int column, float (&sums)[8]) {
+// A lane's sums of kColumns times 8 tokens from column `column`, a multiple of kColumns, on: of each column, of
+// quarters 0 to 3, two. For loops over columns that are not unrolled, where registers must be known (see
+// smooth_activation.cuh).
+template <int kTokens, int kColumns = 1>
+__device__ __forceinline__ void column_sums(float const (&acc)[2][kTokens / 2], int column,
+                                            float (&sums)[8 * kColumns]) {
 #pragma unroll
-    for (int known = 0; known < kTokens / 8; ++known) {
+    for (int known = 0; known < kTokens / 8; known += kColumns) {
         if (known != column) continue;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] = acc[i / 4][known * 4 + i % 4];
+        for (int i = 0; i < 8 * kColumns; ++i) sums[i] = acc[i % 8 / 4][(known + i / 8) * 4 + i % 4];
     }
 }
 

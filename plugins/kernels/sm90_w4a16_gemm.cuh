@@ -151,7 +151,7 @@ class Epilogue {
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = fmaf(sums[i], scale_, ptx::to_float(bias_[i]));
-        activate_eight(args_.activation, values);
+        activate_values(args_.activation, values);
         if (token >= args_.m) return;
         __align__(16) T rounded[8];
 #pragma unroll

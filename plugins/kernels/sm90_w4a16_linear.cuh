@@ -1,6 +1,7 @@
-// One projection of up to 16 tokens on SM90: as in sm90_w4a16_mlp.cuh, warps multiply by mma.sync what the copy engine
-// puts into slots. The chunks of all tiles, one after another, are dealt out evenly, so that a block has the end of one
-// tile and the begin of another: it writes partial sums of those, which a launch after it adds up in the order of K.
+// One projection of up to 16 tokens on SM90: as in sm90_w4a16_mlp.cuh for 8, warps multiply by mma.sync what the copy
+// engine puts into slots. The chunks of all tiles, one after another, are dealt out evenly, so that a block has the end
+// of one tile and the begin of another: it writes partial sums of those, which a launch after it adds up in the order
+// of K.
 //
 // No block waits for another. Of the warps that do not multiply three lay out activations.
 #pragma once
@@ -102,7 +103,7 @@ template <typename T>
 __device__ __forceinline__ void store_outputs(LinearArgs<T> const& args, RowEpilogue<T> const& epilogue, int tile,
                                               int column, float (&values)[8]) {
     epilogue.apply(values);
-    activate_eight(args.activation, values);
+    activate_values(args.activation, values);
 #pragma unroll
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
         Fragment const fragment(tile, threadIdx.x / 32, quarter, column);

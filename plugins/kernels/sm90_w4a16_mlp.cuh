@@ -7,7 +7,7 @@
 // count; values of up to 8 tokens say so themselves. Each phase needs all of the one before, directly or through the
 // next, so that nothing is overwritten while it is read.
 //
-// Two warpgroups multiply and do the rows: by mma.sync up to 16 tokens, by wgmma beyond. Of a third, which leaves them
+// Two warpgroups multiply and do the rows: by mma.sync up to 8 tokens, by wgmma beyond. Of a third, which leaves them
 // its registers, one thread fetches weights and other warps panels of activations (sm90_w4a16_mlp_panels.cuh).
 #pragma once
 
@@ -18,17 +18,25 @@
 
 namespace trt_nvfp4::sm90 {
 
+// Chunks of a task whose weights are asked for before its first activations are there. Slots hold more, but what blocks
+// hand over, and each fence, would queue behind the copies.
+template <int kTokens>
+constexpr int kChunksAhead = kValuesAreFlags<kTokens> ? 3 : 2;
+
 // By one thread.
-template <typename T>
-__device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, WeightSlots& slots) {
+template <typename T, int kTokens>
+__device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared) {
     ptx::prefetch(args.up.maps.codes);
     ptx::prefetch(args.up.maps.scales);
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
-    SlotFiller filler(slots);
+    SlotFiller filler(shared.task.weights);
+    uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
+        ++tasks;
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
+            if (chunk == task.begin + kChunksAhead<kTokens>) shared.await_tasks(tasks);
 #pragma unroll 1
             for (int i = 0; i < kWarpgroups; ++i) {
                 filler.fill(matrix.maps, phase / 2, task.tile * kWarpgroups + i, chunk);
@@ -37,9 +45,10 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, WeightSlot
     });
 }
 
-// A lane's hidden values of a column of tokens: with gates 4 of a token, else 4 of each of two.
+// A lane's hidden values of kColumns times 8 tokens: with gates 4 of a token in each column, else 4 of each of two.
+template <int kColumns>
 struct HiddenValues {
-    float values[8];
+    float values[8 * kColumns];
     int k, token;  // of the first
     bool gated;
 
@@ -47,10 +56,10 @@ struct HiddenValues {
     __device__ __forceinline__ void zero_from(int width) {
         if (gated) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) values[i] = k + i * 16 < width ? values[i] : 0.0f;
+            for (int i = 0; i < 4 * kColumns; ++i) values[i] = k + i % 4 * 16 < width ? values[i] : 0.0f;
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) values[i] = k + i / 2 * 32 < width ? values[i] : 0.0f;
+            for (int i = 0; i < 8 * kColumns; ++i) values[i] = k + i % 8 / 2 * 32 < width ? values[i] : 0.0f;
         }
     }
 
@@ -58,26 +67,30 @@ struct HiddenValues {
     // of the others.
     template <int kTokens, typename F>
     __device__ __forceinline__ void each(F&& f) const {
+        constexpr int kColumnBytes = 8 * 16;
         int64_t const first = value_offset<kTokens>(k, token);
         if (gated) {
             // k lies in its group's first block.
 #pragma unroll
-            for (int i = 0; i < 4; ++i) f(first + i * 4, values[i]);
+            for (int i = 0; i < 4 * kColumns; ++i) f(first + i / 4 * kColumnBytes + i % 4 * 4, values[i]);
         } else {
             // In its first two.
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                f(first + i / 2 % 2 * 8 + i / 4 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
+            for (int i = 0; i < 8 * kColumns; ++i) {
+                int const quarter = i % 8 / 2;
+                int64_t const column = first + i / 8 * kColumnBytes;
+                f(column + quarter % 2 * 8 + quarter / 2 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
+            }
         }
     }
 };
 
-// What a lane adds to its sums of up: of quarter i / 2 the bias of its row, or with gates of its gate and up rows.
-// Nothing is done with it before it is needed: that would wait for memory.
+// What a lane adds to its sums of up: of each quarter the bias of its row, or with gates those of gate and up, side by
+// side. Nothing is done with it before it is needed: that would wait for memory.
 template <typename T>
 struct UpEpilogue {
     float tensor_scale;
-    T bias[8];
+    uint32_t bias[kQuarters];
 
     // Row of quarter 0 whose value this lane has; of a gate and its up, the gate's.
     static __device__ __forceinline__ int first_row(bool gated, int tile) {
@@ -88,50 +101,94 @@ struct UpEpilogue {
         tensor_scale = up.tensor_scale[layer];
         T const* const all = up.bias + static_cast<int64_t>(layer) * up.rows;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            int const row = first_row(up.gated, tile) + i / 2 * 32 + (up.gated ? i % 2 : 0);
-            bias[i] = row < up.rows ? all[row] : ptx::from_float<T>(0.0f);
+        for (int i = 0; i < kQuarters; ++i) {
+            int const row = first_row(up.gated, tile) + i * 32;
+            bias[i] = 0;
+            if (row >= up.rows) continue;
+            bias[i] = up.gated ? *reinterpret_cast<uint32_t const*>(all + row)
+                               : *reinterpret_cast<uint16_t const*>(all + row);
         }
     }
 
-    // What the sums of 8 tokens, of quarters 0 to 3 for the first of a lane's two and the second, become.
-    __device__ __forceinline__ HiddenValues finish(Projection<T> const& up, int tile, int column,
-                                                   float const (&sums)[8]) const {
-        HiddenValues hidden;
+    // What the sums of kColumns times 8 tokens become, of quarters 0 to 3 for the first of a lane's two and the second.
+    // Their places are within the tile.
+    template <int kColumns>
+    __device__ __forceinline__ HiddenValues<kColumns> finish(Projection<T> const& up, int column,
+                                                             float const (&sums)[8 * kColumns]) const {
+        HiddenValues<kColumns> hidden;
         hidden.gated = up.gated;
         hidden.token = column * 8 + threadIdx.x % 4 * 2;
         if (up.gated) {
             // Lanes 16 apart have gates and ups: each takes one token's.
             int const which = threadIdx.x / 16 % 2;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < 4 * kColumns; ++i) {
                 float const kept = which == 0 ? sums[2 * i] : sums[2 * i + 1];
                 float const got = __shfl_xor_sync(0xffffffffu, which == 0 ? sums[2 * i + 1] : sums[2 * i], 16);
                 hidden.values[2 * i] = which == 0 ? kept : got;
                 hidden.values[2 * i + 1] = which == 0 ? got : kept;
             }
-            add_bias(hidden.values);
-            gate_eight(up.activation, up.alpha, up.limit, hidden.values);
-            hidden.k = first_row(true, tile) / 2;
+            add_bias<2>(hidden.values);
+            gate_values(up.activation, up.alpha, up.limit, hidden.values);
+            hidden.k = first_row(true, 0) / 2;
             hidden.token += which;
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) hidden.values[i] = sums[i];
-            add_bias(hidden.values);
-            activate_eight(up.activation, hidden.values);
-            hidden.k = first_row(false, tile);
+            for (int i = 0; i < 8 * kColumns; ++i) hidden.values[i] = sums[i];
+            add_bias<1>(hidden.values);
+            activate_values(up.activation, hidden.values);
+            hidden.k = first_row(false, 0);
         }
         return hidden;
     }
 
  private:
-    __device__ __forceinline__ void add_bias(float (&values)[8]) const {
+    // Two values of each quarter, which take turns with kBiases.
+    template <int kBiases, int kValues>
+    __device__ __forceinline__ void add_bias(float (&values)[kValues]) const {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            values[i] = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias[i]));
+        for (int i = 0; i < kValues; ++i) {
+            T const* const own = reinterpret_cast<T const*>(&bias[i % 8 / 2]);
+            values[i] = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(own[i % kBiases]));
         }
     }
 };
+
+// A tile's sums of up become hidden values. Those that are flags go to their image one by one, others through shared
+// memory, so that whole lines are written.
+template <typename T, int kTokens>
+__device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, int layer, int tile,
+                                          UpEpilogue<T> const& epilogue, float const (&acc)[2][kTokens / 2]) {
+    Projection<T> const& up = args.up;
+    int const width = kTileRows / (up.gated ? 2 : 1);
+    if (tile * width >= up.padded_width) return;
+    uint8_t* const image = args.down.x_of(layer) + int64_t{2} * tile * width * kTokens;
+    // Two columns at once, so that one's instructions fill the other's gaps.
+    constexpr int kAtOnce = kTokens == 8 ? 1 : 2;
+    constexpr int kStaged = kStagedTokens<kTokens>;
+    uint8_t* const values = kValuesAreFlags<kTokens> ? image : shared.staged;
+#pragma unroll 1
+    for (int first = 0; first < kTokens; first += kStaged) {
+        if (first > 0) meet<32 * kWarps>();
+#pragma unroll 1
+        for (int column = 0; column < kStaged / 8; column += kAtOnce) {
+            float sums[8 * kAtOnce];
+            column_sums<kTokens, kAtOnce>(acc, first / 8 + column, sums);
+            HiddenValues<kAtOnce> hidden = epilogue.template finish<kAtOnce>(up, column, sums);
+            if ((tile + 1) * kTileRows > up.rows) hidden.zero_from(args.down.k - tile * width);
+            hidden.template each<kStaged>(
+                [&](int64_t offset, float value) { store_value<T, kTokens>(values + offset, value); });
+        }
+        if constexpr (kValuesAreFlags<kTokens>) return;
+        meet<32 * kWarps>();
+#pragma unroll 4
+        for (int i = threadIdx.x; i < width / 8 * kStaged; i += 32 * kWarps) {
+            int const unit = i / kStaged, token = first + i % kStaged;
+            reinterpret_cast<uint4*>(image)[unit * kTokens + token] = reinterpret_cast<uint4 const*>(values)[i];
+        }
+    }
+    publish<32 * kWarps>([&] { count(args.counts.hidden + tile / up.tiles_per_chunk()); });
+}
 
 template <typename T, int kTokens>
 __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, Places& at,
@@ -145,22 +202,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
         if (up) epilogue.load(matrix, layer, task.tile);
         multiply_task<T, kTokens>(shared.task, task, args.one, at, acc);
         if (up) {
-#pragma unroll 1
-            for (int column = 0; column < kTokens / 8; ++column) {
-                float sums[8];
-                column_sums<kTokens>(acc, column, sums);
-                HiddenValues hidden = epilogue.finish(matrix, task.tile, column, sums);
-                if (hidden.k >= matrix.padded_width) continue;
-                if ((task.tile + 1) * kTileRows > matrix.rows) hidden.zero_from(args.down.k);
-                uint8_t* const image = args.down.x_of(layer);
-                hidden.each<kTokens>(
-                    [&](int64_t offset, float value) { store_value<T, kTokens>(image + offset, value); });
-            }
-            if (kValuesAreFlags<kTokens>) return;
-            publish<32 * kWarps>([&] {
-                int const chunk = task.tile / matrix.tiles_per_chunk();
-                if (chunk < chunks_of(args.down.k)) count(args.counts.hidden + chunk);
-            });
+            finish_up<T, kTokens>(args, shared, layer, task.tile, epilogue, acc);
         } else {
 #pragma unroll
             for (int quarter = 0; quarter < kQuarters; ++quarter) {
@@ -201,7 +243,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     } else {
         give_registers();
         if (threadIdx.x == 32 * kWarps) {
-            fetch_weights(args, shared.task.weights);
+            fetch_weights(args, shared);
         } else if constexpr (kValuesAreFlags<kTokens>) {
             if (warp > kWarps) stage_activations<T, kTokens>(args, shared, warp - kWarps - 1);
         } else if (warp == kWarps + 1) {

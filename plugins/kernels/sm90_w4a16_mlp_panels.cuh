@@ -1,6 +1,6 @@
 // Activations of sm90_w4a16_mlp.cuh on their way from images to panels, by the warps that do not multiply.
 //
-// One warp asks the copy engine for what has been counted, beyond 16 tokens for both blocks of a cluster at once. Where
+// One warp asks the copy engine for what has been counted, beyond 8 tokens for both blocks of a cluster at once. Where
 // values are flags, warps take turns with chunks: a copy is looked at, and made anew until no value is absent (faster
 // than to read the values from L2, one by one, before they are copied). BF16 values become FP16 there.
 #pragma once
@@ -12,19 +12,44 @@
 namespace trt_nvfp4::sm90 {
 
 template <int kTokens>
-constexpr int kMlpSharers = kFew<kTokens> ? 1 : kMaxCluster;
+constexpr int kMlpSharers = kValuesAreFlags<kTokens> ? 1 : kMaxCluster;
 
 constexpr int kStagers = 3;  // warps
 
+// Tokens of a tile's hidden values that lie in shared memory at once: as many as there is room for.
+template <int kTokens>
+constexpr int kStagedTokens = kTokens < 32 ? kTokens : 32;
+template <int kTokens>
+constexpr int kStagedBytes = kValuesAreFlags<kTokens> ? 16 : kTileRows * kStagedTokens<kTokens> * 2;
+
 template <typename T, int kTokens>
 struct MlpShared {
-    TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kFew<kTokens>, kMlpSharers<kTokens>> task;
+    // Up to 8 tokens mma.sync is faster than wgmma.
+    TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kValuesAreFlags<kTokens>, kMlpSharers<kTokens>> task;
+    __align__(16) uint8_t staged[kStagedBytes<kTokens>];
     uint64_t landed[kStagers];
+    uint32_t begun;  // tasks whose first activations are there
 
     // By one thread, before anything else.
     __device__ __forceinline__ void init() {
         for (uint64_t& barrier : landed) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+        begun = 0;
         task.init(kValuesAreFlags<kTokens> ? 32 : 1);
+    }
+
+    // By a lane.
+    __device__ __forceinline__ void count_task() {
+        asm volatile("red.relaxed.cta.shared.add.u32 [%0], 1;" ::"r"(ptx::shared_address(&begun)) : "memory");
+    }
+    // Returns once there have been so many.
+    __device__ __forceinline__ void await_tasks(uint32_t tasks) {
+        uint32_t seen;
+        do {
+            asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];"
+                         : "=r"(seen)
+                         : "r"(ptx::shared_address(&begun))
+                         : "memory");
+        } while (seen < tasks);
     }
 };
 
@@ -59,6 +84,7 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             ready.await(chunk);
             if (threadIdx.x % 32 == 0) {
+                if (chunk == task.begin) shared.count_task();
                 ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
                 uint32_t const full = ptx::shared_address(&task_shared.full[place.stage]);
                 ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
@@ -109,25 +135,21 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
     static_assert(kTokens == 8);
     auto& task_shared = shared.task;
     uint32_t const landed = ptx::shared_address(&shared.landed[turn]);
-    uint32_t round = 0;
+    uint32_t round = 0, tasks = 0;
     w4a16::RingPosition place;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         uint8_t const* const image = matrix.x_of(phase / 2);
-        w4a16::RingPosition const first = place;
-        bool asked = false;
+        ++tasks;
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(task_shared.kPanels)) {
             if (turn-- > 0) continue;
             turn = kStagers - 1;
             // One asks for the task's first chunk, the others once it has been there: who asks in vain holds up
             // weights.
-            if (chunk > task.begin && !asked) {
-                ptx::mbarrier_wait(ptx::shared_address(&task_shared.full[first.stage]), first.round);
-            }
-            asked = true;
+            if (chunk > task.begin) shared.await_tasks(tasks);
             ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
             // Behind what store_halves wrote there.
-            if constexpr (kBecomesHalf<T>) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            if constexpr (kBecomesHalf<T>) ptx::fence_before_copies();
             uint8_t* const panel = task_shared.panels[place.stage];
             PanelPart part;
             do {
@@ -144,6 +166,7 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
             } while (__any_sync(0xffffffffu, part.has_absent()));
             if constexpr (kBecomesHalf<T>) part.store_halves(panel);
             ptx::mbarrier_arrive(ptx::shared_address(&task_shared.full[place.stage]));
+            if (chunk == task.begin && threadIdx.x % 32 == 0) shared.count_task();
         }
     });
 }

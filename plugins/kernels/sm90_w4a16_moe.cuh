@@ -208,9 +208,9 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
             for (int column = 0; column < columns; ++column) {
                 float sums[8];
                 column_sums<kPairs>(acc, column, sums);
-                // Places within the tile and the column.
+                // Places within the column.
                 auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
-                of_up.finish(matrix, 0, 0, sums).template each<8>([&](int64_t offset, float value) {
+                of_up.template finish<1>(matrix, 0, sums).template each<8>([&](int64_t offset, float value) {
                     *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
                 });
             }
@@ -245,7 +245,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
     for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.task.panels) / 16); i += kTaskThreads) {
         reinterpret_cast<uint4*>(shared.task.panels)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    ptx::fence_before_copies();
     __syncthreads();
     if (kEven && threadIdx.x == 32 * kWarps) prefetch_shared_expert(args);
     ptx::await_previous_launch();

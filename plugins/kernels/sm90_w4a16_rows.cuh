@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kRowThreads) void sm90_w4a16_sum(__grid_constant__ 
         for (int i = 0; i < 8; ++i) {
             values[i] = fmaf(values[i], scale, first + i < args.rows ? ptx::to_float(args.bias[first + i]) : 0.0f);
         }
-        activate_eight(args.activation, values);
+        activate_values(args.activation, values);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             if (first + i < args.rows) y[first + i] = ptx::from_float<T>(values[i]);

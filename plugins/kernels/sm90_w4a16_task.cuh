@@ -14,10 +14,6 @@ constexpr int kTaskThreads = 32 * (kWarps + 4);  // a whole warpgroup beside tho
 template <int kTokens>
 constexpr int kChunkBytes = kChunk * kTokens * 2;
 
-// Up to 16 tokens an MLP's and a linear's warps multiply by mma.sync, each for itself.
-template <int kTokens>
-constexpr bool kFew = kTokens <= kFewTokens;
-
 // kBySync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster share the copies of activations: a
 // warp frees a panel for each of them by one arrival, and where it does so alone by all of its lanes, which racecheck
 // asks for.
@@ -44,9 +40,9 @@ struct TaskShared {
     }
 };
 
-// 208 and 88 of the 168 registers that each of the three warpgroups starts with: for those that multiply and the third.
-__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 208;"); }
-__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 88;"); }
+// Of the 168 registers that each of the three warpgroups starts with: for those that multiply, and for the third.
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 200;"); }
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 104;"); }
 
 // Where a warp is in its warpgroup's slots, which are every second, and in the panels.
 struct Places {

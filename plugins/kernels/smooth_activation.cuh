@@ -1,4 +1,4 @@
-// Activations of one or eight values in little code: launches of a few microseconds fetch all their instructions anew,
+// Activations of one value or several in little code: launches of a few microseconds fetch all their instructions anew,
 // so that an epilogue's length counts.
 //
 // The ones that are x * sigmoid(x * (linear + cubic * x^2)), in a few instructions without branches: of
@@ -6,23 +6,27 @@
 #pragma once
 
 #include "activation.cuh"
+#include "ptx/approximate.cuh"
 
 namespace trt_nvfp4 {
 
+// Of SWIGLU_CLAMPED, whose linear factor is `alpha`, what is done to the gate once it has been clamped.
 struct SmoothActivation {
-    float linear, cubic;
-    bool fits;  // whether it is the activation
+    float linear, cubic;  // times -log2(e)
+    bool fits;            // whether it is the activation
 
-    __device__ __forceinline__ explicit SmoothActivation(TrtNvfp4Activation activation) {
+    __device__ __forceinline__ explicit SmoothActivation(TrtNvfp4Activation activation, float alpha = 1.0f) {
         bool const tanh = activation == TRT_NVFP4_GELU_TANH;
         bool const quick = activation == TRT_NVFP4_GELU_QUICK;
-        fits = tanh || quick || activation == TRT_NVFP4_SILU;
+        bool const clamped = activation == TRT_NVFP4_SWIGLU_CLAMPED;
+        constexpr float kLog2E = 1.44269504088896341f;
+        fits = tanh || quick || clamped || activation == TRT_NVFP4_SILU;
         // (1 + tanh(y)) / 2 = sigmoid(2 y)
-        linear = tanh ? 2.0f * 0.79788456080286536f : quick ? 1.702f : 1.0f;
-        cubic = tanh ? 2.0f * 0.79788456080286536f * 0.044715f : 0.0f;
+        linear = -kLog2E * (tanh ? 2.0f * 0.79788456080286536f : quick ? 1.702f : clamped ? alpha : 1.0f);
+        cubic = tanh ? linear * 0.044715f : 0.0f;
     }
     __device__ __forceinline__ float operator()(float x) const {
-        return __fdividef(x, 1.0f + __expf(-x * fmaf(cubic * x, x, linear)));
+        return x * ptx::reciprocal(1.0f + ptx::exp2(x * fmaf(cubic * x, x, linear)));
     }
 };
 
@@ -38,62 +42,66 @@ __device__ __forceinline__ float activate_one(TrtNvfp4Activation activation, flo
     return smooth.fits ? smooth(x) : activate_rare(activation, x);
 }
 
-__device__ __forceinline__ float gate_one(TrtNvfp4Activation activation, float alpha, float limit, float gate,
-                                          float up) {
-    if (activation != TRT_NVFP4_SWIGLU_CLAMPED) return activate_one(activation, gate) * up;
-    SmoothActivation smooth(activation);
-    smooth.linear = alpha;
-    return smooth(fminf(gate, limit)) * (fminf(fmaxf(up, -limit), limit) + 1.0f);
+// A gate and its up become values that the activation times the second is taken of.
+__device__ __forceinline__ void clamp_gate(TrtNvfp4Activation activation, float limit, float& gate, float& up) {
+    if (activation != TRT_NVFP4_SWIGLU_CLAMPED) return;
+    gate = fminf(gate, limit);
+    up = fminf(fmaxf(up, -limit), limit) + 1.0f;
 }
 
-__device__ __forceinline__ void activate_eight(TrtNvfp4Activation activation, float (&values)[8]) {
+__device__ __forceinline__ float gate_one(TrtNvfp4Activation activation, float alpha, float limit, float gate,
+                                          float up) {
+    clamp_gate(activation, limit, gate, up);
+    SmoothActivation const smooth(activation, alpha);
+    return (smooth.fits ? smooth(gate) : activate_rare(activation, gate)) * up;
+}
+
+template <int kValues>
+__device__ __forceinline__ void activate_values(TrtNvfp4Activation activation, float (&values)[kValues]) {
     if (activation == TRT_NVFP4_IDENTITY) return;
     SmoothActivation const smooth(activation);
     if (smooth.fits) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = smooth(values[i]);
+        for (int i = 0; i < kValues; ++i) values[i] = smooth(values[i]);
         return;
     }
     // The values take turns in the first place, so that no index is unknown at compile time.
 #pragma unroll 1
-    for (int turn = 0; turn < 8; ++turn) {
+    for (int turn = 0; turn < kValues; ++turn) {
         float const result = activate_rare(activation, values[0]);
 #pragma unroll
-        for (int i = 0; i < 7; ++i) values[i] = values[i + 1];
-        values[7] = result;
+        for (int i = 0; i + 1 < kValues; ++i) values[i] = values[i + 1];
+        values[kValues - 1] = result;
     }
 }
 
 // Values 2 i and 2 i + 1, gate and up, make value i.
-__device__ __forceinline__ void gate_eight(TrtNvfp4Activation activation, float alpha, float limit,
-                                           float (&values)[8]) {
-    SmoothActivation smooth(activation);
+template <int kValues>
+__device__ __forceinline__ void gate_values(TrtNvfp4Activation activation, float alpha, float limit,
+                                            float (&values)[kValues]) {
+    constexpr int kPairs = kValues / 2;
     if (activation == TRT_NVFP4_SWIGLU_CLAMPED) {
-        smooth.linear = alpha;
-        smooth.fits = true;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            values[2 * i] = fminf(values[2 * i], limit);
-            values[2 * i + 1] = fminf(fmaxf(values[2 * i + 1], -limit), limit) + 1.0f;
-        }
+        for (int i = 0; i < kPairs; ++i) clamp_gate(activation, limit, values[2 * i], values[2 * i + 1]);
     }
+    SmoothActivation const smooth(activation, alpha);
     if (smooth.fits) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) values[i] = smooth(values[2 * i]) * values[2 * i + 1];
+        for (int i = 0; i < kPairs; ++i) values[i] = smooth(values[2 * i]) * values[2 * i + 1];
         return;
     }
-    float results[4] = {};
+    float results[kPairs] = {};
 #pragma unroll 1
-    for (int turn = 0; turn < 4; ++turn) {
+    for (int turn = 0; turn < kPairs; ++turn) {
         float const result = activate_rare(activation, values[0]) * values[1];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) values[i] = values[i + 2];
+        for (int i = 0; i + 2 < kValues; ++i) values[i] = values[i + 2];
 #pragma unroll
-        for (int i = 0; i < 3; ++i) results[i] = results[i + 1];
-        results[3] = result;
+        for (int i = 0; i + 1 < kPairs; ++i) results[i] = results[i + 1];
+        results[kPairs - 1] = result;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = results[i];
+    for (int i = 0; i < kPairs; ++i) values[i] = results[i];
 }
 
 }  // namespace trt_nvfp4
