@@ -72,32 +72,53 @@ def test_linear_of_few_tokens(
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "attributes"),
+    ("sms", "shape", "dtype", "attributes"),
     [
-        ((3, 20, 288, 544, 288), torch.float16, {"gated": 1, "norm": 1, "residual": 1}),
-        ((2, 50, 800, 544, 800), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
-        ((1, 12, 256, 1312, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0}),
-        ((2, 3, 544, 1056, 544), torch.float16, {"gated": 0, "norm": 0, "residual": 1}),
-        ((3, 7, 288, 800, 288), torch.bfloat16, {"gated": 1, "norm": 1, "residual": 0}),
+        (132, (3, 20, 288, 544, 288), torch.float16, {"gated": 1, "norm": 1, "residual": 1}),
+        (132, (2, 50, 800, 544, 800), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
+        (132, (1, 12, 256, 1312, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0}),
+        (132, (2, 3, 544, 1056, 544), torch.float16, {"gated": 0, "norm": 0, "residual": 1}),
+        (132, (3, 7, 288, 800, 288), torch.bfloat16, {"gated": 1, "norm": 1, "residual": 0}),
         # More chunks of activations than a warp has lanes.
-        ((1, 9, 8480, 64, 33), torch.float16, {"gated": 1, "norm": 1, "residual": 0}),
+        (132, (1, 9, 8480, 64, 33), torch.float16, {"gated": 1, "norm": 1, "residual": 0}),
+        # A block has several tiles in a phase, of more chunks than it asks for ahead.
+        (2, (1, 3, 1312, 1056, 77), torch.float16, {"gated": 0, "norm": 0, "residual": 0}),
+        (2, (2, 6, 1312, 288, 1312), torch.bfloat16, {"gated": 1, "norm": 1, "residual": 1}),
+        (2, (2, 40, 800, 544, 800), torch.float16, {"gated": 1, "norm": 0, "residual": 0, "activation": Activation.GELU}),
+        (2, (1, 64, 288, 1056, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0, "activation": Activation.RELU}),
     ],
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else None,
 )
 def test_resident_layers(
     emulated: PluginHost,
     emulated_gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
     seed: int,
+    sms: int,
     shape: tuple[int, int, int, int, int],
     dtype: torch.dtype,
     attributes: dict[str, int],
 ) -> None:
     """In one launch, with each number of tokens that the kernel is compiled for; widths end inside tiles."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=sms))
     call = op_inputs.persistent_mlp(np.random.default_rng(seed), *shape, dtype, gated=attributes["gated"])
     emulated_gpu.launches.clear()
     attributes = {"activation": Activation.SILU, **attributes}
     check(emulated, "NVFP4PersistentMLP", call.inputs, attributes, W4A16_SM90)
     assert ["sm90_w4a16_mlp" in launch.kernel for launch in emulated_gpu.launches] == [True]
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+@pytest.mark.parametrize(
+    "activation", [Activation.SILU, Activation.GELU_TANH, Activation.GELU_QUICK, Activation.SWIGLU_CLAMPED]
+)
+def test_gates_far_from_zero(emulated: PluginHost, seed: int, activation: Activation, size: float) -> None:
+    """Where sigmoids are zero or one, and what they are made of has no end."""
+    call = op_inputs.gated_mlp(np.random.default_rng(seed), 12, 64, 64, 33, torch.bfloat16)
+    up_bias = call.inputs[4]
+    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], 64))
+    up_bias[0::2] = (signs * size).to(up_bias.dtype)
+    check(emulated, "NVFP4GatedMLP", call.inputs, {"activation": activation}, W4A16_SM90)
 
 
 def test_workspace_for_many_tokens_is_enough_for_few(emulated: PluginHost, seed: int) -> None:

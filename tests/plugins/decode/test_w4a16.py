@@ -122,6 +122,9 @@ STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
     ((4, 33, 256, 512, 256), {"gated": 0, "activation": Activation.GELU, "residual": 1}),
     ((3, 130, 256, 512, 256), {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}),
     ((32, 8, 512, 1024, 512), {"gated": 1, "activation": Activation.GELU_QUICK, "norm": 1, "residual": 1}),
+    # Several tiles of up for a block.
+    ((2, 6, 1312, 35008, 1312), {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}),
+    ((1, 40, 1312, 35008, 77), {"gated": 1, "activation": Activation.GELU, "residual": 0}),
 ]
 
 
