@@ -84,8 +84,8 @@ def test_linear_of_few_tokens(
         # A block has several tiles in a phase, of more chunks than it asks for ahead.
         (2, (1, 3, 1312, 1056, 77), torch.float16, {"gated": 0, "norm": 0, "residual": 0}),
         (2, (2, 6, 1312, 288, 1312), torch.bfloat16, {"gated": 1, "norm": 1, "residual": 1}),
-        (2, (2, 40, 800, 544, 800), torch.float16, {"gated": 1, "norm": 0, "residual": 0, "activation": Activation.GELU}),
-        (2, (1, 64, 288, 1056, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0, "activation": Activation.RELU}),
+        (2, (2, 40, 800, 544, 800), torch.float16, {"gated": 1, "residual": 0, "activation": Activation.GELU}),
+        (2, (1, 64, 288, 1056, 77), torch.bfloat16, {"gated": 0, "residual": 0, "activation": Activation.RELU}),
     ],
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else None,
 )
