@@ -8,6 +8,7 @@
 #include "fp8_gemm.h"
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"
+#include "smooth_activation.cuh"
 
 namespace trt_nvfp4 {
 
@@ -119,35 +120,19 @@ struct Fp8SumsOutput {
     }
 };
 
-// gate * sigmoid(slope * gate + cubic * gate^3) * (up + shift), gate and up clamped: every activation that a sigmoid
-// makes, with two special-function instructions, accurate to a few units in float32's last place where E4M3 keeps four
-// bits.
-class SigmoidGate {
+// Of a gate and its up, both clamped, what a SmoothActivation makes. No number stays none.
+class SmoothGate {
  public:
-    __device__ __forceinline__ explicit SigmoidGate(Fp8Gemm const& gemm) {
-        constexpr float kLog2E = 1.4426950408889634f;
-        constexpr float kTwiceRootTwoOverPi = 1.5957691216057308f;  // (1 + tanh(z)) / 2 = sigmoid(2 z)
+    __device__ __forceinline__ explicit SmoothGate(Fp8Gemm const& gemm) : smooth_(gemm.activation, gemm.alpha) {
         bool const clamped = gemm.activation == TRT_NVFP4_SWIGLU_CLAMPED;
-        bool const tanh = gemm.activation == TRT_NVFP4_GELU_TANH;
-        float const rate = gemm.activation == TRT_NVFP4_GELU_QUICK ? 1.702f : 1.0f;
-        slope_ = -kLog2E * (clamped ? gemm.alpha : tanh ? kTwiceRootTwoOverPi : rate);
-        cubic_ = tanh ? -kLog2E * kTwiceRootTwoOverPi * 0.044715f : 0.0f;
         limit_ = clamped ? gemm.limit : __uint_as_float(0x7f800000u);
         shift_ = clamped ? 1.0f : 0.0f;
-    }
-
-    __device__ __forceinline__ static bool covers(TrtNvfp4Activation activation) {
-        return activation == TRT_NVFP4_SILU || activation == TRT_NVFP4_GELU_TANH ||
-               activation == TRT_NVFP4_GELU_QUICK || activation == TRT_NVFP4_SWIGLU_CLAMPED;
     }
 
     __device__ __forceinline__ float operator()(float gate, float up) const {
         gate = min_or_nan(gate, limit_);
         up = max_or_nan(min_or_nan(up, limit_), -limit_) + shift_;
-        float exponential, sigmoid;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(fmaf(gate * gate, cubic_, slope_) * gate));
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + exponential));
-        return gate * sigmoid * up;
+        return smooth_(gate) * up;
     }
 
  private:
@@ -163,11 +148,12 @@ class SigmoidGate {
         return c;
     }
 
-    float slope_, cubic_, limit_, shift_;
+    SmoothActivation const smooth_;
+    float limit_, shift_;
 };
 
-// kSigmoid: the activation is one that a sigmoid makes; the others' code stays out of its loop.
-template <bool kSigmoid>
+// kSmooth: the activation is a SmoothActivation; the others' code stays out of its loop.
+template <bool kSmooth>
 class Fp8GatedValues {
  public:
     explicit __device__ __forceinline__ Fp8GatedValues(Fp8Gemm const& gemm) : gemm_(gemm), gate_(gemm) {
@@ -178,7 +164,7 @@ class Fp8GatedValues {
     __device__ __forceinline__ void store(float const (&values)[kFp8Columns], int row, int column0) {
         constexpr int kHidden = kFp8Columns / 2;
         float hidden[kHidden];
-        if constexpr (kSigmoid) {
+        if constexpr (kSmooth) {
 #pragma unroll
             for (int i = 0; i < kHidden; ++i) hidden[i] = gate_(values[2 * i], values[2 * i + 1]);
         } else {
@@ -225,7 +211,7 @@ class Fp8GatedValues {
     }
 
     Fp8Gemm const& gemm_;
-    SigmoidGate gate_;
+    SmoothGate gate_;
     float inverse_;
     uint32_t amax_bits_ = 0;
 };
@@ -236,7 +222,7 @@ struct Fp8GatedOutput {
 
     template <class Finish>
     __device__ __forceinline__ static void choose(Fp8Gemm const& gemm, Finish const& finish) {
-        if (SigmoidGate::covers(gemm.activation)) {
+        if (SmoothActivation(gemm.activation).fits) {
             finish(Fp8GatedValues<true>(gemm));
         } else {
             finish(Fp8GatedValues<false>(gemm));

@@ -4,6 +4,7 @@
 
 #include "half_scale.cuh"
 #include "ptx/element.cuh"
+#include "ptx/named_barrier.cuh"
 #include "sm80_w4a16_exchange.cuh"
 #include "sm80_w4a16_product.cuh"
 
@@ -12,7 +13,7 @@ namespace trt_nvfp4::w4a16 {
 // Of the kMeeting warps that multiply.
 template <int kMeeting = kWarps>
 __device__ __forceinline__ void meet() {
-    asm volatile("bar.sync 1, %0;" ::"n"(32 * kMeeting) : "memory");
+    ptx::meet<32 * kMeeting>();
 }
 
 // 1 / rms of every token's x, for the norm in front of a projection.

@@ -3,21 +3,17 @@
 
 #include <cstdint>
 
+#include "ptx/named_barrier.cuh"
+
 namespace trt_nvfp4::sm90 {
 
 constexpr int kCountStep = 32;  // between counters that are asked for one by one: whole lines
-
-// All kThreads first threads of the block.
-template <int kThreads>
-__device__ __forceinline__ void meet() {
-    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-}
 
 // What all kThreads first threads of the block wrote can be read by who sees what f(), called by one of them, then
 // counts. A fence of the GPU for each warp would take as long as all of them one after another.
 template <int kThreads, typename F>
 __device__ __forceinline__ void publish(F&& f) {
-    meet<kThreads>();
+    ptx::meet<kThreads>();
     if (threadIdx.x != 0) return;
     __threadfence();
     f();

@@ -169,7 +169,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
     uint8_t* const values = kValuesAreFlags<kTokens> ? image : shared.staged;
 #pragma unroll 1
     for (int first = 0; first < kTokens; first += kStaged) {
-        if (first > 0) meet<32 * kWarps>();
+        if (first > 0) ptx::meet<32 * kWarps>();
 #pragma unroll 1
         for (int column = 0; column < kStaged / 8; column += kAtOnce) {
             float sums[8 * kAtOnce];
@@ -180,7 +180,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
                 [&](int64_t offset, float value) { store_value<T, kTokens>(values + offset, value); });
         }
         if constexpr (kValuesAreFlags<kTokens>) return;
-        meet<32 * kWarps>();
+        ptx::meet<32 * kWarps>();
 #pragma unroll 4
         for (int i = threadIdx.x; i < width / 8 * kStaged; i += 32 * kWarps) {
             int const unit = i / kStaged, token = first + i % kStaged;

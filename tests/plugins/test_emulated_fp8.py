@@ -63,3 +63,15 @@ def test_split_k(emulated: PluginHost, seed: int, m: int) -> None:
     attributes = {"activation": int(Activation.SWIGLU_CLAMPED), "alpha": 1.5, "limit": 2.0}
     (y,) = run(emulated, "FP8GatedMLP", case.inputs, attributes, AUTO)
     assert_close(y, expected(case, **attributes), 3e-3)
+
+
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.GELU_QUICK])
+def test_gates_far_from_zero(emulated: PluginHost, seed: int, activation: Activation) -> None:
+    """The square of such a gate is more than float32 holds."""
+    generator = np.random.default_rng(seed)
+    size = 1e20
+    case = op_inputs.fp8_gated_mlp(generator, 5, 48, 80, 72, torch.bfloat16, (INPUT_SCALE, 4 * size / 448))
+    case.inputs[3][0::2] = torch.from_numpy(generator.choice([-size, size], 80)).to(torch.bfloat16)
+    attributes = {"activation": int(activation), "alpha": 1.5, "limit": 2.0}
+    (y,) = run(emulated, "FP8GatedMLP", case.inputs, attributes | {"static_scales": 1}, FP8)
+    assert_close(y, expected(case, **attributes), 3e-3)

@@ -1,0 +1,12 @@
+// Meetings of some of a block's threads.
+#pragma once
+
+namespace trt_nvfp4::ptx {
+
+// Of its first kThreads, whole warps, at barrier 1: 0 is that of __syncthreads().
+template <int kThreads>
+__device__ __forceinline__ void meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+}  // namespace trt_nvfp4::ptx
