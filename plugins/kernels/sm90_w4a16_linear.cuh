@@ -75,23 +75,26 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
             if (turn++ % kLayOutWarps != which) continue;
-#pragma unroll 1
+            // All at once: a trip to L2 takes longer than a chunk is multiplied.
+            uint4 eights[kTokens / 8][kChunk / 32];
+            int const first = chunk * kChunk;
+#pragma unroll
             for (int column = 0; column < kTokens / 8; ++column) {
-                uint4 eights[kChunk / 32];
                 int const token = column * 8 + lane / 4;
-                int const first = chunk * kChunk;
                 load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr, t,
-                            args.k - first, eights);
-                if (column == 0) {
-                    ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
-                }
-                uint8_t* const panel = shared.panels[place.stage];
+                            args.k - first, eights[column]);
+            }
+            ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+            uint8_t* const panel = shared.panels[place.stage];
+#pragma unroll
+            for (int column = 0; column < kTokens / 8; ++column) {
+                int const token = column * 8 + lane / 4;
                 if constexpr (kBecomesHalf<T, kTokens>) {
-                    float const factor = to_half<1, 2>(eights);
+                    float const factor = to_half<1, 2>(eights[column]);
                     int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
                     if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
                 }
-                store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights);
+                store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights[column]);
             }
             ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
         }
@@ -148,6 +151,24 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
     });
 }
 
+// By one thread.
+template <typename T, int kTokens>
+__device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt const& dealt, WeightSlots& slots) {
+    ptx::prefetch(args.maps.codes);
+    ptx::prefetch(args.maps.scales);
+    constexpr int kSlotsUnderWay = kTokens <= 8 ? 3 : 2;
+    SlotFiller filler(slots, kSlotsUnderWay);
+    dealt.each([&](Task const& task) {
+        TileBoxes const tile(args.maps, 0, task.tile);
+#pragma unroll 1
+        for (int chunk = task.begin; chunk < task.end; ++chunk) {
+#pragma unroll
+            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk);
+        }
+    });
+    ptx::launch_next();
+}
+
 template <typename T, int kTokens>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_constant__ LinearArgs<T> const args) {
     extern __shared__ __align__(1024) uint8_t linear_bytes[];
@@ -163,19 +184,9 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
         multiply_dealt<T, kTokens>(args, dealt, shared);
     } else {
         give_registers();
-        if (threadIdx.x == 32 * kWarps) {
-            ptx::prefetch(args.maps.codes);
-            ptx::prefetch(args.maps.scales);
-            SlotFiller filler(shared.weights, kSlots - 1);
-            dealt.each([&](Task const& task) {
-#pragma unroll 1
-                for (int chunk = task.begin; chunk < task.end; ++chunk) {
-#pragma unroll 1
-                    for (int i = 0; i < kWarpgroups; ++i) filler.fill(args.maps, 0, task.tile * kWarpgroups + i, chunk);
-                }
-            });
-            ptx::launch_next();
-        } else if (warp > kWarps) {
+        if (warp == kWarps) {
+            if (ptx::elect()) fetch_weights<T, kTokens>(args, dealt, shared.weights);
+        } else {
             ptx::await_previous_launch();
             lay_out<T, kTokens>(args, dealt, shared, warp - kWarps - 1);
         }

@@ -30,17 +30,18 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
     ptx::prefetch(args.up.maps.scales);
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
-    SlotFiller filler(shared.task.weights);
+    constexpr int kSlotsUnderWay = kValuesAreFlags<kTokens> ? 4 : 3;
+    SlotFiller filler(shared.task.weights, kSlotsUnderWay);
     uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         ++tasks;
+        TileBoxes const tile(matrix.maps, phase / 2, task.tile);
+        int const held = task.begin + kChunksAhead<kTokens>;
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
-            if (chunk == task.begin + kChunksAhead<kTokens>) shared.await_tasks(tasks);
-#pragma unroll 1
-            for (int i = 0; i < kWarpgroups; ++i) {
-                filler.fill(matrix.maps, phase / 2, task.tile * kWarpgroups + i, chunk);
-            }
+            if (chunk == held) shared.await_tasks(tasks);
+#pragma unroll
+            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk);
         }
     });
 }
@@ -242,8 +243,8 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
         }
     } else {
         give_registers();
-        if (threadIdx.x == 32 * kWarps) {
-            fetch_weights(args, shared);
+        if (warp == kWarps) {
+            if (ptx::elect()) fetch_weights(args, shared);
         } else if constexpr (kValuesAreFlags<kTokens>) {
             if (warp > kWarps) stage_activations<T, kTokens>(args, shared, warp - kWarps - 1);
         } else if (warp == kWarps + 1) {

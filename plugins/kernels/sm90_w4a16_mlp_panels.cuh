@@ -82,12 +82,16 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
                            : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(), task.begin, task.end);
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
-            ready.await(chunk);
-            if (threadIdx.x % 32 == 0) {
-                if (chunk == task.begin) shared.count_task();
+            uint32_t const full = ptx::shared_address(&task_shared.full[place.stage]);
+            // Before the wait, behind which the copy then follows at once.
+            if (ptx::elect()) {
                 ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
-                uint32_t const full = ptx::shared_address(&task_shared.full[place.stage]);
                 ptx::mbarrier_arrive_expect(full, kChunkBytes<kTokens>);
+            }
+            __syncwarp();
+            ready.await(chunk);
+            if (ptx::elect()) {
+                if (chunk == task.begin) shared.count_task();
                 copy_panel(task_shared.panels[place.stage] + mine,
                            matrix.x_of(phase / 2) + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice,
                            full, kMlpSharers<kTokens>);

@@ -47,21 +47,21 @@ __device__ __forceinline__ void prefetch_shared_expert(MixtureArgs<T> const& arg
 // By one thread.
 template <typename T, class Shared>
 __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Shared& shared) {
-    SlotFiller filler(shared.task.weights);
+    constexpr int kSlotsUnderWay = 3;
+    SlotFiller filler(shared.task.weights, kSlotsUnderWay);
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
         WeightMaps const& maps = args.matrices[task.phase][task.segment].maps;
-        int const expert = task.expert, group = task.tile * kWarpgroups;
+        TileBoxes const tile(maps, task.expert, task.tile);
+        bool const both = task.columns[1] > 0;
         int const begin = task.begin, end = task.end;
 #pragma unroll 1
         for (int chunk = begin; chunk < end; ++chunk) {
             if (chunk == max(begin, end - kAhead)) ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.ending));
-#pragma unroll 1
-            for (int i = 0; i < kWarpgroups; ++i) {
-                if (task.columns[i] > 0) {
-                    filler.fill(maps, expert, group + i, chunk);
-                } else {
-                    filler.pass();
-                }
+            filler.fill(tile, 0, chunk);
+            if (both) {
+                filler.fill(tile, 1, chunk);
+            } else {
+                filler.pass();
             }
         }
     });
@@ -254,9 +254,11 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
         multiply_tasks(args, shared);
     } else {
         give_registers();
-        if (threadIdx.x == 32 * kWarps) {
-            fetch_weights(args, shared);
-            ptx::launch_next();
+        if (warp == kWarps) {
+            if (ptx::elect()) {
+                fetch_weights(args, shared);
+                ptx::launch_next();
+            }
         } else if (warp == kWarps + 1) {
             fetch_activations(args, shared);
         } else if (threadIdx.x == 32 * (kWarps + 2)) {

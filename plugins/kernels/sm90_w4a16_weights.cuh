@@ -5,6 +5,7 @@
 // they would take from the decoding, whose pipes are the bottleneck.
 #pragma once
 
+#include "heuristics/sm90_w4a16.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "scale_layout.cuh"
@@ -16,9 +17,9 @@ namespace trt_nvfp4::sm90 {
 constexpr int kWarpgroups = 2;
 constexpr int kGroupRows = 128;  // of a warpgroup
 constexpr int kSlots = 8;        // a multiple of kWarpgroups
-constexpr int kSlotsUnderWay = 4;
 constexpr int kSlotCodes = kGroupRows * kChunk / 2;
 constexpr int kSlotScales = kGroupRows * kChunk / kBlock;
+static_assert(kTileRows == kWarpgroups * kGroupRows);
 
 // Boxes of a matrix of all layers: a slot's codes, 16-byte columns c of row r being c ^ r % 8, and its scales, which
 // are tiles of 128 rows and 4 blocks.
@@ -49,44 +50,63 @@ struct WeightSlots {
     }
 };
 
-// Fills slot after slot, by one thread.
+// Where a tile's rows lie, for the copy engine.
+struct TileBoxes {
+    WeightMaps const& maps;
+    int row, group;  // the first
+    bool once;       // what is read is not read again
+
+    __device__ __forceinline__ TileBoxes(WeightMaps const& maps, int layer, int tile)
+        : maps(maps),
+          row(layer * maps.rows + tile * kTileRows),
+          group(layer * maps.groups + tile * kWarpgroups),
+          once(maps.whole_lines) {}
+};
+
+// Fills slot after slot, by one thread, with as little to do between a copy's arrival and the next copy as can be:
+// warps that multiply leave it few issue slots. The fewer slots are under way the less do activations wait behind
+// weights, the more does memory wait for copies.
 class SlotFiller {
  public:
-    __device__ __forceinline__ explicit SlotFiller(WeightSlots& slots, int under_way = kSlotsUnderWay)
-        : slots_(slots), under_way_(under_way) {}
+    __device__ __forceinline__ SlotFiller(WeightSlots& slots, int under_way) : slots_(slots), under_way_(under_way) {}
 
-    // With chunk `chunk` of the group of rows `group`, counted within the layer.
-    __device__ __forceinline__ void fill(WeightMaps const& maps, int layer, int group, int chunk) {
+    // With chunk `chunk` of the rows of a tile that are warpgroup i's.
+    __device__ __forceinline__ void fill(TileBoxes const& tile, int i, int chunk) {
         uint32_t const full = await_slot();
         ptx::mbarrier_arrive_expect(full, kSlotCodes + kSlotScales);
-        if (maps.whole_lines) {
-            copy<true>(maps, layer, group, chunk, full);
+        await_arrival();
+        if (tile.once) {
+            copy<true>(tile, i, chunk, full);
         } else {
-            copy<false>(maps, layer, group, chunk, full);
+            copy<false>(tile, i, chunk, full);
         }
-        go_on();
+        next_.advance(kSlots);
     }
     // With nothing, where a warpgroup has no rows.
     __device__ __forceinline__ void pass() {
         ptx::mbarrier_arrive(await_slot());
-        go_on();
+        await_arrival();
+        next_.advance(kSlots);
     }
 
  private:
     template <bool kOnce>
-    __device__ __forceinline__ void copy(WeightMaps const& maps, int layer, int group, int chunk, uint32_t full) {
-        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.codes[next_.stage]), maps.codes, chunk * (kChunk / 2),
-                                layer * maps.rows + group * kGroupRows, full);
-        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.scales[next_.stage]), maps.scales, 0,
-                                chunk * (kChunk / kGroup), layer * maps.groups + group, full);
+    __device__ __forceinline__ void copy(TileBoxes const& tile, int i, int chunk, uint32_t full) {
+        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.codes[next_.stage]), tile.maps.codes, chunk * (kChunk / 2),
+                                tile.row + i * kGroupRows, full);
+        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.scales[next_.stage]), tile.maps.scales, 0,
+                                chunk * (kChunk / kGroup), tile.group + i, full);
     }
     __device__ __forceinline__ uint32_t await_slot() {
         ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.stage]), next_.round ^ 1);
         return ptx::shared_address(&slots_.full[next_.stage]);
     }
-    __device__ __forceinline__ void go_on() {
-        next_.advance(kSlots);
-        if (++filled_ < under_way_) return;
+    // Returns once fewer slots are under way than may be.
+    __device__ __forceinline__ void await_arrival() {
+        if (filled_ < under_way_) {
+            ++filled_;
+            return;
+        }
         ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.stage]), oldest_.round);
         oldest_.advance(kSlots);
     }

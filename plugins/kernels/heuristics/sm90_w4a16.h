@@ -31,10 +31,13 @@ struct Split {
     }
 };
 
-// Whether a linear is theirs at `m` tokens, of BF16 or FP16. Of six linears timed on an H200 (benchmarks/NOTES.md) all
+// Whether a linear is theirs at `m` tokens, of BF16 or FP16. Of eight linears timed on an H200 (benchmarks/NOTES.md) all
 // are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and those whose activations take long to lay out or to convert
 // at fewer.
-inline bool takes_linear(int m, int64_t k, bool bf16) { return m >= (k >= 6144 ? 5 : bf16 ? 7 : 9); }
+inline bool takes_linear(int m, int64_t k, bool bf16) {
+    if (k >= 6144) return m >= (bf16 ? 3 : 4);
+    return m >= (!bf16 ? 9 : k >= 3072 ? 5 : 7);
+}
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
 // as a full one. Of five MLPs timed on an H200 (benchmarks/NOTES.md) with a tile for 45 % of the SMs the kernel taken
