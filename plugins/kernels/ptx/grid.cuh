@@ -17,20 +17,6 @@ __device__ __forceinline__ int cluster_size() {
     return static_cast<int>(size);
 }
 
-// True for one lane of a warp whose lanes all ask. The compiler knows that it is one, and issues the copies that this
-// lane asks for without a loop over lanes.
-__device__ __forceinline__ bool elect() {
-    uint32_t elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred one;\n"
-        "elect.sync _|one, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, one;\n"
-        "}"
-        : "=r"(elected));
-    return elected != 0;
-}
-
 // A meeting of all threads of the cluster that orders no memory accesses.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile(
