@@ -7,6 +7,7 @@
 #pragma once
 
 #include "half_scale.cuh"
+#include "ptx/elect.cuh"
 #include "sm90_w4a16_fragment.cuh"
 #include "sm90_w4a16_task.cuh"
 #include "smooth_activation.cuh"
@@ -166,7 +167,6 @@ __device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt c
             for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk);
         }
     });
-    ptx::launch_next();
 }
 
 template <typename T, int kTokens>
@@ -185,7 +185,10 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
     } else {
         give_registers();
         if (warp == kWarps) {
-            if (ptx::elect()) fetch_weights<T, kTokens>(args, dealt, shared.weights);
+            if (ptx::elect()) {
+                fetch_weights<T, kTokens>(args, dealt, shared.weights);
+                ptx::launch_next();
+            }
         } else {
             ptx::await_previous_launch();
             lay_out<T, kTokens>(args, dealt, shared, warp - kWarps - 1);

@@ -11,6 +11,7 @@
 // its registers, one thread fetches weights and other warps panels of activations (sm90_w4a16_mlp_panels.cuh).
 #pragma once
 
+#include "ptx/elect.cuh"
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_mlp_panels.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"

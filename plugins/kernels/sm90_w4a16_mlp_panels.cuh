@@ -6,6 +6,7 @@
 #pragma once
 
 #include "half_scale.cuh"
+#include "ptx/elect.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
 #include "sm90_w4a16_task.cuh"
 

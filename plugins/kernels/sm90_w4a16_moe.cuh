@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "half_scale.cuh"
+#include "ptx/elect.cuh"
 #include "sm90_w4a16_mlp.cuh"
 #include "sm90_w4a16_moe_panels.cuh"
 

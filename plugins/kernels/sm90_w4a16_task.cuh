@@ -2,7 +2,6 @@
 // (weights) and panels (activations).
 #pragma once
 
-#include "ptx/elect.cuh"
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_gemm.cuh"
 #include "sm90_w4a16_weights.cuh"

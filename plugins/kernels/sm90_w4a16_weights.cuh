@@ -50,7 +50,7 @@ struct WeightSlots {
     }
 };
 
-// Where a tile's rows lie, for the copy engine.
+// Where a tile's rows lie, for the copy engine: found once, not for every copy.
 struct TileBoxes {
     WeightMaps const& maps;
     int row, group;  // the first

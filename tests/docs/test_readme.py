@@ -57,6 +57,14 @@ def test_speed_is_what_was_recorded() -> None:
         assert f"| {' | '.join(row)} |" in _section("Speed")
 
 
+def test_speed_on_an_h100_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "decode_h100.json").read_text())
+    fractions = [run["bandwidth_fractions"]["nvfp4 persistent bf16"] for run in recorded["stack"]]
+    text = " ".join(_section("Speed").split())
+    assert f"({recorded['read_bandwidth'] / 1e12:.2f} TB/s)" in text
+    assert f"at {', '.join(f'{fraction:.0%}' for fraction in fractions)} of bandwidth" in text
+
+
 def test_speed_of_linears_is_what_was_recorded() -> None:
     recorded = json.loads((ROOT / "benchmarks" / "results" / "decode.json").read_text())
     for run in recorded["linear"]:
