@@ -35,8 +35,11 @@ __device__ __forceinline__ void column_sums(float const (&acc)[2][kTokens / 2], 
     }
 }
 
-// A lane's two values of a quarter: of a row, for two neighbouring tokens.
+// A lane's values of a quarter: of a row, for two neighbouring tokens of each of kColumns columns.
+template <int kColumns = 1>
 struct Fragment {
+    static constexpr int kValues = 2 * kColumns;
+
     int row, token;
 
     __device__ __forceinline__ Fragment(int tile, int warp, int quarter, int column) {
@@ -48,10 +51,11 @@ struct Fragment {
     template <typename F>
     __device__ __forceinline__ void each(int width, int m, F&& f) const {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (row < width && token + i < m) f(i, token + i);
+        for (int i = 0; i < kValues; ++i) {
+            if (row < width && token_of(i) < m) f(i, token_of(i));
         }
     }
+    __device__ __forceinline__ int token_of(int i) const { return token + i / 2 * 8 + i % 2; }
 };
 
 // What a lane adds to its sums of a tile without gates: of four rows, one of each quarter.
@@ -65,7 +69,7 @@ struct RowEpilogue {
         tensor_scale = *scale;
 #pragma unroll
         for (int i = 0; i < kQuarters; ++i) {
-            int const row = Fragment(tile, threadIdx.x / 32, i, 0).row;
+            int const row = Fragment<>(tile, threadIdx.x / 32, i, 0).row;
             bias[i] = all != nullptr && row < rows ? all[row] : ptx::from_float<T>(0.0f);
         }
     }

@@ -23,11 +23,6 @@ __host__ __device__ constexpr int64_t image_bytes(int k, int tokens) {
     return int64_t{2} * chunks_of(k) * kChunk * tokens;
 }
 
-// Value k of the first of a pair; its second is k + 4.
-__host__ __device__ constexpr int pair_k(int unit, int t) {
-    return unit / 8 * kGroup + t * 16 + unit % 8 / 4 * 8 + unit % 4;
-}
-
 // Where the pair of values k and k + 4 of a token lies in an image of `tokens`, in bytes.
 __device__ __forceinline__ int64_t pair_offset(int k, int token, int tokens) {
     int const unit = k / kGroup * 8 + k % 16 / 8 * 4 + k % 4;

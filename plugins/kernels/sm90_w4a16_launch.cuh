@@ -30,8 +30,4 @@ inline int64_t most_partials(int64_t rows, int tokens) {
     return int64_t{tokens} * padded * std::clamp(kMaxSplitRows / padded, 1, kMaxSplits);
 }
 
-// Linears of up to kFewTokens tokens, of more of which the workspace would serve too.
-size_t few_workspace_bytes(TrtNvfp4LinearArgs const& args);
-TrtNvfp4Status launch_few(TrtNvfp4LinearArgs const& args, void* workspace, cudaStream_t stream);
-
 }  // namespace trt_nvfp4::sm90

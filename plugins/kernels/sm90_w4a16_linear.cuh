@@ -1,7 +1,7 @@
-// One projection of up to 16 tokens on SM90: as in sm90_w4a16_mlp.cuh for 8, warps multiply by mma.sync what the copy
-// engine puts into slots. The chunks of all tiles, one after another, are dealt out evenly, so that a block has the end
-// of one tile and the begin of another: it writes partial sums of those, which a launch after it adds up in the order
-// of K.
+// One projection of up to 64 tokens on SM90: as in sm90_w4a16_mlp.cuh, warps multiply what the copy engine puts into
+// slots, by mma.sync up to 8 tokens and by wgmma beyond. The chunks of all tiles, one after another, are dealt out
+// evenly, so that a block has the end of one tile and the begin of another: it writes partial sums of those, which a
+// launch after it adds up in the order of K.
 //
 // No block waits for another. Of the warps that do not multiply three lay out activations.
 #pragma once
@@ -31,7 +31,7 @@ struct LinearArgs {
 };
 
 template <typename T, int kTokens>
-using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, true>;
+using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kTokens <= 8>;
 
 // Which chunks of which tiles a block has.
 struct Dealt {
@@ -72,31 +72,37 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
     int const t = lane % 4;
     w4a16::RingPosition place;
     int turn = 0;
+    constexpr int kColumns = kTokens < 16 ? 1 : 2;  // as many as registers hold
     dealt.each([&](Task const& task) {
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
             if (turn++ % kLayOutWarps != which) continue;
-            // All at once: a trip to L2 takes longer than a chunk is multiplied.
-            uint4 eights[kTokens / 8][kChunk / 32];
-            int const first = chunk * kChunk;
-#pragma unroll
-            for (int column = 0; column < kTokens / 8; ++column) {
-                int const token = column * 8 + lane / 4;
-                load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr, t,
-                            args.k - first, eights[column]);
-            }
-            ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
             uint8_t* const panel = shared.panels[place.stage];
+            int const first = chunk * kChunk;
+#pragma unroll 1
+            for (int begin = 0; begin * 8 < args.m; begin += kColumns) {
+                // All at once: a trip to L2 takes longer than a chunk is multiplied.
+                uint4 eights[kColumns][kChunk / 32];
 #pragma unroll
-            for (int column = 0; column < kTokens / 8; ++column) {
-                int const token = column * 8 + lane / 4;
-                if constexpr (kBecomesHalf<T, kTokens>) {
-                    float const factor = to_half<1, 2>(eights[column]);
-                    int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
-                    if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
+                for (int column = 0; column < kColumns; ++column) {
+                    int const token = (begin + column) * 8 + lane / 4;
+                    load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr, t,
+                                args.k - first, eights[column]);
                 }
-                store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights[column]);
+                if (begin == 0) ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+#pragma unroll
+                for (int column = 0; column < kColumns; ++column) {
+                    int const token = (begin + column) * 8 + lane / 4;
+                    if constexpr (kBecomesHalf<T, kTokens>) {
+                        float const factor = to_half<1, 2>(eights[column]);
+                        int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
+                        if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
+                    }
+                    store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights[column]);
+                }
             }
+            // Tensor cores read by themselves what has been written.
+            if constexpr (!LinearShared<T, kTokens>::kSync) ptx::fence_async_proxy();
             ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
         }
     });
@@ -110,7 +116,7 @@ __device__ __forceinline__ void store_outputs(LinearArgs<T> const& args, RowEpil
     activate_values(args.activation, values);
 #pragma unroll
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-        Fragment const fragment(tile, threadIdx.x / 32, quarter, column);
+        Fragment<> const fragment(tile, threadIdx.x / 32, quarter, column);
         fragment.each(args.rows, args.m, [&](int i, int token) {
             args.y[static_cast<int64_t>(token) * args.rows + fragment.row] =
                 ptx::from_float<T>(values[quarter * 2 + i]);
@@ -158,7 +164,7 @@ __device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt c
     ptx::prefetch(args.maps.codes);
     ptx::prefetch(args.maps.scales);
     constexpr int kSlotsUnderWay = kTokens <= 8 ? 3 : 2;
-    SlotFiller filler(slots, kSlotsUnderWay);
+    SlotFiller<kSlotsUnderWay> filler(slots);
     dealt.each([&](Task const& task) {
         TileBoxes const tile(args.maps, 0, task.tile);
 #pragma unroll 1
@@ -199,8 +205,8 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
 // A block for each eight tokens of each tile. Where several blocks have a tile's sums, they become its outputs.
 template <typename T, int kTokens>
 __global__ __launch_bounds__(32 * kWarps) void sm90_w4a16_join(__grid_constant__ LinearArgs<T> const args) {
-    constexpr int kColumns = kTokens / 8;
-    int const tile = static_cast<int>(blockIdx.x) / kColumns, column = static_cast<int>(blockIdx.x) % kColumns;
+    int const columns = (args.m + 7) / 8;
+    int const tile = static_cast<int>(blockIdx.x) / columns, column = static_cast<int>(blockIdx.x) % columns;
     Dealt const dealt(args);
     int const first = dealt.block_of(tile * dealt.chunks), last = dealt.block_of((tile + 1) * dealt.chunks - 1);
     RowEpilogue<T> epilogue;

@@ -16,6 +16,7 @@
 #include "sm90_w4a16_mlp_panels.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
 #include "sm90_w4a16_task.cuh"
+#include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
     constexpr int kSlotsUnderWay = kValuesAreFlags<kTokens> ? 4 : 3;
-    SlotFiller filler(shared.task.weights, kSlotsUnderWay);
+    SlotFiller<kSlotsUnderWay> filler(shared.task.weights);
     uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         ++tasks;

@@ -69,6 +69,17 @@ __device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phas
     }
 }
 
+// This block's part of a panel, for all blocks of the cluster.
+__device__ __forceinline__ void copy_panel(uint8_t* panel, uint8_t const* source, int bytes, uint32_t full,
+                                           int cluster) {
+    uint32_t const destination = ptx::shared_address(panel);
+    if (cluster == 1) {
+        ptx::bulk_copy(destination, source, bytes, full);
+    } else {
+        ptx::bulk_copy_multicast(destination, source, bytes, full, static_cast<uint16_t>((1 << cluster) - 1));
+    }
+}
+
 // By a warp.
 template <typename T, int kTokens>
 __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared) {
@@ -79,8 +90,9 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         uint32_t const times = phase / 2 + 1;
         ReadyChunks ready =
-            phase % 2 == 0 ? ReadyChunks(args.counts.image, times * units_per_chunk(args.m), task.begin, task.end)
-                           : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(), task.begin, task.end);
+            phase % 2 == 0
+                ? ReadyChunks(args.counts.image, times * units_per_chunk<kTokens>(args.m), task.begin, task.end)
+                : ReadyChunks(args.counts.hidden, times * args.up.tiles_per_chunk(), task.begin, task.end);
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             uint32_t const full = ptx::shared_address(&task_shared.full[place.stage]);
@@ -154,7 +166,7 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
             if (chunk > task.begin) shared.await_tasks(tasks);
             ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
             // Behind what store_halves wrote there.
-            if constexpr (kBecomesHalf<T>) ptx::fence_before_copies();
+            if constexpr (kBecomesHalf<T>) ptx::fence_async_proxy();
             uint8_t* const panel = task_shared.panels[place.stage];
             PanelPart part;
             do {

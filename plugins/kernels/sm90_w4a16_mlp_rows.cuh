@@ -1,5 +1,5 @@
 // What lies between two layers of sm90_w4a16_mlp.cuh: partial sums of down, or x at first, become y and the image of
-// the next layer's x. A warp does a fragment of 8 tokens at a time.
+// the next layer's x. A warp does a fragment at a time.
 #pragma once
 
 #include "heuristics/sm90_w4a16.h"
@@ -7,7 +7,6 @@
 #include "sm80_w4a16_exchange.cuh"
 #include "sm90_w4a16_counts.cuh"
 #include "sm90_w4a16_fragment.cuh"
-#include "sm90_w4a16_gemm.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -65,8 +64,25 @@ struct MlpArgs {
 
 static_assert(kTileRows == kChunk);  // so that a tile's warps fill a chunk of the image
 
+// Columns of 8 tokens of a fragment: two where a warp would otherwise have two fragments, one waiting behind the other.
+template <int kTokens>
+constexpr int kRowColumns = kTokens < 64 ? 1 : 2;
+
+template <int kTokens>
+using RowFragment = Fragment<kRowColumns<kTokens>>;
+template <int kTokens>
+constexpr int kRowValues = RowFragment<kTokens>::kValues;  // of a lane
+
+template <int kTokens>
+__device__ __forceinline__ int row_columns(int m) {
+    return (m + 8 * kRowColumns<kTokens> - 1) / (8 * kRowColumns<kTokens>);
+}
+
 // Fragments that a chunk of the image is made of.
-__device__ __forceinline__ int units_per_chunk(int m) { return kUnitsPerTile * ((m + 7) / 8); }
+template <int kTokens>
+__device__ __forceinline__ int units_per_chunk(int m) {
+    return kUnitsPerTile * row_columns<kTokens>(m);
+}
 
 template <typename T, int kTokens>
 __device__ __forceinline__ float2* partial(MlpArgs<T> const& args, int part, int tile, int warp, int quarter,
@@ -107,27 +123,34 @@ __device__ __forceinline__ void store_sums(float2* destination, float2 sums) {
 // A fragment's sums over the parts of K, in their order; where they are flags, once they have been written.
 template <typename T, int kTokens>
 __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, int tile, int warp, int quarter,
-                                          int column, float (&sums)[2]) {
+                                          int column, float (&sums)[kRowValues<kTokens>]) {
     constexpr int kBatch = 16;  // as many trips to L2 at once
+    constexpr int kColumns = kRowColumns<kTokens>;
+    static_assert(!kValuesAreFlags<kTokens> || kColumns == 1);
     int const splits = args.down.split.splits;
     float2 const* const first = partial<T, kTokens>(args, 0, tile, warp, quarter, column);
     int64_t const step = partial<T, kTokens>(args, 1, tile, warp, quarter, column) - first;
-    sums[0] = sums[1] = 0.0f;
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
 #pragma unroll 1
     for (int begin = 0; begin < splits; begin += kBatch) {
-        float2 parts[kBatch];
+        float2 parts[kBatch][kColumns];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            parts[j] = begin + j < splits ? load_sums(first + (begin + j) * step) : make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int n = 0; n < kColumns; ++n) {
+                parts[j][n] =
+                    begin + j < splits ? load_sums(first + (begin + j) * step + n * 32) : make_float2(0.0f, 0.0f);
+            }
         }
-        if (kValuesAreFlags<kTokens>) {
+        if constexpr (kValuesAreFlags<kTokens>) {
             bool complete;
             do {
                 complete = true;
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
-                    if (begin + j >= splits || has_parity(parts[j], layer)) continue;
-                    parts[j] = load_sums(first + (begin + j) * step);
+                    if (begin + j >= splits || has_parity(parts[j][0], layer)) continue;
+                    parts[j][0] = load_sums(first + (begin + j) * step);
                     complete = false;
                 }
             } while (!complete);
@@ -135,17 +158,21 @@ __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, int
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            sums[0] += kValuesAreFlags<kTokens> ? without_parity(parts[j].x) : parts[j].x;
-            sums[1] += kValuesAreFlags<kTokens> ? without_parity(parts[j].y) : parts[j].y;
+#pragma unroll
+            for (int n = 0; n < kColumns; ++n) {
+                sums[2 * n] += kValuesAreFlags<kTokens> ? without_parity(parts[j][n].x) : parts[j][n].x;
+                sums[2 * n + 1] += kValuesAreFlags<kTokens> ? without_parity(parts[j][n].y) : parts[j][n].y;
+            }
         }
     }
 }
 
 // This block's fragments of m rows of `width`: unit = (tile, warp, quarter, column), as in down, from begin to end.
+template <int kTokens>
 struct Units {
     int columns, begin, end;
 
-    __device__ __forceinline__ Units(int m, int width) : columns((m + 7) / 8) {
+    __device__ __forceinline__ Units(int m, int width) : columns(row_columns<kTokens>(m)) {
         int const units = tiles_of(width) * units_per_tile();
         int const share = (units + gridDim.x - 1) / gridDim.x;
         begin = min(static_cast<int>(blockIdx.x) * share, units);
@@ -153,15 +180,15 @@ struct Units {
     }
     __device__ __forceinline__ int units_per_tile() const { return kUnitsPerTile * columns; }
 
-    // Calls f(fragment, tile, warp, quarter, column) for this warp's.
+    // Calls f(fragment, tile, warp, quarter, column) for this warp's, with their first columns.
     template <typename F>
     __device__ __forceinline__ void each(F&& f) const {
 #pragma unroll 1
         for (int unit = begin + threadIdx.x / 32; unit < end; unit += kWarps) {
             int const place = unit / columns;
             int const tile = place / kUnitsPerTile, warp = place / kQuarters % kWarps;
-            int const quarter = place % kQuarters, column = unit % columns;
-            f(Fragment(tile, warp, quarter, column), tile, warp, quarter, column);
+            int const quarter = place % kQuarters, column = unit % columns * kRowColumns<kTokens>;
+            f(RowFragment<kTokens>(tile, warp, quarter, column), tile, warp, quarter, column);
         }
     }
 
@@ -190,12 +217,12 @@ __device__ __forceinline__ void store_value(uint8_t* place, float value) {
 }
 
 template <typename T, int kTokens>
-__device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, Fragment const& fragment, int width,
-                                            float const (&values)[2]) {
+__device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, RowFragment<kTokens> const& fragment,
+                                            int width, float const (&values)[kRowValues<kTokens>]) {
     uint8_t* const image = args.up.x_of(layer);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        int const token = fragment.token + i;
+    for (int i = 0; i < kRowValues<kTokens>; ++i) {
+        int const token = fragment.token_of(i);
         bool const inside = fragment.row < width && token < args.m;
         // Who waits for values waits for those too that are not there.
         if (!kValuesAreFlags<kTokens> && !inside) continue;
@@ -205,7 +232,7 @@ __device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, F
 
 // Counts the block's fragments, unless they are flags, once they can be read.
 template <int kTokens>
-__device__ __forceinline__ void publish_image(Units const& units, Counts const& counts) {
+__device__ __forceinline__ void publish_image(Units<kTokens> const& units, Counts const& counts) {
     if (kValuesAreFlags<kTokens>) return;
     publish<32 * kWarps>([&] { units.count_tiles(counts.image); });
 }
@@ -219,18 +246,25 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
     int const width = first ? args.up.k : args.down.rows;
     int const parts = tiles_of(width) * kUnitsPerTile;
     T const* const x = layer <= 0 ? args.x : args.y;
-    Units const units(args.m, width);
-    units.each([&](Fragment const& fragment, int tile, int warp, int quarter, int column) {
+    constexpr int kValues = kRowValues<kTokens>;
+    // Of a column's tokens that are this lane's.
+    auto const square = [&](int column, int part) {
+        return reinterpret_cast<float2*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2);
+    };
+    Units<kTokens> const units(args.m, width);
+    units.each([&](RowFragment<kTokens> const& fragment, int tile, int warp, int quarter, int column) {
         // Asked for before the wait, used after it.
-        T added[2] = {ptx::from_float<T>(0.0f), ptx::from_float<T>(0.0f)}, bias = added[0];
+        T added[kValues], bias = ptx::from_float<T>(0.0f);
+#pragma unroll
+        for (T& value : added) value = bias;
         if (first || args.residual) {
             fragment.each(width, args.m,
                           [&](int i, int token) { added[i] = x[static_cast<int64_t>(token) * width + fragment.row]; });
         }
-        float values[2];
+        float values[kValues];
         if (first) {
-            values[0] = ptx::to_float(added[0]);
-            values[1] = ptx::to_float(added[1]);
+#pragma unroll
+            for (int i = 0; i < kValues; ++i) values[i] = ptx::to_float(added[i]);
         } else {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
@@ -239,7 +273,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
             }
             sum_parts<T, kTokens>(args, layer, tile, warp, quarter, column, values);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < kValues; ++i) {
                 float const value = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias));
                 values[i] = ptx::to_float(ptx::from_float<T>(value + ptx::to_float(added[i])));
             }
@@ -255,9 +289,9 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
             return;
         }
         // Of tokens that are not there these are not read.
-        float squares[2];
+        float squares[kValues];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kValues; ++i) {
             squares[i] = fragment.row < width ? values[i] * values[i] : 0.0f;
 #pragma unroll
             for (int distance = 4; distance < 32; distance *= 2) {
@@ -266,8 +300,10 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         }
         int const part = (tile * kWarps + warp) * kQuarters + quarter;
         if (threadIdx.x % 32 < 4) {
-            *reinterpret_cast<float2*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2) =
-                make_float2(squares[0], squares[1]);
+#pragma unroll
+            for (int n = 0; n < kRowColumns<kTokens>; ++n) {
+                *square(column + n, part) = make_float2(squares[2 * n], squares[2 * n + 1]);
+            }
         }
     });
     if (last) return;
@@ -276,30 +312,33 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         return;
     }
     publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
-    units.each([&](Fragment const& fragment, int, int, int, int column) {
-        float values[2] = {}, weight = 0.0f;
+    units.each([&](RowFragment<kTokens> const& fragment, int, int, int, int column) {
+        float values[kValues] = {}, weight = 0.0f;
         T const* const now = first ? args.x : args.y;
         fragment.each(width, args.m, [&](int i, int token) {
             values[i] = ptx::to_float(now[static_cast<int64_t>(token) * width + fragment.row]);
             weight = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + fragment.row]);
         });
         await_count(args.counts.squares, (layer + 2u) * (parts * units.columns));
-        float2 total = make_float2(0.0f, 0.0f);
-        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
-#pragma unroll 16
+        float totals[kValues] = {};
+        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1. As many trips to L2 at once as registers allow.
+#pragma unroll(32 / kRowColumns<kTokens>)
         for (int part = threadIdx.x % 32 / 4; part < parts; part += 8) {
-            float2 const squares = __ldcg(
-                reinterpret_cast<float2 const*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2));
-            total.x += squares.x;
-            total.y += squares.y;
+#pragma unroll
+            for (int n = 0; n < kRowColumns<kTokens>; ++n) {
+                float2 const squares = __ldcg(square(column + n, part));
+                totals[2 * n] += squares.x;
+                totals[2 * n + 1] += squares.y;
+            }
         }
 #pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2) {
-            total.x += __shfl_xor_sync(0xffffffffu, total.x, distance);
-            total.y += __shfl_xor_sync(0xffffffffu, total.y, distance);
+        for (int i = 0; i < kValues; ++i) {
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) {
+                totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], distance);
+            }
+            values[i] *= weight / sqrtf(totals[i] / static_cast<float>(width) + args.epsilon);
         }
-        values[0] *= weight / sqrtf(total.x / static_cast<float>(width) + args.epsilon);
-        values[1] *= weight / sqrtf(total.y / static_cast<float>(width) + args.epsilon);
         store_image<T, kTokens>(args, layer + 1, fragment, width, values);
     });
     publish_image<kTokens>(units, args.counts);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void prefetch_shared_expert(MixtureArgs<T> const& arg
 template <typename T, class Shared>
 __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Shared& shared) {
     constexpr int kSlotsUnderWay = 3;
-    SlotFiller filler(shared.task.weights, kSlotsUnderWay);
+    SlotFiller<kSlotsUnderWay> filler(shared.task.weights);
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
         WeightMaps const& maps = args.matrices[task.phase][task.segment].maps;
         TileBoxes const tile(maps, task.expert, task.tile);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
 __device__ __forceinline__ void store_outputs(MixtureTask const& task, int rows, int column, float const (&values)[8]) {
 #pragma unroll
     for (int quarter = 0; quarter < kQuarters; ++quarter) {
-        Fragment const fragment(task.tile, threadIdx.x / 32, quarter, column);
+        Fragment<> const fragment(task.tile, threadIdx.x / 32, quarter, column);
         fragment.each(rows, task.count, [&](int i, int token) {
             __stcg(task.outputs + static_cast<int64_t>(token) * rows + fragment.row, values[quarter * 2 + i]);
         });
@@ -246,7 +246,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
     for (int i = threadIdx.x; i < static_cast<int>(sizeof(shared.task.panels) / 16); i += kTaskThreads) {
         reinterpret_cast<uint4*>(shared.task.panels)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
-    ptx::fence_before_copies();
+    ptx::fence_async_proxy();
     __syncthreads();
     if (kEven && threadIdx.x == 32 * kWarps) prefetch_shared_expert(args);
     ptx::await_previous_launch();

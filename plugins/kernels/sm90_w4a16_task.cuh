@@ -3,12 +3,25 @@
 #pragma once
 
 #include "ptx/grid.cuh"
-#include "sm90_w4a16_gemm.cuh"
 #include "sm90_w4a16_weights.cuh"
 
 namespace trt_nvfp4::sm90 {
 
 constexpr int kTaskThreads = 32 * (kWarps + 4);  // a whole warpgroup beside those that multiply, for its registers
+
+// The work of a cluster: its blocks' tiles are neighbours.
+struct Task {
+    int tile, part;
+    int begin, end;  // chunks
+
+    __device__ __forceinline__ Task(int tile, int begin, int end) : tile(tile), part(0), begin(begin), end(end) {}
+    __device__ __forceinline__ Task(Split const& split, int chunks, int task) {
+        part = task % split.splits;
+        tile = task / split.splits * split.cluster + ptx::cluster_rank();
+        begin = part * chunks / split.splits;
+        end = (part + 1) * chunks / split.splits;
+    }
+};
 
 // Activations of a chunk of K.
 template <int kTokens>

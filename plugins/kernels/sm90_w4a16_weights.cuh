@@ -15,8 +15,9 @@
 namespace trt_nvfp4::sm90 {
 
 constexpr int kWarpgroups = 2;
-constexpr int kGroupRows = 128;  // of a warpgroup
-constexpr int kSlots = 8;        // a multiple of kWarpgroups
+constexpr int kWarps = 4 * kWarpgroups;  // that multiply
+constexpr int kGroupRows = 128;          // of a warpgroup
+constexpr int kSlots = 8;                // a multiple of kWarpgroups
 constexpr int kSlotCodes = kGroupRows * kChunk / 2;
 constexpr int kSlotScales = kGroupRows * kChunk / kBlock;
 static_assert(kTileRows == kWarpgroups * kGroupRows);
@@ -52,69 +53,74 @@ struct WeightSlots {
 
 // Where a tile's rows lie, for the copy engine: found once, not for every copy.
 struct TileBoxes {
-    WeightMaps const& maps;
+    CUtensorMap const *codes, *scales;
     int row, group;  // the first
     bool once;       // what is read is not read again
 
     __device__ __forceinline__ TileBoxes(WeightMaps const& maps, int layer, int tile)
-        : maps(maps),
+        : codes(&maps.codes),
+          scales(&maps.scales),
           row(layer * maps.rows + tile * kTileRows),
           group(layer * maps.groups + tile * kWarpgroups),
-          once(maps.whole_lines) {}
+          once(maps.whole_lines) {
+        asm volatile("" : "+l"(codes), "+l"(scales));
+    }
 };
 
 // Fills slot after slot, by one thread, with as little to do between a copy's arrival and the next copy as can be:
 // warps that multiply leave it few issue slots. The fewer slots are under way the less do activations wait behind
 // weights, the more does memory wait for copies.
+template <int kUnderWay>
 class SlotFiller {
  public:
-    __device__ __forceinline__ SlotFiller(WeightSlots& slots, int under_way) : slots_(slots), under_way_(under_way) {}
+    __device__ __forceinline__ explicit SlotFiller(WeightSlots& slots)
+        : codes_(ptx::shared_address(slots.codes)), full_(ptx::shared_address(slots.full)) {
+        asm volatile("" : "+r"(codes_), "+r"(full_));
+    }
 
     // With chunk `chunk` of the rows of a tile that are warpgroup i's.
     __device__ __forceinline__ void fill(TileBoxes const& tile, int i, int chunk) {
-        uint32_t const full = await_slot();
-        ptx::mbarrier_arrive_expect(full, kSlotCodes + kSlotScales);
+        await_slot();
+        ptx::mbarrier_arrive_expect(full(filled_), kSlotCodes + kSlotScales);
         await_arrival();
         if (tile.once) {
-            copy<true>(tile, i, chunk, full);
+            copy<true>(tile, i, chunk);
         } else {
-            copy<false>(tile, i, chunk, full);
+            copy<false>(tile, i, chunk);
         }
-        next_.advance(kSlots);
+        ++filled_;
     }
     // With nothing, where a warpgroup has no rows.
     __device__ __forceinline__ void pass() {
-        ptx::mbarrier_arrive(await_slot());
+        await_slot();
+        ptx::mbarrier_arrive(full(filled_));
         await_arrival();
-        next_.advance(kSlots);
+        ++filled_;
     }
 
  private:
     template <bool kOnce>
-    __device__ __forceinline__ void copy(TileBoxes const& tile, int i, int chunk, uint32_t full) {
-        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.codes[next_.stage]), tile.maps.codes, chunk * (kChunk / 2),
-                                tile.row + i * kGroupRows, full);
-        ptx::tensor_copy<kOnce>(ptx::shared_address(slots_.scales[next_.stage]), tile.maps.scales, 0,
-                                chunk * (kChunk / kGroup), tile.group + i, full);
+    __device__ __forceinline__ void copy(TileBoxes const& tile, int i, int chunk) {
+        uint32_t const slot = filled_ % kSlots, arrived = full(filled_);
+        ptx::tensor_copy<kOnce>(codes_ + slot * kSlotCodes, *tile.codes, chunk * (kChunk / 2),
+                                tile.row + i * kGroupRows, arrived);
+        ptx::tensor_copy<kOnce>(codes_ + kSlots * kSlotCodes + slot * kSlotScales, *tile.scales, 0,
+                                chunk * (kChunk / kGroup), tile.group + i, arrived);
     }
-    __device__ __forceinline__ uint32_t await_slot() {
-        ptx::mbarrier_wait(ptx::shared_address(&slots_.empty[next_.stage]), next_.round ^ 1);
-        return ptx::shared_address(&slots_.full[next_.stage]);
+    // The barrier of the slot that is filled as number `which`, and how often that has been before, modulo two.
+    __device__ __forceinline__ uint32_t full(uint32_t which) const { return full_ + which % kSlots * 8; }
+    static __device__ __forceinline__ uint32_t round(uint32_t which) { return which / kSlots & 1; }
+
+    __device__ __forceinline__ void await_slot() const {
+        ptx::mbarrier_wait(full(filled_) + kSlots * 8, round(filled_) ^ 1);
     }
-    // Returns once fewer slots are under way than may be.
-    __device__ __forceinline__ void await_arrival() {
-        if (filled_ < under_way_) {
-            ++filled_;
-            return;
-        }
-        ptx::mbarrier_wait(ptx::shared_address(&slots_.full[oldest_.stage]), oldest_.round);
-        oldest_.advance(kSlots);
+    // Returns once fewer slots are under way than may be; at first, when there are none before, at once.
+    __device__ __forceinline__ void await_arrival() const {
+        ptx::mbarrier_wait(full(filled_ - kUnderWay), round(filled_ - kUnderWay));
     }
 
-    WeightSlots& slots_;
-    int const under_way_;
-    w4a16::RingPosition next_, oldest_;
-    int filled_ = 0;
+    uint32_t codes_, full_;  // shared addresses
+    uint32_t filled_ = 0;
 };
 
 // Of each quarter of a warpgroup's rows a lane multiplies one, eight lanes' being the warp's. Lanes that read shared

@@ -1,5 +1,5 @@
-// Launchers of the SM90 W4A16 kernels: sm90_w4a16_linear.cuh and sm90_w4a16_gemm.cuh behind trtNvfp4Linear,
-// sm90_w4a16_mlp.cuh behind trtNvfp4Mlp, sm90_w4a16_moe.cuh behind trtNvfp4Moe.
+// Launchers of the SM90 W4A16 kernels: sm90_w4a16_linear.cuh behind trtNvfp4Linear, sm90_w4a16_mlp.cuh behind
+// trtNvfp4Mlp, sm90_w4a16_moe.cuh behind trtNvfp4Moe.
 #pragma once
 
 #include "trt_nvfp4.h"

@@ -8,7 +8,6 @@
 
 namespace trt_nvfp4::sm90 {
 
-constexpr int kFewTokens = 16;  // of linears by sm90_w4a16_linear.cuh
 constexpr int kMaxTokens = 64;
 constexpr int kMostSms = 144;   // of an SM90 GPU
 constexpr int kTileRows = 256;  // of a block
@@ -40,17 +39,17 @@ inline bool takes_linear(int m, int64_t k, bool bf16) {
 }
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
-// as a full one. Of five MLPs timed on an H200 (benchmarks/NOTES.md) with a tile for 45 % of the SMs the kernel taken
-// is at most 9 % behind the other at 2 to 8 tokens; of those with fewer it is at most 2 % behind at 16, but up to 25 %
-// below 13. Norms cost mma.sync's kernel more.
+// as a full one. Of 14 MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 5 % behind the other.
+// Norms cost mma.sync's kernel more.
 inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
     float const busy = static_cast<float>(tiles) / static_cast<float>(rounds * sms);
-    if (busy < 0.45f) return m >= 13;
     if (busy >= 0.9f) return m >= 2;
     if (busy >= 0.8f) return m >= (norm ? 2 : 3);
-    return m >= (busy >= 0.6f ? 6 : 9) - (norm ? 2 : 0);
+    if (busy >= 0.6f) return m >= (norm ? 2 : 6);
+    if (busy >= 0.45f) return m >= (norm ? 5 : 7);
+    return m >= (norm ? 6 : 16);
 }
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.

@@ -3,10 +3,10 @@
 // and W4A4.
 //
 // Crossovers, in tokens; docs/roofline.md says more:
-//     W4A16   SM90: kernels of its own for linears from 8 or 9 tokens on, for MLPs from 6 or 13, for mixtures with
-//     tiles
-//             enough (measured on an H200); below and elsewhere every GPU's kernel, by mma.sync. Linears and MLPs above
-//             64 tokens in blocks of 64 (32 by mma.sync), mixtures in blocks of 256 (512).
+//     W4A16   SM90: kernels of its own for linears from 3 to 9 tokens on, for MLPs from 2 to 16, for
+//             mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and elsewhere
+//             every GPU's kernel, by mma.sync. Linears and MLPs above 64 tokens in blocks of 64 (32 by
+//             mma.sync), mixtures in blocks of 256 (512).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
 //     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).

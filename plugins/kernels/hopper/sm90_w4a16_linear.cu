@@ -1,3 +1,4 @@
+#include "../api/sm90_w4a16.h"
 #include "../programmatic_launch.cuh"
 #include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_linear.cuh"
@@ -6,13 +7,13 @@
 namespace trt_nvfp4::sm90 {
 namespace {
 
-int tokens_of(int64_t m) { return m <= 8 ? 8 : 16; }
+int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
 
-struct FewWorkspace {
+struct LinearWorkspace {
     float* partials;
     size_t size;
 
-    FewWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
+    LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
         Workspace workspace(base);
         partials = workspace.take<float>(int64_t{2} * kMostSms * kTileRows * tokens_of(args.m));
         size = workspace.size();
@@ -20,7 +21,7 @@ struct FewWorkspace {
 };
 
 template <typename T, int kTokens>
-TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspace, cudaStream_t stream) {
+TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, LinearWorkspace const& workspace, cudaStream_t stream) {
     int sms = 0;
     TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     LinearArgs<T> args{};
@@ -39,21 +40,36 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, FewWorkspace const& workspa
     args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms}));
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear<T, kTokens>, args.blocks, kTaskThreads,
                                             sizeof(LinearShared<T, kTokens>), true, stream, "sm90_w4a16_linear", args));
-    return launch_kernel(sm90_w4a16_join<T, kTokens>, tiles * (kTokens / 8), 32 * kWarps, 0, true, stream,
+    return launch_kernel(sm90_w4a16_join<T, kTokens>, tiles * ((args.m + 7) / 8), 32 * kWarps, 0, true, stream,
                          "sm90_w4a16_join", args);
 }
 
 template <typename T>
-TrtNvfp4Status run_as(TrtNvfp4LinearArgs const& args, FewWorkspace const& workspace, cudaStream_t stream) {
-    return args.m <= 8 ? run<T, 8>(args, workspace, stream) : run<T, 16>(args, workspace, stream);
+TrtNvfp4Status run_as(TrtNvfp4LinearArgs const& args, LinearWorkspace const& workspace, cudaStream_t stream) {
+    switch (tokens_of(args.m)) {
+        case 8:
+            return run<T, 8>(args, workspace, stream);
+        case 16:
+            return run<T, 16>(args, workspace, stream);
+        case 32:
+            return run<T, 32>(args, workspace, stream);
+        default:
+            return run<T, 64>(args, workspace, stream);
+    }
 }
 
 }  // namespace
 
-size_t few_workspace_bytes(TrtNvfp4LinearArgs const& args) { return FewWorkspace(args, nullptr).size; }
+bool serves(TrtNvfp4LinearArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
 
-TrtNvfp4Status launch_few(TrtNvfp4LinearArgs const& args, void* workspace, cudaStream_t stream) {
-    FewWorkspace const pieces(args, workspace);
+bool takes(TrtNvfp4LinearArgs const& args) {
+    return serves(args) && takes_linear(static_cast<int>(args.m), args.k, args.dtype == TRT_NVFP4_BFLOAT16);
+}
+
+size_t workspace_bytes(TrtNvfp4LinearArgs const& args) { return LinearWorkspace(args, nullptr).size; }
+
+TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream) {
+    LinearWorkspace const pieces(args, workspace);
     return args.dtype == TRT_NVFP4_FLOAT16 ? run_as<__half>(args, pieces, stream)
                                            : run_as<__nv_bfloat16>(args, pieces, stream);
 }

@@ -11,12 +11,6 @@ __device__ __forceinline__ int cluster_rank() {
     return static_cast<int>(rank);
 }
 
-__device__ __forceinline__ int cluster_size() {
-    uint32_t size;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return static_cast<int>(size);
-}
-
 // A meeting of all threads of the cluster that orders no memory accesses.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile(

@@ -68,8 +68,9 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 #endif
 }
 
-// Between what this thread has written to shared memory and what the copy engine, told so by a barrier, writes there.
-__device__ __forceinline__ void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Between what this thread has written to shared memory and what the copy engine writes there, or tensor cores read by
+// themselves, told so by a barrier.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // `bytes` (a multiple of 16) from global memory to the same place in every CTA of `mask`, each arriving on its own
 // barrier.
