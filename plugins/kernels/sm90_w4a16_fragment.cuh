@@ -11,7 +11,7 @@
 namespace trt_nvfp4::sm90 {
 
 constexpr int kQuarters = 4;
-constexpr int kUnitsPerTile = 8 * kQuarters;  // fragments of 8 tokens of a tile of kTileRows: of 8 warps
+constexpr int kUnitsPerTile = 8 * kQuarters;  // a tile's fragments of the same tokens: of 8 warps
 
 __host__ __device__ constexpr int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 

@@ -1,4 +1,4 @@
-"""The SM90 W4A16 kernels (wgmma, clusters, tensor maps, chained launches), from enqueue down to their PTX, on the PTX
+"""The SM90 W4A16 kernels (wgmma, clusters, tensor maps), from enqueue down to their PTX, on the PTX
 emulator."""
 
 from __future__ import annotations
