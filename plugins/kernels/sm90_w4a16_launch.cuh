@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "api/launch.h"
 #include "heuristics/sm90_w4a16.h"
@@ -22,6 +23,24 @@ inline TrtNvfp4Status read_sms(int& sms) {
         check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
     sms = std::min(sms, kMostSms);
     return TRT_NVFP4_SUCCESS;
+}
+
+// Tokens that the kernel serving `m` of a linear or an MLP is made for.
+inline int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : kMaxTokens; }
+
+// Calls f with them as a constant.
+template <typename F>
+TrtNvfp4Status with_tokens(int64_t m, F&& f) {
+    switch (tokens_of(m)) {
+        case 8:
+            return f(std::integral_constant<int, 8>());
+        case 16:
+            return f(std::integral_constant<int, 16>());
+        case 32:
+            return f(std::integral_constant<int, 32>());
+        default:
+            return f(std::integral_constant<int, kMaxTokens>());
+    }
 }
 
 // Partial sums of a projection at the most splits that choose_split may take.

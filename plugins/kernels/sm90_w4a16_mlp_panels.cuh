@@ -69,23 +69,13 @@ __device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phas
     }
 }
 
-// This block's part of a panel, for all blocks of the cluster.
-__device__ __forceinline__ void copy_panel(uint8_t* panel, uint8_t const* source, int bytes, uint32_t full,
-                                           int cluster) {
-    uint32_t const destination = ptx::shared_address(panel);
-    if (cluster == 1) {
-        ptx::bulk_copy(destination, source, bytes, full);
-    } else {
-        ptx::bulk_copy_multicast(destination, source, bytes, full, static_cast<uint16_t>((1 << cluster) - 1));
-    }
-}
-
 // By a warp.
 template <typename T, int kTokens>
 __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared) {
-    constexpr int kSlice = kChunkBytes<kTokens> / kMlpSharers<kTokens>;
+    static_assert(kMlpSharers<kTokens> == kMaxCluster);
+    constexpr int kSlice = kChunkBytes<kTokens> / kMaxCluster;  // this block's part of a panel
     auto& task_shared = shared.task;
-    int const mine = kMlpSharers<kTokens> == 1 ? 0 : ptx::cluster_rank() * kSlice;
+    int const mine = ptx::cluster_rank() * kSlice;
     w4a16::RingPosition place;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         uint32_t const times = phase / 2 + 1;
@@ -105,9 +95,10 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
             ready.await(chunk);
             if (ptx::elect()) {
                 if (chunk == task.begin) shared.count_task();
-                copy_panel(task_shared.panels[place.stage] + mine,
-                           matrix.x_of(phase / 2) + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice,
-                           full, kMlpSharers<kTokens>);
+                ptx::bulk_copy_multicast(
+                    ptx::shared_address(task_shared.panels[place.stage] + mine),
+                    matrix.x_of(phase / 2) + static_cast<int64_t>(chunk) * kChunkBytes<kTokens> + mine, kSlice, full,
+                    (1 << kMaxCluster) - 1);
             }
             __syncwarp();
             place.advance(task_shared.kPanels);

@@ -22,20 +22,6 @@ __device__ __forceinline__ uint32_t zero_behind(Codes const& codes, uint32_t one
                        one);
 }
 
-// From shared memory: the scales of the lane's row of each quarter, and its codes, of quarter i `pitch` bytes further
-// on.
-__device__ __forceinline__ Codes load_codes(uint8_t const* scales, uint8_t const* words, int pitch) {
-    Codes codes;
-    uint4 const four = *reinterpret_cast<uint4 const*>(scales);
-    codes.scales[0] = four.x;
-    codes.scales[1] = four.y;
-    codes.scales[2] = four.z;
-    codes.scales[3] = four.w;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) codes.words[i] = *reinterpret_cast<uint2 const*>(words + i * pitch);
-    return codes;
-}
-
 // A word of a lane's four rows, as T: a[row][pair]. Scales 0 and 1 are the halves of `scales[0]`, 2 and 3 of [1].
 template <typename T>
 __device__ __forceinline__ void decode_word(Codes const& codes, int word, uint32_t const (&scales)[2], uint32_t one,

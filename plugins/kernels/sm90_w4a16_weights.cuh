@@ -5,6 +5,8 @@
 // they would take from the decoding, whose pipes are the bottleneck.
 #pragma once
 
+#include <cstddef>
+
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
@@ -17,7 +19,7 @@ namespace trt_nvfp4::sm90 {
 constexpr int kWarpgroups = 2;
 constexpr int kWarps = 4 * kWarpgroups;  // that multiply
 constexpr int kGroupRows = 128;          // of a warpgroup
-constexpr int kSlots = 8;                // a multiple of kWarpgroups
+constexpr int kSlots = 8;                // a power of two, and a multiple of kWarpgroups
 constexpr int kSlotCodes = kGroupRows * kChunk / 2;
 constexpr int kSlotScales = kGroupRows * kChunk / kBlock;
 static_assert(kTileRows == kWarpgroups * kGroupRows);
@@ -50,6 +52,10 @@ struct WeightSlots {
         }
     }
 };
+
+// SlotFiller finds scales behind all codes, and a slot's other barrier behind all of the first.
+static_assert(offsetof(WeightSlots, scales) == kSlots * kSlotCodes && offsetof(WeightSlots, codes) == 0);
+static_assert(offsetof(WeightSlots, empty) == offsetof(WeightSlots, full) + kSlots * sizeof(uint64_t));
 
 // Where a tile's rows lie, for the copy engine: found once, not for every copy.
 struct TileBoxes {
@@ -133,8 +139,16 @@ __device__ __forceinline__ int row_of_lane(int warp = threadIdx.x / 32) {
 __device__ __forceinline__ Codes load_group(WeightSlots const& slots, int slot, int row, int group) {
     int const t = threadIdx.x % 4;
     int const column = (group * 2 + t / 2) ^ row % 8;
-    return load_codes(slots.scales[slot] + group * 512 + row * 16,
-                      slots.codes[slot] + row * (kChunk / 2) + column * 16 + t % 2 * 8, 32 * (kChunk / 2));
+    uint8_t const* const words = slots.codes[slot] + row * (kChunk / 2) + column * 16 + t % 2 * 8;
+    Codes codes;
+    uint4 const four = *reinterpret_cast<uint4 const*>(slots.scales[slot] + group * 512 + row * 16);
+    codes.scales[0] = four.x;
+    codes.scales[1] = four.y;
+    codes.scales[2] = four.z;
+    codes.scales[3] = four.w;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes.words[i] = *reinterpret_cast<uint2 const*>(words + i * 32 * (kChunk / 2));
+    return codes;
 }
 
 // Of a slot, once it has been filled, for the time of `round`.

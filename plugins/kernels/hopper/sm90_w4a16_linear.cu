@@ -7,8 +7,6 @@
 namespace trt_nvfp4::sm90 {
 namespace {
 
-int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-
 struct LinearWorkspace {
     float* partials;
     size_t size;
@@ -46,16 +44,7 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, LinearWorkspace const& work
 
 template <typename T>
 TrtNvfp4Status run_as(TrtNvfp4LinearArgs const& args, LinearWorkspace const& workspace, cudaStream_t stream) {
-    switch (tokens_of(args.m)) {
-        case 8:
-            return run<T, 8>(args, workspace, stream);
-        case 16:
-            return run<T, 16>(args, workspace, stream);
-        case 32:
-            return run<T, 32>(args, workspace, stream);
-        default:
-            return run<T, 64>(args, workspace, stream);
-    }
+    return with_tokens(args.m, [&](auto tokens) { return run<T, tokens()>(args, workspace, stream); });
 }
 
 }  // namespace

@@ -6,8 +6,6 @@
 namespace trt_nvfp4::sm90 {
 namespace {
 
-int tokens_of(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-
 // One layout for the query and the launch. What comes before `zeroed` is zero before a launch, and where values are
 // flags the rest is absent.
 struct Pieces {
@@ -114,16 +112,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
 
 template <typename T>
 TrtNvfp4Status run_as(TrtNvfp4MlpArgs const& args, Pieces const& pieces, cudaStream_t stream) {
-    switch (tokens_of(args.m)) {
-        case 8:
-            return run<T, 8>(args, pieces, stream);
-        case 16:
-            return run<T, 16>(args, pieces, stream);
-        case 32:
-            return run<T, 32>(args, pieces, stream);
-        default:
-            return run<T, 64>(args, pieces, stream);
-    }
+    return with_tokens(args.m, [&](auto tokens) { return run<T, tokens()>(args, pieces, stream); });
 }
 
 }  // namespace
