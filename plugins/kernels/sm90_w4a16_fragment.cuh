@@ -110,8 +110,8 @@ __device__ __forceinline__ void store_eights(uint8_t* units, int tokens, int tok
 
 // Where value k of a token lies in an image (see pair_offset).
 template <int kTokens>
-__device__ __forceinline__ int64_t value_offset(int k, int token) {
-    return pair_offset(k - (k & 4), token, kTokens) + (k & 4) / 2;
+__device__ __forceinline__ uint32_t value_offset(uint32_t k, uint32_t token) {
+    return pair_offset(k & ~4u, token, kTokens) + (k & 4) / 2;
 }
 
 }  // namespace trt_nvfp4::sm90

@@ -23,10 +23,11 @@ __host__ __device__ constexpr int64_t image_bytes(int k, int tokens) {
     return int64_t{2} * chunks_of(k) * kChunk * tokens;
 }
 
-// Where the pair of values k and k + 4 of a token lies in an image of `tokens`, in bytes.
-__device__ __forceinline__ int64_t pair_offset(int k, int token, int tokens) {
-    int const unit = k / kGroup * 8 + k % 16 / 8 * 4 + k % 4;
-    return (static_cast<int64_t>(unit) * tokens + token) * 16 + k % kGroup / 16 * 4;
+// Where the pair of values k and k + 4 of a token lies in an image of `tokens`, in bytes. Unsigned, since what divides
+// by powers of two is then one instruction.
+__device__ __forceinline__ uint32_t pair_offset(uint32_t k, uint32_t token, uint32_t tokens) {
+    uint32_t const unit = k / kGroup * 8 + k % 16 / 8 * 4 + k % 4;
+    return (unit * tokens + token) * 16 + k % kGroup / 16 * 4;
 }
 
 // BF16 activations become FP16 times factors (half_scale.cuh) where that takes less than it saves (H200): up to 8

@@ -71,7 +71,7 @@ struct HiddenValues {
     template <int kTokens, typename F>
     __device__ __forceinline__ void each(F&& f) const {
         constexpr int kColumnBytes = 8 * 16;
-        int64_t const first = value_offset<kTokens>(k, token);
+        uint32_t const first = value_offset<kTokens>(k, token);
         if (gated) {
             // k lies in its group's first block.
 #pragma unroll
@@ -81,7 +81,7 @@ struct HiddenValues {
 #pragma unroll
             for (int i = 0; i < 8 * kColumns; ++i) {
                 int const quarter = i % 8 / 2;
-                int64_t const column = first + i / 8 * kColumnBytes;
+                uint32_t const column = first + i / 8 * kColumnBytes;
                 f(column + quarter % 2 * 8 + quarter / 2 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
             }
         }
@@ -180,7 +180,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
             HiddenValues<kAtOnce> hidden = epilogue.template finish<kAtOnce>(up, column, sums);
             if ((tile + 1) * kTileRows > up.rows) hidden.zero_from(args.down.k - tile * width);
             hidden.template each<kStaged>(
-                [&](int64_t offset, float value) { store_value<T, kTokens>(values + offset, value); });
+                [&](uint32_t offset, float value) { store_value<T, kTokens>(values + offset, value); });
         }
         if constexpr (kValuesAreFlags<kTokens>) return;
         ptx::meet<32 * kWarps>();
@@ -207,17 +207,17 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
         if (up) {
             finish_up<T, kTokens>(args, shared, layer, task.tile, epilogue, acc);
         } else {
+            PartialSums<T, kTokens> const partials(args);
+            uint32_t const first = (task.tile * kWarps + warp) * kQuarters * (kTokens / 8);
 #pragma unroll
-            for (int quarter = 0; quarter < kQuarters; ++quarter) {
-#pragma unroll
-                for (int column = 0; column < kTokens / 8; ++column) {
-                    float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
-                    float2* const destination = partial<T, kTokens>(args, task.part, task.tile, warp, quarter, column);
-                    if (kValuesAreFlags<kTokens>) {
-                        store_sums(destination, {with_parity(sums[0], layer), with_parity(sums[1], layer)});
-                    } else {
-                        *destination = make_float2(sums[0], sums[1]);
-                    }
+            for (int i = 0; i < kQuarters * (kTokens / 8); ++i) {
+                int const quarter = i / (kTokens / 8), column = i % (kTokens / 8);
+                float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
+                float2* const destination = partials.of(first + i) + task.part * 32;
+                if (kValuesAreFlags<kTokens>) {
+                    store_sums(destination, {with_parity(sums[0], layer), with_parity(sums[1], layer)});
+                } else {
+                    *destination = make_float2(sums[0], sums[1]);
                 }
             }
             if (kValuesAreFlags<kTokens>) return;
@@ -238,10 +238,12 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     if (warp < kWarps) {
         take_registers();
         Places at;
+        Units<kTokens> units(args.m, args.up.k);
 #pragma unroll 1
         for (int layer = -1; layer < args.layers; ++layer) {
             multiply_phases<T, kTokens>(args, shared, at, max(2 * layer, 0), 2 * layer + 2);
-            do_rows<T, kTokens>(args, layer);
+            do_rows<T, kTokens>(args, layer, units);
+            if (layer < 0) units = Units<kTokens>(args.m, args.down.rows);
         }
     } else {
         give_registers();

@@ -61,10 +61,10 @@ __device__ __forceinline__ void for_tasks(MlpArgs<T> const& args, int first_phas
 #pragma unroll 1
     for (int phase = first_phase; phase < end_phase; ++phase) {
         Projection<T> const& matrix = phase % 2 == 0 ? args.up : args.down;
-        int const tasks = matrix.split.tasks(matrix.rows);
+        int const tasks = args.tasks[phase % 2];
 #pragma unroll 1
         for (int index = blockIdx.x / kMaxCluster; index < tasks; index += step) {
-            f(phase, matrix, Task(matrix.split, chunks_of(matrix.k), index));
+            f(phase, matrix, Task(matrix.split.splits, args.splits[phase % 2], chunks_of(matrix.k), index));
         }
     }
 }

@@ -2,6 +2,7 @@
 // the next layer's x. A warp does a fragment at a time.
 #pragma once
 
+#include "divisor.h"
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/reduce.cuh"
 #include "sm80_w4a16_exchange.cuh"
@@ -50,6 +51,9 @@ struct Counts {
 template <typename T>
 struct MlpArgs {
     Projection<T> up, down;
+    int tasks[2];       // of clusters, in each phase: up, down
+    Divisor splits[2];  // of K
+    Divisor columns;    // of rows' fragments
     int layers, m;
     uint32_t one;  // 1, see shift_left
     T const* x;
@@ -57,7 +61,7 @@ struct MlpArgs {
     T const* norm_weight;  // [layers, width of x]; null: no RMSNorm
     float epsilon;
     bool residual;
-    float2* partials;  // [splits, tiles of down, warps, quarters, tokens / 8, lanes]
+    float2* partials;  // see PartialSums
     float* squares;    // [tokens / 8, parts of x, 8]: sums of squares
     Counts counts;
 };
@@ -74,7 +78,7 @@ template <int kTokens>
 constexpr int kRowValues = RowFragment<kTokens>::kValues;  // of a lane
 
 template <int kTokens>
-__device__ __forceinline__ int row_columns(int m) {
+__host__ __device__ __forceinline__ int row_columns(int m) {
     return (m + 8 * kRowColumns<kTokens> - 1) / (8 * kRowColumns<kTokens>);
 }
 
@@ -84,14 +88,18 @@ __device__ __forceinline__ int units_per_chunk(int m) {
     return kUnitsPerTile * row_columns<kTokens>(m);
 }
 
+// This lane's sums of down: [tiles, warps, quarters, tokens / 8], which are the fragments, [splits of K, lanes]. A
+// fragment's parts lie side by side, where one address finds them all: what the code between two tasks is long, all
+// blocks wait for.
 template <typename T, int kTokens>
-__device__ __forceinline__ float2* partial(MlpArgs<T> const& args, int part, int tile, int warp, int quarter,
-                                           int column) {
-    int const tiles = padded_rows(args.down.rows, kMaxCluster) / kTileRows;
-    int64_t const fragment =
-        (((static_cast<int64_t>(part) * tiles + tile) * kWarps + warp) * kQuarters + quarter) * (kTokens / 8) + column;
-    return args.partials + fragment * 32 + threadIdx.x % 32;
-}
+struct PartialSums {
+    float2* first;
+    uint32_t step;  // to the next fragment's
+
+    __device__ __forceinline__ explicit PartialSums(MlpArgs<T> const& args)
+        : first(args.partials + threadIdx.x % 32), step(args.down.split.splits * 32) {}
+    __device__ __forceinline__ float2* of(uint32_t fragment) const { return first + fragment * step; }
+};
 
 // A partial sum that is a flag says in its last bit whether its layer is odd: it has been written once the bit is
 // another than before. Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
@@ -107,11 +115,17 @@ __device__ __forceinline__ bool has_parity(float2 sums, int layer) {
 // With the bit an infinity would be no number.
 __device__ __forceinline__ float without_parity(float sum) { return __uint_as_float(__float_as_uint(sum) & ~1u); }
 
-// Past L1, never from a register.
-__device__ __forceinline__ float2 load_sums(float2 const* source) {
-    float2 sums;
-    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(sums.x), "=f"(sums.y) : "l"(source) : "memory");
-    return sums;
+// Past L1, never from a register; without a branch.
+__device__ __forceinline__ void load_sums_if(bool wanted, float2 const* source, float2& sums) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %3, 0;\n"
+        "@wanted ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];\n"
+        "}"
+        : "+f"(sums.x), "+f"(sums.y)
+        : "l"(source), "r"(static_cast<uint32_t>(wanted))
+        : "memory");
 }
 
 // For all blocks to read; each float in one piece.
@@ -120,54 +134,52 @@ __device__ __forceinline__ void store_sums(float2* destination, float2 sums) {
                  : "memory");
 }
 
-// A fragment's sums over the parts of K, in their order; where they are flags, once they have been written.
+// The sums of fragments from `fragment` on over the parts of K, in their order; where they are flags, once they have
+// been written.
 template <typename T, int kTokens>
-__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, int tile, int warp, int quarter,
-                                          int column, float (&sums)[kRowValues<kTokens>]) {
-    constexpr int kBatch = 16;  // as many trips to L2 at once
+__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, uint32_t fragment,
+                                          float (&sums)[kRowValues<kTokens>]) {
     constexpr int kColumns = kRowColumns<kTokens>;
     static_assert(!kValuesAreFlags<kTokens> || kColumns == 1);
     int const splits = args.down.split.splits;
-    float2 const* const first = partial<T, kTokens>(args, 0, tile, warp, quarter, column);
-    int64_t const step = partial<T, kTokens>(args, 1, tile, warp, quarter, column) - first;
+    PartialSums<T, kTokens> const partials(args);
+    // All parts at once: one trip to L2. Those that are not there have the layer's parity, and are zero without it.
+    float2 parts[kColumns][kMaxSplits];
 #pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-#pragma unroll 1
-    for (int begin = 0; begin < splits; begin += kBatch) {
-        float2 parts[kBatch][kColumns];
+    for (int n = 0; n < kColumns; ++n) {
+        float2 const* const first = partials.of(fragment + n);
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                parts[j][n] =
-                    begin + j < splits ? load_sums(first + (begin + j) * step + n * 32) : make_float2(0.0f, 0.0f);
-            }
+        for (int j = 0; j < kMaxSplits; ++j) {
+            parts[n][j].x = parts[n][j].y = __uint_as_float(kValuesAreFlags<kTokens> ? layer & 1 : 0);
+            load_sums_if(j < splits, first + j * 32, parts[n][j]);
         }
-        if constexpr (kValuesAreFlags<kTokens>) {
-            bool complete;
-            do {
-                complete = true;
+    }
+    if constexpr (kValuesAreFlags<kTokens>) {
+        bool missing;
+        do {
+            missing = false;
 #pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    if (begin + j >= splits || has_parity(parts[j][0], layer)) continue;
-                    parts[j][0] = load_sums(first + (begin + j) * step);
-                    complete = false;
-                }
-            } while (!complete);
-            __syncwarp();
-        }
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                sums[2 * n] += kValuesAreFlags<kTokens> ? without_parity(parts[j][n].x) : parts[j][n].x;
-                sums[2 * n + 1] += kValuesAreFlags<kTokens> ? without_parity(parts[j][n].y) : parts[j][n].y;
+            for (int j = 0; j < kMaxSplits; ++j) {
+                bool const absent = !has_parity(parts[0][j], layer);
+                missing |= absent;
+                load_sums_if(absent, partials.of(fragment) + j * 32, parts[0][j]);
             }
+        } while (missing);
+        __syncwarp();
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+        sums[2 * n] = sums[2 * n + 1] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kMaxSplits; ++j) {
+            sums[2 * n] += kValuesAreFlags<kTokens> ? without_parity(parts[n][j].x) : parts[n][j].x;
+            sums[2 * n + 1] += kValuesAreFlags<kTokens> ? without_parity(parts[n][j].y) : parts[n][j].y;
         }
     }
 }
 
-// This block's fragments of m rows of `width`: unit = (tile, warp, quarter, column), as in down, from begin to end.
+// This block's fragments of m rows of `width`: unit = (place, column), place = (tile, warp, quarter), as in down, from
+// begin to end.
 template <int kTokens>
 struct Units {
     int columns, begin, end;
@@ -180,15 +192,15 @@ struct Units {
     }
     __device__ __forceinline__ int units_per_tile() const { return kUnitsPerTile * columns; }
 
-    // Calls f(fragment, tile, warp, quarter, column) for this warp's, with their first columns.
+    // Calls f(fragment, place, column) for this warp's, with their first columns.
     template <typename F>
-    __device__ __forceinline__ void each(F&& f) const {
+    __device__ __forceinline__ void each(Divisor by_columns, F&& f) const {
 #pragma unroll 1
         for (int unit = begin + threadIdx.x / 32; unit < end; unit += kWarps) {
-            int const place = unit / columns;
-            int const tile = place / kUnitsPerTile, warp = place / kQuarters % kWarps;
-            int const quarter = place % kQuarters, column = unit % columns * kRowColumns<kTokens>;
-            f(RowFragment<kTokens>(tile, warp, quarter, column), tile, warp, quarter, column);
+            uint32_t const place = by_columns.of(unit);
+            int const column = (unit - place * columns) * kRowColumns<kTokens>;
+            f(RowFragment<kTokens>(place / kUnitsPerTile, place / kQuarters % kWarps, place % kQuarters, column), place,
+              column);
         }
     }
 
@@ -239,20 +251,19 @@ __device__ __forceinline__ void publish_image(Units<kTokens> const& units, Count
 
 // The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x.
 template <typename T, int kTokens>
-__device__ void do_rows(MlpArgs<T> const& args, int layer) {
+__device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const& units) {
     bool const first = layer < 0;
     bool const last = layer + 1 == args.layers;
     bool const norm = args.norm_weight != nullptr;
     int const width = first ? args.up.k : args.down.rows;
-    int const parts = tiles_of(width) * kUnitsPerTile;
+    uint32_t const parts = tiles_of(width) * kUnitsPerTile;
     T const* const x = layer <= 0 ? args.x : args.y;
     constexpr int kValues = kRowValues<kTokens>;
     // Of a column's tokens that are this lane's.
-    auto const square = [&](int column, int part) {
+    auto const square = [&](uint32_t column, uint32_t part) {
         return reinterpret_cast<float2*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2);
     };
-    Units<kTokens> const units(args.m, width);
-    units.each([&](RowFragment<kTokens> const& fragment, int tile, int warp, int quarter, int column) {
+    units.each(args.columns, [&](RowFragment<kTokens> const& fragment, uint32_t place, int column) {
         // Asked for before the wait, used after it.
         T added[kValues], bias = ptx::from_float<T>(0.0f);
 #pragma unroll
@@ -269,9 +280,10 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
             if (!kValuesAreFlags<kTokens>) {
-                await_count(args.counts.partials + tile * kCountStep, (layer + 1u) * args.down.split.splits);
+                await_count(args.counts.partials + place / kUnitsPerTile * kCountStep,
+                            (layer + 1u) * args.down.split.splits);
             }
-            sum_parts<T, kTokens>(args, layer, tile, warp, quarter, column, values);
+            sum_parts<T, kTokens>(args, layer, place * (kTokens / 8) + column, values);
 #pragma unroll
             for (int i = 0; i < kValues; ++i) {
                 float const value = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias));
@@ -298,11 +310,10 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
                 squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], distance);
             }
         }
-        int const part = (tile * kWarps + warp) * kQuarters + quarter;
         if (threadIdx.x % 32 < 4) {
 #pragma unroll
             for (int n = 0; n < kRowColumns<kTokens>; ++n) {
-                *square(column + n, part) = make_float2(squares[2 * n], squares[2 * n + 1]);
+                *square(column + n, place) = make_float2(squares[2 * n], squares[2 * n + 1]);
             }
         }
     });
@@ -312,7 +323,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         return;
     }
     publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
-    units.each([&](RowFragment<kTokens> const& fragment, int, int, int, int column) {
+    units.each(args.columns, [&](RowFragment<kTokens> const& fragment, uint32_t, int column) {
         float values[kValues] = {}, weight = 0.0f;
         T const* const now = first ? args.x : args.y;
         fragment.each(width, args.m, [&](int i, int token) {
@@ -323,7 +334,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer) {
         float totals[kValues] = {};
         // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1. As many trips to L2 at once as registers allow.
 #pragma unroll(32 / kRowColumns<kTokens>)
-        for (int part = threadIdx.x % 32 / 4; part < parts; part += 8) {
+        for (uint32_t part = threadIdx.x % 32 / 4; part < parts; part += 8) {
 #pragma unroll
             for (int n = 0; n < kRowColumns<kTokens>; ++n) {
                 float2 const squares = __ldcg(square(column + n, part));

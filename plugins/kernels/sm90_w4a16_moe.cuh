@@ -211,7 +211,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                 column_sums<kPairs>(acc, column, sums);
                 // Places within the column.
                 auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
-                of_up.template finish<1>(matrix, 0, sums).template each<8>([&](int64_t offset, float value) {
+                of_up.template finish<1>(matrix, 0, sums).template each<8>([&](uint32_t offset, float value) {
                     *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
                 });
             }

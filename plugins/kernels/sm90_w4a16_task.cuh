@@ -2,6 +2,7 @@
 // (weights) and panels (activations).
 #pragma once
 
+#include "divisor.h"
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_weights.cuh"
 
@@ -15,11 +16,13 @@ struct Task {
     int begin, end;  // chunks
 
     __device__ __forceinline__ Task(int tile, int begin, int end) : tile(tile), part(0), begin(begin), end(end) {}
-    __device__ __forceinline__ Task(Split const& split, int chunks, int task) {
-        part = task % split.splits;
-        tile = task / split.splits * split.cluster + ptx::cluster_rank();
-        begin = part * chunks / split.splits;
-        end = (part + 1) * chunks / split.splits;
+    // One of those of all tiles, whose K of so many chunks is split.
+    __device__ __forceinline__ Task(int splits, Divisor by_splits, int chunks, int task) {
+        int const cluster_tile = by_splits.of(task);
+        part = task - cluster_tile * splits;
+        tile = cluster_tile * kMaxCluster + ptx::cluster_rank();
+        begin = by_splits.of(part * chunks);
+        end = by_splits.of((part + 1) * chunks);
     }
 };
 

@@ -84,7 +84,12 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.down.x = pieces.hidden;
     args.down.x_step = kValuesAreFlags<kTokens> ? image_bytes(args.down.k, kTokens) : 0;
     args.layers = static_cast<int>(mlp.layers);
+    args.tasks[0] = args.up.split.tasks(args.up.rows);
+    args.tasks[1] = args.down.split.tasks(args.down.rows);
+    args.splits[0] = Divisor(args.up.split.splits);
+    args.splits[1] = Divisor(args.down.split.splits);
     args.m = static_cast<int>(mlp.m);
+    args.columns = Divisor(row_columns<kTokens>(args.m));
     args.one = 1;
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
@@ -104,7 +109,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
             cudaMemsetAsync(pieces.image, w4a16::kAbsentByte, static_cast<size_t>(bytes), stream), "cudaMemsetAsync"));
     }
-    int const most = std::max(args.up.split.tasks(args.up.rows), args.down.split.tasks(args.down.rows));
+    int const most = std::max(args.tasks[0], args.tasks[1]);
     config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);
     config.numAttrs = 2;
     return check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
