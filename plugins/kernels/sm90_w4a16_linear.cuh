@@ -134,13 +134,13 @@ __device__ __forceinline__ float2* partial_sums(LinearArgs<T> const& args, int b
 template <typename T, int kTokens>
 __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt const& dealt,
                                                LinearShared<T, kTokens>& shared) {
-    Places at;
+    Places at(shared);
     dealt.each([&](Task const& task) {
         float acc[2][kTokens / 2];
         bool const whole = task.begin == 0 && task.end == dealt.chunks;
         RowEpilogue<T> epilogue;
         if (whole) epilogue.load(args.tensor_scale, args.bias, args.rows, task.tile);
-        multiply_task<T, kTokens>(shared, task, args.one, at, acc);
+        multiply_task<T, kTokens>(task.end - task.begin, args.one, at, acc);
         float2* const place = partial_sums<T, kTokens>(args, static_cast<int>(blockIdx.x), task.begin > 0);
 #pragma unroll 1
         for (int column = 0; column * 8 < args.m; ++column) {

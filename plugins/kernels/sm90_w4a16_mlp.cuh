@@ -194,8 +194,8 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
 }
 
 template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, Places& at,
-                                                int first_phase, int end_phase) {
+__device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared,
+                                                Places<MlpTaskShared<T, kTokens>>& at, int first_phase, int end_phase) {
     int const warp = threadIdx.x / 32;
     for_tasks(args, first_phase, end_phase, [&](int phase, Projection<T> const& matrix, Task const& task) {
         float acc[2][kTokens / 2];
@@ -203,7 +203,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
         bool const up = phase % 2 == 0;
         UpEpilogue<T> epilogue;
         if (up) epilogue.load(matrix, layer, task.tile);
-        multiply_task<T, kTokens>(shared.task, task, args.one, at, acc);
+        multiply_task<T, kTokens>(task.end - task.begin, args.one, at, acc);
         if (up) {
             finish_up<T, kTokens>(args, shared, layer, task.tile, epilogue, acc);
         } else {
@@ -237,7 +237,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     ptx::cluster_meet();
     if (warp < kWarps) {
         take_registers();
-        Places at;
+        Places at(shared.task);
         Units<kTokens> units(args.m, args.up.k);
 #pragma unroll 1
         for (int layer = -1; layer < args.layers; ++layer) {

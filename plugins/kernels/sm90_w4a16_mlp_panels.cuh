@@ -23,10 +23,14 @@ constexpr int kStagedTokens = kTokens < 32 ? kTokens : 32;
 template <int kTokens>
 constexpr int kStagedBytes = kValuesAreFlags<kTokens> ? 16 : kTileRows * kStagedTokens<kTokens> * 2;
 
+// Up to 8 tokens mma.sync is faster than wgmma.
+template <typename T, int kTokens>
+using MlpTaskShared =
+    TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kValuesAreFlags<kTokens>, kMlpSharers<kTokens>>;
+
 template <typename T, int kTokens>
 struct MlpShared {
-    // Up to 8 tokens mma.sync is faster than wgmma.
-    TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kValuesAreFlags<kTokens>, kMlpSharers<kTokens>> task;
+    MlpTaskShared<T, kTokens> task;
     __align__(16) uint8_t staged[kStagedBytes<kTokens>];
     uint64_t landed[kStagers];
     uint32_t begun;  // tasks whose first activations are there

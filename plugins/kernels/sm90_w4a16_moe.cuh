@@ -161,7 +161,7 @@ __device__ __forceinline__ void store_outputs(MixtureTask const& task, int rows,
 template <typename T, class Shared>
 __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Shared& shared) {
     constexpr int kPairs = 8 * Shared::kColumns;
-    Places at;
+    Places at(shared.task);
     uint32_t turn = 0;
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
         float acc[2][kPairs / 2];
@@ -178,12 +178,11 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                          matrix.rows, task.tile);
         }
         auto const multiply = [&](auto known) {
-            multiply_task<T, 8 * decltype(known)::value>(shared.task, Task(task.tile, task.begin, task.end), args.one,
-                                                         at, acc);
+            multiply_task<T, 8 * decltype(known)::value>(task.end - task.begin, args.one, at, acc);
         };
         switch (columns) {
             case 0:
-                pass_over_task(shared.task, task.end - task.begin, job_columns(task.count), at);
+                pass_over_task(task.end - task.begin, job_columns(task.count), at);
                 break;
             case 1:
                 multiply(std::integral_constant<int, 1>{});

@@ -76,15 +76,21 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
     }
 }
 
-// The same by mma.sync, each warp for itself, of eights of tokens whose first units are `offset` behind shared
-// addresses `units` in panels of the kind Panel: up to 8 tokens it takes fewer clocks than wgmma, whose shortest
-// product is as long as one of 24 columns, and at 16 hardly more. Returns what is known once all of the units have been
-// read.
+// Where what a lane reads of a panel of this kind begins.
+template <class Panel>
+__device__ __forceinline__ uint32_t lane_units() {
+    int const lane = threadIdx.x % 32;
+    return lane / 8 * Panel::kUnitBytes + lane % 8 * Panel::kTokenBytes;
+}
+
+// The same by mma.sync, each warp for itself, of eights of tokens whose first units, of this lane (lane_units), are
+// `offset` behind shared addresses `units` in panels of the kind Panel: up to 8 tokens it takes fewer clocks than
+// wgmma, whose shortest product is as long as one of 24 columns, and at 16 hardly more. Returns what is known once all
+// of the units have been read.
 template <typename T, class Panel, int kColumns, int kSums>
 __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint32_t own_byte, uint32_t one,
                                                         uint32_t const (&units)[kColumns], int offset,
                                                         float (&acc)[2][kSums]) {
-    int const lane = threadIdx.x % 32;
     uint32_t read = 0;
     uint32_t scales[2];
     decode_scales<T>(codes, own_byte, one, scales);
@@ -93,8 +99,7 @@ __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint
         uint32_t b[kColumns][4];
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
-            ptx::ldmatrix(
-                b[n], units[n] + offset + (word * 4 + lane / 8) * Panel::kUnitBytes + lane % 8 * Panel::kTokenBytes);
+            ptx::ldmatrix(b[n], units[n] + offset + word * 4 * Panel::kUnitBytes);
             read ^= b[n][0];
         }
         uint32_t a[4][4];

@@ -60,40 +60,70 @@ struct TaskShared {
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 200;"); }
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 104;"); }
 
-// Where a warp is in its warpgroup's slots, which are every second, and in the panels.
-struct Places {
-    w4a16::RingPosition slot, panel;
+// The panels, as LaneSlots.
+template <class Shared>
+class LanePanels {
+ public:
+    using Panel = typename Shared::Panel;
+
+    Stage<Shared::kPanels> at;
+
+    __device__ __forceinline__ explicit LanePanels(Shared const& shared)
+        : units_(ptx::shared_address(shared.panels) + (Shared::kSync ? lane_units<Panel>() : 0)),
+          factors_(ptx::shared_address(shared.panels) + threadIdx.x % 4 * 2 * Panel::kTokenBytes),
+          full_(ptx::shared_address(shared.full)) {
+        asm volatile("" : "+r"(units_), "+r"(factors_), "+r"(full_));
+    }
+
+    __device__ __forceinline__ void await() const { ptx::mbarrier_wait(full(), at.round()); }
+    // First units, by mma.sync those of this lane, and the factors of this lane's two tokens.
+    __device__ __forceinline__ uint32_t units() const { return units_ + at.index * Panel::kBytes; }
+    __device__ __forceinline__ uint32_t factors() const { return factors_ + at.index * Panel::kBytes; }
+    // The barrier by which the panel may be filled again.
+    __device__ __forceinline__ uint32_t empty() const { return full() + Shared::kPanels * 8; }
+
+ private:
+    __device__ __forceinline__ uint32_t full() const { return full_ + at.index * 8; }
+
+    uint32_t units_, factors_, full_;
 };
 
-// acc += sums of Panel::kFactorK values of K times their tokens' factors, the panels' number `which`, and zeros to the
-// sums. Returns what is known once the factors have been read.
+// Where a warp is.
+template <class Shared>
+struct Places {
+    LaneSlots slots;
+    LanePanels<Shared> panels;
+
+    __device__ __forceinline__ explicit Places(Shared const& shared) : slots(shared.weights), panels(shared) {}
+};
+
+// acc += sums of Panel::kFactorK values of K times their tokens' factors, number `which` of the panels that have these
+// of this lane's tokens at `factors`, and zeros to the sums. Returns what is known once the factors have been read.
 template <class Panel, int kColumns, int kSums>
-__device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], uint32_t const (&panels)[kColumns],
+__device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], uint32_t const (&factors)[kColumns],
                                                int which, float (&acc)[2][kSums]) {
     uint32_t read = 0;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-        float factors[2];
+        float own[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            int const token = threadIdx.x % 4 * 2 + i;
-            factors[i] = ptx::load_shared(panels[n] + token * Panel::kTokenBytes + Panel::factor_offset(which));
-            read ^= __float_as_uint(factors[i]);
+            own[i] = ptx::load_shared(factors[n] + i * Panel::kTokenBytes + Panel::factor_offset(which));
+            read ^= __float_as_uint(own[i]);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float& sum = acc[i / 4][n * 4 + i % 4];
-            sum = fmaf(sums[i / 4][n * 4 + i % 4], factors[i % 2], sum);
+            sum = fmaf(sums[i / 4][n * 4 + i % 4], own[i % 2], sum);
             sums[i / 4][n * 4 + i % 4] = 0.0f;
         }
     }
     return read;
 }
 
-// A warp's rows of a task times the activations of kTokens tokens, to the first sums of `acc`.
+// A warp's rows of a task of so many chunks times the activations of kTokens tokens, to the first sums of `acc`.
 template <typename T, int kTokens, class Shared, int kSums>
-__device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, uint32_t one, Places& at,
-                                              float (&acc)[2][kSums]) {
+__device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<Shared>& at, float (&acc)[2][kSums]) {
     constexpr int kGroups = kChunk / kGroup;
     using Panel = typename Shared::Panel;
     constexpr int kPanelTokens = Panel::kTokens;
@@ -101,11 +131,9 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
     constexpr int kColumns = kTokens / 8;
     constexpr int kGroupBytes = Panel::kUnitBytes * kGroup / 8;
     static_assert(Shared::kSync || kOfChunk == 1);
-    int const row = row_of_lane();
     uint32_t const own_byte = own_scale_byte();
-    int finished = -1;  // the panel whose multiplications may still be under way
-    auto const release_panel = [&](int which, uint32_t read = 0) {
-        uint32_t const empty = ptx::shared_address(&shared.empty[which]) + zero_behind(read, one);
+    auto const release_panel = [&](uint32_t empty, uint32_t read = 0) {
+        empty += zero_behind(read, one);
         if constexpr (Shared::kBlocks == 1) {
             ptx::mbarrier_arrive(empty);
         } else {
@@ -115,23 +143,24 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
     };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
-    auto const slot = [&] { return at.slot.stage * kWarpgroups + static_cast<int>(threadIdx.x) / 128; };
+    if (chunks == 0) return;
+    uint32_t finished = 0;  // the barrier of the panel whose multiplications may still be under way
     // Codes are a group ahead of their products.
-    Codes next = first_group(shared.weights, slot(), at.slot.round, row);
+    at.slots.await();
+    Codes next = at.slots.load_group(0);
 #pragma unroll 1
-    for (int chunk = task.begin; chunk < task.end; ++chunk) {
-        int panels[kOfChunk];
-        uint32_t units[kColumns];
-#pragma unroll
-        for (int i = 0; i < kOfChunk; ++i) {
-            panels[i] = at.panel.stage;
-            ptx::mbarrier_wait(ptx::shared_address(&shared.full[panels[i]]), at.panel.round);
-            at.panel.advance(Shared::kPanels);
-        }
+    for (int left = chunks; left > 0; --left) {
+        uint32_t units[kColumns], factors[kColumns], empty[kOfChunk];
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
-            units[n] = ptx::shared_address(shared.panels[panels[n * 8 / kPanelTokens]]) +
-                       n * 8 % kPanelTokens * Panel::kTokenBytes;
+            int const offset = n * 8 % kPanelTokens * Panel::kTokenBytes;
+            if (offset == 0) {
+                at.panels.await();
+                empty[n * 8 / kPanelTokens] = at.panels.empty();
+            }
+            units[n] = at.panels.units() + offset;
+            factors[n] = at.panels.factors() + offset;
+            if ((n + 1) * 8 % kPanelTokens == 0) at.panels.at.advance();
         }
         uint32_t read = 0;
         float unscaled[2][4 * kColumns] = {};
@@ -140,17 +169,18 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
         for (int group = 0; group < kGroups; ++group) {
             Codes const codes = next;
             if (group + 1 < kGroups) {
-                next = load_group(shared.weights, slot(), row, group + 1);
+                next = at.slots.load_group(group + 1);
             } else {
-                ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot()]) + zero_behind(codes, one));
-                at.slot.advance(kSlots / kWarpgroups);
-                if (chunk + 1 < task.end) next = first_group(shared.weights, slot(), at.slot.round, row);
+                at.slots.release(zero_behind(codes, one));
+                at.slots.at.advance();
+                if (left > 1) at.slots.await();
+                next = at.slots.load_group(0, left > 1);
             }
             if constexpr (Panel::kFactorK > 0) {
                 constexpr int kOfFactor = Panel::kFactorK / kGroup;
                 read = multiply_group_sync<__half, Panel>(codes, own_byte, one, units, group * kGroupBytes, unscaled);
                 if (group % kOfFactor == kOfFactor - 1) {
-                    read ^= add_scaled<Panel>(unscaled, units, group / kOfFactor, acc);
+                    read ^= add_scaled<Panel>(unscaled, factors, group / kOfFactor, acc);
                 }
             } else if constexpr (Shared::kSync) {
                 read = multiply_group_sync<T, Panel>(codes, own_byte, one, units, group * kGroupBytes, acc);
@@ -158,15 +188,15 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
                 multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
                                            [&](int word) {
                                                // All but this word's have finished: the panel before is free.
-                                               if (word == 0 && group == 0 && finished >= 0) release_panel(finished);
+                                               if (word == 0 && group == 0 && left < chunks) release_panel(finished);
                                            });
             }
         }
         if constexpr (Shared::kSync) {
 #pragma unroll
-            for (int const panel : panels) release_panel(panel, read);
+            for (uint32_t const barrier : empty) release_panel(barrier, read);
         } else {
-            finished = panels[0];
+            finished = empty[0];
         }
     }
     if constexpr (!Shared::kSync) {
@@ -178,19 +208,17 @@ __device__ __forceinline__ void multiply_task(Shared& shared, Task const& task, 
 // Instead of multiply_task by warps that have no rows of it: they free what they share with others, `columns` panels a
 // chunk.
 template <class Shared>
-__device__ __forceinline__ void pass_over_task(Shared& shared, int chunks, int columns, Places& at) {
-    int const warpgroup = threadIdx.x / 128;
+__device__ __forceinline__ void pass_over_task(int chunks, int columns, Places<Shared>& at) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-        int const slot = at.slot.stage * kWarpgroups + warpgroup;
-        ptx::mbarrier_wait(ptx::shared_address(&shared.weights.full[slot]), at.slot.round);
-        ptx::mbarrier_arrive(ptx::shared_address(&shared.weights.empty[slot]));
-        at.slot.advance(kSlots / kWarpgroups);
+        at.slots.await();
+        at.slots.release();
+        at.slots.at.advance();
 #pragma unroll 1
         for (int i = 0; i < columns; ++i) {
-            ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.panel.stage]), at.panel.round);
-            ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[at.panel.stage]));
-            at.panel.advance(Shared::kPanels);
+            at.panels.await();
+            ptx::mbarrier_arrive(at.panels.empty());
+            at.panels.at.advance();
         }
     }
 }

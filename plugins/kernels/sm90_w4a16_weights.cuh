@@ -136,25 +136,60 @@ __device__ __forceinline__ int row_of_lane(int warp = threadIdx.x / 32) {
     return warp % 4 * 8 + g % 4 * 2 + g / 4;
 }
 
-__device__ __forceinline__ Codes load_group(WeightSlots const& slots, int slot, int row, int group) {
-    int const t = threadIdx.x % 4;
-    int const column = (group * 2 + t / 2) ^ row % 8;
-    uint8_t const* const words = slots.codes[slot] + row * (kChunk / 2) + column * 16 + t % 2 * 8;
-    Codes codes;
-    uint4 const four = *reinterpret_cast<uint4 const*>(slots.scales[slot] + group * 512 + row * 16);
-    codes.scales[0] = four.x;
-    codes.scales[1] = four.y;
-    codes.scales[2] = four.z;
-    codes.scales[3] = four.w;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) codes.words[i] = *reinterpret_cast<uint2 const*>(words + i * 32 * (kChunk / 2));
-    return codes;
-}
+// A place in a ring of kStages, and how often it has been there before, modulo two. Opaque, so that all addresses
+// follow from it by one multiplication each.
+template <int kStages>
+struct Stage {
+    static_assert((kStages & (kStages - 1)) == 0);
 
-// Of a slot, once it has been filled, for the time of `round`.
-__device__ __forceinline__ Codes first_group(WeightSlots const& slots, int slot, uint32_t round, int row) {
-    ptx::mbarrier_wait(ptx::shared_address(&slots.full[slot]), round);
-    return load_group(slots, slot, row, 0);
-}
+    uint32_t passed = 0, index = 0;
+
+    __device__ __forceinline__ uint32_t round() const { return passed / kStages & 1; }
+    __device__ __forceinline__ void advance() {
+        index = ++passed % kStages;
+        asm volatile("" : "+r"(index));
+    }
+};
+
+// A warpgroup's slots, which are every second: shared addresses of what this lane reads of the first. Opaque too: the
+// compiler would find them anew for every chunk.
+class LaneSlots {
+ public:
+    Stage<kSlots / kWarpgroups> at;
+
+    __device__ __forceinline__ explicit LaneSlots(WeightSlots const& slots) {
+        int const warpgroup = threadIdx.x / 128, row = row_of_lane(), t = threadIdx.x % 4;
+        uint32_t const codes = ptx::shared_address(slots.codes[warpgroup]) + row * (kChunk / 2) + t % 2 * 8;
+#pragma unroll
+        for (int group = 0; group < kChunk / kGroup; ++group) {
+            codes_[group] = codes + ((group * 2 + t / 2) ^ row % 8) * 16;
+            asm volatile("" : "+r"(codes_[group]));
+        }
+        scales_ = ptx::shared_address(slots.scales[warpgroup]) + row * 16;
+        full_ = ptx::shared_address(&slots.full[warpgroup]);
+        asm volatile("" : "+r"(scales_), "+r"(full_));
+    }
+
+    __device__ __forceinline__ void await() const { ptx::mbarrier_wait(full(), at.round()); }
+    // Once what is added to its barrier's address is known.
+    __device__ __forceinline__ void release(uint32_t zero = 0) const {
+        ptx::mbarrier_arrive(full() + kSlots * 8 + zero);
+    }
+    // A group of the slot, if it is wanted.
+    __device__ __forceinline__ Codes load_group(int group, bool wanted = true) const {
+        Codes codes;
+        uint32_t const scales = scales_ + at.index * (kWarpgroups * kSlotScales);
+        uint32_t const words = codes_[group] + at.index * (kWarpgroups * kSlotCodes);
+        ptx::load_shared_if(wanted, scales + group * (kGroupRows * kGroup / kBlock), codes.scales);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) ptx::load_shared_if(wanted, words + i * 32 * (kChunk / 2), codes.words[i]);
+        return codes;
+    }
+
+ private:
+    __device__ __forceinline__ uint32_t full() const { return full_ + at.index * (kWarpgroups * 8); }
+
+    uint32_t codes_[kChunk / kGroup], scales_, full_;
+};
 
 }  // namespace trt_nvfp4::sm90

@@ -9,6 +9,19 @@ __device__ __forceinline__ uint32_t shared_address(void const* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// If it is wanted, without a branch; else nothing is known of the result.
+__device__ __forceinline__ void load_shared_if(bool wanted, uint32_t address, uint2& words) {
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %3, 0;\n@wanted ld.shared.v2.u32 {%0, %1}, [%2];\n}"
+                 : "=r"(words.x), "=r"(words.y)
+                 : "r"(address), "r"(static_cast<uint32_t>(wanted)));
+}
+__device__ __forceinline__ void load_shared_if(bool wanted, uint32_t address, uint32_t (&words)[4]) {
+    asm volatile(
+        "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+        : "r"(address), "r"(static_cast<uint32_t>(wanted)));
+}
+
 __device__ __forceinline__ float load_shared(uint32_t address) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
