@@ -3,8 +3,8 @@
 //
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
 // (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
-// it has written: chunks of K, and tiles of down, count what has been written of them, and who reads them awaits the
-// count; values of up to 8 tokens say so themselves. Each phase needs all of the one before, directly or through the
+// it has written: chunks of K count what has been written of them, and who reads them awaits the count; partial sums,
+// and values of up to 8 tokens, say so themselves. Each phase needs all of the one before, directly or through the
 // next, so that nothing is overwritten while it is read.
 //
 // Two warpgroups multiply and do the rows: by mma.sync up to 8 tokens, by wgmma beyond. Of a third, which leaves them
@@ -213,15 +213,9 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
             for (int i = 0; i < kQuarters * (kTokens / 8); ++i) {
                 int const quarter = i / (kTokens / 8), column = i % (kTokens / 8);
                 float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
-                float2* const destination = partials.of(first + i) + task.part * 32;
-                if (kValuesAreFlags<kTokens>) {
-                    store_sums(destination, {with_parity(sums[0], layer), with_parity(sums[1], layer)});
-                } else {
-                    *destination = make_float2(sums[0], sums[1]);
-                }
+                store_sums(partials.of(first + i) + task.part * 32,
+                           {with_parity(sums[0], layer), with_parity(sums[1], layer)});
             }
-            if (kValuesAreFlags<kTokens>) return;
-            publish<32 * kWarps>([&] { count(args.counts.partials + task.tile * kCountStep); });
         }
     });
 }
@@ -235,6 +229,8 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     if (threadIdx.x == 0) shared.init();
     __syncthreads();
     ptx::cluster_meet();
+    // The launch before erases what says whether something has been written. Weights do not wait for it.
+    if (warp != kWarps) ptx::await_previous_launch();
     if (warp < kWarps) {
         take_registers();
         Places at(shared.task);

@@ -33,8 +33,8 @@ struct Projection {
     __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
 };
 
-// Up to 8 tokens activations and partial sums say themselves whether they have been written: a fence of the GPU behind
-// each phase would wait for the weights that are on their way. Activations are absent until then (exchange.cuh), each
+// Partial sums say themselves whether they have been written, and up to 8 tokens activations too: a fence of the GPU
+// behind each phase waits for the weights that are on their way. Activations are absent until then (exchange.cuh), each
 // layer's in images of its own, so that nothing is erased.
 constexpr int kFlagTokens = 8;
 template <int kTokens>
@@ -42,10 +42,9 @@ constexpr bool kValuesAreFlags = kTokens <= kFlagTokens;
 
 // With more tokens, how often what has been written, since the launch's start: zero before it.
 struct Counts {
-    uint32_t* image;     // [chunks of x]: fragments of rows
-    uint32_t* hidden;    // [chunks of hidden values]: by the blocks of up
-    uint32_t* partials;  // [tiles of down, kCountStep]: by the blocks of down
-    uint32_t* squares;   // one: fragments of rows; at any number of tokens
+    uint32_t* image;    // [chunks of x]: fragments of rows
+    uint32_t* hidden;   // [chunks of hidden values]: by the blocks of up
+    uint32_t* squares;  // one: fragments of rows; at any number of tokens
 };
 
 template <typename T>
@@ -101,8 +100,8 @@ struct PartialSums {
     __device__ __forceinline__ float2* of(uint32_t fragment) const { return first + fragment * step; }
 };
 
-// A partial sum that is a flag says in its last bit whether its layer is odd: it has been written once the bit is
-// another than before. Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
+// A partial sum says in its last bit whether its layer is odd: it has been written once the bit is another than before.
+// Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
 static_assert(w4a16::kAbsentByte % 2 == 1);  // as the layer before the first
 
 __device__ __forceinline__ float with_parity(float sum, int layer) {
@@ -134,13 +133,11 @@ __device__ __forceinline__ void store_sums(float2* destination, float2 sums) {
                  : "memory");
 }
 
-// The sums of fragments from `fragment` on over the parts of K, in their order; where they are flags, once they have
-// been written.
+// The sums of fragments from `fragment` on over the parts of K, in their order, once they have been written.
 template <typename T, int kTokens>
 __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, uint32_t fragment,
                                           float (&sums)[kRowValues<kTokens>]) {
     constexpr int kColumns = kRowColumns<kTokens>;
-    static_assert(!kValuesAreFlags<kTokens> || kColumns == 1);
     int const splits = args.down.split.splits;
     PartialSums<T, kTokens> const partials(args);
     // All parts at once: one trip to L2. Those that are not there have the layer's parity, and are zero without it.
@@ -150,30 +147,32 @@ __device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, uin
         float2 const* const first = partials.of(fragment + n);
 #pragma unroll
         for (int j = 0; j < kMaxSplits; ++j) {
-            parts[n][j].x = parts[n][j].y = __uint_as_float(kValuesAreFlags<kTokens> ? layer & 1 : 0);
+            parts[n][j].x = parts[n][j].y = __uint_as_float(layer & 1);
             load_sums_if(j < splits, first + j * 32, parts[n][j]);
         }
     }
-    if constexpr (kValuesAreFlags<kTokens>) {
-        bool missing;
-        do {
-            missing = false;
+    bool missing;
+    do {
+        missing = false;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+            float2 const* const first = partials.of(fragment + n);
 #pragma unroll
             for (int j = 0; j < kMaxSplits; ++j) {
-                bool const absent = !has_parity(parts[0][j], layer);
+                bool const absent = !has_parity(parts[n][j], layer);
                 missing |= absent;
-                load_sums_if(absent, partials.of(fragment) + j * 32, parts[0][j]);
+                load_sums_if(absent, first + j * 32, parts[n][j]);
             }
-        } while (missing);
-        __syncwarp();
-    }
+        }
+    } while (missing);
+    __syncwarp();
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
         sums[2 * n] = sums[2 * n + 1] = 0.0f;
 #pragma unroll
         for (int j = 0; j < kMaxSplits; ++j) {
-            sums[2 * n] += kValuesAreFlags<kTokens> ? without_parity(parts[n][j].x) : parts[n][j].x;
-            sums[2 * n + 1] += kValuesAreFlags<kTokens> ? without_parity(parts[n][j].y) : parts[n][j].y;
+            sums[2 * n] += without_parity(parts[n][j].x);
+            sums[2 * n + 1] += without_parity(parts[n][j].y);
         }
     }
 }
@@ -279,10 +278,6 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
         } else {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
-            if (!kValuesAreFlags<kTokens>) {
-                await_count(args.counts.partials + place / kUnitsPerTile * kCountStep,
-                            (layer + 1u) * args.down.split.splits);
-            }
             sum_parts<T, kTokens>(args, layer, place * (kTokens / 8) + column, values);
 #pragma unroll
             for (int i = 0; i < kValues; ++i) {

@@ -201,6 +201,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
     }
     if constexpr (!Shared::kSync) {
         ptx::wgmma_wait<0>();
+        for (auto& sums : acc) ptx::wgmma_finished(sums);
         release_panel(finished);
     }
 }

@@ -1,4 +1,5 @@
 #include "../api/sm90_w4a16.h"
+#include "../programmatic_launch.cuh"
 #include "../sm90_w4a16_launch.cuh"
 #include "../sm90_w4a16_mlp.cuh"
 #include "sm90_weight_maps.h"
@@ -6,8 +7,21 @@
 namespace trt_nvfp4::sm90 {
 namespace {
 
-// One layout for the query and the launch. What comes before `zeroed` is zero before a launch, and where values are
-// flags the rest is absent.
+constexpr int kEraseThreads = 256;
+
+// Before sm90_w4a16_mlp: zeros to the first of all 16-byte units, and to the others what is absent.
+__global__ __launch_bounds__(kEraseThreads) void sm90_w4a16_erase(uint4* units, int64_t zeros, int64_t all) {
+    ptx::launch_next();
+    ptx::await_previous_launch();
+    int64_t const step = int64_t{kEraseThreads} * gridDim.x;
+    for (int64_t i = int64_t{kEraseThreads} * blockIdx.x + threadIdx.x; i < all; i += step) {
+        uint32_t const word = i < zeros ? 0u : w4a16::kAbsentByte * 0x01010101u;
+        units[i] = make_uint4(word, word, word, word);
+    }
+}
+
+// One layout for the query and the launch. What comes before `zeroed` is zero before a launch, what says itself whether
+// it has been written, images or not and partial sums, absent.
 struct Pieces {
     Counts counts;
     uint8_t* image;
@@ -24,7 +38,6 @@ struct Pieces {
         int const intermediate = static_cast<int>(args.intermediate);
         counts.image = workspace.take<uint32_t>(chunks_of(in));
         counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
-        counts.partials = workspace.take<uint32_t>(padded_rows(out, kMaxCluster) / kTileRows * kCountStep);
         counts.squares = workspace.take<uint32_t>(1);
         bool const flags = tokens <= kFlagTokens;
         int64_t const images = flags ? args.layers : 1;
@@ -41,16 +54,21 @@ struct Pieces {
 
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
+    constexpr int kUnit = 16;
+    auto* const base = reinterpret_cast<uint8_t*>(pieces.counts.image);
+    int sms = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     auto const kernel = sm90_w4a16_mlp<T, kTokens>;
     char const* const name = "sm90_w4a16_mlp";
     int const shared = static_cast<int>(sizeof(MlpShared<T, kTokens>));
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
-    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchAttribute attributes[3]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
     attributes[1].id = cudaLaunchAttributeCooperative;
     attributes[1].val.cooperative = 1;
+    attributes[2] = programmatic_attribute();
     cudaLaunchConfig_t config{};
     config.gridDim = kMaxCluster;
     config.blockDim = kTaskThreads;
@@ -100,18 +118,16 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.squares = pieces.squares;
     args.counts = pieces.counts;
 
-    // Counts are the first piece, where the workspace begins.
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaMemsetAsync(pieces.counts.image, 0, pieces.zeroed, stream), "cudaMemsetAsync"));
-    if (kValuesAreFlags<kTokens>) {
-        int64_t const sums = int64_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
-        auto const bytes = reinterpret_cast<uint8_t*>(pieces.partials + sums) - pieces.image;
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-            cudaMemsetAsync(pieces.image, w4a16::kAbsentByte, static_cast<size_t>(bytes), stream), "cudaMemsetAsync"));
-    }
+    // Counts are the first piece, where the workspace begins, and all pieces are whole units.
+    int64_t const sums = int64_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
+    int64_t const erased = (reinterpret_cast<uint8_t*>(pieces.partials + sums) - base) / kUnit;
+    int const blocks = static_cast<int>(std::min<int64_t>((erased + kEraseThreads - 1) / kEraseThreads, 2 * sms));
+    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_erase, blocks, kEraseThreads, 0, true, stream,
+                                            "sm90_w4a16_erase", reinterpret_cast<uint4*>(base),
+                                            static_cast<int64_t>(pieces.zeroed) / kUnit, erased));
     int const most = std::max(args.tasks[0], args.tasks[1]);
     config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);
-    config.numAttrs = 2;
+    config.numAttrs = 3;
     return check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
 }
 

@@ -38,6 +38,13 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Behind a wait: what is done with sums must not begin before it, which the compiler does not know.
+template <int kSums>
+__device__ __forceinline__ void wgmma_finished(float (&sums)[kSums]) {
+#pragma unroll
+    for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+}
+
 template <typename T>
 __device__ __forceinline__ void wgmma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
 template <typename T>
