@@ -7,8 +7,6 @@
 
 namespace trt_nvfp4::sm90 {
 
-constexpr int kCountStep = 32;  // between counters that are asked for one by one: whole lines
-
 // What all kThreads first threads of the block wrote can be read by who sees what f(), called by one of them, then
 // counts. A fence of the GPU for each warp would take as long as all of them one after another.
 template <int kThreads, typename F>

@@ -58,6 +58,21 @@ struct Fragment {
     __device__ __forceinline__ int token_of(int i) const { return token + i / 2 * 8 + i % 2; }
 };
 
+// Calls store(place, i) for those there are of a lane's eight values of a tile, two of each quarter, with where value i
+// goes in outputs [count, rows]. One address finds all: what ends a task is fetched anew each time.
+template <typename Output, typename F>
+__device__ __forceinline__ void each_output(Output* outputs, int rows, int count, int tile, int column, F&& store) {
+    Fragment<> const fragment(tile, threadIdx.x / 32, 0, column);
+    Output* const first = outputs + static_cast<int64_t>(fragment.token) * rows + fragment.row;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        int const quarter = i / 2;
+        if (fragment.row + quarter * 32 < rows && fragment.token + i % 2 < count) {
+            store(first + (i % 2 == 0 ? 0 : rows) + quarter * 32, i);
+        }
+    }
+}
+
 // What a lane adds to its sums of a tile without gates: of four rows, one of each quarter.
 template <typename T>
 struct RowEpilogue {

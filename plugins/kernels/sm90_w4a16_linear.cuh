@@ -114,14 +114,8 @@ __device__ __forceinline__ void store_outputs(LinearArgs<T> const& args, RowEpil
                                               int column, float (&values)[8]) {
     epilogue.apply(values);
     activate_values(args.activation, values);
-#pragma unroll
-    for (int quarter = 0; quarter < kQuarters; ++quarter) {
-        Fragment<> const fragment(tile, threadIdx.x / 32, quarter, column);
-        fragment.each(args.rows, args.m, [&](int i, int token) {
-            args.y[static_cast<int64_t>(token) * args.rows + fragment.row] =
-                ptx::from_float<T>(values[quarter * 2 + i]);
-        });
-    }
+    each_output(args.y, args.rows, args.m, tile, column,
+                [&](T* place, int i) { *place = ptx::from_float<T>(values[i]); });
 }
 
 // Of a block's sums of a tile: those of a tile that another block began are the first.

@@ -3,7 +3,7 @@
 //
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
 // (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
-// it has written: chunks of K count what has been written of them, and who reads them awaits the count; partial sums,
+// it has written: chunks of K count what has been written of them, and who reads them awaits the count; parts of sums,
 // and values of up to 8 tokens, say so themselves. Each phase needs all of the one before, directly or through the
 // next, so that nothing is overwritten while it is read.
 //
@@ -213,8 +213,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
             for (int i = 0; i < kQuarters * (kTokens / 8); ++i) {
                 int const quarter = i / (kTokens / 8), column = i % (kTokens / 8);
                 float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
-                store_sums(partials.of(first + i) + task.part * 32,
-                           {with_parity(sums[0], layer), with_parity(sums[1], layer)});
+                store_parts(partials.of(first + i) + task.part * kPartStep, sums[0], sums[1], layer & 1);
             }
         }
     });
@@ -234,12 +233,12 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     if (warp < kWarps) {
         take_registers();
         Places at(shared.task);
-        Units<kTokens> units(args.m, args.up.k);
+        Units<kTokens> units(args.columns, args.m, args.up.k);
 #pragma unroll 1
         for (int layer = -1; layer < args.layers; ++layer) {
             multiply_phases<T, kTokens>(args, shared, at, max(2 * layer, 0), 2 * layer + 2);
             do_rows<T, kTokens>(args, layer, units);
-            if (layer < 0) units = Units<kTokens>(args.m, args.down.rows);
+            if (layer < 0) units = Units<kTokens>(args.columns, args.m, args.down.rows);
         }
     } else {
         give_registers();

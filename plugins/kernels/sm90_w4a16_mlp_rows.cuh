@@ -33,7 +33,7 @@ struct Projection {
     __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
 };
 
-// Partial sums say themselves whether they have been written, and up to 8 tokens activations too: a fence of the GPU
+// Parts of sums say themselves whether they have been written, and up to 8 tokens activations too: a fence of the GPU
 // behind each phase waits for the weights that are on their way. Activations are absent until then (exchange.cuh), each
 // layer's in images of its own, so that nothing is erased.
 constexpr int kFlagTokens = 8;
@@ -44,7 +44,7 @@ constexpr bool kValuesAreFlags = kTokens <= kFlagTokens;
 struct Counts {
     uint32_t* image;    // [chunks of x]: fragments of rows
     uint32_t* hidden;   // [chunks of hidden values]: by the blocks of up
-    uint32_t* squares;  // one: fragments of rows; at any number of tokens
+    uint32_t* squares;  // one: fragments of rows, which many blocks would ask for all the time
 };
 
 template <typename T>
@@ -61,7 +61,7 @@ struct MlpArgs {
     float epsilon;
     bool residual;
     float2* partials;  // see PartialSums
-    float* squares;    // [tokens / 8, parts of x, 8]: sums of squares
+    float2* squares;   // [tokens / 8, parts of x, 4]: sums of squares
     Counts counts;
 };
 
@@ -87,6 +87,8 @@ __device__ __forceinline__ int units_per_chunk(int m) {
     return kUnitsPerTile * row_columns<kTokens>(m);
 }
 
+constexpr int kPartStep = 32;  // between two parts of a sum
+
 // This lane's sums of down: [tiles, warps, quarters, tokens / 8], which are the fragments, [splits of K, lanes]. A
 // fragment's parts lie side by side, where one address finds them all: what the code between two tasks is long, all
 // blocks wait for.
@@ -96,122 +98,144 @@ struct PartialSums {
     uint32_t step;  // to the next fragment's
 
     __device__ __forceinline__ explicit PartialSums(MlpArgs<T> const& args)
-        : first(args.partials + threadIdx.x % 32), step(args.down.split.splits * 32) {}
+        : first(args.partials + threadIdx.x % 32), step(args.down.split.splits * kPartStep) {}
     __device__ __forceinline__ float2* of(uint32_t fragment) const { return first + fragment * step; }
 };
 
-// A partial sum says in its last bit whether its layer is odd: it has been written once the bit is another than before.
-// Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
-static_assert(w4a16::kAbsentByte % 2 == 1);  // as the layer before the first
+// A part of a sum says in its last bit how often, modulo two, it has been written: it is there once the bit is another
+// than before. Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
+static_assert(w4a16::kAbsentByte % 2 == 1);  // as the time before the first
 
-__device__ __forceinline__ float with_parity(float sum, int layer) {
-    return __uint_as_float((__float_as_uint(sum) & ~1u) | (layer & 1));
+__device__ __forceinline__ float with_parity(float part, uint32_t parity) {
+    return __uint_as_float((__float_as_uint(part) & ~1u) | parity);
 }
-__device__ __forceinline__ bool has_parity(float2 sums, int layer) {
-    return (((__float_as_uint(sums.x) ^ layer) | (__float_as_uint(sums.y) ^ layer)) & 1) == 0;
+__device__ __forceinline__ bool has_parity(float2 parts, uint32_t parity) {
+    return (((__float_as_uint(parts.x) ^ parity) | (__float_as_uint(parts.y) ^ parity)) & 1) == 0;
 }
 
 // With the bit an infinity would be no number.
-__device__ __forceinline__ float without_parity(float sum) { return __uint_as_float(__float_as_uint(sum) & ~1u); }
+__device__ __forceinline__ float without_parity(float part) { return __uint_as_float(__float_as_uint(part) & ~1u); }
 
 // Past L1, never from a register; without a branch.
-__device__ __forceinline__ void load_sums_if(bool wanted, float2 const* source, float2& sums) {
+__device__ __forceinline__ void load_parts_if(bool wanted, float2 const* source, float2& parts) {
     asm volatile(
         "{\n"
         ".reg .pred wanted;\n"
         "setp.ne.u32 wanted, %3, 0;\n"
         "@wanted ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];\n"
         "}"
-        : "+f"(sums.x), "+f"(sums.y)
+        : "+f"(parts.x), "+f"(parts.y)
         : "l"(source), "r"(static_cast<uint32_t>(wanted))
         : "memory");
 }
 
 // For all blocks to read; each float in one piece.
-__device__ __forceinline__ void store_sums(float2* destination, float2 sums) {
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(destination), "f"(sums.x), "f"(sums.y)
+__device__ __forceinline__ void store_parts(float2* destination, float first, float second, uint32_t parity) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(destination), "f"(with_parity(first, parity)),
+                 "f"(with_parity(second, parity))
                  : "memory");
 }
 
-// The sums of fragments from `fragment` on over the parts of K, in their order, once they have been written.
-template <typename T, int kTokens>
-__device__ __forceinline__ void sum_parts(MlpArgs<T> const& args, int layer, uint32_t fragment,
-                                          float (&sums)[kRowValues<kTokens>]) {
-    constexpr int kColumns = kRowColumns<kTokens>;
-    int const splits = args.down.split.splits;
-    PartialSums<T, kTokens> const partials(args);
-    // All parts at once: one trip to L2. Those that are not there have the layer's parity, and are zero without it.
-    float2 parts[kColumns][kMaxSplits];
+// Adds to a lane's sums `count` parts from `first` on, kStep apart, in their order, once they have been written, and as
+// many from `step` further on for each other column.
+template <int kAtOnce, int kColumns, int kStep>
+__device__ __forceinline__ void add_parts(float2 const* first, uint32_t step, int count, uint32_t parity,
+                                          float (&sums)[2 * kColumns]) {
+#pragma unroll 1
+    for (; count > 0; count -= kAtOnce, first += kAtOnce * kStep) {
+        // As many as make one trip to L2. Those that are not there have the parity, and are zero without it.
+        float2 parts[kColumns][kAtOnce];
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-        float2 const* const first = partials.of(fragment + n);
-#pragma unroll
-        for (int j = 0; j < kMaxSplits; ++j) {
-            parts[n][j].x = parts[n][j].y = __uint_as_float(layer & 1);
-            load_sums_if(j < splits, first + j * 32, parts[n][j]);
+        for (int i = 0; i < kColumns * kAtOnce; ++i) {
+            int const n = i / kAtOnce, j = i % kAtOnce;
+            parts[n][j].x = parts[n][j].y = __uint_as_float(parity);
+            load_parts_if(j < count, first + n * step + j * kStep, parts[n][j]);
         }
-    }
-    bool missing;
-    do {
-        missing = false;
+        bool missing;
+        do {
+            missing = false;
+#pragma unroll
+            for (int i = 0; i < kColumns * kAtOnce; ++i) {
+                int const n = i / kAtOnce, j = i % kAtOnce;
+                bool const absent = !has_parity(parts[n][j], parity);
+                missing |= absent;
+                load_parts_if(absent, first + n * step + j * kStep, parts[n][j]);
+            }
+        } while (missing);
+        __syncwarp();
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
-            float2 const* const first = partials.of(fragment + n);
 #pragma unroll
-            for (int j = 0; j < kMaxSplits; ++j) {
-                bool const absent = !has_parity(parts[n][j], layer);
-                missing |= absent;
-                load_sums_if(absent, first + j * 32, parts[n][j]);
+            for (int j = 0; j < kAtOnce; ++j) {
+                sums[2 * n] += without_parity(parts[n][j].x);
+                sums[2 * n + 1] += without_parity(parts[n][j].y);
             }
-        }
-    } while (missing);
-    __syncwarp();
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-        sums[2 * n] = sums[2 * n + 1] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < kMaxSplits; ++j) {
-            sums[2 * n] += without_parity(parts[n][j].x);
-            sums[2 * n + 1] += without_parity(parts[n][j].y);
         }
     }
 }
 
-// This block's fragments of m rows of `width`: unit = (place, column), place = (tile, warp, quarter), as in down, from
-// begin to end.
+// A lane's part of a fragment of rows, and where it lies.
 template <int kTokens>
-struct Units {
-    int columns, begin, end;
+struct Unit {
+    static constexpr int kAll = kTokens / 8;  // columns
 
-    __device__ __forceinline__ Units(int m, int width) : columns(row_columns<kTokens>(m)) {
+    RowFragment<kTokens> fragment;
+    uint32_t index;  // ((tile, warp, quarter), column), as in down
+
+    __device__ __forceinline__ uint32_t column() const { return fragment.token / 8; }
+
+    __device__ __forceinline__ Unit(uint32_t place, int column)
+        : fragment(place / kUnitsPerTile, place / kQuarters % kWarps, place % kQuarters, column),
+          index(place * kAll + column) {}
+};
+
+// This block's of m rows of `width`: number = (tile, warp, quarter, column), of the columns there are, from begin to
+// end.
+template <int kTokens>
+class Units {
+ public:
+    int begin, end;
+
+    __device__ __forceinline__ Units(Divisor by_columns, int m, int width)
+        : columns_(row_columns<kTokens>(m)), first_(0, 0) {
         int const units = tiles_of(width) * units_per_tile();
         int const share = (units + gridDim.x - 1) / gridDim.x;
         begin = min(static_cast<int>(blockIdx.x) * share, units);
         end = min(begin + share, units);
+        first_ = unit(by_columns, begin + threadIdx.x / 32);
     }
-    __device__ __forceinline__ int units_per_tile() const { return kUnitsPerTile * columns; }
+    __device__ __forceinline__ int units_per_tile() const { return kUnitsPerTile * columns_; }
 
-    // Calls f(fragment, place, column) for this warp's, with their first columns.
+    // Calls f(unit) for this warp's. The first, mostly the only one, has been found before.
     template <typename F>
     __device__ __forceinline__ void each(Divisor by_columns, F&& f) const {
+        Unit<kTokens> now = first_;
 #pragma unroll 1
-        for (int unit = begin + threadIdx.x / 32; unit < end; unit += kWarps) {
-            uint32_t const place = by_columns.of(unit);
-            int const column = (unit - place * columns) * kRowColumns<kTokens>;
-            f(RowFragment<kTokens>(place / kUnitsPerTile, place / kQuarters % kWarps, place % kQuarters, column), place,
-              column);
+        for (int number = begin + threadIdx.x / 32; number < end;) {
+            f(now);
+            number += kWarps;
+            if (number < end) now = unit(by_columns, number);
         }
     }
 
     // By one thread: those that have been written, for each tile.
     __device__ __forceinline__ void count_tiles(uint32_t* counters) const {
-        for (int unit = begin; unit < end;) {
-            int const tile = unit / units_per_tile();
+        for (int number = begin; number < end;) {
+            int const tile = number / units_per_tile();
             int const next = min((tile + 1) * units_per_tile(), end);
-            count(counters + tile, next - unit);
-            unit = next;
+            count(counters + tile, next - number);
+            number = next;
         }
     }
+
+ private:
+    __device__ __forceinline__ Unit<kTokens> unit(Divisor by_columns, int number) const {
+        uint32_t const place = by_columns.of(number);
+        return Unit<kTokens>(place, (number - place * columns_) * kRowColumns<kTokens>);
+    }
+
+    int columns_;
+    Unit<kTokens> first_;
 };
 
 // An activation to an image; where it is a flag, for all blocks to read.
@@ -228,16 +252,17 @@ __device__ __forceinline__ void store_value(uint8_t* place, float value) {
 }
 
 template <typename T, int kTokens>
-__device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, RowFragment<kTokens> const& fragment,
-                                            int width, float const (&values)[kRowValues<kTokens>]) {
-    uint8_t* const image = args.up.x_of(layer);
+__device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, Unit<kTokens> const& unit, int width,
+                                            float const (&values)[kRowValues<kTokens>]) {
+    constexpr int kTokenBytes = 16;
+    uint8_t* const places = args.up.x_of(layer) + value_offset<kTokens>(unit.fragment.row, unit.fragment.token);
 #pragma unroll
     for (int i = 0; i < kRowValues<kTokens>; ++i) {
-        int const token = fragment.token_of(i);
-        bool const inside = fragment.row < width && token < args.m;
+        bool const inside = unit.fragment.row < width && unit.fragment.token_of(i) < args.m;
         // Who waits for values waits for those too that are not there.
         if (!kValuesAreFlags<kTokens> && !inside) continue;
-        store_value<T, kTokens>(image + value_offset<kTokens>(fragment.row, token), inside ? values[i] : 0.0f);
+        int const token = unit.fragment.token_of(i) - unit.fragment.token;
+        store_value<T, kTokens>(places + token * kTokenBytes, inside ? values[i] : 0.0f);
     }
 }
 
@@ -258,11 +283,14 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
     uint32_t const parts = tiles_of(width) * kUnitsPerTile;
     T const* const x = layer <= 0 ? args.x : args.y;
     constexpr int kValues = kRowValues<kTokens>;
+    constexpr int kColumns = kRowColumns<kTokens>;
     // Of a column's tokens that are this lane's.
-    auto const square = [&](uint32_t column, uint32_t part) {
-        return reinterpret_cast<float2*>(args.squares + (column * parts + part) * 8 + threadIdx.x % 4 * 2);
+    auto const squares_of = [&](uint32_t column, uint32_t part) {
+        return args.squares + (column * parts + part) * 4 + threadIdx.x % 4;
     };
-    units.each(args.columns, [&](RowFragment<kTokens> const& fragment, uint32_t place, int column) {
+    uint32_t const squares_parity = (layer + 1) & 1;
+    units.each(args.columns, [&](Unit<kTokens> const& unit) {
+        RowFragment<kTokens> const& fragment = unit.fragment;
         // Asked for before the wait, used after it.
         T added[kValues], bias = ptx::from_float<T>(0.0f);
 #pragma unroll
@@ -278,7 +306,11 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
         } else {
             if (fragment.row < width) bias = args.down.bias[static_cast<int64_t>(layer) * width + fragment.row];
             float const tensor_scale = args.down.tensor_scale[layer];
-            sum_parts<T, kTokens>(args, layer, place * (kTokens / 8) + column, values);
+            PartialSums<T, kTokens> const partials(args);
+#pragma unroll
+            for (float& value : values) value = 0.0f;
+            add_parts<kMaxSplits, kColumns, kPartStep>(partials.of(unit.index), partials.step, args.down.split.splits,
+                                                       layer & 1, values);
 #pragma unroll
             for (int i = 0; i < kValues; ++i) {
                 float const value = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias));
@@ -292,7 +324,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
         }
         if (last) return;
         if (!norm) {
-            store_image<T, kTokens>(args, layer + 1, fragment, width, values);
+            store_image<T, kTokens>(args, layer + 1, unit, width, values);
             return;
         }
         // Of tokens that are not there these are not read.
@@ -307,8 +339,9 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
         }
         if (threadIdx.x % 32 < 4) {
 #pragma unroll
-            for (int n = 0; n < kRowColumns<kTokens>; ++n) {
-                *square(column + n, place) = make_float2(squares[2 * n], squares[2 * n + 1]);
+            for (int n = 0; n < kColumns; ++n) {
+                store_parts(squares_of(unit.column() + n, unit.index / unit.kAll), squares[2 * n], squares[2 * n + 1],
+                            squares_parity);
             }
         }
     });
@@ -317,26 +350,25 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
         publish_image<kTokens>(units, args.counts);
         return;
     }
-    publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
-    units.each(args.columns, [&](RowFragment<kTokens> const& fragment, uint32_t, int column) {
+    if (!kValuesAreFlags<kTokens>) {
+        publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
+    }
+    units.each(args.columns, [&](Unit<kTokens> const& unit) {
+        RowFragment<kTokens> const& fragment = unit.fragment;
         float values[kValues] = {}, weight = 0.0f;
         T const* const now = first ? args.x : args.y;
         fragment.each(width, args.m, [&](int i, int token) {
             values[i] = ptx::to_float(now[static_cast<int64_t>(token) * width + fragment.row]);
             weight = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + fragment.row]);
         });
-        await_count(args.counts.squares, (layer + 2u) * (parts * units.columns));
+        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
         float totals[kValues] = {};
-        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1. As many trips to L2 at once as registers allow.
-#pragma unroll(32 / kRowColumns<kTokens>)
-        for (uint32_t part = threadIdx.x % 32 / 4; part < parts; part += 8) {
-#pragma unroll
-            for (int n = 0; n < kRowColumns<kTokens>; ++n) {
-                float2 const squares = __ldcg(square(column + n, part));
-                totals[2 * n] += squares.x;
-                totals[2 * n + 1] += squares.y;
-            }
+        uint32_t const own = threadIdx.x % 32 / 4;
+        if (!kValuesAreFlags<kTokens>) {
+            await_count(args.counts.squares, (layer + 2u) * (parts * row_columns<kTokens>(args.m)));
         }
+        add_parts<32 / kColumns, kColumns, kPartStep>(squares_of(unit.column(), own), parts * 4,
+                                                      static_cast<int>(parts - own + 7) / 8, squares_parity, totals);
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
 #pragma unroll
@@ -345,7 +377,7 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
             }
             values[i] *= weight / sqrtf(totals[i] / static_cast<float>(width) + args.epsilon);
         }
-        store_image<T, kTokens>(args, layer + 1, fragment, width, values);
+        store_image<T, kTokens>(args, layer + 1, unit, width, values);
     });
     publish_image<kTokens>(units, args.counts);
 }

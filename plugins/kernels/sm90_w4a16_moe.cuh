@@ -149,13 +149,8 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
 
 // Outputs of four rows, one of each quarter, for a lane's two tokens of a column.
 __device__ __forceinline__ void store_outputs(MixtureTask const& task, int rows, int column, float const (&values)[8]) {
-#pragma unroll
-    for (int quarter = 0; quarter < kQuarters; ++quarter) {
-        Fragment<> const fragment(task.tile, threadIdx.x / 32, quarter, column);
-        fragment.each(rows, task.count, [&](int i, int token) {
-            __stcg(task.outputs + static_cast<int64_t>(token) * rows + fragment.row, values[quarter * 2 + i]);
-        });
-    }
+    each_output(task.outputs, rows, task.count, task.tile, column,
+                [&](float* place, int i) { __stcg(place, values[i]); });
 }
 
 template <typename T, class Shared>

@@ -14,9 +14,11 @@ namespace trt_nvfp4::sm90 {
 constexpr int kUp = 0, kDown = 1, kNoPhase = 2;
 constexpr int kRouted = 0, kShared = 1;  // experts, the second being the one that all tokens go to
 
+constexpr int kCountersOfLine = 32;
+
 // Counters of a job: one for each chunk of hidden values, in whole lines.
 __host__ __device__ constexpr int chunk_counters(int k) {
-    return (chunks_of(k) + kCountStep - 1) / kCountStep * kCountStep;
+    return (chunks_of(k) + kCountersOfLine - 1) / kCountersOfLine * kCountersOfLine;
 }
 
 template <typename T>

@@ -46,7 +46,7 @@ def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
 def kernels(gpu: Gpu) -> list[str]:
     """Of the products launched so far; forgets them."""
-    w4a16 = ("sm80_w4a16_token", "sm80_w4a16_mlp", "sm90_w4a16_linear", "sm90_w4a16_mlp")
+    w4a16 = ("sm80_w4a16_token", "sm80_w4a16_mlp", "sm90_w4a16_linear", "sm90_w4a16_mlpI")
     names = (*w4a16, "generic_gemm", "W4A4Kernel", "w4a4_reduce")
     found = [name for launch in gpu.launches for name in names if name in launch.kernel]
     gpu.launches.clear()
@@ -105,7 +105,7 @@ def test_crossovers_of_an_mlp(emulated: PluginHost, emulated_gpu: Gpu) -> None:
         assert torch.linalg.norm((y - reference).float()) < 3e-3 * torch.linalg.norm(reference.float())
         return kernels(emulated_gpu)
 
-    one, mma, resident = ["sm80_w4a16_token"], ["sm80_w4a16_mlp"], ["sm90_w4a16_mlp"]
+    one, mma, resident = ["sm80_w4a16_token"], ["sm80_w4a16_mlp"], ["sm90_w4a16_mlpI"]
     assert [launched(m, AUTO) for m in (1, 15, 16, 64, 66)] == [one, mma, resident, resident, resident + mma]
     assert launched(3, W4A16_SM90) == resident
     assert launched(20, W4A16_MMA_SYNC) == mma

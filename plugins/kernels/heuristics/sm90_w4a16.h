@@ -39,16 +39,16 @@ inline bool takes_linear(int m, int64_t k, bool bf16) {
 }
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
-// as a full one. Of 14 MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 5 % behind the other.
-// Norms cost mma.sync's kernel more.
+// as a full one. Of 11 MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 13 % behind the other.
+// Norms cost mma.sync's kernels more.
 inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
     float const busy = static_cast<float>(tiles) / static_cast<float>(rounds * sms);
-    if (busy >= 0.9f) return m >= 2;
-    if (busy >= 0.8f) return m >= (norm ? 2 : 3);
-    if (busy >= 0.6f) return m >= (norm ? 2 : 6);
-    if (busy >= 0.45f) return m >= (norm ? 5 : 7);
+    if (busy >= 0.9f) return true;
+    if (busy >= 0.6f) return m >= 2;
+    if (busy >= 0.45f) return m >= (norm ? 2 : 5);
+    if (busy >= 0.28f) return m >= (norm ? 3 : 8);
     return m >= (norm ? 6 : 16);
 }
 

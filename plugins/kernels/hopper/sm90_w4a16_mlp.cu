@@ -20,15 +20,15 @@ __global__ __launch_bounds__(kEraseThreads) void sm90_w4a16_erase(uint4* units, 
     }
 }
 
-// One layout for the query and the launch. What comes before `zeroed` is zero before a launch, what says itself whether
-// it has been written, images or not and partial sums, absent.
+// One layout for the query and the launch. Before a launch what comes before `zeroed` is zero; what lies between that
+// and the end of the partial sums says itself whether it has been written, and is absent.
 struct Pieces {
     Counts counts;
     uint8_t* image;
     uint8_t* hidden;
     size_t zeroed;
     float* partials;
-    float* squares;
+    float2* squares;
     size_t size;
 
     Pieces(TrtNvfp4MlpArgs const& args, void* base) {
@@ -40,24 +40,34 @@ struct Pieces {
         counts.hidden = workspace.take<uint32_t>(chunks_of(intermediate));
         counts.squares = workspace.take<uint32_t>(1);
         bool const flags = tokens <= kFlagTokens;
-        int64_t const images = flags ? args.layers : 1;
+        auto const take_hidden = [&](int64_t images) {
+            hidden = workspace.take<uint8_t>(images * image_bytes(intermediate, tokens));
+        };
         if (flags) zeroed = workspace.size();
-        image = workspace.take<uint8_t>(images * image_bytes(in, tokens));
+        image = workspace.take<uint8_t>((flags ? args.layers : 1) * image_bytes(in, tokens));
         // Of tokens and columns beyond those there are nothing is written.
         if (!flags) zeroed = workspace.size();
-        hidden = workspace.take<uint8_t>(images * image_bytes(intermediate, tokens));
+        if (flags) take_hidden(args.layers);
+        squares = workspace.take<float2>(int64_t{tokens} / 2 * tiles_of(in) * kUnitsPerTile);
         partials = workspace.take<float>(most_partials(out, tokens));
-        squares = workspace.take<float>(int64_t{tokens} * tiles_of(in) * kUnitsPerTile);
+        if (!flags) take_hidden(1);
         size = workspace.size();
     }
 };
 
+// What is zero or absent before a launch, up to `end`, by at most so many blocks.
+TrtNvfp4Status erase(Pieces const& pieces, float const* end, int blocks, cudaStream_t stream) {
+    // Counts are the first piece, where the workspace begins, and all pieces are whole units.
+    auto* const units = reinterpret_cast<uint4*>(pieces.counts.image);
+    int64_t const zeros = static_cast<int64_t>(pieces.zeroed / sizeof(uint4));
+    int64_t const all = reinterpret_cast<uint4 const*>(end) - units;
+    int64_t const most = (all + kEraseThreads - 1) / kEraseThreads;
+    return launch_kernel(sm90_w4a16_erase, static_cast<int>(std::min<int64_t>(blocks, most)), kEraseThreads, 0, true,
+                         stream, "sm90_w4a16_erase", units, zeros, all);
+}
+
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
-    constexpr int kUnit = 16;
-    auto* const base = reinterpret_cast<uint8_t*>(pieces.counts.image);
-    int sms = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     auto const kernel = sm90_w4a16_mlp<T, kTokens>;
     char const* const name = "sm90_w4a16_mlp";
     int const shared = static_cast<int>(sizeof(MlpShared<T, kTokens>));
@@ -118,13 +128,8 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.squares = pieces.squares;
     args.counts = pieces.counts;
 
-    // Counts are the first piece, where the workspace begins, and all pieces are whole units.
     int64_t const sums = int64_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
-    int64_t const erased = (reinterpret_cast<uint8_t*>(pieces.partials + sums) - base) / kUnit;
-    int const blocks = static_cast<int>(std::min<int64_t>((erased + kEraseThreads - 1) / kEraseThreads, 2 * sms));
-    TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_erase, blocks, kEraseThreads, 0, true, stream,
-                                            "sm90_w4a16_erase", reinterpret_cast<uint4*>(base),
-                                            static_cast<int64_t>(pieces.zeroed) / kUnit, erased));
+    TRT_NVFP4_RETURN_IF_ERROR(erase(pieces, pieces.partials + sums, 4 * clusters, stream));
     int const most = std::max(args.tasks[0], args.tasks[1]);
     config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);
     config.numAttrs = 3;

@@ -43,9 +43,9 @@ struct Layout {
         int const shares = tokens <= kEvenTokens ? kMostSms : 0;
         int64_t const counters_of[2] = {jobs[kRouted] * chunk_counters(static_cast<int>(args.intermediate)),
                                         jobs[kShared] * chunk_counters(static_cast<int>(args.shared_intermediate))};
-        counters = static_cast<int>(kCountStep + shares + counters_of[kRouted] + counters_of[kShared]);
+        counters = static_cast<int>(kCountersOfLine + shares + counters_of[kRouted] + counters_of[kShared]);
         ticket = workspace.take<uint32_t>(counters);
-        done[kRouted] = ticket + kCountStep;
+        done[kRouted] = ticket + kCountersOfLine;
         done[kShared] = done[kRouted] + counters_of[kRouted];
         ready = done[kShared] + counters_of[kShared];
         parts = workspace.take<float4>(int64_t{shares} * 2 * 32 * kWarps);
