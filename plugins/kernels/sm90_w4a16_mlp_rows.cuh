@@ -273,6 +273,71 @@ __device__ __forceinline__ void publish_image(Units<kTokens> const& units, Count
     publish<32 * kWarps>([&] { units.count_tiles(counts.image); });
 }
 
+// Sums of squares of a column's tokens that are this lane's, of fragment `part` of all those of a row.
+template <typename T>
+__device__ __forceinline__ float2* squares_of(MlpArgs<T> const& args, uint32_t parts, uint32_t column, uint32_t part) {
+    return args.squares + (column * parts + part) * 4 + threadIdx.x % 4;
+}
+__device__ __forceinline__ uint32_t parts_of(int width) { return tiles_of(width) * kUnitsPerTile; }
+
+template <typename T, int kTokens>
+__device__ __forceinline__ void store_squares(MlpArgs<T> const& args, int layer, Unit<kTokens> const& unit, int width,
+                                              float const (&values)[kRowValues<kTokens>]) {
+    // Of tokens that are not there these are not read.
+    float squares[kRowValues<kTokens>];
+#pragma unroll
+    for (int i = 0; i < kRowValues<kTokens>; ++i) {
+        squares[i] = unit.fragment.row < width ? values[i] * values[i] : 0.0f;
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2) {
+            squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], distance);
+        }
+    }
+    if (threadIdx.x % 32 >= 4) return;
+#pragma unroll
+    for (int n = 0; n < kRowColumns<kTokens>; ++n) {
+        float2* const place = squares_of(args, parts_of(width), unit.column() + n, unit.index / unit.kAll);
+        store_parts(place, squares[2 * n], squares[2 * n + 1], (layer + 1) & 1);
+    }
+}
+
+// Rows whose squares are on their way become the image of the next layer's x.
+template <typename T, int kTokens>
+__device__ __forceinline__ void normalize_rows(MlpArgs<T> const& args, int layer, int width,
+                                               Units<kTokens> const& units) {
+    constexpr int kValues = kRowValues<kTokens>, kColumns = kRowColumns<kTokens>;
+    uint32_t const parts = parts_of(width);
+    T const* const rows = layer < 0 ? args.x : args.y;
+    if (!kValuesAreFlags<kTokens>) {
+        publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
+    }
+    units.each(args.columns, [&](Unit<kTokens> const& unit) {
+        RowFragment<kTokens> const& fragment = unit.fragment;
+        float values[kValues] = {}, weight = 0.0f;
+        fragment.each(width, args.m, [&](int i, int token) {
+            values[i] = ptx::to_float(rows[static_cast<int64_t>(token) * width + fragment.row]);
+            weight = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + fragment.row]);
+        });
+        if (!kValuesAreFlags<kTokens>) {
+            await_count(args.counts.squares, (layer + 2u) * (parts * row_columns<kTokens>(args.m)));
+        }
+        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
+        float totals[kValues] = {};
+        uint32_t const own = threadIdx.x % 32 / 4;
+        add_parts<32 / kColumns, kColumns, kPartStep>(squares_of(args, parts, unit.column(), own), parts * 4,
+                                                      static_cast<int>(parts - own + 7) / 8, (layer + 1) & 1, totals);
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) {
+                totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], distance);
+            }
+            values[i] *= weight / sqrtf(totals[i] / static_cast<float>(width) + args.epsilon);
+        }
+        store_image<T, kTokens>(args, layer + 1, unit, width, values);
+    });
+}
+
 // The rows behind `layer`, or, of -1, in front of layer 0: y, and the image of the next layer's x.
 template <typename T, int kTokens>
 __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const& units) {
@@ -280,15 +345,9 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
     bool const last = layer + 1 == args.layers;
     bool const norm = args.norm_weight != nullptr;
     int const width = first ? args.up.k : args.down.rows;
-    uint32_t const parts = tiles_of(width) * kUnitsPerTile;
     T const* const x = layer <= 0 ? args.x : args.y;
     constexpr int kValues = kRowValues<kTokens>;
     constexpr int kColumns = kRowColumns<kTokens>;
-    // Of a column's tokens that are this lane's.
-    auto const squares_of = [&](uint32_t column, uint32_t part) {
-        return args.squares + (column * parts + part) * 4 + threadIdx.x % 4;
-    };
-    uint32_t const squares_parity = (layer + 1) & 1;
     units.each(args.columns, [&](Unit<kTokens> const& unit) {
         RowFragment<kTokens> const& fragment = unit.fragment;
         // Asked for before the wait, used after it.
@@ -323,62 +382,14 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
             }
         }
         if (last) return;
-        if (!norm) {
+        if (norm) {
+            store_squares<T, kTokens>(args, layer, unit, width, values);
+        } else {
             store_image<T, kTokens>(args, layer + 1, unit, width, values);
-            return;
-        }
-        // Of tokens that are not there these are not read.
-        float squares[kValues];
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) {
-            squares[i] = fragment.row < width ? values[i] * values[i] : 0.0f;
-#pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2) {
-                squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], distance);
-            }
-        }
-        if (threadIdx.x % 32 < 4) {
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                store_parts(squares_of(unit.column() + n, unit.index / unit.kAll), squares[2 * n], squares[2 * n + 1],
-                            squares_parity);
-            }
         }
     });
     if (last) return;
-    if (!norm) {
-        publish_image<kTokens>(units, args.counts);
-        return;
-    }
-    if (!kValuesAreFlags<kTokens>) {
-        publish<32 * kWarps>([&] { count(args.counts.squares, units.end - units.begin); });
-    }
-    units.each(args.columns, [&](Unit<kTokens> const& unit) {
-        RowFragment<kTokens> const& fragment = unit.fragment;
-        float values[kValues] = {}, weight = 0.0f;
-        T const* const now = first ? args.x : args.y;
-        fragment.each(width, args.m, [&](int i, int token) {
-            values[i] = ptx::to_float(now[static_cast<int64_t>(token) * width + fragment.row]);
-            weight = ptx::to_float(args.norm_weight[static_cast<int64_t>(layer + 1) * width + fragment.row]);
-        });
-        // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
-        float totals[kValues] = {};
-        uint32_t const own = threadIdx.x % 32 / 4;
-        if (!kValuesAreFlags<kTokens>) {
-            await_count(args.counts.squares, (layer + 2u) * (parts * row_columns<kTokens>(args.m)));
-        }
-        add_parts<32 / kColumns, kColumns, kPartStep>(squares_of(unit.column(), own), parts * 4,
-                                                      static_cast<int>(parts - own + 7) / 8, squares_parity, totals);
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) {
-#pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2) {
-                totals[i] += __shfl_xor_sync(0xffffffffu, totals[i], distance);
-            }
-            values[i] *= weight / sqrtf(totals[i] / static_cast<float>(width) + args.epsilon);
-        }
-        store_image<T, kTokens>(args, layer + 1, unit, width, values);
-    });
+    if (norm) normalize_rows<T, kTokens>(args, layer, width, units);
     publish_image<kTokens>(units, args.counts);
 }
 
