@@ -5,9 +5,9 @@
 #include "divisor.h"
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/reduce.cuh"
-#include "sm80_w4a16_exchange.cuh"
 #include "sm90_w4a16_counts.cuh"
 #include "sm90_w4a16_fragment.cuh"
+#include "sm90_w4a16_parts.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -33,7 +33,7 @@ struct Projection {
     __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
 };
 
-// Parts of sums say themselves whether they have been written, and up to 8 tokens activations too: a fence of the GPU
+// Up to 8 tokens activations say themselves whether they have been written, as parts of sums do: a fence of the GPU
 // behind each phase waits for the weights that are on their way. Activations are absent until then (exchange.cuh), each
 // layer's in images of its own, so that nothing is erased.
 constexpr int kFlagTokens = 8;
@@ -87,8 +87,6 @@ __device__ __forceinline__ int units_per_chunk(int m) {
     return kUnitsPerTile * row_columns<kTokens>(m);
 }
 
-constexpr int kPartStep = 32;  // between two parts of a sum
-
 // This lane's sums of down: [tiles, warps, quarters, tokens / 8], which are the fragments, [splits of K, lanes]. A
 // fragment's parts lie side by side, where one address finds them all: what the code between two tasks is long, all
 // blocks wait for.
@@ -102,78 +100,6 @@ struct PartialSums {
     __device__ __forceinline__ float2* of(uint32_t fragment) const { return first + fragment * step; }
 };
 
-// A part of a sum says in its last bit how often, modulo two, it has been written: it is there once the bit is another
-// than before. Beside a phase (Partial in sm80_w4a16_exchange.cuh) it spares half of the bytes.
-static_assert(w4a16::kAbsentByte % 2 == 1);  // as the time before the first
-
-__device__ __forceinline__ float with_parity(float part, uint32_t parity) {
-    return __uint_as_float((__float_as_uint(part) & ~1u) | parity);
-}
-__device__ __forceinline__ bool has_parity(float2 parts, uint32_t parity) {
-    return (((__float_as_uint(parts.x) ^ parity) | (__float_as_uint(parts.y) ^ parity)) & 1) == 0;
-}
-
-// With the bit an infinity would be no number.
-__device__ __forceinline__ float without_parity(float part) { return __uint_as_float(__float_as_uint(part) & ~1u); }
-
-// Past L1, never from a register; without a branch.
-__device__ __forceinline__ void load_parts_if(bool wanted, float2 const* source, float2& parts) {
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.u32 wanted, %3, 0;\n"
-        "@wanted ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];\n"
-        "}"
-        : "+f"(parts.x), "+f"(parts.y)
-        : "l"(source), "r"(static_cast<uint32_t>(wanted))
-        : "memory");
-}
-
-// For all blocks to read; each float in one piece.
-__device__ __forceinline__ void store_parts(float2* destination, float first, float second, uint32_t parity) {
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(destination), "f"(with_parity(first, parity)),
-                 "f"(with_parity(second, parity))
-                 : "memory");
-}
-
-// Adds to a lane's sums `count` parts from `first` on, kStep apart, in their order, once they have been written, and as
-// many from `step` further on for each other column.
-template <int kAtOnce, int kColumns, int kStep>
-__device__ __forceinline__ void add_parts(float2 const* first, uint32_t step, int count, uint32_t parity,
-                                          float (&sums)[2 * kColumns]) {
-#pragma unroll 1
-    for (; count > 0; count -= kAtOnce, first += kAtOnce * kStep) {
-        // As many as make one trip to L2. Those that are not there have the parity, and are zero without it.
-        float2 parts[kColumns][kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kColumns * kAtOnce; ++i) {
-            int const n = i / kAtOnce, j = i % kAtOnce;
-            parts[n][j].x = parts[n][j].y = __uint_as_float(parity);
-            load_parts_if(j < count, first + n * step + j * kStep, parts[n][j]);
-        }
-        bool missing;
-        do {
-            missing = false;
-#pragma unroll
-            for (int i = 0; i < kColumns * kAtOnce; ++i) {
-                int const n = i / kAtOnce, j = i % kAtOnce;
-                bool const absent = !has_parity(parts[n][j], parity);
-                missing |= absent;
-                load_parts_if(absent, first + n * step + j * kStep, parts[n][j]);
-            }
-        } while (missing);
-        __syncwarp();
-#pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
-                sums[2 * n] += without_parity(parts[n][j].x);
-                sums[2 * n + 1] += without_parity(parts[n][j].y);
-            }
-        }
-    }
-}
-
 // A lane's part of a fragment of rows, and where it lies.
 template <int kTokens>
 struct Unit {
@@ -182,11 +108,12 @@ struct Unit {
     RowFragment<kTokens> fragment;
     uint32_t index;  // ((tile, warp, quarter), column), as in down
 
-    __device__ __forceinline__ uint32_t column() const { return fragment.token / 8; }
-
     __device__ __forceinline__ Unit(uint32_t place, int column)
         : fragment(place / kUnitsPerTile, place / kQuarters % kWarps, place % kQuarters, column),
           index(place * kAll + column) {}
+
+    __device__ __forceinline__ uint32_t place() const { return index / kAll; }
+    __device__ __forceinline__ uint32_t column() const { return fragment.token / 8; }
 };
 
 // This block's of m rows of `width`: number = (tile, warp, quarter, column), of the columns there are, from begin to
@@ -296,7 +223,7 @@ __device__ __forceinline__ void store_squares(MlpArgs<T> const& args, int layer,
     if (threadIdx.x % 32 >= 4) return;
 #pragma unroll
     for (int n = 0; n < kRowColumns<kTokens>; ++n) {
-        float2* const place = squares_of(args, parts_of(width), unit.column() + n, unit.index / unit.kAll);
+        float2* const place = squares_of(args, parts_of(width), unit.column() + n, unit.place());
         store_parts(place, squares[2 * n], squares[2 * n + 1], (layer + 1) & 1);
     }
 }
@@ -324,8 +251,8 @@ __device__ __forceinline__ void normalize_rows(MlpArgs<T> const& args, int layer
         // Lanes 4g + t: every eighth part, tokens 2t and 2t + 1.
         float totals[kValues] = {};
         uint32_t const own = threadIdx.x % 32 / 4;
-        add_parts<32 / kColumns, kColumns, kPartStep>(squares_of(args, parts, unit.column(), own), parts * 4,
-                                                      static_cast<int>(parts - own + 7) / 8, (layer + 1) & 1, totals);
+        add_parts<32 / kColumns, kColumns>(squares_of(args, parts, unit.column(), own), parts * 4,
+                                           static_cast<int>(parts - own + 7) / 8, (layer + 1) & 1, totals);
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
 #pragma unroll
@@ -368,8 +295,8 @@ __device__ void do_rows(MlpArgs<T> const& args, int layer, Units<kTokens> const&
             PartialSums<T, kTokens> const partials(args);
 #pragma unroll
             for (float& value : values) value = 0.0f;
-            add_parts<kMaxSplits, kColumns, kPartStep>(partials.of(unit.index), partials.step, args.down.split.splits,
-                                                       layer & 1, values);
+            add_parts<kMaxSplits, kColumns>(partials.of(unit.index), partials.step, args.down.split.splits, layer & 1,
+                                            values);
 #pragma unroll
             for (int i = 0; i < kValues; ++i) {
                 float const value = fmaf(values[i], value_scale<T>(tensor_scale), ptx::to_float(bias));
