@@ -32,7 +32,7 @@ def test_nan_and_infinity_reach_their_token_s_output(emulated: PluginHost, seed:
 
 @on(
     ("gpu", "gated"),
-    [({}, 0), ({}, 1), ({"sm_count": 2}, 0), ({"sm_count": 3, "shared_per_sm": 44 * 1024}, 1)],
+    [({}, 0), ({}, 1), ({"sm_count": 2}, 0), ({"sm_count": 4, "shared_per_sm": 44 * 1024}, 1)],
     ids=["plain", "gated", "blocks with several tasks", "panels of one chunk"],
 )
 def test_layers(
