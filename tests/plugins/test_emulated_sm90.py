@@ -14,12 +14,12 @@ import test_w4a16_ranges
 import torch
 
 from ptx_emulator.shim import Gpu
-from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["h200"], indirect=True)]
 
-W4A16, W4A16_SM90 = 2, 8
+GENERIC, W4A16, W4A16_SM90 = 1, 2, 8
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
@@ -152,6 +152,18 @@ def test_more_tokens_than_a_block_of_resident_layers(emulated: PluginHost, emula
     emulated_gpu.launches.clear()
     check(emulated, "NVFP4GatedMLP", call.inputs, {"activation": Activation.GELU_QUICK}, W4A16_SM90)
     check_launches(emulated_gpu, 2)
+
+
+def test_a_failed_call_leaves_the_next_alone(
+    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    layers = op_inputs.gated_mlp(rng, 3, 64, 64, 33, torch.float16).inputs
+    with monkeypatch.context() as small:
+        small.setattr(emulated_gpu, "target", replace(emulated_gpu.target, shared_per_sm=44 * 1024))
+        with pytest.raises(HostError, match="sm90_w4a16_mlp: cudaErrorInvalidValue"):
+            check(emulated, "NVFP4GatedMLP", layers, {"activation": Activation.SILU}, W4A16_SM90)
+    check(emulated, "NVFP4GatedMLP", layers, {"activation": Activation.SILU}, GENERIC)
 
 
 MIXTURES: list[tuple[int, int, int, torch.dtype, dict[str, Any]]] = [

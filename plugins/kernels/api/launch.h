@@ -18,6 +18,7 @@ TrtNvfp4Status record_error(TrtNvfp4Status status, std::string const& message);
 // To be called straight after a launch or a runtime call's result; names what failed.
 inline TrtNvfp4Status check_cuda(cudaError_t error, char const* what) {
     if (error == cudaSuccess) return TRT_NVFP4_SUCCESS;
+    cudaGetLastError();  // so that who checks the next launch does not find it again
     return record_error(TRT_NVFP4_CUDA_ERROR,
                         std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
 }
