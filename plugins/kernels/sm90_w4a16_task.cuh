@@ -66,8 +66,6 @@ class LanePanels {
  public:
     using Panel = typename Shared::Panel;
 
-    Stage<Shared::kPanels> at;
-
     __device__ __forceinline__ explicit LanePanels(Shared const& shared)
         : units_(ptx::shared_address(shared.panels) + (Shared::kSync ? lane_units<Panel>() : 0)),
           factors_(ptx::shared_address(shared.panels) + threadIdx.x % 4 * 2 * Panel::kTokenBytes),
@@ -75,16 +73,19 @@ class LanePanels {
         asm volatile("" : "+r"(units_), "+r"(factors_), "+r"(full_));
     }
 
-    __device__ __forceinline__ void await() const { ptx::mbarrier_wait(full(), at.round()); }
+    __device__ __forceinline__ void await() const { ptx::mbarrier_wait(full(), at_.round()); }
+    __device__ __forceinline__ void advance() { at_.advance(); }
     // First units, by mma.sync those of this lane, and the factors of this lane's two tokens.
-    __device__ __forceinline__ uint32_t units() const { return units_ + at.index * Panel::kBytes; }
-    __device__ __forceinline__ uint32_t factors() const { return factors_ + at.index * Panel::kBytes; }
+    __device__ __forceinline__ uint32_t units() const { return units_ + at_.index * Panel::kBytes; }
+    __device__ __forceinline__ uint32_t factors() const { return factors_ + at_.index * Panel::kBytes; }
+    static_assert(offsetof(Shared, empty) == offsetof(Shared, full) + Shared::kPanels * sizeof(uint64_t));
     // The barrier by which the panel may be filled again.
     __device__ __forceinline__ uint32_t empty() const { return full() + Shared::kPanels * 8; }
 
  private:
-    __device__ __forceinline__ uint32_t full() const { return full_ + at.index * 8; }
+    __device__ __forceinline__ uint32_t full() const { return full_ + at_.index * 8; }
 
+    Stage<Shared::kPanels> at_;
     uint32_t units_, factors_, full_;
 };
 
@@ -160,7 +161,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
             }
             units[n] = at.panels.units() + offset;
             factors[n] = at.panels.factors() + offset;
-            if ((n + 1) * 8 % kPanelTokens == 0) at.panels.at.advance();
+            if ((n + 1) * 8 % kPanelTokens == 0) at.panels.advance();
         }
         uint32_t read = 0;
         float unscaled[2][4 * kColumns] = {};
@@ -172,7 +173,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
                 next = at.slots.load_group(group + 1);
             } else {
                 at.slots.release(zero_behind(codes, one));
-                at.slots.at.advance();
+                at.slots.advance();
                 if (left > 1) at.slots.await();
                 next = at.slots.load_group(0, left > 1);
             }
@@ -214,12 +215,12 @@ __device__ __forceinline__ void pass_over_task(int chunks, int columns, Places<S
     for (int chunk = 0; chunk < chunks; ++chunk) {
         at.slots.await();
         at.slots.release();
-        at.slots.at.advance();
+        at.slots.advance();
 #pragma unroll 1
         for (int i = 0; i < columns; ++i) {
             at.panels.await();
             ptx::mbarrier_arrive(at.panels.empty());
-            at.panels.at.advance();
+            at.panels.advance();
         }
     }
 }

@@ -155,8 +155,6 @@ struct Stage {
 // compiler would find them anew for every chunk.
 class LaneSlots {
  public:
-    Stage<kSlots / kWarpgroups> at;
-
     __device__ __forceinline__ explicit LaneSlots(WeightSlots const& slots) {
         int const warpgroup = threadIdx.x / 128, row = row_of_lane(), t = threadIdx.x % 4;
         uint32_t const codes = ptx::shared_address(slots.codes[warpgroup]) + row * (kChunk / 2) + t % 2 * 8;
@@ -170,7 +168,8 @@ class LaneSlots {
         asm volatile("" : "+r"(scales_), "+r"(full_));
     }
 
-    __device__ __forceinline__ void await() const { ptx::mbarrier_wait(full(), at.round()); }
+    __device__ __forceinline__ void await() const { ptx::mbarrier_wait(full(), at_.round()); }
+    __device__ __forceinline__ void advance() { at_.advance(); }
     // Once what is added to its barrier's address is known.
     __device__ __forceinline__ void release(uint32_t zero = 0) const {
         ptx::mbarrier_arrive(full() + kSlots * 8 + zero);
@@ -178,8 +177,8 @@ class LaneSlots {
     // A group of the slot, if it is wanted.
     __device__ __forceinline__ Codes load_group(int group, bool wanted = true) const {
         Codes codes;
-        uint32_t const scales = scales_ + at.index * (kWarpgroups * kSlotScales);
-        uint32_t const words = codes_[group] + at.index * (kWarpgroups * kSlotCodes);
+        uint32_t const scales = scales_ + at_.index * (kWarpgroups * kSlotScales);
+        uint32_t const words = codes_[group] + at_.index * (kWarpgroups * kSlotCodes);
         ptx::load_shared_if(wanted, scales + group * (kGroupRows * kGroup / kBlock), codes.scales);
 #pragma unroll
         for (int i = 0; i < 4; ++i) ptx::load_shared_if(wanted, words + i * 32 * (kChunk / 2), codes.words[i]);
@@ -187,8 +186,9 @@ class LaneSlots {
     }
 
  private:
-    __device__ __forceinline__ uint32_t full() const { return full_ + at.index * (kWarpgroups * 8); }
+    __device__ __forceinline__ uint32_t full() const { return full_ + at_.index * (kWarpgroups * 8); }
 
+    Stage<kSlots / kWarpgroups> at_;
     uint32_t codes_[kChunk / kGroup], scales_, full_;
 };
 

@@ -3,7 +3,7 @@
 // and W4A4.
 //
 // Crossovers, in tokens; docs/roofline.md says more:
-//     W4A16   SM90: kernels of its own for linears from 3 to 9 tokens on, for MLPs from 2 to 16, for
+//     W4A16   SM90: kernels of its own for linears from 3 to 9 tokens on, for MLPs from 1 to 16, for
 //             mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and elsewhere
 //             every GPU's kernel, by mma.sync. Linears and MLPs above 64 tokens in blocks of 64 (32 by
 //             mma.sync), mixtures in blocks of 256 (512).
