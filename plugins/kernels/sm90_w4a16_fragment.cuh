@@ -21,17 +21,16 @@ __device__ __forceinline__ float value_scale(float tensor_scale) {
     return tensor_scale * static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
 }
 
-// A lane's sums of kColumns times 8 tokens from column `column`, a multiple of kColumns, on: of each column, of
-// quarters 0 to 3, two. For loops over columns that are not unrolled, where registers must be known (see
-// smooth_activation.cuh).
-template <int kTokens, int kColumns = 1>
-__device__ __forceinline__ void column_sums(float const (&acc)[2][kTokens / 2], int column,
-                                            float (&sums)[8 * kColumns]) {
+// A lane's sums of the first kColumns times 8 tokens, of each column and quarters 0 to 3 two; those of the others move
+// up. For loops over columns that are not unrolled, where registers must be known (see smooth_activation.cuh).
+template <int kColumns = 1, int kSums>
+__device__ __forceinline__ void take_columns(float (&acc)[2][kSums], float (&sums)[8 * kColumns]) {
 #pragma unroll
-    for (int known = 0; known < kTokens / 8; known += kColumns) {
-        if (known != column) continue;
+    for (int i = 0; i < 8 * kColumns; ++i) sums[i] = acc[i % 8 / 4][i / 8 * 4 + i % 4];
 #pragma unroll
-        for (int i = 0; i < 8 * kColumns; ++i) sums[i] = acc[i % 8 / 4][(known + i / 8) * 4 + i % 4];
+    for (int i = 4 * kColumns; i < kSums; ++i) {
+        acc[0][i - 4 * kColumns] = acc[0][i];
+        acc[1][i - 4 * kColumns] = acc[1][i];
     }
 }
 
@@ -121,12 +120,6 @@ __device__ __forceinline__ void store_eights(uint8_t* units, int tokens, int tok
             *reinterpret_cast<uint32_t*>(own + (i * 4 + pair) * tokens * 16) = four[pair];
         }
     }
-}
-
-// Where value k of a token lies in an image (see pair_offset).
-template <int kTokens>
-__device__ __forceinline__ uint32_t value_offset(uint32_t k, uint32_t token) {
-    return pair_offset(k & ~4u, token, kTokens) + (k & 4) / 2;
 }
 
 }  // namespace trt_nvfp4::sm90

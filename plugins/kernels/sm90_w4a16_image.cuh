@@ -23,12 +23,19 @@ __host__ __device__ constexpr int64_t image_bytes(int k, int tokens) {
     return int64_t{2} * chunks_of(k) * kChunk * tokens;
 }
 
-// Where the pair of values k and k + 4 of a token lies in an image of `tokens`, in bytes. Unsigned, since what divides
-// by powers of two is then one instruction.
-__device__ __forceinline__ uint32_t pair_offset(uint32_t k, uint32_t token, uint32_t tokens) {
-    uint32_t const unit = k / kGroup * 8 + k % 16 / 8 * 4 + k % 4;
-    return (unit * tokens + token) * 16 + k % kGroup / 16 * 4;
-}
+// The unit that value k lies in.
+__device__ __forceinline__ uint32_t unit_of(uint32_t k) { return k / kGroup * 8 + k % 16 / 8 * 4 + k % 4; }
+
+// Where a value lies in an image of kTokens, in bytes, and how far it is to the same one of the next token, scale
+// block, group. Unsigned, since what divides by powers of two is then one instruction.
+template <int kTokens>
+struct ImageLayout {
+    static constexpr int kTokenBytes = 16, kBlockBytes = 4, kGroupBytes = kGroup * 2 * kTokens;
+
+    static __device__ __forceinline__ uint32_t offset(uint32_t k, uint32_t token) {
+        return (unit_of(k) * kTokens + token) * kTokenBytes + k % kGroup / 16 * kBlockBytes + k % 8 / 4 * 2;
+    }
+};
 
 // BF16 activations become FP16 times factors (half_scale.cuh) where that takes less than it saves (H200): up to 8
 // tokens, and in mixtures.

@@ -139,7 +139,7 @@ __device__ __forceinline__ void multiply_dealt(LinearArgs<T> const& args, Dealt 
 #pragma unroll 1
         for (int column = 0; column * 8 < args.m; ++column) {
             float sums[8];
-            column_sums<kTokens>(acc, column, sums);
+            take_columns(acc, sums);
             if (whole) {
                 store_outputs(args, epilogue, task.tile, column, sums);
                 continue;

@@ -4,7 +4,7 @@
 // A layer: up, which writes the image of the hidden values; down, whose K is split, which writes partial sums; rows
 // (sm90_w4a16_mlp_rows.cuh), which adds them up and writes the next layer's image. What a phase reads, the one before
 // it has written: chunks of K count what has been written of them, and who reads them awaits the count; parts of sums,
-// and values of up to 8 tokens, say so themselves. Each phase needs all of the one before, directly or through the
+// and values of up to 16 tokens, say so themselves. Each phase needs all of the one before, directly or through the
 // next, so that nothing is overwritten while it is read.
 //
 // Two warpgroups multiply and do the rows: by mma.sync up to 8 tokens, by wgmma beyond. Of a third, which leaves them
@@ -23,7 +23,7 @@ namespace trt_nvfp4::sm90 {
 // Chunks of a task whose weights are asked for before its first activations are there. Slots hold more, but what blocks
 // hand over, and each fence, would queue behind the copies.
 template <int kTokens>
-constexpr int kChunksAhead = kValuesAreFlags<kTokens> ? 3 : 2;
+constexpr int kChunksAhead = kBySync<kTokens> ? 3 : 2;
 
 // By one thread.
 template <typename T, int kTokens>
@@ -32,7 +32,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
     ptx::prefetch(args.up.maps.scales);
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
-    constexpr int kSlotsUnderWay = kValuesAreFlags<kTokens> ? 4 : 3;
+    constexpr int kSlotsUnderWay = kBySync<kTokens> ? 4 : 3;
     SlotFiller<kSlotsUnderWay> filler(shared.task.weights);
     uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
@@ -66,23 +66,24 @@ struct HiddenValues {
         }
     }
 
-    // Calls f(offset, value) with where a value lies in an image of kTokens, in bytes: one address, and what is known
-    // of the others.
-    template <int kTokens, typename F>
+    // Calls f(offset, value) with where a value lies, in bytes, by a Layout: addresses of a column's first value, and
+    // what is known of the others.
+    template <class Layout, typename F>
     __device__ __forceinline__ void each(F&& f) const {
-        constexpr int kColumnBytes = 8 * 16;
-        uint32_t const first = value_offset<kTokens>(k, token);
-        if (gated) {
-            // k lies in its group's first block.
 #pragma unroll
-            for (int i = 0; i < 4 * kColumns; ++i) f(first + i / 4 * kColumnBytes + i % 4 * 4, values[i]);
-        } else {
-            // In its first two.
+        for (int column = 0; column < kColumns; ++column) {
+            uint32_t const first = Layout::offset(k, token + column * 8);
+            if (gated) {
+                // k lies in its group's first block.
 #pragma unroll
-            for (int i = 0; i < 8 * kColumns; ++i) {
-                int const quarter = i % 8 / 2;
-                uint32_t const column = first + i / 8 * kColumnBytes;
-                f(column + quarter % 2 * 8 + quarter / 2 * (kGroup * 2 * kTokens) + i % 2 * 16, values[i]);
+                for (int i = 0; i < 4; ++i) f(first + i * Layout::kBlockBytes, values[column * 4 + i]);
+            } else {
+                // In its first two.
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    uint32_t const block = first + i / 2 % 2 * (2 * Layout::kBlockBytes) + i / 4 * Layout::kGroupBytes;
+                    f(block + i % 2 * Layout::kTokenBytes, values[column * 8 + i]);
+                }
             }
         }
     }
@@ -157,40 +158,70 @@ struct UpEpilogue {
     }
 };
 
-// A tile's sums of up become hidden values. Those that are flags go to their image one by one, others through shared
-// memory, so that whole lines are written.
+// Hidden values of kTokens on their way to an image through shared memory, [scale blocks of a group, units, tokens]
+// pairs of values, so that lanes meet in no bank: neither those that have a scale block of eight tokens and four units,
+// nor those that have a unit's tokens.
+template <int kTokens>
+struct StagedLayout {
+    static constexpr int kTokenBytes = 4, kUnitBytes = kTokens * kTokenBytes;
+    static constexpr int kGroupBytes = kGroup / 8 * kUnitBytes, kBlockBytes = kTileRows / 8 * kUnitBytes;
+
+    static __device__ __forceinline__ uint32_t pair(uint32_t unit, uint32_t token) {
+        return unit * kUnitBytes + (token ^ (unit * (kTokens / 4) & (kTokens - 8))) * kTokenBytes;
+    }
+    static __device__ __forceinline__ uint32_t offset(uint32_t k, uint32_t token) {
+        return pair(unit_of(k), token) + k % kGroup / 16 * kBlockBytes + k % 8 / 4 * 2;
+    }
+    // A token's unit.
+    static __device__ __forceinline__ uint4 load(uint8_t const* values, uint32_t unit, uint32_t token) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            pairs[i] = *reinterpret_cast<uint32_t const*>(values + pair(unit, token) + i * kBlockBytes);
+        }
+        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+};
+
+// A tile's sums of up become hidden values, which go to their image through shared memory, so that whole lines are
+// written.
 template <typename T, int kTokens>
 __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, int layer, int tile,
-                                          UpEpilogue<T> const& epilogue, float const (&acc)[2][kTokens / 2]) {
+                                          UpEpilogue<T> const& epilogue, float (&acc)[2][kTokens / 2]) {
     Projection<T> const& up = args.up;
     int const width = kTileRows / (up.gated ? 2 : 1);
     if (tile * width >= up.padded_width) return;
-    uint8_t* const image = args.down.x_of(layer) + int64_t{2} * tile * width * kTokens;
-    // Two columns at once, so that one's instructions fill the other's gaps.
-    constexpr int kAtOnce = kTokens == 8 ? 1 : 2;
+    auto* const image = reinterpret_cast<uint4*>(args.down.x_of(layer) + int64_t{2} * tile * width * kTokens);
     constexpr int kStaged = kStagedTokens<kTokens>;
-    uint8_t* const values = kValuesAreFlags<kTokens> ? image : shared.staged;
+    using Layout = StagedLayout<kStaged>;
+    // Two columns at once, so that one's instructions fill the other's gaps.
+    constexpr int kColumns = kTokens == 8 ? 1 : 2;
 #pragma unroll 1
     for (int first = 0; first < kTokens; first += kStaged) {
         if (first > 0) ptx::meet<32 * kWarps>();
 #pragma unroll 1
-        for (int column = 0; column < kStaged / 8; column += kAtOnce) {
-            float sums[8 * kAtOnce];
-            column_sums<kTokens, kAtOnce>(acc, first / 8 + column, sums);
-            HiddenValues<kAtOnce> hidden = epilogue.template finish<kAtOnce>(up, column, sums);
+        for (int column = 0; column < kStaged / 8; column += kColumns) {
+            float sums[8 * kColumns];
+            take_columns<kColumns>(acc, sums);
+            HiddenValues<kColumns> hidden = epilogue.template finish<kColumns>(up, column, sums);
             if ((tile + 1) * kTileRows > up.rows) hidden.zero_from(args.down.k - tile * width);
-            hidden.template each<kStaged>(
-                [&](uint32_t offset, float value) { store_value<T, kTokens>(values + offset, value); });
+            hidden.template each<Layout>([&](uint32_t offset, float value) {
+                *reinterpret_cast<T*>(shared.staged + offset) = ptx::from_float<T>(value);
+            });
         }
-        if constexpr (kValuesAreFlags<kTokens>) return;
         ptx::meet<32 * kWarps>();
-#pragma unroll 4
-        for (int i = threadIdx.x; i < width / 8 * kStaged; i += 32 * kWarps) {
-            int const unit = i / kStaged, token = first + i % kStaged;
-            reinterpret_cast<uint4*>(image)[unit * kTokens + token] = reinterpret_cast<uint4 const*>(values)[i];
+#pragma unroll
+        for (int i = threadIdx.x; i < kTileRows / 8 * kStaged; i += 32 * kWarps) {
+            if (i >= width / 8 * kStaged) break;
+            int const unit = i / kStaged, token = i % kStaged;
+            w4a16::store_eight(image + unit * kTokens + first + token, Layout::load(shared.staged, unit, token));
         }
     }
-    publish<32 * kWarps>([&] { count(args.counts.hidden + tile / up.tiles_per_chunk()); });
+    if constexpr (kValuesAreFlags<kTokens>) {
+        ptx::meet<32 * kWarps>();  // before the next tile's are staged
+    } else {
+        publish<32 * kWarps>([&] { count(args.counts.hidden + tile / up.tiles_per_chunk()); });
+    }
 }
 
 template <typename T, int kTokens>

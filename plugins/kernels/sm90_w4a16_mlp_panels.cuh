@@ -1,6 +1,6 @@
 // Activations of sm90_w4a16_mlp.cuh on their way from images to panels, by the warps that do not multiply.
 //
-// One warp asks the copy engine for what has been counted, beyond 8 tokens for both blocks of a cluster at once. Where
+// One warp asks the copy engine for what has been counted, beyond 16 tokens for both blocks of a cluster at once. Where
 // values are flags, warps take turns with chunks: a copy is looked at, and made anew until no value is absent (faster
 // than to read the values from L2, one by one, before they are copied). BF16 values become FP16 there.
 #pragma once
@@ -20,18 +20,18 @@ constexpr int kStagers = 3;  // warps
 // Tokens of a tile's hidden values that lie in shared memory at once: as many as there is room for.
 template <int kTokens>
 constexpr int kStagedTokens = kTokens < 32 ? kTokens : 32;
-template <int kTokens>
-constexpr int kStagedBytes = kValuesAreFlags<kTokens> ? 16 : kTileRows * kStagedTokens<kTokens> * 2;
 
 // Up to 8 tokens mma.sync is faster than wgmma.
+template <int kTokens>
+constexpr bool kBySync = kTokens <= 8;
+
 template <typename T, int kTokens>
-using MlpTaskShared =
-    TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kValuesAreFlags<kTokens>, kMlpSharers<kTokens>>;
+using MlpTaskShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>, kMlpSharers<kTokens>>;
 
 template <typename T, int kTokens>
 struct MlpShared {
     MlpTaskShared<T, kTokens> task;
-    __align__(16) uint8_t staged[kStagedBytes<kTokens>];
+    __align__(16) uint8_t staged[kTileRows * kStagedTokens<kTokens> * 2];
     uint64_t landed[kStagers];
     uint32_t begun;  // tasks whose first activations are there
 
@@ -110,9 +110,10 @@ __device__ __forceinline__ void fetch_activations(MlpArgs<T> const& args, MlpSha
     });
 }
 
-// What a lane has of a panel of eight tokens: of one token every fourth unit.
+// What a lane has of a panel: every 32nd eight of values, of eight tokens one's every fourth unit.
+template <int kTokens>
 struct PanelPart {
-    static constexpr int kEights = kChunk / 32;
+    static constexpr int kEights = kChunk / 8 * kTokens / 32;
 
     uint4 eights[kEights];
 
@@ -134,17 +135,17 @@ struct PanelPart {
     }
     // To the same panel, as FP16 with factors.
     __device__ __forceinline__ void store_halves(uint8_t* panel) {
+        static_assert(kTokens == 8);
         float const factor = to_half<8, 16>(eights);
 #pragma unroll
         for (int i = 0; i < kEights; ++i) *place(panel, i) = eights[i];
-        if (threadIdx.x % 32 < 8) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
+        if (threadIdx.x % 32 < kTokens) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
     }
 };
 
 // The same of values that are flags, by warp `turn` of kStagers.
 template <typename T, int kTokens>
 __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, int turn) {
-    static_assert(kTokens == 8);
     auto& task_shared = shared.task;
     uint32_t const landed = ptx::shared_address(&shared.landed[turn]);
     uint32_t round = 0, tasks = 0;
@@ -161,9 +162,9 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
             if (chunk > task.begin) shared.await_tasks(tasks);
             ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
             // Behind what store_halves wrote there.
-            if constexpr (kBecomesHalf<T>) ptx::fence_async_proxy();
+            if constexpr (kBecomesHalf<T, kTokens>) ptx::fence_async_proxy();
             uint8_t* const panel = task_shared.panels[place.stage];
-            PanelPart part;
+            PanelPart<kTokens> part;
             do {
                 __syncwarp();  // behind what other lanes have read
                 if (threadIdx.x % 32 == 0) {
@@ -176,7 +177,7 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
                 round ^= 1;
                 part.load(panel);
             } while (__any_sync(0xffffffffu, part.has_absent()));
-            if constexpr (kBecomesHalf<T>) part.store_halves(panel);
+            if constexpr (kBecomesHalf<T, kTokens>) part.store_halves(panel);
             ptx::mbarrier_arrive(ptx::shared_address(&task_shared.full[place.stage]));
             if (chunk == task.begin && threadIdx.x % 32 == 0) shared.count_task();
         }

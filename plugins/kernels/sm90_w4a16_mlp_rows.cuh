@@ -33,10 +33,10 @@ struct Projection {
     __device__ __forceinline__ int tiles_per_chunk() const { return (gated ? 2 : 1) * kChunk / kTileRows; }
 };
 
-// Up to 8 tokens activations say themselves whether they have been written, as parts of sums do: a fence of the GPU
+// Up to 16 tokens activations say themselves whether they have been written, as parts of sums do: a fence of the GPU
 // behind each phase waits for the weights that are on their way. Activations are absent until then (exchange.cuh), each
 // layer's in images of its own, so that nothing is erased.
-constexpr int kFlagTokens = 8;
+constexpr int kFlagTokens = 16;
 template <int kTokens>
 constexpr bool kValuesAreFlags = kTokens <= kFlagTokens;
 
@@ -181,15 +181,15 @@ __device__ __forceinline__ void store_value(uint8_t* place, float value) {
 template <typename T, int kTokens>
 __device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, Unit<kTokens> const& unit, int width,
                                             float const (&values)[kRowValues<kTokens>]) {
-    constexpr int kTokenBytes = 16;
-    uint8_t* const places = args.up.x_of(layer) + value_offset<kTokens>(unit.fragment.row, unit.fragment.token);
+    using Layout = ImageLayout<kTokens>;
+    uint8_t* const places = args.up.x_of(layer) + Layout::offset(unit.fragment.row, unit.fragment.token);
 #pragma unroll
     for (int i = 0; i < kRowValues<kTokens>; ++i) {
         bool const inside = unit.fragment.row < width && unit.fragment.token_of(i) < args.m;
         // Who waits for values waits for those too that are not there.
         if (!kValuesAreFlags<kTokens> && !inside) continue;
         int const token = unit.fragment.token_of(i) - unit.fragment.token;
-        store_value<T, kTokens>(places + token * kTokenBytes, inside ? values[i] : 0.0f);
+        store_value<T, kTokens>(places + token * Layout::kTokenBytes, inside ? values[i] : 0.0f);
     }
 }
 

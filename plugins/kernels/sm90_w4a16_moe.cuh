@@ -202,18 +202,19 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
 #pragma unroll 1
             for (int column = 0; column < columns; ++column) {
                 float sums[8];
-                column_sums<kPairs>(acc, column, sums);
+                take_columns(acc, sums);
                 // Places within the column.
                 auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
-                of_up.template finish<1>(matrix, 0, sums).template each<8>([&](uint32_t offset, float value) {
-                    *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
-                });
+                of_up.template finish<1>(matrix, 0, sums)
+                    .template each<ImageLayout<8>>([&](uint32_t offset, float value) {
+                        *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
+                    });
             }
         } else if (!up) {
 #pragma unroll 1
             for (int column = 0; column < columns; ++column) {
                 float sums[8];
-                column_sums<kPairs>(acc, column, sums);
+                take_columns(acc, sums);
                 of_down.apply(sums);
                 store_outputs(task, matrix.rows, column, sums);
             }
