@@ -61,17 +61,21 @@ def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Wo
     return plugin_call(host, "NVFP4Linear", inputs, {})
 
 
+def stack_inputs(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> list[torch.Tensor]:
+    """Of NVFP4PersistentMLP."""
+    inputs = [x, x.new_ones(len(ups), x.shape[1])]
+    for weights in (ups, downs):
+        inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]
+        inputs += [torch.stack([w.tensor_scale for w in weights]), torch.stack([w.bias for w in weights]).to(x.dtype)]
+    return [*inputs, torch.zeros(len(ups), device="cuda"), torch.zeros(len(ups), device="cuda")]
+
+
 def plugin_stack(
     host: PluginHost, x: torch.Tensor, ups: list[Weight], downs: list[Weight]
 ) -> tuple[Work, torch.Tensor]:
     """NVFP4PersistentMLP of gelu_tanh-gated layers, one launch."""
     attributes = {"activation": int(Activation.GELU_TANH), "gated": 1, "norm": 0, "residual": 0}
-    inputs = [x, x.new_ones(len(ups), x.shape[1])]
-    for weights in (ups, downs):
-        inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]
-        inputs += [torch.stack([w.tensor_scale for w in weights]), torch.stack([w.bias for w in weights]).to(x.dtype)]
-    inputs += [torch.zeros(len(ups), device="cuda"), torch.zeros(len(ups), device="cuda")]
-    return plugin_call(host, "NVFP4PersistentMLP", inputs, attributes)
+    return plugin_call(host, "NVFP4PersistentMLP", stack_inputs(x, ups, downs), attributes)
 
 
 def plugin_layers(

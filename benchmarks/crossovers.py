@@ -1,7 +1,7 @@
-"""Which kernels serve a linear fastest at which number of tokens, beside what AUTO takes: the measurement behind
-plugins/kernels/heuristics/tactics.h.
+"""Which kernels serve a linear or an MLP fastest at which number of tokens, beside what AUTO takes: the measurement
+behind plugins/kernels/heuristics.
 
-    python benchmarks/crossovers.py [--w4a4] [--tokens 1 16 17 ...] [--out benchmarks/results/crossovers.json]
+    python benchmarks/crossovers.py [--only linear|mlp] [--w4a4] [--tokens 1 16 ...] [--out FILE]
 
 Needs a GPU.
 """
@@ -9,21 +9,25 @@ Needs a GPU.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import Weight, Work
+from contestants import Weight, Work, stack_inputs
 from harness import environment, record
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.ops import Activation
 
 HERE = Path(__file__).resolve().parent
-SHAPES = [(4096, 4096), (11008, 4096), (4096, 11008), (28672, 8192)]
-TOKENS = [1, 8, 16, 17, 24, 32, 48, 64, 65, 96, 128, 129, 256, 512, 968]
+LINEARS = [(4096, 4096), (11008, 4096), (4096, 11008), (28672, 8192)]
+LINEAR_TOKENS = [1, 8, 16, 17, 24, 32, 48, 64, 65, 96, 128, 129, 256, 512, 968]
+#: A generic kernel takes up to seconds a call.
+GENERIC_TOKENS = (1, 65, 968)
+MLP_TOKENS = [1, 2, 3, 4, 6, 8, 12, 16, 32]
 TACTICS = {
     0: "auto",
     1: "generic",
@@ -38,52 +42,135 @@ TACTICS = {
 COLD_BYTES = 512 << 20
 
 
-def contestants(host: PluginHost, m: int, weights: list[Weight], w4a4: bool) -> dict[str, Work]:
-    """Every tactic that serves the call, over all weights in turn. The generic kernels at three token counts only."""
-    n, k = weights[0].dense.shape
-    x, y = torch.randn(m, k, device="cuda").half(), torch.empty(m, n, device="cuda", dtype=torch.float16)
+@dataclass(frozen=True)
+class Mlp:
+    """Of `layers` layers in one launch, gelu_tanh, with or without gates."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    gated: bool = True
+
+    @property
+    def up_rows(self) -> int:
+        return (1 + self.gated) * self.intermediate
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.layers * self.hidden * (self.up_rows + self.intermediate) * 9 // 16
+
+
+#: By the share of SMs that have a tile of 256 rows of up on an H200, which is what AUTO goes by.
+MLPS = [
+    Mlp(18, 2048, 16384),
+    Mlp(4, 8192, 28672),
+    Mlp(1, 4096, 11008),
+    Mlp(2, 5120, 17408),
+    Mlp(4, 2048, 8704),
+    Mlp(6, 4096, 17408, gated=False),
+    Mlp(4, 4096, 8192),
+    Mlp(1, 3072, 8192),
+    Mlp(8, 2048, 5632),
+    Mlp(6, 4096, 9728, gated=False),
+    Mlp(4, 4096, 4096),
+]
+
+
+def by_tactic(
+    host: PluginHost,
+    op: str,
+    attributes: dict[str, int | float],
+    x: torch.Tensor,
+    width: int,
+    rest: list[list[torch.Tensor]],
+) -> dict[str, Work]:
+    """The op with every tactic that serves x, over the rest of the inputs in turn; the generic kernels with the first."""
+    y = x.new_empty(x.shape[0], width)
     found: dict[str, Work] = {}
     for tactic, name in TACTICS.items():
-        if tactic == 1 and m not in (1, 65, 968):
+        if name == "generic" and (op != "NVFP4Linear" or x.shape[0] not in GENERIC_TOKENS):
             continue
-        calls = []
+        calls = [[x, *tensors] for tensors in (rest[:1] if name == "generic" else rest)]
         try:
-            for weight in weights:
-                inputs = [x, weight.packed, weight.block_scales, weight.tensor_scale, weight.bias.half()]
-                inputs.append(torch.zeros((), device="cuda"))
-                session = host.session("NVFP4Linear", inputs, {"quantize_activations": int(w4a4)}, tactic=tactic)
-                workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
-                session.enqueue(inputs, [y], workspace)
-                calls.append(lambda s=session, i=inputs, w=workspace: s.enqueue(i, [y], w))
+            session = host.session(op, calls[0], attributes, tactic=tactic)
+            workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+            session.enqueue(calls[0], [y], workspace)
         except HostError as error:
             if "cannot serve this call" not in str(error):
                 raise
             continue
-        found[name] = lambda calls=calls: [call() for call in calls]  # type: ignore[misc]
+        found[name] = lambda s=session, c=calls, w=workspace: [s.enqueue(inputs, [y], w) for inputs in c]
     return found
+
+
+def timed(case: dict[str, Any], works: dict[str, Work], copies: int, rounds: int) -> dict[str, Any]:
+    calls = {name: 1 if name == "generic" else copies for name in works}
+    timings = interleave(CudaDevice(), works, rounds, calls=calls)
+    times = ", ".join(f"{name} {timing.median_us:.2f}" for name, timing in timings.items())
+    print(", ".join(f"{name} {value}" for name, value in case.items()) + f": {times} us", flush=True)
+    return {**case, "timings": {name: asdict(timing) for name, timing in timings.items()}}
+
+
+def bench_linears(host: PluginHost, tokens: list[int], rounds: int, w4a4: bool) -> list[dict[str, Any]]:
+    cases = []
+    for n, k in LINEARS:
+        copies = max(2, COLD_BYTES // (n * k * 9 // 16))
+        weights = [Weight.random(n, k, torch.float16) for _ in range(copies)]
+        scale = torch.zeros((), device="cuda")
+        rest = [[w.packed, w.block_scales, w.tensor_scale, w.bias.half(), scale] for w in weights]
+        for m in tokens:
+            x = torch.randn(m, k, device="cuda").half()
+            works = by_tactic(host, "NVFP4Linear", {"quantize_activations": int(w4a4)}, x, n, rest)
+            cases.append(timed({"m": m, "n": n, "k": k}, works, copies, rounds))
+    return cases
+
+
+def bench_mlps(host: PluginHost, tokens: list[int], rounds: int) -> list[dict[str, Any]]:
+    """In FP16 and BF16, and in FP16 with RMSNorm and residual."""
+    cases = []
+    for mlp in MLPS:
+        copies = max(1, COLD_BYTES // mlp.weight_bytes)
+        weights = [
+            [
+                [Weight.random(*shape, torch.bfloat16) for _ in range(mlp.layers)]
+                for shape in ((mlp.up_rows, mlp.hidden), (mlp.hidden, mlp.intermediate))
+            ]
+            for _ in range(copies)
+        ]
+        for dtype, norm in ((torch.float16, 0), (torch.bfloat16, 0), (torch.float16, 1)):
+            like = torch.empty(1, mlp.hidden, dtype=dtype, device="cuda")
+            rest = [stack_inputs(like, ups, downs)[1:] for ups, downs in weights]
+            attributes = {
+                "activation": int(Activation.GELU_TANH),
+                "gated": int(mlp.gated),
+                "norm": norm,
+                "residual": norm,
+            }
+            for m in tokens:
+                x = torch.randn(m, mlp.hidden, device="cuda").to(dtype)
+                works = by_tactic(host, "NVFP4PersistentMLP", attributes, x, mlp.hidden, rest)
+                case = {"m": m, **asdict(mlp), "dtype": str(dtype).removeprefix("torch."), "norm": bool(norm)}
+                cases.append(timed(case, works, copies, rounds))
+    return cases
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--w4a4", action="store_true", help="quantized activations instead of 16-bit ones")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--only", choices=["linear", "mlp"], help="linears or MLPs alone (default: both)")
+    parser.add_argument("--w4a4", action="store_true", help="linears with quantized activations instead of 16-bit ones")
+    parser.add_argument("--tokens", type=int, nargs="+", help="other numbers of tokens than the recorded ones")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "crossovers.json")
     arguments = parser.parse_args()
     major, minor = torch.cuda.get_device_capability()
     host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
     torch.manual_seed(0)
-    cases: list[dict[str, Any]] = []
-    for n, k in SHAPES:
-        copies = max(2, COLD_BYTES // (n * k * 9 // 16))
-        weights = [Weight.random(n, k, torch.float16) for _ in range(copies)]
-        for m in arguments.tokens:
-            works = contestants(host, m, weights, arguments.w4a4)
-            timings = interleave(CudaDevice(), works, arguments.rounds, calls=dict.fromkeys(works, copies))
-            times = ", ".join(f"{name} {timing.median_us:.2f}" for name, timing in timings.items())
-            print(f"{m} x {n} x {k}: {times} us", flush=True)
-            cases.append({"m": m, "n": n, "k": k, "timings": {name: asdict(t) for name, t in timings.items()}})
-    record(arguments.out, {"environment": environment(), "linear": cases})
+    result: dict[str, Any] = {"environment": environment()}
+    if arguments.only != "mlp":
+        result["linear"] = bench_linears(host, arguments.tokens or LINEAR_TOKENS, arguments.rounds, arguments.w4a4)
+    if arguments.only != "linear":
+        result["mlp"] = bench_mlps(host, arguments.tokens or MLP_TOKENS, arguments.rounds)
+    record(arguments.out, result)
 
 
 if __name__ == "__main__":
