@@ -56,10 +56,49 @@ __device__ __forceinline__ void store_partial(Partial* destination, float value,
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(destination), "l"(both) : "memory");
 }
 
-__device__ __forceinline__ Partial load_partial(Partial const* source) {
-    uint64_t both;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(source) : "memory");
-    return {__uint_as_float(static_cast<uint32_t>(both)), static_cast<int>(both >> 32)};
+// Without a branch.
+__device__ __forceinline__ void load_partial_if(bool wanted, Partial const* source, Partial& partial) {
+    uint64_t both = static_cast<uint64_t>(partial.phase) << 32 | __float_as_uint(partial.value);
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %2, 0;\n"
+        "@wanted ld.relaxed.gpu.global.u64 %0, [%1];\n"
+        "}"
+        : "+l"(both)
+        : "l"(source), "r"(static_cast<uint32_t>(wanted))
+        : "memory");
+    partial = {__uint_as_float(static_cast<uint32_t>(both)), static_cast<int>(both >> 32)};
+}
+
+// The sum of `count` partial sums, `step` apart, in their order, once they have been written. kAtOnce make one trip to
+// L2.
+template <int kAtOnce>
+__device__ __forceinline__ float add_partials(Partial const* first, int step, int count, int phase) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (; count > 0; count -= kAtOnce, first += kAtOnce * step) {
+        Partial partials[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            partials[i] = {0.0f, phase};
+            load_partial_if(i < count, first + i * step, partials[i]);
+        }
+        bool missing;
+        do {
+            missing = false;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                bool const absent = partials[i].phase != phase;
+                missing |= absent;
+                load_partial_if(absent, first + i * step, partials[i]);
+            }
+        } while (missing);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) sum += partials[i].value;
+    }
+    return sum;
 }
 
 // Orders this thread's earlier writes before its later ones, for every reader on the GPU.

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "programmatic_launch.cuh"
+#include "ptx/prefetch.cuh"
 #include "sm80_w4a16_panel.cuh"
 #include "sm80_w4a16_phases.cuh"
 #include "smooth_activation.cuh"
@@ -214,29 +215,12 @@ __device__ void finish_split_tiles(MlpArgs<T, kProjections> const& args, int pha
     int const lane = threadIdx.x % 32;
     int const units = p.tiles() * args.m;
     for (int unit = blockIdx.x + threadIdx.x / 32 * args.blocks; unit < units; unit += kWarps * args.blocks) {
-        int const tile = unit / args.m;
-        int const token = unit % args.m;
+        int const tile = args.by_tokens.of(unit);
+        int const token = unit - tile * args.m;
         Epilogue<T, kColumns> const epilogue(args, which, phase / kProjections, tile, out);
         Partial const* const parts =
             args.partials[which] + (static_cast<int64_t>(tile) * p.split.splits * args.m + token) * kTileRows + lane;
-        float sum = 0.0f;
-        constexpr int kBatch = 8;
-        for (int first = 0; first < p.split.splits; first += kBatch) {
-            Partial batch[kBatch];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) batch[j] = {0.0f, first + j < p.split.splits ? phase - 1 : phase};
-            for (bool absent = true; absent;) {
-                absent = false;
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    if (batch[j].phase == phase) continue;
-                    batch[j] = load_partial(parts + static_cast<int64_t>(first + j) * args.m * kTileRows);
-                    absent = true;
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) sum += batch[j].value;
-        }
+        float const sum = add_partials<8>(parts, args.m * kTileRows, p.split.splits, phase);
         __syncwarp();
         turned[0][lane] = sum;
         __syncwarp();
@@ -297,6 +281,8 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
         Activations<T> from{at.in, phase > 0, args.m, p.k, args.surroundings[at.which].norm_weight, rms};
         if (from.norm_weight != nullptr) {
             from.norm_weight += static_cast<int64_t>(at.layer) * p.k;
+            // From memory, while x is awaited.
+            for (int i = threadIdx.x * 64; i < p.k; i += kThreads * 64) ptx::prefetch(from.norm_weight + i);
             inverse_rms(from.x, from.awaited, args.m, p.k, args.epsilon, rms);
         }
         if (kProjections > 1 && at.last && at.layer > 0 && blockIdx.x < args.blocks) {

@@ -19,15 +19,35 @@ __device__ __forceinline__ void meet() {
 // 1 / rms of every token's x, for the norm in front of a projection.
 template <typename T>
 __device__ void inverse_rms(T const* x, bool awaited, int m, int k, float epsilon, float* out) {
+    constexpr int kBatch = 8;
+    int const units = k / 8;
     for (int token = threadIdx.x / 32; token < m; token += kWarps) {
+        T const* const row = x + static_cast<int64_t>(token) * k;
         float squares = 0.0f;
-        for (int i = threadIdx.x % 32; i < k / 8; i += 32) {
-            T const* const source = x + static_cast<int64_t>(token) * k + i * 8;
-            uint4 eight = load_eight(source);
-            while (awaited && has_absent(eight)) eight = load_eight(source);
-            T const* const values = reinterpret_cast<T const*>(&eight);
+#pragma unroll 1
+        for (int first = threadIdx.x % 32; first < units; first += 32 * kBatch) {
+            uint4 eights[kBatch];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) squares = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), squares);
+            for (int i = 0; i < kBatch; ++i) {
+                eights[i] = make_uint4(0u, 0u, 0u, 0u);
+                if (first + i * 32 < units) eights[i] = load_eight(row + (first + i * 32) * 8);
+            }
+            // As in stage_activations.
+            for (bool absent = awaited; absent;) {
+                absent = false;
+#pragma unroll
+                for (int i = 0; i < kBatch; ++i) {
+                    if (!has_absent(eights[i])) continue;
+                    eights[i] = load_eight(row + (first + i * 32) * 8);
+                    absent = true;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                T const* const values = reinterpret_cast<T const*>(&eights[i]);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) squares = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), squares);
+            }
         }
         squares = ptx::warp_sum(squares);
         if (threadIdx.x % 32 == 0) out[token] = 1.0f / sqrtf(squares / static_cast<float>(k) + epsilon);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "api/trt_nvfp4.h"
+#include "divisor.h"
 #include "sm80_w4a16_exchange.cuh"
 #include "sm80_w4a16_ring.cuh"
 
@@ -29,6 +30,7 @@ struct Projection {
     // The first groups have a tile more than the others, the first splits a chunk.
     int group_tiles, larger_groups, split_chunks, larger_splits;
     int tasks;
+    Divisor by_splits, by_tiles[2];  // of a group, of a larger one
 
     __host__ __device__ int chunks() const { return (k + kChunk - 1) / kChunk; }
     __host__ __device__ int tiles() const { return (rows + 127) / 128 * kTilesPerGroup; }
@@ -40,12 +42,15 @@ struct WarpTask {
     int first_tile, tiles, split;
     int begin, end;  // chunks
     int warp, tile;
+    Divisor by_tiles;
 
     __device__ __forceinline__ WarpTask(Projection const& p, int task, int warp) : warp(warp) {
-        split = task % p.split.splits;
-        int const group = task / p.split.splits;
+        int const group = p.by_splits.of(task);
+        split = task - group * p.split.splits;
+        bool const larger = group < p.larger_groups;
         first_tile = group * p.group_tiles + min(group, p.larger_groups);
-        tiles = p.group_tiles + (group < p.larger_groups);
+        tiles = p.group_tiles + larger;
+        by_tiles = larger ? p.by_tiles[1] : p.by_tiles[0];
         begin = split * p.split_chunks + min(split, p.larger_splits);
         end = begin + p.split_chunks + (split < p.larger_splits);
         tile = warp * tiles / kWarps;
@@ -63,9 +68,12 @@ struct WarpTask {
     }
 
     // The warps whose first tile is `tile`: the first of them. The warp before it may have the tile's first chunks.
-    __device__ __forceinline__ int first_warp(int tile) const { return (tile * kWarps + tiles - 1) / tiles; }
+    __device__ __forceinline__ int first_warp(int tile) const { return by_tiles.of(tile * kWarps + tiles - 1); }
     // Whether no warp has parts of two tiles.
-    __device__ __forceinline__ bool is_whole() const { return kWarps % tiles == 0; }
+    __device__ __forceinline__ bool is_whole() const {
+        static_assert((kWarps & (kWarps - 1)) == 0);
+        return tiles <= kWarps && (tiles & (tiles - 1)) == 0;
+    }
 };
 
 // Phases alternate between the launch's projections: up and down of layer 0, of layer 1, ...
@@ -90,6 +98,7 @@ struct PhasesArgs {
     Program<kProjections> program;
     Surroundings<T> surroundings[kProjections];
     int layers, m;
+    Divisor by_tokens;
     int blocks;  // that have a task in every phase: these sum the parts of split tiles
     float epsilon, alpha, limit;
     T const* x;

@@ -304,30 +304,13 @@ struct Sharers {
 // Sums the parts of split tiles in their order, whoever computed them: a tile per warp.
 template <typename T, int kProjections>
 __device__ __forceinline__ void finish_split_tiles(TokenArgs<T, kProjections> const& args, int phase) {
-    constexpr int kBatch = 4;
     int const which = phase % kProjections;
     Projection const& p = args.program.projections[which];
     for (int tile = blockIdx.x + threadIdx.x / 32 * args.blocks; tile < p.tiles(); tile += kWarps * args.blocks) {
         TokenEpilogue<T, kProjections> const epilogue(args, which, phase / kProjections, tile);
         Partial const* const parts =
             args.partials[which] + static_cast<int64_t>(tile) * p.split.splits * kTileRows + threadIdx.x % 32;
-        float sum = 0.0f;
-#pragma unroll 1
-        for (int first = 0; first < p.split.splits; first += kBatch) {
-            Partial batch[kBatch];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                batch[j] = {0.0f, phase};
-                if (first + j < p.split.splits) batch[j] = load_partial(parts + (first + j) * kTileRows);
-            }
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                while (batch[j].phase != phase) batch[j] = load_partial(parts + (first + j) * kTileRows);
-                sum += batch[j].value;
-            }
-        }
-        __syncwarp();
-        epilogue.write(sum);
+        epilogue.write(add_partials<4>(parts, kTileRows, p.split.splits, phase));
     }
 }
 

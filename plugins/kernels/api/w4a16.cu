@@ -122,6 +122,9 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
         p.split_chunks = p.chunks() / p.split.splits;
         p.larger_splits = p.chunks() % p.split.splits;
         p.tasks = p.split.groups * p.split.splits;
+        p.by_splits = Divisor(p.split.splits);
+        p.by_tiles[0] = Divisor(std::max(p.group_tiles, 1));
+        p.by_tiles[1] = Divisor(p.group_tiles + 1);
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         tasks = std::max(tasks, p.tasks);
         args.blocks = std::min(args.blocks, p.tasks);
@@ -131,6 +134,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     Projection const& first = args.program.projections[0];
     args.few_in_flight =
         keeps_few_in_flight(static_cast<int64_t>(first.tiles()) * first.chunks() * kStageBytes / device.sm_count);
+    args.by_tokens = Divisor(args.m);
     args.one = 1;
     size_t const used = lay_out(args, workspace);
     if (used > 0) {

@@ -47,7 +47,7 @@ inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     float const busy = static_cast<float>(tiles) / static_cast<float>(rounds * sms);
     if (busy >= 0.9f) return true;
     if (busy >= 0.6f) return m >= 2;
-    if (busy >= 0.45f) return m >= (norm ? 2 : 5);
+    if (busy >= 0.45f) return m >= (norm ? 4 : 5);
     if (busy >= 0.28f) return m >= (norm ? 3 : 8);
     return m >= (norm ? 6 : 16);
 }
