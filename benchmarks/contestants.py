@@ -48,6 +48,11 @@ class Weight:
         return cls(packed, tile_scales(scales).view(torch.int8), tensor_scale, dense, scales, bias)
 
 
+def in_turn(calls: list[Work]) -> Work:
+    """All of them, one after another."""
+    return lambda: [call() for call in calls]
+
+
 def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Work, torch.Tensor]:
     """NVFP4Linear through the plugin host; returns the call and the tensor it writes."""
     inputs = [
@@ -62,7 +67,7 @@ def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Wo
 
 
 def stack_inputs(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> list[torch.Tensor]:
-    """Of NVFP4PersistentMLP."""
+    """NVFP4PersistentMLP's, of x [m, hidden] and a layer's up [rows, hidden] and down [hidden, intermediate] each."""
     inputs = [x, x.new_ones(len(ups), x.shape[1])]
     for weights in (ups, downs):
         inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]

@@ -9,12 +9,13 @@ Needs a GPU.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import Weight, Work, stack_inputs
+from contestants import Weight, Work, in_turn, stack_inputs
 from harness import environment, record
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
@@ -28,9 +29,10 @@ LINEAR_TOKENS = [1, 8, 16, 17, 24, 32, 48, 64, 65, 96, 128, 129, 256, 512, 968]
 #: A generic kernel takes up to seconds a call.
 GENERIC_TOKENS = (1, 65, 968)
 MLP_TOKENS = [1, 2, 4, 6, 8, 16]
+GENERIC = 1
 TACTICS = {
     0: "auto",
-    1: "generic",
+    GENERIC: "generic",
     2: "w4a16",
     6: "w4a16 by mma.sync",
     8: "w4a16 of SM90",
@@ -38,6 +40,9 @@ TACTICS = {
     4: "w4a4 by pairs",
     7: "w4a4 unsplit",
 }
+#: Where activations are not quantized, AUTO is W4A16.
+W4A16_TACTICS = [0, 6, 8]
+W4A4_TACTICS = [tactic for tactic in TACTICS if tactic != GENERIC]
 #: Weights rotate through this many bytes: several times any L2. Capturing many calls is what takes a run its time.
 COLD_BYTES = 256 << 20
 
@@ -60,7 +65,7 @@ class Mlp:
         return self.layers * self.hidden * (self.up_rows + self.intermediate) * 9 // 16
 
 
-#: By the share of SMs that have a tile of 256 rows of up on an H200, which is what AUTO goes by.
+#: From many to few SMs with a tile of 256 rows of up on an H200, which is what AUTO goes by.
 MLPS = [
     Mlp(18, 2048, 16384),
     Mlp(4, 8192, 28672),
@@ -80,22 +85,16 @@ def by_tactic(
     host: PluginHost,
     op: str,
     attributes: dict[str, int | float],
+    tactics: Iterable[int],
     x: torch.Tensor,
     width: int,
     rest: list[list[torch.Tensor]],
-) -> dict[str, Work]:
-    """The op with every tactic that serves x, over the rest of the inputs in turn, the generic kernels with the first.
-
-    Left out are W4A16, which is AUTO where activations are not quantized, and most of the generic kernels.
-    """
+) -> dict[str, list[Work]]:
+    """The op's calls by each of `tactics` that serves x [m, k], for y [m, width]: one for each rest of its inputs."""
     y = x.new_empty(x.shape[0], width)
-    found: dict[str, Work] = {}
-    for tactic, name in TACTICS.items():
-        if name == "w4a16" and not attributes.get("quantize_activations", 0):
-            continue
-        if name == "generic" and (op != "NVFP4Linear" or x.shape[0] not in GENERIC_TOKENS):
-            continue
-        calls = [[x, *tensors] for tensors in (rest[:1] if name == "generic" else rest)]
+    found: dict[str, list[Work]] = {}
+    for tactic in tactics:
+        calls = [[x, *tensors] for tensors in rest]
         try:
             session = host.session(op, calls[0], attributes, tactic=tactic)
             workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
@@ -104,29 +103,34 @@ def by_tactic(
             if "cannot serve this call" not in str(error):
                 raise
             continue
-        found[name] = lambda s=session, c=calls, w=workspace: [s.enqueue(inputs, [y], w) for inputs in c]
+        found[TACTICS[tactic]] = [lambda s=session, c=call, w=workspace: s.enqueue(c, [y], w) for call in calls]
     return found
 
 
-def timed(case: dict[str, Any], works: dict[str, Work], copies: int, rounds: int) -> dict[str, Any]:
-    calls = {name: 1 if name == "generic" else copies for name in works}
-    timings = interleave(CudaDevice(), works, rounds, calls=calls)
+def timed(case: dict[str, Any], calls: dict[str, list[Work]], rounds: int) -> dict[str, Any]:
+    """The case with each tactic's microseconds a call, printed too."""
+    works = {name: in_turn(all_calls) for name, all_calls in calls.items()}
+    counts = {name: len(all_calls) for name, all_calls in calls.items()}
+    timings = interleave(CudaDevice(), works, rounds, calls=counts)
     times = ", ".join(f"{name} {timing.median_us:.2f}" for name, timing in timings.items())
     print(", ".join(f"{name} {value}" for name, value in case.items()) + f": {times} us", flush=True)
     return {**case, "timings": {name: asdict(timing) for name, timing in timings.items()}}
 
 
 def bench_linears(host: PluginHost, tokens: list[int], rounds: int, w4a4: bool) -> list[dict[str, Any]]:
+    """In FP16."""
+    attributes: dict[str, int | float] = {"quantize_activations": int(w4a4)}
     cases = []
     for n, k in LINEARS:
-        copies = max(2, COLD_BYTES // (n * k * 9 // 16))
-        weights = [Weight.random(n, k, torch.float16) for _ in range(copies)]
+        weights = [Weight.random(n, k, torch.float16) for _ in range(max(2, COLD_BYTES // (n * k * 9 // 16)))]
         scale = torch.zeros((), device="cuda")
         rest = [[w.packed, w.block_scales, w.tensor_scale, w.bias.half(), scale] for w in weights]
         for m in tokens:
             x = torch.randn(m, k, device="cuda").half()
-            works = by_tactic(host, "NVFP4Linear", {"quantize_activations": int(w4a4)}, x, n, rest)
-            cases.append(timed({"m": m, "n": n, "k": k}, works, copies, rounds))
+            calls = by_tactic(host, "NVFP4Linear", attributes, W4A4_TACTICS if w4a4 else W4A16_TACTICS, x, n, rest)
+            if m in GENERIC_TOKENS:
+                calls |= by_tactic(host, "NVFP4Linear", attributes, [GENERIC], x, n, rest[:1])
+            cases.append(timed({"m": m, "n": n, "k": k}, calls, rounds))
     return cases
 
 
@@ -134,28 +138,19 @@ def bench_mlps(host: PluginHost, tokens: list[int], rounds: int) -> list[dict[st
     """In FP16 and BF16, and in FP16 with RMSNorm and residual."""
     cases = []
     for mlp in MLPS:
-        copies = max(1, COLD_BYTES // mlp.weight_bytes)
-        weights = [
-            [
-                [Weight.random(*shape, torch.bfloat16) for _ in range(mlp.layers)]
-                for shape in ((mlp.up_rows, mlp.hidden), (mlp.hidden, mlp.intermediate))
-            ]
-            for _ in range(copies)
-        ]
+        shapes = (mlp.up_rows, mlp.hidden), (mlp.hidden, mlp.intermediate)
+        copies = range(max(1, COLD_BYTES // mlp.weight_bytes))
+        weights = [[[Weight.random(*s, torch.bfloat16) for _ in range(mlp.layers)] for s in shapes] for _ in copies]
         for dtype, norm in ((torch.float16, 0), (torch.bfloat16, 0), (torch.float16, 1)):
             like = torch.empty(1, mlp.hidden, dtype=dtype, device="cuda")
             rest = [stack_inputs(like, ups, downs)[1:] for ups, downs in weights]
-            attributes = {
-                "activation": int(Activation.GELU_TANH),
-                "gated": int(mlp.gated),
-                "norm": norm,
-                "residual": norm,
-            }
+            attributes: dict[str, int | float] = {"activation": int(Activation.GELU_TANH), "gated": int(mlp.gated)}
+            attributes |= {"norm": norm, "residual": norm}
             for m in tokens:
                 x = torch.randn(m, mlp.hidden, device="cuda").to(dtype)
-                works = by_tactic(host, "NVFP4PersistentMLP", attributes, x, mlp.hidden, rest)
+                calls = by_tactic(host, "NVFP4PersistentMLP", attributes, W4A16_TACTICS, x, mlp.hidden, rest)
                 case = {"m": m, **asdict(mlp), "dtype": str(dtype).removeprefix("torch."), "norm": bool(norm)}
-                cases.append(timed(case, works, copies, rounds))
+                cases.append(timed(case, calls, rounds))
     return cases
 
 

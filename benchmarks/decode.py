@@ -22,6 +22,7 @@ from contestants import (
     fp8_stack,
     humming_linear,
     humming_stack,
+    in_turn,
     int4_linear,
     plugin_layers,
     plugin_linear,
@@ -102,10 +103,6 @@ def bench_linear(host: PluginHost, m: int, n: int, k: int, rounds: int, bandwidt
         contestants["humming"] = in_turn([lambda layer=layer: layer(x) for layer in layers])  # type: ignore[misc]
     timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, copies))
     return report({"m": m, "n": n, "k": k}, timings, errors, weight_bytes, bandwidth)
-
-
-def in_turn(calls: list[Work]) -> Work:
-    return lambda: [call() for call in calls]
 
 
 def report(

@@ -45,6 +45,22 @@ __device__ __forceinline__ uint4 load_eight(void const* source) {
     return eight;
 }
 
+// Loads again those of kCount values that are absent until none is: all at once, since a trip to L2 for each would add
+// up. load(i, wanted) does so if wanted.
+template <int kCount, typename Absent, typename Load>
+__device__ __forceinline__ void await_all(Absent&& is_absent, Load&& load) {
+    bool missing;
+    do {
+        missing = false;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            bool const absent = is_absent(i);
+            missing |= absent;
+            load(i, absent);
+        }
+    } while (missing);
+}
+
 // A partial sum and the phase it belongs to, written and read in one piece.
 struct Partial {
     float value;
@@ -84,16 +100,8 @@ __device__ __forceinline__ float add_partials(Partial const* first, int step, in
             partials[i] = {0.0f, phase};
             load_partial_if(i < count, first + i * step, partials[i]);
         }
-        bool missing;
-        do {
-            missing = false;
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                bool const absent = partials[i].phase != phase;
-                missing |= absent;
-                load_partial_if(absent, first + i * step, partials[i]);
-            }
-        } while (missing);
+        await_all<kAtOnce>([&](int i) { return partials[i].phase != phase; },
+                           [&](int i, bool wanted) { load_partial_if(wanted, first + i * step, partials[i]); });
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) sum += partials[i].value;

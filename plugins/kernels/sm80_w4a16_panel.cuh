@@ -16,6 +16,21 @@ __device__ __forceinline__ void meet() {
     ptx::meet<32 * kMeeting>();
 }
 
+// Loads again, from source(i), those eights that are absent until none is: all at once, since a trip to L2 for each
+// would add up.
+template <int kCount, typename Source>
+__device__ __forceinline__ void await_eights(uint4 (&eights)[kCount], bool awaited, Source&& source) {
+    for (bool absent = awaited; absent;) {
+        absent = false;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            if (!has_absent(eights[i])) continue;
+            eights[i] = load_eight(source(i));
+            absent = true;
+        }
+    }
+}
+
 // 1 / rms of every token's x, for the norm in front of a projection.
 template <typename T>
 __device__ void inverse_rms(T const* x, bool awaited, int m, int k, float epsilon, float* out) {
@@ -32,16 +47,7 @@ __device__ void inverse_rms(T const* x, bool awaited, int m, int k, float epsilo
                 eights[i] = make_uint4(0u, 0u, 0u, 0u);
                 if (first + i * 32 < units) eights[i] = load_eight(row + (first + i * 32) * 8);
             }
-            // As in stage_activations.
-            for (bool absent = awaited; absent;) {
-                absent = false;
-#pragma unroll
-                for (int i = 0; i < kBatch; ++i) {
-                    if (!has_absent(eights[i])) continue;
-                    eights[i] = load_eight(row + (first + i * 32) * 8);
-                    absent = true;
-                }
-            }
+            await_eights(eights, awaited, [&](int i) { return row + (first + i * 32) * 8; });
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
                 T const* const values = reinterpret_cast<T const*>(&eights[i]);
@@ -130,16 +136,7 @@ __device__ void stage_activations(Activations<T> const& from, int begin, int end
             eights[i] = make_uint4(0u, 0u, 0u, 0u);
             if (first + i * kWarps < rows && offset(i) < from.k) eights[i] = load_eight(source(i));
         }
-        // All at once: a trip to L2 per value that is late would add up.
-        for (bool absent = from.awaited; absent;) {
-            absent = false;
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                if (!has_absent(eights[i])) continue;
-                eights[i] = load_eight(source(i));
-                absent = true;
-            }
-        }
+        await_eights(eights, from.awaited, source);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             if (first + i * kWarps >= rows) break;

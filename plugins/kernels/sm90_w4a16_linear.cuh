@@ -31,7 +31,7 @@ struct LinearArgs {
 };
 
 template <typename T, int kTokens>
-using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kTokens <= 8>;
+using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>>;
 
 // Which chunks of which tiles a block has.
 struct Dealt {
@@ -157,7 +157,7 @@ template <typename T, int kTokens>
 __device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt const& dealt, WeightSlots& slots) {
     ptx::prefetch(args.maps.codes);
     ptx::prefetch(args.maps.scales);
-    constexpr int kSlotsUnderWay = kTokens <= 8 ? 3 : 2;
+    constexpr int kSlotsUnderWay = kBySync<kTokens> ? 3 : 2;
     SlotFiller<kSlotsUnderWay> filler(slots);
     dealt.each([&](Task const& task) {
         TileBoxes const tile(args.maps, 0, task.tile);

@@ -21,10 +21,6 @@ constexpr int kStagers = 3;  // warps
 template <int kTokens>
 constexpr int kStagedTokens = kTokens < 32 ? kTokens : 32;
 
-// Up to 8 tokens mma.sync is faster than wgmma.
-template <int kTokens>
-constexpr bool kBySync = kTokens <= 8;
-
 template <typename T, int kTokens>
 using MlpTaskShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>, kMlpSharers<kTokens>>;
 

@@ -10,8 +10,8 @@
 
 #include "half_scale.cuh"
 #include "ptx/elect.cuh"
-#include "sm90_w4a16_mlp.cuh"
 #include "sm90_w4a16_moe_panels.cuh"
+#include "sm90_w4a16_up.cuh"
 
 namespace trt_nvfp4::sm90 {
 

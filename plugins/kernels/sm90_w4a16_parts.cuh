@@ -58,17 +58,12 @@ __device__ __forceinline__ void add_parts(float2 const* first, uint32_t step, in
             parts[n][j].x = parts[n][j].y = __uint_as_float(parity);
             load_parts_if(j < count, first + n * step + j * kPartStep, parts[n][j]);
         }
-        bool missing;
-        do {
-            missing = false;
-#pragma unroll
-            for (int i = 0; i < kColumns * kAtOnce; ++i) {
+        w4a16::await_all<kColumns * kAtOnce>(
+            [&](int i) { return !has_parity(parts[i / kAtOnce][i % kAtOnce], parity); },
+            [&](int i, bool wanted) {
                 int const n = i / kAtOnce, j = i % kAtOnce;
-                bool const absent = !has_parity(parts[n][j], parity);
-                missing |= absent;
-                load_parts_if(absent, first + n * step + j * kPartStep, parts[n][j]);
-            }
-        } while (missing);
+                load_parts_if(wanted, first + n * step + j * kPartStep, parts[n][j]);
+            });
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {

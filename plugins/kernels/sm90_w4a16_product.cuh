@@ -76,6 +76,11 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
     }
 }
 
+// Whether so many tokens are multiplied by mma.sync: up to 8 it takes fewer clocks than wgmma, whose shortest product
+// is as long as one of 24 columns, and at 16 hardly more.
+template <int kTokens>
+constexpr bool kBySync = kTokens <= 8;
+
 // Where what a lane reads of a panel of this kind begins.
 template <class Panel>
 __device__ __forceinline__ uint32_t lane_units() {
@@ -84,9 +89,8 @@ __device__ __forceinline__ uint32_t lane_units() {
 }
 
 // The same by mma.sync, each warp for itself, of eights of tokens whose first units, of this lane (lane_units), are
-// `offset` behind shared addresses `units` in panels of the kind Panel: up to 8 tokens it takes fewer clocks than
-// wgmma, whose shortest product is as long as one of 24 columns, and at 16 hardly more. Returns what is known once all
-// of the units have been read.
+// `offset` behind shared addresses `units` in panels of the kind Panel. Returns what is known once all of the units
+// have been read.
 template <typename T, class Panel, int kColumns, int kSums>
 __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint32_t own_byte, uint32_t one,
                                                         uint32_t const (&units)[kColumns], int offset,

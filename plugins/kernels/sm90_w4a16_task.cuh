@@ -30,13 +30,13 @@ struct Task {
 template <int kTokens>
 constexpr int kChunkBytes = kChunk * kTokens * 2;
 
-// kBySync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster share the copies of activations: a
+// kIsSync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster share the copies of activations: a
 // warp frees a panel for each of them by one arrival, and where it does so alone by all of its lanes, which racecheck
 // asks for.
-template <class PanelKind, bool kBySync, int kSharers = 1>
+template <class PanelKind, bool kIsSync, int kSharers = 1>
 struct TaskShared {
     using Panel = PanelKind;
-    static constexpr bool kSync = kBySync;
+    static constexpr bool kSync = kIsSync;
     static constexpr int kBlocks = kSharers;
     static constexpr int kPanels = 65536 / kChunkBytes<Panel::kTokens>;
     static constexpr int kPanelReleases = kWarps * (kSharers == 1 ? 32 : kSharers);

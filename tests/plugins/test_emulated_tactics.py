@@ -127,8 +127,10 @@ def test_crossovers_of_an_mlp(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
 
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)
-def test_layers_of_more_tokens_than_a_block(emulated: PluginHost, seed: int) -> None:
-    inputs = op_inputs.persistent_mlp(np.random.default_rng(seed), 2, 66, 32, 32, 32, torch.float16, gated=1).inputs
+@on(("m", "hidden"), [(66, 32), (9, 2336)], ids=["more tokens than a block", "x wider than is read at once"])
+def test_normed_layers(emulated: PluginHost, seed: int, m: int, hidden: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = op_inputs.persistent_mlp(rng, 2, m, hidden, 32, hidden, torch.float16, gated=1).inputs
     attributes = {"activation": Activation.SILU, "gated": 1, "norm": 1, "residual": 1}
     with emulated.session("NVFP4PersistentMLP", inputs, attributes) as session:
         (y,) = session.run(inputs)

@@ -123,7 +123,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
         p.larger_splits = p.chunks() % p.split.splits;
         p.tasks = p.split.groups * p.split.splits;
         p.by_splits = Divisor(p.split.splits);
-        p.by_tiles[0] = Divisor(std::max(p.group_tiles, 1));
+        p.by_tiles[0] = Divisor(p.group_tiles);
         p.by_tiles[1] = Divisor(p.group_tiles + 1);
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         tasks = std::max(tasks, p.tasks);

@@ -39,8 +39,9 @@ inline bool takes_linear(int m, int64_t k, bool bf16) {
 }
 
 // Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
-// as a full one. Of 11 MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken is at most 13 % behind the other.
-// Norms cost mma.sync's kernels more.
+// as a full one. Of 11 MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken was at most 13 % behind the other.
+// Norms cost mma.sync's kernels more; since they cost less than when that was timed, 4 tokens at a share of 0.45 are an
+// estimate, where 2 had been found.
 inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
