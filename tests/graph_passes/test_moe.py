@@ -287,6 +287,23 @@ def test_4_bit_activations(tmp_path: Path, seed: int) -> None:
     assert {a.name: helper.get_attribute_value(a) for a in node.attribute}["quantize_activations"] == 1
 
 
+def closest_choice(path: Path, x: np.ndarray) -> float:
+    """By how much the least score that a router takes is above the next one, at least, in the original model."""
+    model = onnx.load(path)
+    choices = [node for node in model.graph.node if node.op_type == "TopK"]
+    del model.graph.output[:]
+    for name in [name for node in choices for name in (node.input[0], node.output[0])]:
+        model.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    found = run(model, x)
+    margin = np.inf
+    for scores, taken in zip(found[::2], found[1::2], strict=True):
+        least, others = taken.shape[-1], scores.shape[-1] - taken.shape[-1]
+        if others:  # not so where a group counts by its two best and has no more
+            ranked = np.sort(scores, -1)
+            margin = min(margin, float((ranked[..., -least] - ranked[..., others - 1]).min()))
+    return margin
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4"])
 def test_16_bits(name: str, exported: Callable[[str, str, str], Exported], seed: int) -> None:
     """Experts of a float32 model in float16, stacked weights converted; routing stays in float32."""
@@ -300,7 +317,8 @@ def test_16_bits(name: str, exported: Callable[[str, str, str], Exported], seed:
     onnx.checker.check_model(str(result.path), full_check=True)
     written = onnx.load(result.path)
     assert {t.data_type for t in written.graph.initializer if len(t.dims) == 3} == {onnx.TensorProto.FLOAT16}
-    x = draw(seed).numpy()
+    # Rounded experts decide the next router's near ties otherwise: seen up to a difference of 1.3e-4.
+    x = next(x for n in range(50) if closest_choice(path, x := draw(seed + n).numpy()) > 1e-3)
     (expected,), (y,) = run(path, x), run(written, x)
     assert not np.array_equal(y, expected)
     np.testing.assert_allclose(y, expected, atol=1e-2 * np.abs(expected).max())

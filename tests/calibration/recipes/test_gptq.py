@@ -43,7 +43,8 @@ def reference(
 def test_against_float64(activation_order: bool, seed: int) -> None:
     k = 160  # more than one batch of columns
     weight = random(seed, 24, k)
-    x = random(seed + 1, 900, k) @ random(seed + 2, k, k) * random(seed + 3, k).exp()
+    # Channels differ by e^2 or so: where a few make up all of the error, there is little that others could make good.
+    x = random(seed + 1, 900, k) @ random(seed + 2, k, k) * (random(seed + 3, k) / 2).exp()
     statistics = InputStatistics.of_rows(x, {"hessian"})
     recipe = "mse+gptq+activation-order" if activation_order else "mse+gptq"
     found = recipes.quantize_weight(weight, recipe, statistics)
