@@ -94,6 +94,17 @@ __device__ __forceinline__ uint32_t multiply_by_half<__nv_bfloat16, 1>(uint32_t 
     return multiply<__nv_bfloat16>(a, __byte_perm(pair, 0u, 0x3232));
 }
 
+// The same of FP16, plus c.
+template <int kHalf>
+__device__ __forceinline__ uint32_t multiply_add_by_half(uint32_t a, uint32_t pair, uint32_t c) {
+    uint32_t sum;
+    asm("{\n.reg .b16 halves<2>;\n.reg .b32 both;\nmov.b32 {halves0, halves1}, %2;\n"
+        "mov.b32 both, {halves%4, halves%4};\nfma.rn.f16x2 %0, %1, both, %3;\n}"
+        : "=r"(sum)
+        : "r"(a), "r"(pair), "r"(c), "n"(kHalf));
+    return sum;
+}
+
 template <typename T>
 struct Decoder;
 
@@ -102,9 +113,9 @@ struct Decoder<__half> {
     static constexpr int kScaleShift = kNativeE2m1 ? 8 : 7;
     static constexpr bool kNeighbours = kNativeE2m1;  // pairs are codes 2i, 2i + 1; otherwise i, i + 4
 
-    // Where eight products of unscaled codes are summed before the block scale multiplies them, results are short of
-    // 2^kSumShift, and with that exponent of the greatest activation no sum exceeds FP16's range.
-    static constexpr int kSumShift = kNativeE2m1 ? 8 : 14;
+    // Where products of unscaled codes are summed before block scales multiply them (add_products), results are short
+    // of 2^kSumShift. With kSumExponent as that of the greatest activation no sum of four blocks exceeds FP16's range.
+    static constexpr int kSumShift = kNativeE2m1 ? 8 : 14, kSumExponent = kSumShift - 2;
 
     // Two block scales from the low two bytes, for codes
     static __device__ __forceinline__ uint32_t scales(uint32_t bytes, uint32_t one) {
@@ -200,6 +211,21 @@ struct Decoder<__nv_bfloat16> {
         pairs[3] = select_bits(0x80008000u, word, word >> 6) & 0x81c081c0u;
     }
 };
+
+// sum + a word's unscaled codes times as many activations, in the pairs of codes(): FP16, in both halves.
+__device__ __forceinline__ uint32_t add_products(uint32_t word, uint32_t one, uint4 x, uint32_t sum) {
+    uint32_t pairs[4];
+    Decoder<__half>::codes(word, one, pairs);
+    sum = multiply_add(pairs[0], x.x, sum);
+    sum = multiply_add(pairs[1], x.y, sum);
+    sum = multiply_add(pairs[2], x.z, sum);
+    return multiply_add(pairs[3], x.w, sum);
+}
+
+__device__ __forceinline__ float add_halves(uint32_t pair) {
+    __half2 const halves = *reinterpret_cast<__half2 const*>(&pair);
+    return __low2float(halves) + __high2float(halves);
+}
 
 // Eight neighbouring activations in the order in which codes() pairs eight neighbouring weights.
 template <typename T>

@@ -1,6 +1,7 @@
 // y = MLP layers of one token, or one linear. As sm80_w4a16_mlp.cuh, but there are no columns of tokens: FP16 lanes
-// multiply unscaled codes and sum eight products of a scale block each, and the tensor cores only add up, in float32,
-// what lanes have. That takes a tenth fewer clocks than products on the tensor cores (benchmarks/NOTES.md).
+// multiply unscaled codes and sum the products of a chunk, which scales multiply block by block. That takes fewer
+// clocks than products on the tensor cores, and a GPU that uses none of these runs at a higher clock
+// (benchmarks/NOTES.md).
 //
 // A lane finishes one row of a tile. Blocks exchange words that hold a value and its layer, so that nothing has to be
 // erased and no fence keeps an order.
@@ -18,7 +19,7 @@ namespace trt_nvfp4::w4a16 {
 constexpr int kTokenFactor = kChunk * 2;
 constexpr int kTokenChunkBytes = kTokenFactor + 16;
 
-// sums[q] += row lane / 4 of quarter q of a warp's tile times a chunk: the same in the four lanes of a row.
+// sums[q] += this lane's part of row lane / 4 of quarter q of a warp's tile times a chunk.
 __device__ __forceinline__ void multiply_token(uint8_t const* stage, uint8_t const* chunk, uint32_t one,
                                                float (&sums)[4]) {
     using Half = Decoder<__half>;
@@ -27,7 +28,7 @@ __device__ __forceinline__ void multiply_token(uint8_t const* stage, uint8_t con
     int const t = lane % 4;
     uint4 const scales = *reinterpret_cast<uint4 const*>(stage + kCodeBytes + t * 128 + (g ^ (t * 2)) * 16);
     uint32_t const row_scales[4] = {scales.x, scales.y, scales.z, scales.w};
-    float of_chunk[2][4] = {};
+    uint32_t of_chunk[4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         uint4 codes[4];
@@ -36,7 +37,7 @@ __device__ __forceinline__ void multiply_token(uint8_t const* stage, uint8_t con
             codes[row] =
                 *reinterpret_cast<uint4 const*>(stage + (row * 8 + g) * (kChunk / 2) + ((2 * t + half) ^ (g & 1)) * 16);
         }
-        uint32_t of_block[2][4];
+        uint32_t of_block[2][4] = {};
 #pragma unroll
         for (int word = 0; word < 4; ++word) {
             uint4 const x = *reinterpret_cast<uint4 const*>(chunk + ((half * 4 + word) * 4 + t) * 16);
@@ -44,30 +45,19 @@ __device__ __forceinline__ void multiply_token(uint8_t const* stage, uint8_t con
             for (int row = 0; row < 4; ++row) {
                 uint4 const& c = codes[row];
                 uint32_t& sum = of_block[word / 2][row];
-                uint32_t a[4];
-                Half::codes(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, a);
-                sum = word % 2 == 0 ? multiply<__half>(a[0], x.x) : multiply_add(a[0], x.x, sum);
-                sum = multiply_add(a[1], x.y, sum);
-                sum = multiply_add(a[2], x.z, sum);
-                sum = multiply_add(a[3], x.w, sum);
+                sum = add_products(word == 0 ? c.x : word == 1 ? c.y : word == 2 ? c.z : c.w, one, x, sum);
             }
         }
 #pragma unroll
         for (int row = 0; row < 4; ++row) {
             uint32_t const both = Half::sum_scales(row_scales[row] >> half * 16, one);
-            of_block[0][row] = multiply_by_half<__half, 0>(of_block[0][row], both);
-            of_block[1][row] = multiply_by_half<__half, 1>(of_block[1][row], both);
-        }
-        constexpr uint32_t kOnes = 0x3c003c00u;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            ptx::mma_m16n8k16<__half>(of_chunk[i], of_block[0][2 * i], of_block[0][2 * i + 1], of_block[1][2 * i],
-                                      of_block[1][2 * i + 1], kOnes, kOnes);
+            of_chunk[row] = multiply_add_by_half<0>(of_block[0][row], both, of_chunk[row]);
+            of_chunk[row] = multiply_add_by_half<1>(of_block[1][row], both, of_chunk[row]);
         }
     }
     float const factor = *reinterpret_cast<float const*>(chunk + kTokenFactor);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = fmaf(of_chunk[i / 2][i % 2 * 2], factor, sums[i]);
+    for (int i = 0; i < 4; ++i) sums[i] = fmaf(add_halves(of_chunk[i]), factor, sums[i]);
 }
 
 template <typename T, int kProjections>
@@ -203,7 +193,7 @@ __device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, 
             if (from.norm_weight != nullptr && offset(i) < from.k) {
                 eight = normalize(eight, from.norm_weight + offset(i), from.inverse_rms);
             }
-            HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumShift);
+            HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), Decoder<__half>::kSumExponent);
             uint8_t* const place = panel + (chunk(i) - begin) * kTokenChunkBytes;
             *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) = pair_activations<__half>(scale.of<T>(eight));
             if (lane == 0) *reinterpret_cast<float*>(place + kTokenFactor) = scale.factor();
@@ -268,10 +258,16 @@ class TokenEpilogue {
     T bias_ = ptx::from_float<T>(0.0f);
 };
 
-// A lane's row of the four that it has sums of.
+// The sum of lane t's row, of a row's four lanes, that these have parts of. By a whole warp.
 __device__ __forceinline__ float own_row(float const (&sums)[4]) {
-    int const t = threadIdx.x % 4;
-    return t < 2 ? (t == 0 ? sums[0] : sums[1]) : (t == 2 ? sums[2] : sums[3]);
+    bool const odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
+    float rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float const other = __shfl_xor_sync(0xffffffffu, odd ? sums[2 * i] : sums[2 * i + 1], 1);
+        rows[i] = (odd ? sums[2 * i + 1] : sums[2 * i]) + other;
+    }
+    return (upper ? rows[1] : rows[0]) + __shfl_xor_sync(0xffffffffu, upper ? rows[0] : rows[1], 2);
 }
 
 // What warps have of their tile's rows and of the next one's. Tasks take turns with two of them: who reads may be a

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ptx/cp_async.cuh"
+
 namespace trt_nvfp4::sm90 {
 
 constexpr int kGroup = 64;   // values of K: eight units
@@ -38,9 +40,9 @@ struct ImageLayout {
 };
 
 // BF16 activations become FP16 times factors (half_scale.cuh) where that takes less than it saves (H200): up to 8
-// tokens, and in mixtures.
+// tokens, and in mixtures. One token's do in any case, whose products are summed as FP16.
 template <typename T, int kTokens = 8>
-constexpr bool kBecomesHalf = kTokens <= 8 && std::is_same_v<T, __nv_bfloat16>;
+constexpr bool kBecomesHalf = kTokens == 1 || (kTokens <= 8 && std::is_same_v<T, __nv_bfloat16>);
 template <typename T, int kTokens = 8>
 using Operand = std::conditional_t<kBecomesHalf<T, kTokens>, __half, T>;
 
@@ -49,9 +51,27 @@ template <int kPanelTokens, bool kHasFactors = false>
 struct ImagePanel {
     static constexpr int kTokens = kPanelTokens, kUnitBytes = 16 * kTokens, kTokenBytes = 16;
     static constexpr int kFactorK = kHasFactors ? kChunk : 0;
+    static constexpr int kGroupBytes = kUnitBytes * kGroup / 8;
     static constexpr int kBytes = kChunk * 2 * kTokens + (kHasFactors ? kUnitBytes : 0);
 
     static __host__ __device__ constexpr int factor_offset(int) { return kChunk / 8 * kUnitBytes; }
+};
+
+// or of one token, by lanes: of each group the 16 values of block t side by side, for lane t of a row's four,
+struct TokenPanel {
+    static constexpr int kTokens = 1, kLaneBytes = 32, kGroupBytes = 2 * kGroup, kTokenBytes = 0;
+    static constexpr int kFactorK = kChunk;
+    static constexpr int kBytes = kChunk * 2 + 16;
+
+    static __host__ __device__ constexpr int factor_offset(int) { return kChunk * 2; }
+    // Where an image's unit has its pair of block t.
+    static __device__ __forceinline__ uint32_t offset(uint32_t unit, uint32_t t) {
+        return unit / 8 * kGroupBytes + t * kLaneBytes + unit % 8 * 4;
+    }
+    // A lane's pairs of a word of a group.
+    static __device__ __forceinline__ uint4 load(uint32_t group, int word) {
+        return ptx::load_shared_unit(group + word * 16);
+    }
 };
 
 // or row by row, so that tokens may come from anywhere, with factors for kRowFactorK values each. 16 bytes behind a row
@@ -62,10 +82,23 @@ constexpr int kRowBytes = kChunk * 2 + 16;
 template <bool kHasFactors>
 struct RowPanel {
     static constexpr int kTokens = 8, kUnitBytes = 16, kTokenBytes = kRowBytes;
+    static constexpr int kGroupBytes = kUnitBytes * kGroup / 8;
     static constexpr int kFactorK = kHasFactors ? kRowFactorK : 0;
     static constexpr int kBytes = kTokens * kRowBytes;
 
     static __host__ __device__ constexpr int factor_offset(int which) { return kChunk * 2 + which * 8; }
+};
+
+// One such row, whose products are summed as one token's.
+struct TokenRowPanel : RowPanel<true> {
+    static constexpr int kTokens = 1, kLaneBytes = 4, kTokenBytes = 0, kBytes = kRowBytes;
+
+    static __device__ __forceinline__ uint4 load(uint32_t group, int word) {
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = ptx::load_shared_word(group + (word * 4 + i) * kUnitBytes);
+        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
 };
 
 }  // namespace trt_nvfp4::sm90

@@ -7,8 +7,9 @@
 // and values of up to 16 tokens, say so themselves. Each phase needs all of the one before, directly or through the
 // next, so that nothing is overwritten while it is read.
 //
-// Two warpgroups multiply and do the rows: by mma.sync up to 8 tokens, by wgmma beyond. Of a third, which leaves them
-// its registers, one thread fetches weights and other warps panels of activations (sm90_w4a16_mlp_panels.cuh).
+// Two warpgroups multiply and do the rows: one token in FP16 lanes, up to 8 by mma.sync, more by wgmma. Of a third,
+// which leaves them its registers, one thread fetches weights and other warps panels of activations
+// (sm90_w4a16_mlp_panels.cuh).
 #pragma once
 
 #include "ptx/elect.cuh"
@@ -32,7 +33,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
     ptx::prefetch(args.up.maps.scales);
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
-    constexpr int kSlotsUnderWay = kBySync<kTokens> ? 4 : 3;
+    constexpr int kSlotsUnderWay = kBySync<kTokens> && kTokens > 1 ? 4 : 3;
     SlotFiller<kSlotsUnderWay> filler(shared.task.weights);
     uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
@@ -77,15 +78,15 @@ struct StagedLayout {
 // written.
 template <typename T, int kTokens>
 __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, int layer, int tile,
-                                          UpEpilogue<T> const& epilogue, float (&acc)[2][kTokens / 2]) {
+                                          UpEpilogue<T> const& epilogue, float (&acc)[2][kSumTokens<kTokens> / 2]) {
     Projection<T> const& up = args.up;
     int const width = kTileRows / (up.gated ? 2 : 1);
     if (tile * width >= up.padded_width) return;
     auto* const image = reinterpret_cast<uint4*>(args.down.x_of(layer) + int64_t{2} * tile * width * kTokens);
-    constexpr int kStaged = kStagedTokens<kTokens>;
+    constexpr int kStaged = kStagedTokens<kTokens>, kStored = std::min(kStaged, kTokens);
     using Layout = StagedLayout<kStaged>;
     // Two columns at once, so that one's instructions fill the other's gaps.
-    constexpr int kColumns = kTokens == 8 ? 1 : 2;
+    constexpr int kColumns = kTokens <= 8 ? 1 : 2;
 #pragma unroll 1
     for (int first = 0; first < kTokens; first += kStaged) {
         if (first > 0) ptx::meet<32 * kWarps>();
@@ -101,9 +102,9 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
         }
         ptx::meet<32 * kWarps>();
 #pragma unroll
-        for (int i = threadIdx.x; i < kTileRows / 8 * kStaged; i += 32 * kWarps) {
-            if (i >= width / 8 * kStaged) break;
-            int const unit = i / kStaged, token = i % kStaged;
+        for (int i = threadIdx.x; i < kTileRows / 8 * kStored; i += 32 * kWarps) {
+            if (i >= width / 8 * kStored) break;
+            int const unit = i / kStored, token = i % kStored;
             w4a16::store_eight(image + unit * kTokens + first + token, Layout::load(shared.staged, unit, token));
         }
     }
@@ -119,7 +120,8 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
                                                 Places<MlpTaskShared<T, kTokens>>& at, int first_phase, int end_phase) {
     int const warp = threadIdx.x / 32;
     for_tasks(args, first_phase, end_phase, [&](int phase, Projection<T> const& matrix, Task const& task) {
-        float acc[2][kTokens / 2];
+        constexpr int kColumns = kSumTokens<kTokens> / 8;
+        float acc[2][4 * kColumns];
         int const layer = phase / 2;
         bool const up = phase % 2 == 0;
         UpEpilogue<T> epilogue;
@@ -129,10 +131,10 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T> const& args, MlpShare
             finish_up<T, kTokens>(args, shared, layer, task.tile, epilogue, acc);
         } else {
             PartialSums<T, kTokens> const partials(args);
-            uint32_t const first = (task.tile * kWarps + warp) * kQuarters * (kTokens / 8);
+            uint32_t const first = (task.tile * kWarps + warp) * kQuarters * kColumns;
 #pragma unroll
-            for (int i = 0; i < kQuarters * (kTokens / 8); ++i) {
-                int const quarter = i / (kTokens / 8), column = i % (kTokens / 8);
+            for (int i = 0; i < kQuarters * kColumns; ++i) {
+                int const quarter = i / kColumns, column = i % kColumns;
                 float const* const sums = &acc[quarter / 2][column * 4 + quarter % 2 * 2];
                 store_parts(partials.of(first + i) + task.part * kPartStep, sums[0], sums[1], layer & 1);
             }

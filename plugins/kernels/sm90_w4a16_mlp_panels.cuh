@@ -19,10 +19,12 @@ constexpr int kStagers = 3;  // warps
 
 // Tokens of a tile's hidden values that lie in shared memory at once: as many as there is room for.
 template <int kTokens>
-constexpr int kStagedTokens = kTokens < 32 ? kTokens : 32;
+constexpr int kStagedTokens = std::min(kSumTokens<kTokens>, 32);
 
 template <typename T, int kTokens>
-using MlpTaskShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>, kMlpSharers<kTokens>>;
+using MlpPanel = std::conditional_t<kTokens == 1, TokenPanel, ImagePanel<kTokens, kBecomesHalf<T, kTokens>>>;
+template <typename T, int kTokens>
+using MlpTaskShared = TaskShared<MlpPanel<T, kTokens>, kBySync<kTokens>, kMlpSharers<kTokens>>;
 
 template <typename T, int kTokens>
 struct MlpShared {
@@ -130,12 +132,32 @@ struct PanelPart {
         return most >> 16 == 0xffffu || (most & 0xffffu) == 0xffffu;
     }
     // To the same panel, as FP16 with factors.
+    template <typename T>
     __device__ __forceinline__ void store_halves(uint8_t* panel) {
-        static_assert(kTokens == 8);
-        float const factor = to_half<8, 16>(eights);
+        if constexpr (kTokens == 1) {
+            store_token<T>(panel);
+        } else {
+            static_assert(kTokens == 8);
+            float const factor = to_half<8, 16>(eights);
 #pragma unroll
-        for (int i = 0; i < kEights; ++i) *place(panel, i) = eights[i];
-        if (threadIdx.x % 32 < kTokens) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
+            for (int i = 0; i < kEights; ++i) *place(panel, i) = eights[i];
+            if (threadIdx.x % 32 < kTokens) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
+        }
+    }
+
+ private:
+    // As TokenPanel has it.
+    template <typename T>
+    __device__ __forceinline__ void store_token(uint8_t* panel) const {
+        HalfScale const scale(ptx::warp_max(greatest_of<T>(eights[0])), w4a16::Decoder<__half>::kSumExponent);
+        uint4 const halves = scale.of<T>(eights[0]);
+        uint32_t const pairs[4] = {halves.x, halves.y, halves.z, halves.w};
+        __syncwarp();  // behind what other lanes have read
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            *reinterpret_cast<uint32_t*>(panel + TokenPanel::offset(threadIdx.x % 32, t)) = pairs[t];
+        }
+        if (threadIdx.x % 32 == 0) *reinterpret_cast<float*>(panel + TokenPanel::factor_offset(0)) = scale.factor();
     }
 };
 
@@ -173,7 +195,7 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
                 round ^= 1;
                 part.load(panel);
             } while (__any_sync(0xffffffffu, part.has_absent()));
-            if constexpr (kBecomesHalf<T, kTokens>) part.store_halves(panel);
+            if constexpr (kBecomesHalf<T, kTokens>) part.template store_halves<T>(panel);
             ptx::mbarrier_arrive(ptx::shared_address(&task_shared.full[place.stage]));
             if (chunk == task.begin && threadIdx.x % 32 == 0) shared.count_task();
         }

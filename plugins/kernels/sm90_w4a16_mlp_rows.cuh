@@ -103,7 +103,7 @@ struct PartialSums {
 // A lane's part of a fragment of rows, and where it lies.
 template <int kTokens>
 struct Unit {
-    static constexpr int kAll = kTokens / 8;  // columns
+    static constexpr int kAll = kSumTokens<kTokens> / 8;  // columns
 
     RowFragment<kTokens> fragment;
     uint32_t index;  // ((tile, warp, quarter), column), as in down
@@ -186,6 +186,7 @@ __device__ __forceinline__ void store_image(MlpArgs<T> const& args, int layer, U
 #pragma unroll
     for (int i = 0; i < kRowValues<kTokens>; ++i) {
         bool const inside = unit.fragment.row < width && unit.fragment.token_of(i) < args.m;
+        if (kTokens == 1 && unit.fragment.token_of(i) > 0) continue;  // which have no place
         // Who waits for values waits for those too that are not there.
         if (!kValuesAreFlags<kTokens> && !inside) continue;
         int const token = unit.fragment.token_of(i) - unit.fragment.token;

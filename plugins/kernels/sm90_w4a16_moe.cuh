@@ -19,13 +19,13 @@ namespace trt_nvfp4::sm90 {
 constexpr int kHiddenUnits = 2 * kWarpgroups * kGroup / 8;
 using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
 
-// kSharedEvenly: blocks share tiles (EvenShares), whose jobs have one column.
-template <typename T, bool kSharedEvenly>
+// kSharedEvenly: blocks share tiles (EvenShares), whose jobs have one column. kOneToken: so that all jobs have one.
+template <typename T, bool kSharedEvenly, bool kOneToken>
 struct MixtureShared {
-    static constexpr bool kEven = kSharedEvenly;
-    static constexpr int kColumns = kEven ? 1 : kJobTokens / 8;
+    static constexpr bool kEven = kSharedEvenly, kOne = kOneToken;
+    static constexpr int kColumns = kEven || kOne ? 1 : kJobTokens / 8;
 
-    TaskShared<RowPanel<kBecomesHalf<T>>, true> task;
+    TaskShared<std::conditional_t<kOne, TokenRowPanel, RowPanel<kBecomesHalf<T>>>, true> task;
     TaskQueue queue;
     StagedHidden hidden[kColumns];
     uint64_t hidden_empty;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void zero_from(int k, uint4& unit) {
 }
 
 // A task's hidden values to their image, by a warp.
-template <typename T>
+template <bool kOne, typename T>
 __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, MixtureTask const& task,
                                              StagedHidden const* staged) {
     Projection<T> const& up = args.matrices[kUp][task.segment];
@@ -91,20 +91,25 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
     // Lanes of a token are neighbours.
     constexpr int kOfFactor = kRowFactorK / 8;
     static_assert(kOfFactor == 16);
+    constexpr int kTokens = kOne ? 1 : 8;
     int const unit = threadIdx.x % kOfFactor;
 #pragma unroll 1
     for (int column = 0; column < columns; ++column) {
 #pragma unroll 2
-        for (int i = threadIdx.x % 32 / kOfFactor; i < units / kOfFactor * 8; i += 32 / kOfFactor) {
-            int const own_unit = i / 8 * kOfFactor + unit, token = i % 8;
+        for (int i = threadIdx.x % 32 / kOfFactor; i < max(units / kOfFactor * kTokens, 2); i += 32 / kOfFactor) {
+            int const own_unit = i / kTokens * kOfFactor + unit, token = i % kTokens;
             int const left = width - (first + own_unit) / 8 * kGroup;
             uint4 eight[1] = {make_uint4(0u, 0u, 0u, 0u)};
             if (left > 0) eight[0] = staged[column][own_unit][token];
             zero_from(left, eight[0]);
             float factor = 1.0f;
-            if constexpr (kBecomesHalf<T>) factor = to_half<1, 2, 4, 8>(eight);
+            if constexpr (kOne) {
+                factor = to_summable<T, 1, 2, 4, 8>(eight);
+            } else if constexpr (kBecomesHalf<T>) {
+                factor = to_half<1, 2, 4, 8>(eight);
+            }
             int const which = column * 8 + token;
-            if (own_unit >= padded || which >= task.count) continue;
+            if (own_unit >= min(units, padded) || which >= task.count) continue;
             w4a16::store_eight(image.unit(first + own_unit, task.first + which), eight[0]);
             if (unit == 0) image.set_factor((first + own_unit) / kOfFactor, task.first + which, factor);
         }
@@ -128,7 +133,7 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
     queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
         ptx::mbarrier_wait(ptx::shared_address(&queue.stored[place.stage]), place.round);
         bool const is_part = Shared::kEven && task.is_part(args);
-        if (task.phase == kUp && !is_part) store_hidden(args, task, shared.hidden);
+        if (task.phase == kUp && !is_part) store_hidden<Shared::kOne>(args, task, shared.hidden);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (is_part) {
@@ -173,7 +178,8 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                          matrix.rows, task.tile);
         }
         auto const multiply = [&](auto known) {
-            multiply_task<T, 8 * decltype(known)::value>(task.end - task.begin, args.one, at, acc);
+            constexpr int kTokens = Shared::kOne ? 1 : 8 * decltype(known)::value;
+            multiply_task<T, kTokens>(task.end - task.begin, args.one, at, acc);
         };
         switch (columns) {
             case 0:
@@ -223,9 +229,9 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
     });
 }
 
-template <typename T, bool kEven>
+template <typename T, bool kEven, bool kOne>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constant__ MixtureArgs<T> const args) {
-    using Shared = MixtureShared<T, kEven>;
+    using Shared = MixtureShared<T, kEven, kOne>;
     extern __shared__ __align__(1024) uint8_t moe_bytes[];
     auto& shared = *reinterpret_cast<Shared*>(moe_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.

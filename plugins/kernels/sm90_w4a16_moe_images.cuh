@@ -83,7 +83,11 @@ __device__ __forceinline__ void make_images(MixtureArgs<T> const& args, int thre
                     k - part * kRowFactorK, eights);
         if (scaled) scale_eights<T>(weight, eights);
         float factor = 1.0f;
-        if constexpr (kBecomesHalf<T>) factor = to_half<1, 2>(eights);
+        if (args.m == 1) {
+            factor = to_summable<T, 1, 2>(eights);
+        } else if constexpr (kBecomesHalf<T>) {
+            factor = to_half<1, 2>(eights);
+        }
         if (!has_row) continue;
         RowImage<T> const image(args.matrices[kUp][args.scale_input && !scaled ? kShared : kRouted].x, k);
         if (t == 0) image.set_factor(part, row, factor);

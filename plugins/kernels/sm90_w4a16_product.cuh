@@ -1,6 +1,8 @@
 // A warp's 32 rows of weights, decoded in registers (operand A), times activations (operand B, sm90_w4a16_image.cuh).
 #pragma once
 
+#include <algorithm>
+
 #include "ptx/mma_sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm80_w4a16_decode.cuh"
@@ -76,6 +78,10 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
     }
 }
 
+// Tokens of the accumulators that products of kTokens are summed in.
+template <int kTokens>
+constexpr int kSumTokens = std::max(kTokens, 8);
+
 // Whether so many tokens are multiplied by mma.sync: up to 8 it takes fewer clocks than wgmma, whose shortest product
 // is as long as one of 24 columns, and at 16 hardly more.
 template <int kTokens>
@@ -85,7 +91,11 @@ constexpr bool kBySync = kTokens <= 8;
 template <class Panel>
 __device__ __forceinline__ uint32_t lane_units() {
     int const lane = threadIdx.x % 32;
-    return lane / 8 * Panel::kUnitBytes + lane % 8 * Panel::kTokenBytes;
+    if constexpr (Panel::kTokens == 1) {
+        return lane % 4 * Panel::kLaneBytes;
+    } else {
+        return lane / 8 * Panel::kUnitBytes + lane % 8 * Panel::kTokenBytes;
+    }
 }
 
 // The same by mma.sync, each warp for itself, of eights of tokens whose first units, of this lane (lane_units), are
@@ -122,6 +132,27 @@ __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint
         }
     }
     return read;
+}
+
+// The same of one token, in FP16 lanes, without tensor cores, which lower the GPU's clock: sums[q] += this lane's block
+// of its row of quarter q times the activations at shared address `units` in a panel of the kind Panel. Sums may hold
+// those of four groups.
+template <class Panel>
+__device__ __forceinline__ uint32_t multiply_group_token(Codes const& codes, uint32_t own_byte, uint32_t one,
+                                                         uint32_t units, uint32_t (&sums)[4]) {
+    uint4 x[2];
+#pragma unroll
+    for (int word = 0; word < 2; ++word) x[word] = Panel::load(units, word);
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+        uint32_t const two = __byte_perm(codes.scales[row / 2 * 2], codes.scales[row / 2 * 2 + 1], own_byte);
+        uint32_t const scales = w4a16::Decoder<__half>::sum_scales(two, one);
+        uint2 const words = codes.words[row];
+        uint32_t const sum = w4a16::add_products(words.y, one, x[1], w4a16::add_products(words.x, one, x[0], 0u));
+        sums[row] = row % 2 == 0 ? w4a16::multiply_add_by_half<0>(sum, scales, sums[row])
+                                 : w4a16::multiply_add_by_half<1>(sum, scales, sums[row]);
+    }
+    return x[0].x ^ x[0].w ^ x[1].x ^ x[1].w;
 }
 
 }  // namespace trt_nvfp4::sm90

@@ -38,7 +38,7 @@ struct TaskShared {
     using Panel = PanelKind;
     static constexpr bool kSync = kIsSync;
     static constexpr int kBlocks = kSharers;
-    static constexpr int kPanels = 65536 / kChunkBytes<Panel::kTokens>;
+    static constexpr int kPanels = std::min(16, 65536 / kChunkBytes<Panel::kTokens>);
     static constexpr int kPanelReleases = kWarps * (kSharers == 1 ? 32 : kSharers);
 
     WeightSlots weights;  // first: the copy engine's pattern of 16-byte columns is one of addresses
@@ -122,15 +122,43 @@ __device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], u
     return read;
 }
 
+// As add_scaled, one token's sums of a lane's blocks.
+template <class Panel>
+__device__ __forceinline__ uint32_t add_scaled_token(uint32_t (&sums)[4], uint32_t factors, int which,
+                                                     float (&acc)[2][4]) {
+    float const factor = ptx::load_shared(factors + Panel::factor_offset(which));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float& sum = acc[i / 2][i % 2 * 2];
+        sum = fmaf(w4a16::add_halves(sums[i]), factor, sum);
+        sums[i] = 0;
+    }
+    return __float_as_uint(factor);
+}
+
+// A row's four lanes' sums to where those of token 0 lie, which is the first lane, at the scale of other products.
+template <typename T>
+__device__ __forceinline__ void add_lanes(float (&acc)[2][4]) {
+    constexpr int kShift = w4a16::Decoder<__half>::kSumShift - w4a16::Decoder<T>::kScaleShift;
+    float const scale = threadIdx.x % 4 == 0 ? static_cast<float>(1 << kShift) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float& sum = acc[i / 2][i % 2 * 2];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        sum *= scale;
+    }
+}
+
 // A warp's rows of a task of so many chunks times the activations of kTokens tokens, to the first sums of `acc`.
 template <typename T, int kTokens, class Shared, int kSums>
 __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<Shared>& at, float (&acc)[2][kSums]) {
     constexpr int kGroups = kChunk / kGroup;
     using Panel = typename Shared::Panel;
     constexpr int kPanelTokens = Panel::kTokens;
+    constexpr bool kOne = kPanelTokens == 1;
     constexpr int kOfChunk = kTokens / kPanelTokens;  // panels
-    constexpr int kColumns = kTokens / 8;
-    constexpr int kGroupBytes = Panel::kUnitBytes * kGroup / 8;
+    constexpr int kColumns = kSumTokens<kTokens> / 8;
     static_assert(Shared::kSync || kOfChunk == 1);
     uint32_t const own_byte = own_scale_byte();
     auto const release_panel = [&](uint32_t empty, uint32_t read = 0) {
@@ -143,7 +171,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
         }
     };
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
+    for (int i = 0; i < 4 * kColumns; ++i) acc[0][i] = acc[1][i] = 0.0f;
     if (chunks == 0) return;
     uint32_t finished = 0;  // the barrier of the panel whose multiplications may still be under way
     // Codes are a group ahead of their products.
@@ -165,6 +193,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
         }
         uint32_t read = 0;
         float unscaled[2][4 * kColumns] = {};
+        uint32_t of_token[4] = {};
         uint64_t const b = Shared::kSync ? 0 : ptx::uniform_descriptor(units[0], kTokens * 16, 128);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
@@ -177,16 +206,23 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
                 if (left > 1) at.slots.await();
                 next = at.slots.load_group(0, left > 1);
             }
-            if constexpr (Panel::kFactorK > 0) {
-                constexpr int kOfFactor = Panel::kFactorK / kGroup;
-                read = multiply_group_sync<__half, Panel>(codes, own_byte, one, units, group * kGroupBytes, unscaled);
+            constexpr int kOfFactor = Panel::kFactorK / kGroup;
+            if constexpr (kOne) {
+                read =
+                    multiply_group_token<Panel>(codes, own_byte, one, units[0] + group * Panel::kGroupBytes, of_token);
+                if (group % kOfFactor == kOfFactor - 1) {
+                    read ^= add_scaled_token<Panel>(of_token, factors[0], group / kOfFactor, acc);
+                }
+            } else if constexpr (Panel::kFactorK > 0) {
+                read = multiply_group_sync<__half, Panel>(codes, own_byte, one, units, group * Panel::kGroupBytes,
+                                                          unscaled);
                 if (group % kOfFactor == kOfFactor - 1) {
                     read ^= add_scaled<Panel>(unscaled, factors, group / kOfFactor, acc);
                 }
             } else if constexpr (Shared::kSync) {
-                read = multiply_group_sync<T, Panel>(codes, own_byte, one, units, group * kGroupBytes, acc);
+                read = multiply_group_sync<T, Panel>(codes, own_byte, one, units, group * Panel::kGroupBytes, acc);
             } else {
-                multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * kGroupBytes), acc,
+                multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * Panel::kGroupBytes), acc,
                                            [&](int word) {
                                                // All but this word's have finished: the panel before is free.
                                                if (word == 0 && group == 0 && left < chunks) release_panel(finished);
@@ -200,6 +236,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
             finished = empty[0];
         }
     }
+    if constexpr (kOne) add_lanes<T>(acc);
     if constexpr (!Shared::kSync) {
         ptx::wgmma_wait<0>();
         for (auto& sums : acc) ptx::wgmma_finished(sums);

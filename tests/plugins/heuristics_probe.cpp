@@ -36,9 +36,9 @@ int main() {
             sm90::Split const split = sm90::choose_split(rows, chunks, cluster, clusters);
             std::cout << split.splits << ' ' << split.tasks(rows) << ' ' << sm90::padded_rows(rows, cluster) << '\n';
         } else if (kind == "sm90_layers") {
-            int m, up_rows, norm, sms;
-            std::cin >> m >> up_rows >> norm >> sms;
-            std::cout << sm90::takes_layers(m, up_rows, norm != 0, sms) << '\n';
+            int m, up_rows, hidden, norm, sms;
+            std::cin >> m >> up_rows >> hidden >> norm >> sms;
+            std::cout << sm90::takes_layers(m, up_rows, hidden, norm != 0, sms) << '\n';
         } else if (kind == "sm90_linear") {
             int m, bf16;
             int64_t k;

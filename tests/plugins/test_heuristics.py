@@ -91,13 +91,17 @@ def test_sm90(ask: Ask, seed: int) -> None:
 
 
 def test_sm90_takes_an_mlp_where_it_was_found_ahead(ask: Ask) -> None:
-    """H200, benchmarks/NOTES.md: rows of up, the most tokens the other kernel keeps, and the fewest this one takes. Of
-    the normed those of 34816 and 16384 rows are estimates."""
-    plain = ((57344, 1, 2), (22016, 1, 2), (34816, 4, 5), (16384, 4, 5), (11264, 7, 8), (9728, 7, 8), (8192, 15, 16))
-    normed = ((57344, 1, 2), (22016, 1, 2), (34816, 3, 4), (16384, 3, 4), (11264, 2, 3), (9728, 2, 3), (8192, 5, 6))
-    for up_rows, other, this, norm in [(*row, 0) for row in plain] + [(*row, 1) for row in normed]:
-        assert ask("sm90_layers", [[other, up_rows, norm, 132], [this, up_rows, norm, 132]]) == [[0], [1]]
-    assert ask("sm90_layers", [[1, 32768, norm, 132] for norm in (0, 1)]) == [[1], [1]]
+    """H200, benchmarks/results/crossovers.json: rows of up, the width of x, the most tokens that the other kernel keeps,
+    and the fewest that this one takes."""
+    both = ((34816, 5120, 4, 5), (17408, 2048, 1, 2), (17408, 4096, 4, 5), (16384, 4096, 4, 5), (16384, 3072, 4, 5))
+    both += ((11264, 2048, 3, 4), (9728, 4096, 7, 8))
+    cases = [(*row, norm) for row in both for norm in (0, 1)]
+    cases += [(57344, 8192, 1, 2, 1), (22016, 4096, 1, 2, 1), (8192, 4096, 15, 16, 0), (8192, 4096, 8, 9, 1)]
+    for up_rows, hidden, other, this, norm in cases:
+        sizes = [up_rows, hidden, norm, 132]
+        assert ask("sm90_layers", [[other, *sizes], [this, *sizes]]) == [[0], [1]]
+    always = ((32768, 2048, 0), (32768, 2048, 1), (57344, 8192, 0), (22016, 4096, 0))
+    assert ask("sm90_layers", [[1, *sizes, 132] for sizes in always]) == [[1]] * 4
 
 
 def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:

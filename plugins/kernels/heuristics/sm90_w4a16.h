@@ -38,19 +38,19 @@ inline bool takes_linear(int m, int64_t k, bool bf16) {
     return m >= (!bf16 ? 9 : k >= 3072 ? 5 : 7);
 }
 
-// Whether an MLP is theirs at `m` tokens, by the share of SMs that have a tile of up, of which each round takes as long
-// as a full one. Of 11 MLPs timed on an H200 (benchmarks/NOTES.md) the kernel taken was at most 13 % behind the other.
-// Norms cost mma.sync's kernels more; since they cost less than when that was timed, 4 tokens at a share of 0.45 are an
-// estimate, where 2 had been found.
-inline bool takes_layers(int m, int up_rows, bool norm, int sms) {
+// Whether an MLP of x of width `hidden` is theirs at `m` tokens, by the share of SMs that have a tile of up, of which
+// each round takes as long as a full one. Of 11 MLPs timed on an H200 (benchmarks/results/crossovers.json) the kernel
+// taken was at most 6 % behind the other.
+inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
     float const busy = static_cast<float>(tiles) / static_cast<float>(rounds * sms);
+    bool const narrow = hidden <= 2048;
     if (busy >= 0.9f) return true;
-    if (busy >= 0.6f) return m >= 2;
-    if (busy >= 0.45f) return m >= (norm ? 4 : 5);
-    if (busy >= 0.28f) return m >= (norm ? 3 : 8);
-    return m >= (norm ? 6 : 16);
+    if (busy >= 0.6f) return m >= (norm ? 2 : 1);
+    if (busy >= 0.45f) return m >= (narrow ? 2 : 5);
+    if (busy >= 0.28f) return m >= (narrow ? 4 : 8);
+    return m >= (norm ? 9 : 16);
 }
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.

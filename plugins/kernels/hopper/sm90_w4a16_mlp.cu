@@ -20,6 +20,9 @@ __global__ __launch_bounds__(kEraseThreads) void sm90_w4a16_erase(uint4* units, 
     }
 }
 
+// Tokens that the kernel serving `m` is made for.
+int mlp_tokens(int64_t m) { return m == 1 ? 1 : tokens_of(m); }
+
 // One layout for the query and the launch. Before a launch what comes before `zeroed` is zero; what lies between that
 // and the end of the partial sums says itself whether it has been written, and is absent.
 struct Pieces {
@@ -33,7 +36,7 @@ struct Pieces {
 
     Pieces(TrtNvfp4MlpArgs const& args, void* base) {
         Workspace workspace(base);
-        int const tokens = tokens_of(args.m);
+        int const tokens = mlp_tokens(args.m), sums = std::max(tokens, 8);
         int const in = static_cast<int>(args.hidden_in), out = static_cast<int>(args.hidden_out);
         int const intermediate = static_cast<int>(args.intermediate);
         counts.image = workspace.take<uint32_t>(chunks_of(in));
@@ -48,8 +51,8 @@ struct Pieces {
         // Of tokens and columns beyond those there are nothing is written.
         if (!flags) zeroed = workspace.size();
         if (flags) take_hidden(args.layers);
-        squares = workspace.take<float2>(int64_t{tokens} / 2 * tiles_of(in) * kUnitsPerTile);
-        partials = workspace.take<float>(most_partials(out, tokens));
+        squares = workspace.take<float2>(int64_t{sums} / 2 * tiles_of(in) * kUnitsPerTile);
+        partials = workspace.take<float>(most_partials(out, sums));
         if (!flags) take_hidden(1);
         size = workspace.size();
     }
@@ -128,7 +131,8 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.squares = pieces.squares;
     args.counts = pieces.counts;
 
-    int64_t const sums = int64_t{kTokens} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
+    int64_t const sums =
+        int64_t{kSumTokens<kTokens>} * padded_rows(args.down.rows, kMaxCluster) * args.down.split.splits;
     TRT_NVFP4_RETURN_IF_ERROR(erase(pieces, pieces.partials + sums, 4 * clusters, stream));
     int const most = std::max(args.tasks[0], args.tasks[1]);
     config.gridDim = static_cast<unsigned>(std::min(most, clusters) * kMaxCluster);
@@ -138,6 +142,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
 
 template <typename T>
 TrtNvfp4Status run_as(TrtNvfp4MlpArgs const& args, Pieces const& pieces, cudaStream_t stream) {
+    if (args.m == 1) return run<T, 1>(args, pieces, stream);
     return with_tokens(args.m, [&](auto tokens) { return run<T, tokens()>(args, pieces, stream); });
 }
 
@@ -149,7 +154,8 @@ bool takes(TrtNvfp4MlpArgs const& args) {
     int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
     int sms = 0;
     return serves(args) && read_sms(sms) == TRT_NVFP4_SUCCESS &&
-           takes_layers(static_cast<int>(args.m), static_cast<int>(up_rows), args.norm != 0, sms);
+           takes_layers(static_cast<int>(args.m), static_cast<int>(up_rows), static_cast<int>(args.hidden_in),
+                        args.norm != 0, sms);
 }
 
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args) {

@@ -159,13 +159,16 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
             sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_threads + kImageThreads - 1) / kImageThreads),
             kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
     }
-    auto const launch_main = [&](auto evenly) {
-        constexpr bool kEven = decltype(evenly)::value;
-        return launch_kernel(sm90_w4a16_moe<T, kEven>, sms, kTaskThreads, sizeof(MixtureShared<T, kEven>), true, stream,
-                             "sm90_w4a16_moe", args);
+    auto const launch_main = [&](auto evenly, auto one_token) {
+        constexpr bool kEven = decltype(evenly)::value, kOne = decltype(one_token)::value;
+        return launch_kernel(sm90_w4a16_moe<T, kEven, kOne>, sms, kTaskThreads, sizeof(MixtureShared<T, kEven, kOne>),
+                             true, stream, "sm90_w4a16_moe", args);
     };
-    TRT_NVFP4_RETURN_IF_ERROR(args.hidden_is_flags ? launch_main(std::integral_constant<bool, true>{})
-                                                   : launch_main(std::integral_constant<bool, false>{}));
+    auto const launch_for = [&](auto one_token) {
+        return args.hidden_is_flags ? launch_main(std::true_type{}, one_token)
+                                    : launch_main(std::false_type{}, one_token);
+    };
+    TRT_NVFP4_RETURN_IF_ERROR(args.m == 1 ? launch_for(std::true_type{}) : launch_for(std::false_type{}));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
                           moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y),
                           SumStart::kEarlyWithPlan, stream);

@@ -22,6 +22,18 @@ __device__ __forceinline__ void load_shared_if(bool wanted, uint32_t address, ui
         : "r"(address), "r"(static_cast<uint32_t>(wanted)));
 }
 
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
+    return word;
+}
+__device__ __forceinline__ uint4 load_shared_unit(uint32_t address) {
+    uint4 unit;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(unit.x), "=r"(unit.y), "=r"(unit.z), "=r"(unit.w)
+                 : "r"(address));
+    return unit;
+}
 __device__ __forceinline__ float load_shared(uint32_t address) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
