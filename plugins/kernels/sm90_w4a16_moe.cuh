@@ -92,13 +92,14 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
     constexpr int kOfFactor = kRowFactorK / 8;
     static_assert(kOfFactor == 16);
     constexpr int kTokens = kOne ? 1 : 8;
+    int const end = kOne ? 32 / kOfFactor : units / kOfFactor * kTokens;  // the same in all lanes, which shuffle
     int const unit = threadIdx.x % kOfFactor;
 #pragma unroll 1
     for (int column = 0; column < columns; ++column) {
 #pragma unroll 2
-        for (int i = threadIdx.x % 32 / kOfFactor; i < max(units / kOfFactor * kTokens, 2); i += 32 / kOfFactor) {
+        for (int i = threadIdx.x % 32 / kOfFactor; i < end; i += 32 / kOfFactor) {
             int const own_unit = i / kTokens * kOfFactor + unit, token = i % kTokens;
-            int const left = width - (first + own_unit) / 8 * kGroup;
+            int const left = kOne && own_unit >= units ? 0 : width - (first + own_unit) / 8 * kGroup;
             uint4 eight[1] = {make_uint4(0u, 0u, 0u, 0u)};
             if (left > 0) eight[0] = staged[column][own_unit][token];
             zero_from(left, eight[0]);
@@ -109,7 +110,7 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
                 factor = to_half<1, 2, 4, 8>(eight);
             }
             int const which = column * 8 + token;
-            if (own_unit >= min(units, padded) || which >= task.count) continue;
+            if (own_unit >= padded || which >= task.count || (kOne && own_unit >= units)) continue;
             w4a16::store_eight(image.unit(first + own_unit, task.first + which), eight[0]);
             if (unit == 0) image.set_factor((first + own_unit) / kOfFactor, task.first + which, factor);
         }
