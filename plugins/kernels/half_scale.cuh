@@ -1,4 +1,5 @@
-// Values as FP16 ones: multiplied by a power of two, they keep all bits of what is within 2^-22 of the greatest.
+// Values as FP16 ones: multiplied by a power of two, they keep all bits of what is within 2^-22 of the greatest (2^-20
+// where products are summed).
 // Products of weights with FP16 take fewer operations to decode than with BF16 (sm80_w4a16_decode.cuh), and sums in
 // FP16 need values of a known size (sm80_w4a16_token.cuh).
 #pragma once

@@ -2,7 +2,8 @@
 //
 // One warp asks the copy engine for what has been counted, beyond 16 tokens for both blocks of a cluster at once. Where
 // values are flags, warps take turns with chunks: a copy is looked at, and made anew until no value is absent (faster
-// than to read the values from L2, one by one, before they are copied). BF16 values become FP16 there.
+// than to read the values from L2, one by one, before they are copied, but where there is one for each lane: of one
+// token). BF16 values become FP16 there.
 #pragma once
 
 #include "half_scale.cuh"
@@ -132,34 +133,30 @@ struct PanelPart {
         return most >> 16 == 0xffffu || (most & 0xffffu) == 0xffffu;
     }
     // To the same panel, as FP16 with factors.
-    template <typename T>
     __device__ __forceinline__ void store_halves(uint8_t* panel) {
-        if constexpr (kTokens == 1) {
-            store_token<T>(panel);
-        } else {
-            static_assert(kTokens == 8);
-            float const factor = to_half<8, 16>(eights);
+        static_assert(kTokens == 8);
+        float const factor = to_half<8, 16>(eights);
 #pragma unroll
-            for (int i = 0; i < kEights; ++i) *place(panel, i) = eights[i];
-            if (threadIdx.x % 32 < kTokens) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
-        }
-    }
-
- private:
-    // As TokenPanel has it.
-    template <typename T>
-    __device__ __forceinline__ void store_token(uint8_t* panel) const {
-        HalfScale const scale(ptx::warp_max(greatest_of<T>(eights[0])), w4a16::Decoder<__half>::kSumExponent);
-        uint4 const halves = scale.of<T>(eights[0]);
-        uint32_t const pairs[4] = {halves.x, halves.y, halves.z, halves.w};
-        __syncwarp();  // behind what other lanes have read
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            *reinterpret_cast<uint32_t*>(panel + TokenPanel::offset(threadIdx.x % 32, t)) = pairs[t];
-        }
-        if (threadIdx.x % 32 == 0) *reinterpret_cast<float*>(panel + TokenPanel::factor_offset(0)) = scale.factor();
+        for (int i = 0; i < kEights; ++i) *place(panel, i) = eights[i];
+        if (threadIdx.x % 32 < kTokens) *reinterpret_cast<float*>(place(panel, kEights)) = factor;
     }
 };
+
+// One token's chunk, which is short: read from where it lies until no value is absent, a unit a lane.
+template <typename T>
+__device__ __forceinline__ void stage_token(uint8_t const* chunk, uint8_t* panel) {
+    int const lane = threadIdx.x % 32;
+    uint4 unit;
+    do {
+        unit = w4a16::load_eight(chunk + lane * 16);
+    } while (__any_sync(0xffffffffu, w4a16::has_absent(unit)));
+    HalfScale const scale(ptx::warp_max(greatest_of<T>(unit)), w4a16::Decoder<__half>::kSumExponent);
+    uint4 const halves = scale.of<T>(unit);
+    uint32_t const pairs[4] = {halves.x, halves.y, halves.z, halves.w};
+#pragma unroll
+    for (int t = 0; t < 4; ++t) *reinterpret_cast<uint32_t*>(panel + TokenPanel::offset(lane, t)) = pairs[t];
+    if (lane == 0) *reinterpret_cast<float*>(panel + TokenPanel::factor_offset(0)) = scale.factor();
+}
 
 // The same of values that are flags, by warp `turn` of kStagers.
 template <typename T, int kTokens>
@@ -179,23 +176,27 @@ __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpSha
             // weights.
             if (chunk > task.begin) shared.await_tasks(tasks);
             ptx::mbarrier_wait(ptx::shared_address(&task_shared.empty[place.stage]), place.round ^ 1);
-            // Behind what store_halves wrote there.
-            if constexpr (kBecomesHalf<T, kTokens>) ptx::fence_async_proxy();
             uint8_t* const panel = task_shared.panels[place.stage];
-            PanelPart<kTokens> part;
-            do {
-                __syncwarp();  // behind what other lanes have read
-                if (threadIdx.x % 32 == 0) {
-                    ptx::mbarrier_arrive_expect(landed, kChunkBytes<kTokens>);
-                    ptx::bulk_copy(ptx::shared_address(panel), image + int64_t{chunk} * kChunkBytes<kTokens>,
-                                   kChunkBytes<kTokens>, landed);
-                }
-                __syncwarp();
-                ptx::mbarrier_wait(landed, round);
-                round ^= 1;
-                part.load(panel);
-            } while (__any_sync(0xffffffffu, part.has_absent()));
-            if constexpr (kBecomesHalf<T, kTokens>) part.template store_halves<T>(panel);
+            uint8_t const* const values = image + int64_t{chunk} * kChunkBytes<kTokens>;
+            if constexpr (kTokens == 1) {
+                stage_token<T>(values, panel);
+            } else {
+                // Behind what store_halves wrote there.
+                if constexpr (kBecomesHalf<T, kTokens>) ptx::fence_async_proxy();
+                PanelPart<kTokens> part;
+                do {
+                    __syncwarp();  // behind what other lanes have read
+                    if (threadIdx.x % 32 == 0) {
+                        ptx::mbarrier_arrive_expect(landed, kChunkBytes<kTokens>);
+                        ptx::bulk_copy(ptx::shared_address(panel), values, kChunkBytes<kTokens>, landed);
+                    }
+                    __syncwarp();
+                    ptx::mbarrier_wait(landed, round);
+                    round ^= 1;
+                    part.load(panel);
+                } while (__any_sync(0xffffffffu, part.has_absent()));
+                if constexpr (kBecomesHalf<T, kTokens>) part.store_halves(panel);
+            }
             ptx::mbarrier_arrive(ptx::shared_address(&task_shared.full[place.stage]));
             if (chunk == task.begin && threadIdx.x % 32 == 0) shared.count_task();
         }

@@ -82,8 +82,8 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
 template <int kTokens>
 constexpr int kSumTokens = std::max(kTokens, 8);
 
-// Whether so many tokens are multiplied by mma.sync: up to 8 it takes fewer clocks than wgmma, whose shortest product
-// is as long as one of 24 columns, and at 16 hardly more.
+// Whether so many tokens are multiplied by mma.sync, or one in FP16 lanes, each warp for itself: up to 8 that takes
+// fewer clocks than wgmma, whose shortest product is as long as one of 24 columns, and at 16 hardly more.
 template <int kTokens>
 constexpr bool kBySync = kTokens <= 8;
 

@@ -30,7 +30,7 @@ struct Task {
 template <int kTokens>
 constexpr int kChunkBytes = kChunk * kTokens * 2;
 
-// kIsSync: warps multiply by mma.sync, each for itself. kSharers blocks of a cluster share the copies of activations: a
+// kIsSync: warps multiply each for itself (kBySync). kSharers blocks of a cluster share the copies of activations: a
 // warp frees a panel for each of them by one arrival, and where it does so alone by all of its lanes, which racecheck
 // asks for.
 template <class PanelKind, bool kIsSync, int kSharers = 1>

@@ -81,6 +81,9 @@ def test_linear_of_few_tokens(
 @pytest.mark.parametrize(
     ("sms", "shape", "dtype", "attributes"),
     [
+        (132, (2, 1, 544, 800, 544), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
+        (132, (2, 1, 288, 544, 288), torch.float16, {"gated": 1, "norm": 1, "residual": 1}),
+        (2, (1, 1, 1312, 1056, 77), torch.float16, {"gated": 0, "norm": 0, "residual": 0}),
         (132, (3, 20, 288, 544, 288), torch.float16, {"gated": 1, "norm": 1, "residual": 1}),
         (132, (2, 50, 800, 544, 800), torch.bfloat16, {"gated": 1, "norm": 0, "residual": 0}),
         (132, (1, 12, 256, 1312, 77), torch.bfloat16, {"gated": 0, "norm": 1, "residual": 0}),

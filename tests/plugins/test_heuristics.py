@@ -91,8 +91,8 @@ def test_sm90(ask: Ask, seed: int) -> None:
 
 
 def test_sm90_takes_an_mlp_where_it_was_found_ahead(ask: Ask) -> None:
-    """H200, benchmarks/results/crossovers.json: rows of up, the width of x, the most tokens that the other kernel keeps,
-    and the fewest that this one takes."""
+    """H200, benchmarks/results/crossovers_mlp.json: rows of up, the width of x, the most tokens that the other kernel
+    keeps, and the fewest that this one takes."""
     both = ((34816, 5120, 4, 5), (17408, 2048, 1, 2), (17408, 4096, 4, 5), (16384, 4096, 4, 5), (16384, 3072, 4, 5))
     both += ((11264, 2048, 3, 4), (9728, 4096, 7, 8))
     cases = [(*row, norm) for row in both for norm in (0, 1)]

@@ -39,8 +39,8 @@ inline bool takes_linear(int m, int64_t k, bool bf16) {
 }
 
 // Whether an MLP of x of width `hidden` is theirs at `m` tokens, by the share of SMs that have a tile of up, of which
-// each round takes as long as a full one. Of 11 MLPs timed on an H200 (benchmarks/results/crossovers.json) the kernel
-// taken was at most 6 % behind the other.
+// each round takes as long as a full one. Of 11 MLPs timed on an H200 (benchmarks/results/crossovers_mlp.json) the
+// kernel taken was at most 6 % behind the other.
 inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
