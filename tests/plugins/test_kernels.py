@@ -122,11 +122,12 @@ def mlp(
     return hidden @ down[0].T + down[1], magnitude
 
 
-def check_mlp(y: torch.Tensor, reference: Array, magnitude: Array, w4a4: int) -> None:
-    """A hidden value on a rounding boundary may fall on its other side: one step of T, or (rarely) of NVFP4."""
+def check_mlp(y: torch.Tensor, reference: Array, magnitude: Array, w4a4: int, norm: float = 1e-5) -> None:
+    """A hidden value on a rounding boundary may fall on its other side: one step of T, or (rarely) of NVFP4. `norm`:
+    what sums, without quantized activations, may lose of the whole."""
     epsilon = torch.finfo(y.dtype).eps
     bound = np.full_like(magnitude, 0.3 * magnitude.max(initial=0)) if w4a4 else (4 * epsilon + 1e-5) * magnitude
-    assert_close(y, reference, bound, 0.02 if w4a4 else 1e-5)
+    assert_close(y, reference, bound, 0.02 if w4a4 else norm)
     if reference.size:
         assert np.median(np.abs(float64(y) - reference) / magnitude) <= 2 * epsilon + 1e-5
 
