@@ -40,7 +40,7 @@ BYTES_PER_WEIGHT = 0.5 + 1 / 16
 HAS_HUMMING = importlib.util.find_spec("humming") is not None
 #: Weights of a linear rotate through this many bytes: several times any L2.
 COLD_BYTES = 512 << 20
-#: Calls of a stack that a replay holds, so that the replay's own start, about 10 us, is not taken for the stack's time.
+#: Calls of a stack that a replay holds, so that the replay's own start, 4 to 11 us, is not taken for the stack's time.
 STACK_CALLS = 4
 
 
