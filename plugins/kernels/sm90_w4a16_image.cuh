@@ -50,11 +50,24 @@ using Operand = std::conditional_t<kBecomesHalf<T, kTokens>, __half, T>;
 template <int kPanelTokens, bool kHasFactors = false>
 struct ImagePanel {
     static constexpr int kTokens = kPanelTokens, kUnitBytes = 16 * kTokens, kTokenBytes = 16;
+    static constexpr int kColumnBytes = 8 * kTokenBytes;  // from eight tokens to the next
     static constexpr int kFactorK = kHasFactors ? kChunk : 0;
     static constexpr int kGroupBytes = kUnitBytes * kGroup / 8;
     static constexpr int kBytes = kChunk * 2 * kTokens + (kHasFactors ? kUnitBytes : 0);
 
     static __host__ __device__ constexpr int factor_offset(int) { return kChunk / 8 * kUnitBytes; }
+};
+
+// or as images of eight tokens each, so that a panel of fewer is a part of it,
+template <int kPanelTokens>
+struct ColumnPanel {
+    static constexpr int kTokens = kPanelTokens, kUnitBytes = 16 * 8, kTokenBytes = 16;
+    static constexpr int kColumnBytes = kChunk * 2 * 8;
+    static constexpr int kFactorK = 0;
+    static constexpr int kGroupBytes = kUnitBytes * kGroup / 8;
+    static constexpr int kBytes = kTokens / 8 * kColumnBytes;
+
+    static __host__ __device__ constexpr int factor_offset(int) { return 0; }
 };
 
 // or of one token, by lanes: of each group the 16 values of block t side by side, for lane t of a row's four,

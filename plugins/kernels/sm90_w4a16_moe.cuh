@@ -1,7 +1,7 @@
-// A mixture of experts on SM90: the chosen experts' weights stream to the tensor cores once for every job of up to 24
-// pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh but by mma.sync at every width, and in FP16 lanes where
-// there is but one token. Launches before it make the plan and, beside it, images of activations
-// (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
+// A mixture of experts on SM90: the chosen experts' weights stream to the tensor cores once for every job of some
+// pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh: in FP16 lanes where there is but one token, by wgmma
+// where jobs are wide (takes_wide_jobs), else by mma.sync. Launches before it make the plan and, beside it, images of
+// activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
 //
 // Two warpgroups multiply. Of a third one thread takes tasks, one fetches their weights, a warp their activations, and
 // a warp brings hidden values to their image, for other blocks to see.
@@ -21,12 +21,16 @@ constexpr int kHiddenUnits = 2 * kWarpgroups * kGroup / 8;
 using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
 
 // kSharedEvenly: blocks share tiles (EvenShares), whose jobs have one column. kOneToken: so that all jobs have one.
-template <typename T, bool kSharedEvenly, bool kOneToken>
+// kTokensOfJob: the most pairs of a job.
+template <typename T, bool kSharedEvenly, bool kOneToken, int kTokensOfJob>
 struct MixtureShared {
-    static constexpr bool kEven = kSharedEvenly, kOne = kOneToken;
-    static constexpr int kColumns = kEven || kOne ? 1 : kJobTokens / 8;
+    static constexpr bool kEven = kSharedEvenly, kOne = kOneToken, kWide = kTokensOfJob > kJobTokens;
+    static_assert(!kWide || (!kEven && !kOne));
+    static constexpr int kColumns = kEven || kOne ? 1 : kTokensOfJob / 8;
+    using Panel = std::conditional_t<kWide, ColumnPanel<kTokensOfJob>,
+                                     std::conditional_t<kOne, TokenRowPanel, RowPanel<kBecomesHalf<T>>>>;
 
-    TaskShared<std::conditional_t<kOne, TokenRowPanel, RowPanel<kBecomesHalf<T>>>, true> task;
+    TaskShared<Panel, !kWide> task;
     TaskQueue queue;
     StagedHidden hidden[kColumns];
     uint64_t hidden_empty;
@@ -118,6 +122,29 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
     }
 }
 
+// The same of a wide job: all of a column, whether it has as many tokens or not.
+template <typename T>
+__device__ __forceinline__ void store_hidden_of_job(MixtureArgs<T> const& args, MixtureTask const& task,
+                                                    StagedHidden const* staged) {
+    Projection<T> const& up = args.matrices[kUp][task.segment];
+    Projection<T> const& down = args.matrices[kDown][task.segment];
+    JobImage const image(down, task.job, task.first, task.count);
+    int const units = kHiddenUnits / (up.gated ? 2 : 1), first = task.tile * units;
+    int const token = threadIdx.x % 8;
+#pragma unroll 1
+    for (int column = 0; column < job_columns(task.count); ++column) {
+#pragma unroll 4
+        for (int i = threadIdx.x % 32 / 8; i < units; i += 4) {
+            if (first + i >= up.padded_width / 8) continue;
+            int const left = down.k - (first + i) / 8 * kGroup;
+            uint4 eight = make_uint4(0u, 0u, 0u, 0u);
+            if (left > 0) eight = staged[column][i][token];
+            zero_from(left, eight);
+            w4a16::store_eight(reinterpret_cast<uint4*>(image.unit(first + i, column)) + token, eight);
+        }
+    }
+}
+
 // Of a task of gate and up, which has stored its hidden values. A chunk lies in two tiles with gates, and else in one;
 // where the last has but one of two, that counts twice.
 template <typename T>
@@ -135,7 +162,13 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
     queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
         ptx::mbarrier_wait(ptx::shared_address(&queue.stored[place.stage]), place.round);
         bool const is_part = Shared::kEven && task.is_part(args);
-        if (task.phase == kUp && !is_part) store_hidden<Shared::kOne>(args, task, shared.hidden);
+        if (task.phase == kUp && !is_part) {
+            if constexpr (Shared::kWide) {
+                store_hidden_of_job(args, task, shared.hidden);
+            } else {
+                store_hidden<Shared::kOne>(args, task, shared.hidden);
+            }
+        }
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (is_part) {
@@ -185,7 +218,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
         };
         switch (columns) {
             case 0:
-                pass_over_task(task.end - task.begin, job_columns(task.count), at);
+                pass_over_task(task.end - task.begin, Shared::kWide ? 1 : job_columns(task.count), at);
                 break;
             case 1:
                 multiply(std::integral_constant<int, 1>{});
@@ -193,8 +226,11 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
             case 2:
                 if constexpr (Shared::kColumns >= 2) multiply(std::integral_constant<int, 2>{});
                 break;
-            default:
+            case 3:
                 if constexpr (Shared::kColumns >= 3) multiply(std::integral_constant<int, 3>{});
+                break;
+            default:
+                if constexpr (Shared::kColumns >= 4) multiply(std::integral_constant<int, 4>{});
         }
         bool const is_part = Shared::kEven && task.is_part(args);
         if constexpr (Shared::kEven) {
@@ -231,9 +267,9 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
     });
 }
 
-template <typename T, bool kEven, bool kOne>
+template <typename T, bool kEven, bool kOne, int kTokensOfJob>
 __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constant__ MixtureArgs<T> const args) {
-    using Shared = MixtureShared<T, kEven, kOne>;
+    using Shared = MixtureShared<T, kEven, kOne, kTokensOfJob>;
     extern __shared__ __align__(1024) uint8_t moe_bytes[];
     auto& shared = *reinterpret_cast<Shared*>(moe_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.

@@ -4,7 +4,7 @@
 #include "half_scale.cuh"
 #include "moe_routing.cuh"
 #include "ptx/grid.cuh"
-#include "sm90_w4a16_moe_tasks.cuh"
+#include "sm90_w4a16_moe_wide.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -107,14 +107,68 @@ struct GateAndMakeImages {
     }
 };
 
-// By a launch of its own, while the plan is made, which only weights for x wait for. The launch before the plan has
-// finished: the plan lets this one start behind its own wait.
+// Of wide jobs: what their tokens' x is, and zeros behind what up writes of hidden values.
+template <typename T>
+__device__ __forceinline__ void make_job_images(MixtureArgs<T> const& args, int thread, int threads) {
+    for (int i = thread; i < args.counters; i += threads) args.ticket[i] = 0;
+    int const lane = threadIdx.x % 32;
+    int const k = args.matrices[kUp][kRouted].k;
+    int const columns = args.job_tokens / 8;
+#pragma unroll 1
+    for (int segment = kRouted; segment <= (args.shared_jobs > 0 ? kShared : kRouted); ++segment) {
+        Projection<T> const& up = args.matrices[kUp][segment];
+        Projection<T> const& down = args.matrices[kDown][segment];
+        int const jobs = segment == kRouted ? *args.plan.job_count : args.shared_jobs;
+        int const written = min(tiles_of(up.rows) * kTileRows / (up.gated ? 2 : 1) / kRowFactorK, image_parts(down.k));
+        int const parts = image_parts(k) + image_parts(down.k) - written;
+#pragma unroll 1
+        for (int i = thread / 32; i < jobs * columns * parts; i += threads / 32) {
+            int const part = i % parts, column = i / parts % columns, job = i / (parts * columns);
+            int first = job * args.job_tokens, count = min(args.job_tokens, args.m - first);
+            if (segment == kRouted) {
+                first = args.plan.jobs[job].first;
+                count = args.plan.jobs[job].count;
+            }
+            if (column >= job_columns(count)) continue;
+            uint4 eights[kEights] = {};
+            if (part >= image_parts(k)) {
+                JobImage const image(down, job, first, count);
+                uint8_t* const units = image.unit((part - image_parts(k) + written) * (kRowFactorK / 8), column);
+                store_eights<T>(units, 8, lane / 4, lane % 4, eights);
+                continue;
+            }
+            int const row = column * 8 + lane / 4;
+            bool const has_row = row < count;
+            int token = first + row;
+            float weight = 1.0f;
+            if (segment == kRouted && has_row) {
+                int const pair = args.plan.order[token];
+                token = pair / args.top_k;
+                if (args.scale_input) weight = args.plan.weights[pair];
+            }
+            load_eights(has_row ? args.x + static_cast<int64_t>(token) * k + part * kRowFactorK : nullptr, lane % 4,
+                        k - part * kRowFactorK, eights);
+            if (segment == kRouted && args.scale_input) scale_eights<T>(weight, eights);
+            uint8_t* const units = JobImage(up, job, first, count).unit(part * (kRowFactorK / 8), column);
+            store_eights<T>(units, 8, lane / 4, lane % 4, eights);
+        }
+    }
+}
+
+// By a launch of its own, while the plan is made, which only weights for x and wide jobs wait for. The launch before
+// the plan has finished: the plan lets this one start behind its own wait.
 template <typename T>
 __global__ __launch_bounds__(kImageThreads) void sm90_w4a16_moe_images(__grid_constant__ MixtureArgs<T> const args) {
     ptx::launch_next();
-    if (args.scale_input) ptx::await_previous_launch();
-    make_images(args, blockIdx.x * kImageThreads + threadIdx.x, gridDim.x * kImageThreads);
-    if (!args.scale_input) ptx::await_previous_launch();
+    bool const wide = args.job_tokens > kJobTokens, awaits = args.scale_input || wide;
+    int const thread = blockIdx.x * kImageThreads + threadIdx.x, threads = gridDim.x * kImageThreads;
+    if (awaits) ptx::await_previous_launch();
+    if (wide) {
+        make_job_images(args, thread, threads);
+    } else {
+        make_images(args, thread, threads);
+    }
+    if (!awaits) ptx::await_previous_launch();
 }
 
 }  // namespace trt_nvfp4::sm90

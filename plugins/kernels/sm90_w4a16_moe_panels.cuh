@@ -1,10 +1,12 @@
-// Activations of sm90_w4a16_moe.cuh on their way from images to panels, by a warp: a lane for each of a job's rows.
+// Activations of sm90_w4a16_moe.cuh on their way from images to panels, by a warp: a lane for each of a job's rows. Of
+// wide jobs images are what panels have.
 //
 // Hidden values are awaited by how many tiles have been counted or, where blocks share tiles evenly, are flags: there
 // all blocks come to down at the same time, and neither fences nor counters are waited for.
 #pragma once
 
 #include "sm90_w4a16_moe_dispatch.cuh"
+#include "sm90_w4a16_moe_wide.cuh"
 
 namespace trt_nvfp4::sm90 {
 
@@ -77,18 +79,22 @@ __device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, Sh
     asm volatile("fence.proxy.async.global;" ::: "memory");
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
         int const end = task.end, count = task.count, columns = job_columns(count);
+        Projection<T> const& matrix = args.matrices[task.phase][task.segment];
+        ReadyChunks ready(args.done_of(task.segment, task.job), args.matrices[kUp][task.segment].tiles_per_chunk(),
+                          task.phase == kDown ? task.begin : end, end);
+        if constexpr (Shared::kWide) {
+            copy_chunks(shared.task, task, JobImage(matrix, task.job, task.first, count), ready, place);
+            return;
+        }
         int row = task.first + min(lane, count - 1);
         if (task.phase == kUp && task.segment == kRouted && !args.scale_input) {
             row = args.plan.order[row] / args.top_k;
         }
-        Projection<T> const& matrix = args.matrices[task.phase][task.segment];
         uint8_t const* from = RowImage<T>(matrix.x, matrix.k).chunk(task.begin, row);
         if (Shared::kEven && task.phase == kDown) {
             flags.fetch(shared, from, end - task.begin, count, place);
             return;
         }
-        ReadyChunks ready(args.done_of(task.segment, task.job), args.matrices[kUp][task.segment].tiles_per_chunk(),
-                          task.phase == kDown ? task.begin : end, end);
 #pragma unroll 1
         for (int chunk = task.begin; chunk < end; ++chunk, from += kRowBytes) {
             ready.await(chunk);

@@ -27,6 +27,7 @@ struct MixtureArgs {
     MoePlan plan;
     int m, top_k, shared_jobs;
     bool scale_input;
+    int job_tokens;              // the most pairs of a job
     bool hidden_is_flags;        // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
     T const* x;                  // [m, hidden]
     float* outputs[2];           // [splits of down, pairs in sorted order or tokens, hidden]
@@ -115,8 +116,8 @@ struct MixtureTask {
                 count = routed.count;
             } else {
                 expert = 0;
-                first = job * kJobTokens;
-                count = min(kJobTokens, args.m - first);
+                first = job * args.job_tokens;
+                count = min(args.job_tokens, args.m - first);
             }
             for (int i = 0; i < kWarpgroups; ++i) {
                 columns[i] = tile * kTileRows + i * kGroupRows < matrix.rows ? job_columns(count) : 0;

@@ -51,11 +51,11 @@ __device__ __forceinline__ void decode_scales(Codes const& codes, uint32_t own_b
 
 __device__ __forceinline__ uint32_t own_scale_byte() { return threadIdx.x % 4 * 0x11u + 0x40u; }
 
-// acc += a warpgroup's rows times a group of K, whose units of activations `b` describes. Calls after_word(i) once the
-// products before word i's have ended.
-template <typename T, int kTokens, typename F>
+// The first sums of `acc` += a warpgroup's rows times a group of K, whose units of kTokens tokens, in panels of the
+// kind Panel, `b` describes. Calls after_word(i) once the products before word i's have ended.
+template <typename T, class Panel, int kTokens, int kSums, typename F>
 __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_byte, uint32_t one, uint64_t b,
-                                               float (&acc)[2][kTokens / 2], F&& after_word) {
+                                               float (&acc)[2][kSums], F&& after_word) {
     uint32_t scales[2];
     decode_scales<T>(codes, own_byte, one, scales);
 #pragma unroll
@@ -65,10 +65,11 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
         ptx::wgmma_fence();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint64_t const descriptor = ptx::advance(b, (word * 4 + half * 2) * kTokens * 16);
+            uint64_t const descriptor = ptx::advance(b, (word * 4 + half * 2) * Panel::kUnitBytes);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                ptx::wgmma<T>(acc[i], a[2 * i][2 * half], a[2 * i + 1][2 * half], a[2 * i][2 * half + 1],
+                auto& d = *reinterpret_cast<float (*)[kTokens / 2]>(&acc[i]);
+                ptx::wgmma<T>(d, a[2 * i][2 * half], a[2 * i + 1][2 * half], a[2 * i][2 * half + 1],
                               a[2 * i + 1][2 * half + 1], descriptor);
             }
         }

@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
     using Panel = typename Shared::Panel;
     constexpr int kPanelTokens = Panel::kTokens;
     constexpr bool kOne = kPanelTokens == 1;
-    constexpr int kOfChunk = kTokens / kPanelTokens;  // panels
+    constexpr int kOfChunk = (kTokens + kPanelTokens - 1) / kPanelTokens;  // panels
     constexpr int kColumns = kSumTokens<kTokens> / 8;
     static_assert(Shared::kSync || kOfChunk == 1);
     uint32_t const own_byte = own_scale_byte();
@@ -189,12 +189,13 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
             }
             units[n] = at.panels.units() + offset;
             factors[n] = at.panels.factors() + offset;
-            if ((n + 1) * 8 % kPanelTokens == 0) at.panels.advance();
+            if ((n + 1) * 8 % kPanelTokens == 0 || n + 1 == kColumns) at.panels.advance();
         }
         uint32_t read = 0;
         float unscaled[2][4 * kColumns] = {};
         uint32_t of_token[4] = {};
-        uint64_t const b = Shared::kSync ? 0 : ptx::uniform_descriptor(units[0], kTokens * 16, 128);
+        uint64_t b = 0;
+        if constexpr (!Shared::kSync) b = ptx::uniform_descriptor(units[0], Panel::kUnitBytes, Panel::kColumnBytes);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
             Codes const codes = next;
@@ -222,11 +223,12 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
             } else if constexpr (Shared::kSync) {
                 read = multiply_group_sync<T, Panel>(codes, own_byte, one, units, group * Panel::kGroupBytes, acc);
             } else {
-                multiply_group<T, kTokens>(codes, own_byte, one, ptx::advance(b, group * Panel::kGroupBytes), acc,
-                                           [&](int word) {
-                                               // All but this word's have finished: the panel before is free.
-                                               if (word == 0 && group == 0 && left < chunks) release_panel(finished);
-                                           });
+                multiply_group<T, Panel, kTokens>(codes, own_byte, one, ptx::advance(b, group * Panel::kGroupBytes),
+                                                  acc, [&](int word) {
+                                                      // All but this word's have finished: the panel before is free.
+                                                      if (word == 0 && group == 0 && left < chunks)
+                                                          release_panel(finished);
+                                                  });
             }
         }
         if constexpr (Shared::kSync) {
@@ -239,7 +241,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
     if constexpr (kOne) add_lanes<T>(acc);
     if constexpr (!Shared::kSync) {
         ptx::wgmma_wait<0>();
-        for (auto& sums : acc) ptx::wgmma_finished(sums);
+        for (auto& sums : acc) ptx::wgmma_finished(*reinterpret_cast<float (*)[4 * kColumns]>(&sums));
         release_panel(finished);
     }
 }

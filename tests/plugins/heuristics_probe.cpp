@@ -60,6 +60,11 @@ int main() {
             int tiles, sms;
             std::cin >> tiles >> sms;
             std::cout << sm90::takes_mixture(tiles, sms) << '\n';
+        } else if (kind == "sm90_job_tokens") {
+            double pairs;
+            bool bf16;
+            std::cin >> pairs >> bf16;
+            std::cout << sm90::choose_job_tokens(pairs, bf16) << '\n';
         } else if (kind == "sm90_even_shares") {
             int tokens, tiles, sms;
             std::cin >> tokens >> tiles >> sms;

@@ -174,6 +174,10 @@ MIXTURES: list[tuple[int, int, int, torch.dtype, dict[str, Any]]] = [
     (30, 96, 288, torch.bfloat16, {"top_k": 2, "activation": 7}),  # one, two and three columns, several jobs
     (20, 544, 96, torch.float16, {"top_k": 1, "shared": 1, "shared_gated": 1, "scale_input": 1, "scoring": 3}),
     (10, 64, 1056, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4}),  # down in parts
+    (30, 1312, 96, torch.bfloat16, {"top_k": 2, "shared": 1}),  # wide jobs; more chunks of activations than panels
+    (36, 96, 288, torch.float16, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),
+    (54, 544, 288, torch.float16, {"top_k": 2, "shared": 1}),
+    (70, 64, 160, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4, "scale_input": 1}),
 ]
 
 
@@ -194,7 +198,8 @@ def test_mixture(
     emulated_gpu.launches.clear()
     test_moe.check(emulated, case, attributes, dtype, W4A16_SM90)
     own_images = m > 8 or "scale_input" in attributes
-    names = ["moe_plan", *["sm90_w4a16_moe_images"] * own_images, "sm90_w4a16_moe", "moe_sum"]
+    plan = ["moe_route"] * (m > 32) + ["moe_plan"]
+    names = [*plan, *["sm90_w4a16_moe_images"] * own_images, "sm90_w4a16_moe", "moe_sum"]
     kernels = [launch.kernel for launch in emulated_gpu.launches]
     assert kernels
     expected = names * (len(kernels) // len(names))

@@ -139,6 +139,12 @@ def test_blocks_share_tiles_where_that_was_measured_ahead(ask: Ask) -> None:
     assert ask("sm90_even_shares", [[*case, 132] for case in (*even, *whole)]) == [[1]] * 8 + [[0]] * 5
 
 
+def test_jobs_are_wide_where_that_was_measured_ahead(ask: Ask) -> None:
+    """H200, benchmarks/NOTES.md: by pairs of an expert, in FP16 and BF16."""
+    cases = [(10, 0), (16, 0), (64, 0), (10, 1), (16, 1), (20, 1), (64, 1)]
+    assert ask("sm90_job_tokens", [[*case] for case in cases]) == [[n] for n in (24, 32, 32, 24, 24, 32, 32)]
+
+
 def test_parts_of_down(ask: Ask, seed: int) -> None:
     """No more where SMs are busy, never shorter than is worth a task, and no more on fewer SMs: what sizes the
     workspace holds for all GPUs."""

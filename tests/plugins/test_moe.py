@@ -196,6 +196,25 @@ def test_blocks_share_tiles_evenly(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("m", [39, 64, 90, 131])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"activation": 7, "shared": 1, "shared_gated": 1},
+        {"gated": 0, "activation": 4},
+        {"shared": 1, "scale_input": 1, "scoring": 3},
+    ],
+    ids=str,
+)
+def test_wide_jobs(host: PluginHost, seed: int, attributes: dict[str, Any], m: int, dtype: torch.dtype) -> None:
+    """Experts of 20 to 66 pairs, and what all tokens share: the same bits, run after run."""
+    rng = np.random.default_rng(seed)
+    case = op_inputs.moe(rng, m, 544, 800, 4, dtype, s=352, gated=attributes.get("gated", 1))
+    ys = [check(host, case, {"top_k": 2, **attributes}, dtype, W4A16_SM90) for _ in range(2)]
+    assert torch.equal(*ys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_few_tokens_of_many_tiles(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
     case = op_inputs.moe(np.random.default_rng(seed), 8, 64, 2048, 32, dtype)
     check(host, case, {"top_k": 4}, dtype, W4A16_SM90)
@@ -270,7 +289,7 @@ def test_no_tokens(host: PluginHost, seed: int) -> None:
     assert run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, 0)[0].shape == (0, 32)
 
 
-@pytest.mark.parametrize("m", [5, 9])
+@pytest.mark.parametrize("m", [5, 9, 40, 80])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @TACTICS
 def test_nan_in_x_reaches_its_token_alone(host: PluginHost, seed: int, tactic: int, dtype: torch.dtype, m: int) -> None:

@@ -10,8 +10,14 @@ namespace trt_nvfp4::sm90 {
 // Of a launch: more go in blocks of this many, which bounds the workspace.
 constexpr int64_t kMixtureTokens = 256;
 constexpr int kMixtureMaxSplits = 16;
-// The most pairs of a job, as registers allow: an expert with more has several.
-constexpr int kJobTokens = 24;
+// The most pairs of a job, as registers allow: an expert with more has several. Wide jobs are multiplied by wgmma.
+constexpr int kJobTokens = 24, kWideJobTokens = 32;
+
+// Which of them, where an expert that is chosen has so many pairs on average (benchmarks/NOTES.md). In wide jobs BF16
+// takes more operations to decode than FP16.
+constexpr int choose_job_tokens(double pairs_of_expert, bool bf16) {
+    return pairs_of_expert <= (bf16 ? 17.0 : 14.0) ? kJobTokens : kWideJobTokens;
+}
 
 // The plan of so few tokens takes less than another launch: who makes it makes images beside it.
 constexpr int64_t kImagesBesidePlan = 8;

@@ -16,8 +16,22 @@ int64_t up_rows(TrtNvfp4MoeArgs const& args, int64_t intermediate) {
     return args.gated ? 2 * intermediate : intermediate;
 }
 
+uint8_t* take_jobs(Workspace& workspace, int64_t rows, int64_t jobs, int64_t k) {
+    return workspace.take<uint8_t>(JobImage::bytes(rows, jobs, static_cast<int>(k)));
+}
+
 uint8_t* take_rows(Workspace& workspace, int64_t rows, int64_t k) {
     return workspace.take<uint8_t>(rows * RowImage<__half>::row_bytes(static_cast<int>(k)));
+}
+
+double expected_experts(TrtNvfp4MoeArgs const& args, int64_t tokens) {
+    return w4a16::expected_experts(static_cast<int>(args.experts), args.top_k, static_cast<int>(tokens));
+}
+
+// The most pairs of a job.
+int job_tokens(TrtNvfp4MoeArgs const& args, int64_t tokens) {
+    return choose_job_tokens(static_cast<double>(tokens * args.top_k) / expected_experts(args, tokens),
+                             args.dtype == TRT_NVFP4_BFLOAT16);
 }
 
 // Of a launch of `tokens` tokens, for the query and the launch.
@@ -37,8 +51,9 @@ struct Layout {
         Workspace workspace(base);
         int64_t const widths[2] = {args.intermediate, args.shared_intermediate};
         int64_t const rows[2] = {tokens * args.top_k, args.shared ? tokens : 0};
-        jobs[kRouted] = most_jobs(rows[kRouted], args.experts, kJobTokens);
-        jobs[kShared] = (rows[kShared] + kJobTokens - 1) / kJobTokens;
+        int64_t const of_job = job_tokens(args, tokens);
+        jobs[kRouted] = most_jobs(rows[kRouted], args.experts, of_job);
+        jobs[kShared] = (rows[kShared] + of_job - 1) / of_job;
         plan = take_plan(workspace, tokens, args.top_k, args.experts);
         int const shares = tokens <= kEvenTokens ? kMostSms : 0;
         int64_t const counters_of[2] = {jobs[kRouted] * chunk_counters(static_cast<int>(args.intermediate)),
@@ -49,12 +64,20 @@ struct Layout {
         done[kShared] = done[kRouted] + counters_of[kRouted];
         ready = done[kShared] + counters_of[kShared];
         parts = workspace.take<float4>(int64_t{shares} * 2 * 32 * kWarps);
-        // Experts' and the shared one's x are the same rows, but where experts' take weights.
-        images[kUp][kRouted] = take_rows(workspace, args.scale_input ? rows[kRouted] : tokens, args.hidden);
-        images[kUp][kShared] =
-            args.scale_input ? take_rows(workspace, rows[kShared], args.hidden) : images[kUp][kRouted];
+        bool const wide = of_job > kJobTokens;
+        if (wide) {
+            for (int segment : {kRouted, kShared}) {
+                images[kUp][segment] = take_jobs(workspace, rows[segment], jobs[segment], args.hidden);
+            }
+        } else {
+            // Experts' and the shared one's x are the same rows, but where experts' take weights.
+            images[kUp][kRouted] = take_rows(workspace, args.scale_input ? rows[kRouted] : tokens, args.hidden);
+            images[kUp][kShared] =
+                args.scale_input ? take_rows(workspace, rows[kShared], args.hidden) : images[kUp][kRouted];
+        }
         for (int segment : {kRouted, kShared}) {
-            images[kDown][segment] = take_rows(workspace, rows[segment], widths[segment]);
+            images[kDown][segment] = wide ? take_jobs(workspace, rows[segment], jobs[segment], widths[segment])
+                                          : take_rows(workspace, rows[segment], widths[segment]);
             outputs[segment] = workspace.take<float>(splits * rows[segment] * args.hidden);
         }
         size = workspace.size();
@@ -63,9 +86,9 @@ struct Layout {
 
 // Tiles of `rows` of all jobs, about.
 double tiles_of_jobs(TrtNvfp4MoeArgs const& args, int64_t tokens, int64_t rows) {
-    int64_t const shared = args.shared ? (tokens + kJobTokens - 1) / kJobTokens : 0;
-    double const chosen = w4a16::expected_experts(static_cast<int>(args.experts), args.top_k, static_cast<int>(tokens));
-    double const routed = std::max(chosen, static_cast<double>(tokens * args.top_k) / kJobTokens);
+    int64_t const of_job = job_tokens(args, tokens);
+    int64_t const shared = args.shared ? (tokens + of_job - 1) / of_job : 0;
+    double const routed = std::max(expected_experts(args, tokens), static_cast<double>(tokens * args.top_k) / of_job);
     return (routed + static_cast<double>(shared)) * tiles_of(static_cast<int>(rows));
 }
 
@@ -135,6 +158,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.shared_jobs = static_cast<int>(layout.jobs[kShared]);
     args.plan = layout.plan;
     args.scale_input = moe.scale_input != 0;
+    args.job_tokens = job_tokens(moe, moe.m);
     args.x = static_cast<T const*>(moe.x);
     args.ticket = layout.ticket;
     args.ready = layout.ready;
@@ -147,9 +171,11 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.chunks = Divisor(chunks_of(static_cast<int>(moe.hidden)));
     args.blocks = Divisor(sms);
 
-    RouteArgs const route = route_args(moe, layout.plan, 0, moe.m, kJobTokens);
+    RouteArgs const route = route_args(moe, layout.plan, 0, moe.m, args.job_tokens);
     ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
-    int const image_threads = (groups.pairs + groups.tokens) * image_parts(static_cast<int>(moe.hidden)) * 32;
+    int const eights = args.job_tokens > kJobTokens ? static_cast<int>(moe.m * moe.top_k / 8 + layout.jobs[kRouted])
+                                                    : groups.pairs + groups.tokens;
+    int const image_threads = eights * image_parts(static_cast<int>(moe.hidden)) * 32;
     if (moe.m <= kImagesBesidePlan && !args.scale_input) {
         GateAndMakeImages<T> const helper{args};
         TRT_NVFP4_RETURN_IF_ERROR(launch_plan_beside(route, helper, image_threads, true, stream));
@@ -159,16 +185,22 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
             sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_threads + kImageThreads - 1) / kImageThreads),
             kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
     }
-    auto const launch_main = [&](auto evenly, auto one_token) {
+    std::true_type const yes;
+    std::false_type const no;
+    auto const launch_main = [&](auto evenly, auto one_token, auto of_job) {
         constexpr bool kEven = decltype(evenly)::value, kOne = decltype(one_token)::value;
-        return launch_kernel(sm90_w4a16_moe<T, kEven, kOne>, sms, kTaskThreads, sizeof(MixtureShared<T, kEven, kOne>),
-                             true, stream, "sm90_w4a16_moe", args);
+        constexpr int kTokensOfJob = decltype(of_job)::value;
+        return launch_kernel(sm90_w4a16_moe<T, kEven, kOne, kTokensOfJob>, sms, kTaskThreads,
+                             sizeof(MixtureShared<T, kEven, kOne, kTokensOfJob>), true, stream, "sm90_w4a16_moe", args);
     };
     auto const launch_for = [&](auto one_token) {
-        return args.hidden_is_flags ? launch_main(std::true_type{}, one_token)
-                                    : launch_main(std::false_type{}, one_token);
+        std::integral_constant<int, kJobTokens> const of_job;
+        return args.hidden_is_flags ? launch_main(yes, one_token, of_job) : launch_main(no, one_token, of_job);
     };
-    TRT_NVFP4_RETURN_IF_ERROR(args.m == 1 ? launch_for(std::true_type{}) : launch_for(std::false_type{}));
+    TRT_NVFP4_RETURN_IF_ERROR(args.job_tokens > kJobTokens
+                                  ? launch_main(no, no, std::integral_constant<int, kWideJobTokens>())
+                              : args.m == 1 ? launch_for(yes)
+                                            : launch_for(no));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
                           moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y),
                           SumStart::kEarlyWithPlan, stream);

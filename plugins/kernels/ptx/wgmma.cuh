@@ -50,6 +50,8 @@ __device__ __forceinline__ void wgmma(float (&d)[4], uint32_t a0, uint32_t a1, u
 template <typename T>
 __device__ __forceinline__ void wgmma(float (&d)[8], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
 template <typename T>
+__device__ __forceinline__ void wgmma(float (&d)[12], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
+template <typename T>
 __device__ __forceinline__ void wgmma(float (&d)[16], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
 template <typename T>
 __device__ __forceinline__ void wgmma(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
@@ -70,6 +72,15 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint32_t a0, uint32_t a1, 
         asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPE "." TYPE                                       \
                      " {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"                         \
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])  \
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));                                                    \
+    }                                                                                                                  \
+    template <>                                                                                                        \
+    __device__ __forceinline__ void wgmma<T>(float (&d)[12], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,       \
+                                             uint64_t b) {                                                             \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32." TYPE "." TYPE                                       \
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, %16, 1, 1, 1, 0;"     \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])                                                \
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));                                                    \
     }                                                                                                                  \
     template <>                                                                                                        \
