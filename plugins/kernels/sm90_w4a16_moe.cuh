@@ -1,7 +1,7 @@
 // A mixture of experts on SM90: the chosen experts' weights stream to the tensor cores once for every job of some
 // pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh: in FP16 lanes where there is but one token, by wgmma
-// where jobs are wide (choose_job_tokens), else by mma.sync. Launches before it make the plan and, beside it, images of
-// activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
+// where jobs are wide (choose_job_tokens), else by mma.sync. Launches before it make the plan and, beside it or
+// of wide jobs behind it, images of activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
 //
 // Two warpgroups multiply. Of a third one thread takes tasks, one fetches their weights, a warp their activations, and
 // a warp brings hidden values to their image, for other blocks to see.
