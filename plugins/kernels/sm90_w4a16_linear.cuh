@@ -179,11 +179,11 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
     __syncthreads();
     Dealt const dealt(args);
     if (warp < kWarps) {
-        take_registers();
+        take_registers<>();
         ptx::await_previous_launch();
         multiply_dealt<T, kTokens>(args, dealt, shared);
     } else {
-        give_registers();
+        give_registers<>();
         if (warp == kWarps) {
             if (ptx::elect()) {
                 fetch_weights<T, kTokens>(args, dealt, shared.weights);

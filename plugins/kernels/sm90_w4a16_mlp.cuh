@@ -154,7 +154,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
     // The launch before erases what says whether something has been written. Weights do not wait for it.
     if (warp != kWarps) ptx::await_previous_launch();
     if (warp < kWarps) {
-        take_registers();
+        take_registers<>();
         Places at(shared.task);
         Units<kTokens> units(args.columns, args.m, args.up.k);
 #pragma unroll 1
@@ -164,7 +164,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_mlp(__grid_constan
             if (layer < 0) units = Units<kTokens>(args.columns, args.m, args.down.rows);
         }
     } else {
-        give_registers();
+        give_registers<>();
         if (warp == kWarps) {
             if (ptx::elect()) fetch_weights(args, shared);
         } else if constexpr (kValuesAreFlags<kTokens>) {

@@ -4,7 +4,7 @@
 // of wide jobs behind it, images of activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
 //
 // Two warpgroups multiply. Of a third one thread takes tasks, one fetches their weights, a warp their activations, and
-// a warp brings hidden values to their image, for other blocks to see.
+// a warp lets other blocks see hidden values; those of narrow jobs it brings to their image first.
 #pragma once
 
 #include <type_traits>
@@ -16,9 +16,23 @@
 
 namespace trt_nvfp4::sm90 {
 
-// A tile's hidden values of 8 tokens on their way to their image: groups of K, two for a warpgroup without gates.
+// A tile's hidden values are groups of K, two for a warpgroup without gates.
 constexpr int kHiddenUnits = 2 * kWarpgroups * kGroup / 8;
-using StagedHidden = uint4[kHiddenUnits][8];  // [unit][token]
+
+// Those of narrow jobs on their way to their image,
+template <int kColumns>
+struct HiddenStage {
+    using Column = uint4[kHiddenUnits][8];  // [unit][token]
+
+    Column columns[kColumns];
+    uint64_t empty;
+
+    __device__ __forceinline__ void init() { ptx::mbarrier_init(ptx::shared_address(&empty), 1); }
+};
+// and of wide ones, which are written where they belong.
+struct NoHiddenStage {
+    __device__ __forceinline__ void init() const {}
+};
 
 // kSharedEvenly: blocks share tiles (EvenShares), whose jobs have one column. kOneToken: so that all jobs have one.
 // kTokensOfJob: the most pairs of a job.
@@ -27,13 +41,17 @@ struct MixtureShared {
     static constexpr bool kEven = kSharedEvenly, kOne = kOneToken, kWide = kTokensOfJob > kJobTokens;
     static_assert(!kWide || (!kEven && !kOne));
     static constexpr int kColumns = kEven || kOne ? 1 : kTokensOfJob / 8;
+    // Columns are multiplied in steps of so many, each number of which is code of its own.
+    static constexpr int kStep = kTokensOfJob > kWideJobTokens ? 2 : 1;
+    // Of a thread that multiplies. Where sums take most of them, what ends a task is read behind its products.
+    static constexpr int kRegisters = kStep > 1 ? 224 : 200;
+    static constexpr bool kReadsLate = kStep > 1;
     using Panel = std::conditional_t<kWide, ColumnPanel<kTokensOfJob>,
                                      std::conditional_t<kOne, TokenRowPanel, RowPanel<kBecomesHalf<T>>>>;
 
     TaskShared<Panel, !kWide> task;
     TaskQueue queue;
-    StagedHidden hidden[kColumns];
-    uint64_t hidden_empty;
+    std::conditional_t<kWide, NoHiddenStage, HiddenStage<kColumns>> hidden;
     uint64_t landed[kLandings];
 };
 
@@ -85,7 +103,7 @@ __device__ __forceinline__ void zero_from(int k, uint4& unit) {
 // A task's hidden values to their image, by a warp.
 template <bool kOne, typename T>
 __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, MixtureTask const& task,
-                                             StagedHidden const* staged) {
+                                             HiddenStage<1>::Column const* staged) {
     Projection<T> const& up = args.matrices[kUp][task.segment];
     RowImage<T> const image(args.matrices[kDown][task.segment].x, args.matrices[kDown][task.segment].k);
     int const units = kHiddenUnits / (up.gated ? 2 : 1);
@@ -122,29 +140,6 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
     }
 }
 
-// The same of a wide job: all of a column, whether it has as many tokens or not.
-template <typename T>
-__device__ __forceinline__ void store_hidden_of_job(MixtureArgs<T> const& args, MixtureTask const& task,
-                                                    StagedHidden const* staged) {
-    Projection<T> const& up = args.matrices[kUp][task.segment];
-    Projection<T> const& down = args.matrices[kDown][task.segment];
-    JobImage const image(down, task.job, task.first, task.count);
-    int const units = kHiddenUnits / (up.gated ? 2 : 1), first = task.tile * units;
-    int const token = threadIdx.x % 8;
-#pragma unroll 1
-    for (int column = 0; column < job_columns(task.count); ++column) {
-#pragma unroll 4
-        for (int i = threadIdx.x % 32 / 8; i < units; i += 4) {
-            if (first + i >= up.padded_width / 8) continue;
-            int const left = down.k - (first + i) / 8 * kGroup;
-            uint4 eight = make_uint4(0u, 0u, 0u, 0u);
-            if (left > 0) eight = staged[column][i][token];
-            zero_from(left, eight);
-            w4a16::store_eight(reinterpret_cast<uint4*>(image.unit(first + i, column)) + token, eight);
-        }
-    }
-}
-
 // Of a task of gate and up, which has stored its hidden values. A chunk lies in two tiles with gates, and else in one;
 // where the last has but one of two, that counts twice.
 template <typename T>
@@ -162,20 +157,16 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
     queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
         ptx::mbarrier_wait(ptx::shared_address(&queue.stored[place.stage]), place.round);
         bool const is_part = Shared::kEven && task.is_part(args);
-        if (task.phase == kUp && !is_part) {
-            if constexpr (Shared::kWide) {
-                store_hidden_of_job(args, task, shared.hidden);
-            } else {
-                store_hidden<Shared::kOne>(args, task, shared.hidden);
-            }
+        if constexpr (!Shared::kWide) {
+            if (task.phase == kUp && !is_part) store_hidden<Shared::kOne>(args, task, shared.hidden.columns);
+            __syncwarp();
         }
-        __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (is_part) {
                 __threadfence();
                 count(args.ready + task.share);
             } else if (task.phase == kUp) {
-                ptx::mbarrier_arrive(ptx::shared_address(&shared.hidden_empty));
+                if constexpr (!Shared::kWide) ptx::mbarrier_arrive(ptx::shared_address(&shared.hidden.empty));
                 if (!Shared::kEven) {  // there they are flags
                     __threadfence();
                     count_tile(args, task);
@@ -193,6 +184,21 @@ __device__ __forceinline__ void store_outputs(MixtureTask const& task, int rows,
                 [&](float* place, int i) { __stcg(place, values[i]); });
 }
 
+// A wide job's hidden values to their image, of one column from a lane's sums: all of it, whether it has as many tokens
+// or not, and zeros where there are no rows.
+template <typename T>
+__device__ __forceinline__ void store_hidden_of_job(MixtureArgs<T> const& args, MixtureTask const& task,
+                                                    UpEpilogue<T> const& epilogue, int column, float const (&sums)[8]) {
+    Projection<T> const& up = args.matrices[kUp][task.segment];
+    Projection<T> const& down = args.matrices[kDown][task.segment];
+    int const units = kHiddenUnits / (up.gated ? 2 : 1);
+    uint8_t* const image = JobImage(down, task.job, task.first, task.count).unit(task.tile * units, column);
+    HiddenValues<1> hidden = epilogue.template finish<1>(up, 0, sums);
+    if ((task.tile + 1) * kTileRows > up.rows) hidden.zero_from(down.k - task.tile * units * 8);
+    hidden.template each<ImageLayout<8>>(
+        [&](uint32_t offset, float value) { *reinterpret_cast<T*>(image + offset) = ptx::from_float<T>(value); });
+}
+
 template <typename T, class Shared>
 __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Shared& shared) {
     constexpr int kPairs = 8 * Shared::kColumns;
@@ -205,33 +211,45 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
         Projection<T> const& matrix = args.matrices[task.phase][task.segment];
         UpEpilogue<T> of_up;
         RowEpilogue<T> of_down;
-        if (up) {
-            of_up.load(matrix, task.expert, task.tile);
-        } else {
-            of_down.load(matrix.tensor_scale + task.expert,
-                         task.split > 0 ? nullptr : matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows,
-                         matrix.rows, task.tile);
-        }
-        auto const multiply = [&](auto known) {
-            constexpr int kTokens = Shared::kOne ? 1 : 8 * decltype(known)::value;
-            multiply_task<T, kTokens>(task.end - task.begin, args.one, at, acc);
+        auto const read_epilogue = [&] {
+            if (up) {
+                of_up.load(matrix, task.expert, task.tile);
+            } else {
+                of_down.load(matrix.tensor_scale + task.expert,
+                             task.split > 0 ? nullptr : matrix.bias + static_cast<int64_t>(task.expert) * matrix.rows,
+                             matrix.rows, task.tile);
+            }
         };
-        switch (columns) {
+        if constexpr (!Shared::kReadsLate) read_epilogue();
+        auto const multiply = [&](auto steps) {
+            constexpr int kColumns = Shared::kStep * decltype(steps)::value;
+            constexpr int kTokens = Shared::kOne ? 1 : 8 * kColumns;
+            if constexpr (kColumns <= Shared::kColumns) {
+                multiply_task<T, kTokens>(task.end - task.begin, args.one, at, acc);
+            }
+        };
+        switch ((columns + Shared::kStep - 1) / Shared::kStep) {
             case 0:
                 pass_over_task(task.end - task.begin, Shared::kWide ? 1 : job_columns(task.count), at);
+                if constexpr (Shared::kWide) {  // its hidden values are zeros
+                    for (auto& sums : acc) {
+                        for (float& sum : sums) sum = 0.0f;
+                    }
+                }
                 break;
             case 1:
                 multiply(std::integral_constant<int, 1>{});
                 break;
             case 2:
-                if constexpr (Shared::kColumns >= 2) multiply(std::integral_constant<int, 2>{});
+                multiply(std::integral_constant<int, 2>{});
                 break;
             case 3:
-                if constexpr (Shared::kColumns >= 3) multiply(std::integral_constant<int, 3>{});
+                multiply(std::integral_constant<int, 3>{});
                 break;
             default:
-                if constexpr (Shared::kColumns >= 4) multiply(std::integral_constant<int, 4>{});
+                multiply(std::integral_constant<int, 4>{});
         }
+        if constexpr (Shared::kReadsLate) read_epilogue();
         bool const is_part = Shared::kEven && task.is_part(args);
         if constexpr (Shared::kEven) {
             if (columns > 0 && is_part) {
@@ -241,18 +259,27 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
             }
         }
         if (up && !is_part) {
-            ptx::mbarrier_wait(ptx::shared_address(&shared.hidden_empty), turn ^ 1);
-            turn ^= 1;
+            if constexpr (Shared::kWide) {
 #pragma unroll 1
-            for (int column = 0; column < columns; ++column) {
-                float sums[8];
-                take_columns(acc, sums);
-                // Places within the column.
-                auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden[column]);
-                of_up.template finish<1>(matrix, 0, sums)
-                    .template each<ImageLayout<8>>([&](uint32_t offset, float value) {
-                        *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
-                    });
+                for (int column = 0; column < job_columns(task.count); ++column) {
+                    float sums[8];
+                    take_columns(acc, sums);
+                    store_hidden_of_job(args, task, of_up, column, sums);
+                }
+            } else {
+                ptx::mbarrier_wait(ptx::shared_address(&shared.hidden.empty), turn ^ 1);
+                turn ^= 1;
+#pragma unroll 1
+                for (int column = 0; column < columns; ++column) {
+                    float sums[8];
+                    take_columns(acc, sums);
+                    // Places within the column.
+                    auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden.columns[column]);
+                    of_up.template finish<1>(matrix, 0, sums)
+                        .template each<ImageLayout<8>>([&](uint32_t offset, float value) {
+                            *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
+                        });
+                }
             }
         } else if (!up) {
 #pragma unroll 1
@@ -277,7 +304,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
     if (threadIdx.x == 0) {
         shared.task.init(1);
         shared.queue.init();
-        ptx::mbarrier_init(ptx::shared_address(&shared.hidden_empty), 1);
+        shared.hidden.init();
         for (uint64_t& barrier : shared.landed) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
         ptx::mbarrier_init_fence();
     }
@@ -290,10 +317,10 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
     if (kEven && threadIdx.x == 32 * kWarps) prefetch_shared_expert(args);
     ptx::await_previous_launch();
     if (warp < kWarps) {
-        take_registers();
+        take_registers<Shared::kRegisters>();
         multiply_tasks(args, shared);
     } else {
-        give_registers();
+        give_registers<Shared::kRegisters>();
         if (warp == kWarps) {
             if (ptx::elect()) {
                 fetch_weights(args, shared);

@@ -56,9 +56,16 @@ struct TaskShared {
     }
 };
 
-// Of the 168 registers that each of the three warpgroups starts with: for those that multiply, and for the third.
-__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 200;"); }
-__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 104;"); }
+// Of the 168 registers that each of the three warpgroups starts with: for those that multiply, and what they leave the
+// third.
+template <int kRegisters = 200>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters = 200>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(3 * 168 - 2 * kRegisters));
+}
 
 // The panels, as LaneSlots.
 template <class Shared>

@@ -28,7 +28,7 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
         for gated in (0, 1):
             case = op_inputs.persistent_mlp(rng, 2, 5, 64, 48, 64, dtype, gated=gated)
             yield "NVFP4PersistentMLP", case.inputs, {"activation": 5, "gated": gated, **quantized}
-        for m in (1, 30, 70):  # of 5 experts: one token, jobs by mma.sync, wide ones
+        for m in (1, 30, 60, 90):  # of 5 experts: one token, jobs by mma.sync, wide ones, wider ones
             shared = {"shared": 1, "shared_gated": 1, "renormalize": 1}
             yield "NVFP4MoE", op_inputs.moe(rng, m, 96, 32, 5, dtype, s=64).inputs, {"top_k": 2, **shared, **quantized}
     for m, scales in ((3, (0, 0)), (130, (0.01, 0.02))):

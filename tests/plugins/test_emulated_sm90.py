@@ -176,7 +176,7 @@ MIXTURES: list[tuple[int, int, int, torch.dtype, dict[str, Any]]] = [
     (10, 64, 1056, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4}),  # down in parts
     (30, 1312, 96, torch.bfloat16, {"top_k": 2, "shared": 1}),  # wide jobs; more chunks of activations than panels
     (36, 96, 288, torch.float16, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),
-    (54, 544, 288, torch.float16, {"top_k": 2, "shared": 1}),
+    (54, 544, 288, torch.float16, {"top_k": 2, "shared": 1}),  # wider ones
     (70, 64, 160, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4, "scale_input": 1}),
 ]
 

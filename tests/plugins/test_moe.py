@@ -196,7 +196,7 @@ def test_blocks_share_tiles_evenly(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("m", [39, 64, 90, 131])
+@pytest.mark.parametrize("m", [39, 50, 64, 90, 110, 131])
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -289,7 +289,7 @@ def test_no_tokens(host: PluginHost, seed: int) -> None:
     assert run(host, "NVFP4MoE", case.inputs, {"top_k": 2}, 0)[0].shape == (0, 32)
 
 
-@pytest.mark.parametrize("m", [5, 9, 40, 80])
+@pytest.mark.parametrize("m", [5, 9, 40, 80, 120])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @TACTICS
 def test_nan_in_x_reaches_its_token_alone(host: PluginHost, seed: int, tactic: int, dtype: torch.dtype, m: int) -> None:

@@ -11,12 +11,13 @@ namespace trt_nvfp4::sm90 {
 constexpr int64_t kMixtureTokens = 256;
 constexpr int kMixtureMaxSplits = 16;
 // The most pairs of a job, as registers allow: an expert with more has several. Wide jobs are multiplied by wgmma.
-constexpr int kJobTokens = 24, kWideJobTokens = 32;
+constexpr int kJobTokens = 24, kWideJobTokens = 32, kWidestJobTokens = 64;
 
 // Which of them, where an expert that is chosen has so many pairs on average (benchmarks/NOTES.md). In wide jobs BF16
-// takes more operations to decode than FP16.
+// takes more operations to decode than FP16; the widest have half as many panels.
 constexpr int choose_job_tokens(double pairs_of_expert, bool bf16) {
-    return pairs_of_expert <= (bf16 ? 17.0 : 14.0) ? kJobTokens : kWideJobTokens;
+    if (pairs_of_expert <= (bf16 ? 17.0 : 14.0)) return kJobTokens;
+    return pairs_of_expert <= 27.0 ? kWideJobTokens : kWidestJobTokens;
 }
 
 // The plan of so few tokens takes less than another launch: who makes it makes images beside it.

@@ -197,10 +197,12 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         std::integral_constant<int, kJobTokens> const of_job;
         return args.hidden_is_flags ? launch_main(yes, one_token, of_job) : launch_main(no, one_token, of_job);
     };
-    TRT_NVFP4_RETURN_IF_ERROR(args.job_tokens > kJobTokens
-                                  ? launch_main(no, no, std::integral_constant<int, kWideJobTokens>())
-                              : args.m == 1 ? launch_for(yes)
-                                            : launch_for(no));
+    std::integral_constant<int, kWideJobTokens> const wide;
+    std::integral_constant<int, kWidestJobTokens> const widest;
+    TRT_NVFP4_RETURN_IF_ERROR(args.job_tokens == kWidestJobTokens ? launch_main(no, no, widest)
+                              : args.job_tokens == kWideJobTokens ? launch_main(no, no, wide)
+                              : args.m == 1                       ? launch_for(yes)
+                                                                  : launch_for(no));
     return launch_moe_sum(layout.outputs[kRouted], moe.shared ? layout.outputs[kShared] : nullptr, splits, moe.m,
                           moe.hidden, moe.top_k, args.scale_input, layout.plan, static_cast<T*>(moe.y),
                           SumStart::kEarlyWithPlan, stream);

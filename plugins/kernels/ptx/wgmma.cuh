@@ -54,6 +54,8 @@ __device__ __forceinline__ void wgmma(float (&d)[12], uint32_t a0, uint32_t a1, 
 template <typename T>
 __device__ __forceinline__ void wgmma(float (&d)[16], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
 template <typename T>
+__device__ __forceinline__ void wgmma(float (&d)[24], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
+template <typename T>
 __device__ __forceinline__ void wgmma(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b);
 
 // TYPE is PTX's name of T.
@@ -92,6 +94,18 @@ __device__ __forceinline__ void wgmma(float (&d)[32], uint32_t a0, uint32_t a1, 
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
                        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
                        "+f"(d[15])                                                                                     \
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));                                                    \
+    }                                                                                                                  \
+    template <>                                                                                                        \
+    __device__ __forceinline__ void wgmma<T>(float (&d)[24], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,       \
+                                             uint64_t b) {                                                             \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32." TYPE "." TYPE                                       \
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "    \
+                     "%20, %21, %22, %23}, {%24, %25, %26, %27}, %28, 1, 1, 1, 0;"                                     \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),      \
+                       "+f"(d[22]), "+f"(d[23])                                                                        \
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));                                                    \
     }                                                                                                                  \
     template <>                                                                                                        \
