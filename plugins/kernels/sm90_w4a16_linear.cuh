@@ -3,7 +3,7 @@
 // evenly, so that a block has the end of one tile and the begin of another: it writes partial sums of those, which a
 // launch after it adds up in the order of K.
 //
-// No block waits for another. Of the warps that do not multiply three lay out activations.
+// No block waits for another. Of the warps that do not multiply up to three lay out activations.
 #pragma once
 
 #include "half_scale.cuh"
@@ -13,8 +13,6 @@
 #include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
-
-constexpr int kLayOutWarps = 3;  // beside the one that fetches weights
 
 template <typename T>
 struct LinearArgs {
@@ -32,6 +30,11 @@ struct LinearArgs {
 
 template <typename T, int kTokens>
 using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>>;
+
+// Beside the one that fetches weights. No more than there are panels: who lays out every third of two would come to one
+// that he may lay out two rounds later, which to a barrier's parity is now.
+template <typename T, int kTokens>
+constexpr int kLayOutWarps = std::min(3, LinearShared<T, kTokens>::kPanels);
 
 // Which chunks of which tiles a block has.
 struct Dealt {
@@ -63,7 +66,7 @@ struct Dealt {
     }
 };
 
-// Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): every third by this warp.
+// Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): this warp's.
 template <typename T, int kTokens>
 __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<T, kTokens>& shared,
                                         int which) {
@@ -76,7 +79,7 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
     dealt.each([&](Task const& task) {
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
-            if (turn++ % kLayOutWarps != which) continue;
+            if (turn++ % kLayOutWarps<T, kTokens> != which) continue;
             uint8_t* const panel = shared.panels[place.stage];
             int const first = chunk * kChunk;
 #pragma unroll 1
@@ -189,7 +192,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
                 fetch_weights<T, kTokens>(args, dealt, shared.weights);
                 ptx::launch_next();
             }
-        } else {
+        } else if (kLayOutWarps<T, kTokens> == 3 || warp <= kWarps + kLayOutWarps<T, kTokens>) {
             ptx::await_previous_launch();
             lay_out<T, kTokens>(args, dealt, shared, warp - kWarps - 1);
         }

@@ -58,9 +58,12 @@ def test_linear(emulated: PluginHost, seed: int, m: int, n: int, k: int, dtype: 
         (2, 12, 600, 544, torch.bfloat16),  # a tile and a half for each
         (4, 16, 300, 1056, torch.float16),  # a tile's end and the next one's begin; a tile of three blocks
         (3, 9, 700, 160, torch.float16),  # whole tiles alone
+        (1, 64, 300, 1056, torch.float16),  # more chunks of activations than panels by far
+        (1, 60, 77, 2080, torch.bfloat16),
+        (1, 20, 77, 3104, torch.float16),
     ],
 )
-def test_linear_of_few_tokens(
+def test_linear_on_few_sms(
     emulated: PluginHost,
     emulated_gpu: Gpu,
     monkeypatch: pytest.MonkeyPatch,

@@ -100,6 +100,17 @@ def test_linear_at_odd_shapes(host: PluginHost, m: int, n: int, k: int, tactic: 
     assert_near(y, float64(reference), float64(size))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@TACTICS
+@pytest.mark.parametrize("m", [3, 8, 12, 20, 33, 48, 64, 65])
+def test_linear_whose_blocks_have_many_chunks(host: PluginHost, m: int, tactic: int, dtype: torch.dtype) -> None:
+    """More of K than shared memory holds at once: what comes later must not overwrite what is still being read."""
+    require_gpu_of(tactic)
+    inputs, reference, _ = linear_inputs(m, 11008, 4096, dtype)
+    y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
+    assert relative_error(y, reference) < TOLERANCE[dtype]
+
+
 def stack_inputs(layers: int, m: int, k: int, i: int, h: int, dtype: torch.dtype, *, gated: int) -> list[torch.Tensor]:
     rows = 2 * i if gated else i
     parts: list[torch.Tensor] = []
