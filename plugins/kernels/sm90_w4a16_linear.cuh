@@ -3,7 +3,7 @@
 // evenly, so that a block has the end of one tile and the begin of another: it writes partial sums of those, which a
 // launch after it adds up in the order of K.
 //
-// No block waits for another. Of the warps that do not multiply up to three lay out activations.
+// No block waits for another. Of the warps that do not multiply three lay out activations.
 #pragma once
 
 #include "half_scale.cuh"
@@ -13,6 +13,8 @@
 #include "smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
+
+constexpr int kLayOutWarps = 3;  // beside the one that fetches weights
 
 template <typename T>
 struct LinearArgs {
@@ -31,10 +33,17 @@ struct LinearArgs {
 template <typename T, int kTokens>
 using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>>;
 
-// Beside the one that fetches weights. No more than there are panels: who lays out every third of two would come to one
-// that he may lay out two rounds later, which to a barrier's parity is now.
+// Whether what a warp lays out at a time is not a chunk but two columns of it: of more than 32 tokens there are but two
+// panels. A warp that came to every third chunk would lay out one two rounds early, which to a barrier's parity is now.
 template <typename T, int kTokens>
-constexpr int kLayOutWarps = std::min(3, LinearShared<T, kTokens>::kPanels);
+constexpr bool kLaysOutParts = LinearShared<T, kTokens>::kPanels < kLayOutWarps;
+constexpr int kPartColumns = 2;  // as many as registers hold
+
+// Arrivals that fill a panel.
+template <typename T, int kTokens>
+__device__ __forceinline__ int panel_fillings(int m) {
+    return 32 * (kLaysOutParts<T, kTokens> ? (m + 8 * kPartColumns - 1) / (8 * kPartColumns) : 1);
+}
 
 // Which chunks of which tiles a block has.
 struct Dealt {
@@ -66,7 +75,8 @@ struct Dealt {
     }
 };
 
-// Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): this warp's.
+// Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): every third of what is laid
+// out at a time, by this warp.
 template <typename T, int kTokens>
 __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<T, kTokens>& shared,
                                         int which) {
@@ -75,15 +85,23 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
     int const t = lane % 4;
     w4a16::RingPosition place;
     int turn = 0;
-    constexpr int kColumns = kTokens < 16 ? 1 : 2;  // as many as registers hold
+    constexpr int kColumns = kTokens < 16 ? 1 : kPartColumns;
+    constexpr bool kParts = kLaysOutParts<T, kTokens>;
+    auto const is_mine = [&] { return turn++ % kLayOutWarps == which; };
+    auto const fill = [&] {
+        // Tensor cores read by themselves what has been written.
+        if constexpr (!LinearShared<T, kTokens>::kSync) ptx::fence_async_proxy();
+        ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
+    };
     dealt.each([&](Task const& task) {
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
-            if (turn++ % kLayOutWarps<T, kTokens> != which) continue;
+            if (!kParts && !is_mine()) continue;
             uint8_t* const panel = shared.panels[place.stage];
             int const first = chunk * kChunk;
 #pragma unroll 1
             for (int begin = 0; begin * 8 < args.m; begin += kColumns) {
+                if (kParts && !is_mine()) continue;
                 // All at once: a trip to L2 takes longer than a chunk is multiplied.
                 uint4 eights[kColumns][kChunk / 32];
 #pragma unroll
@@ -92,7 +110,9 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                     load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr, t,
                                 args.k - first, eights[column]);
                 }
-                if (begin == 0) ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+                if (kParts || begin == 0) {
+                    ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+                }
 #pragma unroll
                 for (int column = 0; column < kColumns; ++column) {
                     int const token = (begin + column) * 8 + lane / 4;
@@ -103,10 +123,9 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                     }
                     store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights[column]);
                 }
+                if (kParts) fill();
             }
-            // Tensor cores read by themselves what has been written.
-            if constexpr (!LinearShared<T, kTokens>::kSync) ptx::fence_async_proxy();
-            ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
+            if (!kParts) fill();
         }
     });
 }
@@ -178,7 +197,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
     auto& shared = *reinterpret_cast<LinearShared<T, kTokens>*>(linear_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) shared.init(32);
+    if (threadIdx.x == 0) shared.init(panel_fillings<T, kTokens>(args.m));
     __syncthreads();
     Dealt const dealt(args);
     if (warp < kWarps) {
@@ -192,7 +211,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
                 fetch_weights<T, kTokens>(args, dealt, shared.weights);
                 ptx::launch_next();
             }
-        } else if (kLayOutWarps<T, kTokens> == 3 || warp <= kWarps + kLayOutWarps<T, kTokens>) {
+        } else {
             ptx::await_previous_launch();
             lay_out<T, kTokens>(args, dealt, shared, warp - kWarps - 1);
         }

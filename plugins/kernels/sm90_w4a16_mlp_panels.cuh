@@ -162,6 +162,7 @@ __device__ __forceinline__ void stage_token(uint8_t const* chunk, uint8_t* panel
 template <typename T, int kTokens>
 __device__ __forceinline__ void stage_activations(MlpArgs<T> const& args, MlpShared<T, kTokens>& shared, int turn) {
     auto& task_shared = shared.task;
+    static_assert(kStagers <= task_shared.kPanels, "a barrier's parity would not tell a panel's rounds apart");
     uint32_t const landed = ptx::shared_address(&shared.landed[turn]);
     uint32_t round = 0, tasks = 0;
     w4a16::RingPosition place;
