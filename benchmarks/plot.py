@@ -1,9 +1,9 @@
-"""Draws the stack's results: python benchmarks/plot.py [results/decode.json] [out.svg]. Needs matplotlib."""
+"""Draws the stack's results, as decode.py wrote them. Needs matplotlib."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -11,8 +11,14 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).resolve().parent
 
 
-def main(source: Path, out: Path) -> None:
-    result = json.loads(source.read_text())
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "source", type=Path, nargs="?", default=HERE / "results" / "decode.json", help="a result of decode.py"
+    )
+    parser.add_argument("out", type=Path, nargs="?", default=HERE / "results" / "decode.svg", help="the chart")
+    arguments = parser.parse_args()
+    result = json.loads(arguments.source.read_text())
     cases = result["stack"]
     tokens = [str(case["m"]) for case in cases]
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -24,10 +30,8 @@ def main(source: Path, out: Path) -> None:
     axes.set(xlabel="tokens", ylabel="microseconds", ylim=(0, None))
     axes.set_title(f"18 gated MLP layers, 2048/16384, {result['environment']['gpu']}")
     axes.legend(fontsize=8)
-    figure.savefig(out, dpi=150, bbox_inches="tight")
+    figure.savefig(arguments.out, dpi=150, bbox_inches="tight")
 
 
 if __name__ == "__main__":
-    given = [Path(argument) for argument in sys.argv[1:]]
-    defaults = [HERE / "results" / "decode.json", HERE / "results" / "decode.svg"]
-    main(*given, *defaults[len(given) :])
+    main()

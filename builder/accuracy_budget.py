@@ -46,7 +46,8 @@ class Budget:
         return cls(metric, limit)
 
     def __str__(self) -> str:
-        return f"{self.metric}{METRICS[self.metric][0]}{self.limit:g}"
+        # 15 digits: as many as every decimal number keeps as a float.
+        return f"{self.metric}{METRICS[self.metric][0]}{self.limit:.15g}"
 
     def met_by(self, value: float) -> bool:
         """NaN meets nothing."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from polygraphy.backend.base import BaseRunner
 from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
@@ -29,6 +30,7 @@ Samples = Callable[[Mapping[str, InputSpec]], Iterable[Sample]]
 class Comparison:
     """The outcome: one agreement per output and replaced subgraph, and what fell short of the thresholds.
 
+    A tensor that is both has two: as the output by its own name, as the subgraph by the subgraph's.
     `worst` holds, for every output, the sample with the lowest cosine, by the sample's number; `warnings` says where
     the samples are such that agreement on them proves nothing.
     """
@@ -84,7 +86,7 @@ def compare(
     inner = [tensor for tensor in names if tensor in shared]
     outcome = Comparison(reference, result)
     functions = list((thresholds or Thresholds()).functions())
-    rows: dict[str, Agreement] = {}
+    rows: list[tuple[str, Agreement]] = []
     any_input = False
     quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL)
     with quiet, reference.runner(inner) as first, result.runner(inner) as second:
@@ -92,30 +94,29 @@ def compare(
         for number, sample in enumerate(samples(specs)):
             expected, actual = _infer(reference, first, sample), _infer(result, second, sample)
             if number == 0:
-                _check_same_outputs(reference, set(expected) - set(inner), result, set(actual) - set(inner))
-                rows = {
-                    name: Agreement(names.get(name, name), "subgraph" if name in inner else "output", with_kl)
-                    for name in actual
-                }
-            for name, row in rows.items():
+                outputs = _outputs(result, actual)
+                _check_same_outputs(reference, _outputs(reference, expected), result, outputs)
+                rows = [(name, Agreement(name, "output", with_kl)) for name in actual if name in outputs]
+                rows += [(name, Agreement(names[name], "subgraph", with_kl)) for name in inner]
+            for name, row in rows:
                 row.add(np.asarray(expected[name]), np.asarray(actual[name]))
                 if row.kind == "output" and row.worst_sample == number:
                     outcome.worst[number] = sample
-            worst = {row.worst_sample for row in rows.values() if row.kind == "output"}
+            worst = {row.worst_sample for _, row in rows if row.kind == "output"}
             outcome.worst = {number: kept for number, kept in outcome.worst.items() if number in worst}
-            judged = [name for name, row in rows.items() if judge_subgraphs or row.kind == "output"]
+            judged = [(name, row) for name, row in rows if judge_subgraphs or row.kind == "output"]
             for asked, function in functions:
                 verdicts = function(_only(actual, judged), _only(expected, judged))
                 outcome.failures += [
-                    f"{rows[name].kind} {rows[name].name}, sample {number}: {asked} is not met"
-                    for name, verdict in verdicts.items()
-                    if not verdict
+                    f"{row.kind} {row.name}, sample {number}: {asked} is not met"
+                    for name, row in judged
+                    if not verdicts[name]
                 ]
             outcome.samples += 1
             any_input = any_input or any(np.any(value) for value in sample.values())
     if not outcome.samples:
         raise BuilderError(USAGE, "no sample to compare on: --data is empty")
-    outcome.agreements = list(rows.values())
+    outcome.agreements = [row for _, row in rows]
     if not any_input:
         outcome.warnings.append("every input is 0 in every sample: this agreement says nothing about other inputs")
     zero = [row.name for row in outcome.agreements if row.reference_is_zero]
@@ -124,8 +125,15 @@ def compare(
     return outcome
 
 
-def _only(results: IterationResult, names: list[str]) -> IterationResult:
-    return IterationResult({name: results[name] for name in names}, runner_name=results.runner_name)
+def _only(results: IterationResult, rows: list[tuple[str, Agreement]]) -> IterationResult:
+    return IterationResult({name: results[name] for name, _ in rows}, runner_name=results.runner_name)
+
+
+def _outputs(side: Side, results: IterationResult) -> set[str]:
+    """The model's own outputs among the results, which hold inner tensors of an ONNX model too."""
+    if side.model is None:
+        return set(results)
+    return {value.name for value in onnx.load(side.model, load_external_data=False).graph.output}
 
 
 def _infer(side: Side, runner: BaseRunner, sample: Sample) -> IterationResult:

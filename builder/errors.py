@@ -57,5 +57,7 @@ def message(error: BaseException) -> str:
             errno.EACCES: "; choose a folder you can write to with -o",
             errno.EROFS: "; choose a folder you can write to with -o",
         }.get(error.errno or 0, "")
-        return f"{error.filename or ''}: {error.strerror or error}{advice}".lstrip(": ")
+        # Two files are a copy's, and the disk that is full is the second's.
+        file = error.filename2 or error.filename or ""
+        return f"{file}: {error.strerror or error}{advice}".lstrip(": ")
     return str(error)

@@ -35,8 +35,8 @@ def compare_engine(
         Path | None, typer.Option(help="Input samples, as for --calib-data (default: random ones).", metavar="FILE|DIR")
     ] = None,
     shapes: Annotated[str, typer.Option(help="Shapes of the random samples.", metavar="x:1x16,...")] = "",
-    samples: Annotated[int, typer.Option(min=1, help="How many random samples.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the random samples.")] = 0,
+    samples: Annotated[int | None, typer.Option(min=1, help="How many random samples (default: 4).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random samples (default: 0).")] = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="The plan whose subgraphs are compared (default: the one beside RESULT).", metavar="FILE"),
@@ -79,11 +79,19 @@ def compare_engine(
 
         if save_worst is not None and save_worst.exists() and any(save_worst.iterdir()):
             raise BuilderError(USAGE, f"--save-worst {save_worst}: not empty; choose a new folder")
+        of_random = {"--shapes": shapes or None, "--samples": samples, "--seed": seed}
+        if data is not None and (unused := [option for option, value in of_random.items() if value is not None]):
+            raise BuilderError(
+                USAGE,
+                f"--data {data}: {' and '.join(unused)} would make random samples instead; leave out one or the other",
+            )
         sides = Side.of(reference), Side.of(result)
         given_shapes = parse_shapes(shapes, "--shapes")
 
         def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
-            return _inputs(specs, sides[0].model or sides[1].model, data, given_shapes, samples, seed, progress)
+            return _inputs(
+                specs, sides[0].model or sides[1].model, data, given_shapes, samples or 4, seed or 0, progress
+            )
 
         with ProgressBar() as progress:
             progress.stage(f"running {reference.name} and {result.name}")

@@ -1,4 +1,4 @@
-"""What the three commands share: progress on stderr, one message per failure, exit codes."""
+"""What the commands share: progress on stderr, one message per failure, exit codes."""
 
 from __future__ import annotations
 

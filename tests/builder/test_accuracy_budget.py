@@ -29,6 +29,13 @@ def test_reads(text: str, metric: str, limit: float) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["cosine>=0.9999999", "cosine>=0.999", "cosine>=1", "sqnr>=30", "sqnr>=-3.25", "perplexity<=123456.75"]
+)
+def test_is_shown_as_given(text: str) -> None:
+    assert str(Budget.parse(text)) == text
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "expected one of cosine>=X"),

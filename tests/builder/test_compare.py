@@ -23,7 +23,7 @@ from trt_nvfp4.builder.compare import Comparison, compare
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.plugin_comparison import compare_plugins
 from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
-from trt_nvfp4.builder.sides import Side
+from trt_nvfp4.builder.sides import Side, session
 from trt_nvfp4.builder.targets import arch_of, find_target
 from trt_nvfp4.calibration.samples import InputSpec, input_specs, load_samples
 from trt_nvfp4.graph_passes.find import find_subgraphs
@@ -177,6 +177,39 @@ def _on(
     reference: Path, result: Path, samples: list[dict[str, Any]], thresholds: Thresholds | None = None
 ) -> Comparison:
     return compare(Side.of(reference), Side.of(result), lambda specs: samples, thresholds)
+
+
+def _ending_in(model: Path, tensor: str) -> Path:
+    """The same model with this tensor as its only output."""
+    proto = onnx.load(model, load_external_data=False)
+    proto.graph.output[0].name = tensor
+    onnx.save(proto, model)
+    return model
+
+
+def test_output_of_a_subgraph_is_judged_as_an_output(
+    gated_mlps: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = _ending_in(gated_mlps, "d1")
+    result = rewritten(model)
+    samples = at_random(model, 4, rng, x=(3, 64))
+    found = _on(model, result, samples, Thresholds(min_cosine=0.99999))
+    assert sorted((row.kind, row.name) for row in found.agreements) == [
+        ("output", "d1"),
+        ("subgraph", "gated_mlp_0"),
+        ("subgraph", "gated_mlp_1"),
+    ]
+    output = _output(found)
+    expected, actual = (
+        np.concatenate([session(side).run(["d1"], sample)[0].ravel() for sample in samples]).astype(np.float64)
+        for side in (model, result)
+    )
+    sqnr = 10 * np.log10((expected**2).sum() / ((expected - actual) ** 2).sum())
+    assert output.sqnr_db == pytest.approx(sqnr, rel=1e-9)
+    assert [row.sqnr_db for row in found.agreements if row.name == "gated_mlp_1"] == [output.sqnr_db]
+    assert found.failures == [f"output d1, sample {number}: cosine >= 0.99999 is not met" for number in range(4)]
+    (file,) = found.save_worst(tmp_path / "worst")
+    assert file.name == f"sample-{output.worst_sample:05}.npz"
 
 
 def test_worst_sample_is_kept_for_replay(gated_mlps: Path, tmp_path: Path, rng: np.random.Generator) -> None:
@@ -384,6 +417,14 @@ def test_command_fails_below_a_threshold_and_saves_what_to_replay(gated_mlps: Pa
     occupied = CliRunner().invoke(app, [*arguments, "--save-worst", str(worst)])
     assert occupied.exit_code == errors.USAGE
     assert "not empty" in occupied.stderr
+
+
+def test_command_takes_given_samples_or_random_ones(gated_mlps: Path, tmp_path: Path) -> None:
+    given = [str(gated_mlps), str(gated_mlps), "--data", str(tmp_path)]
+    for options in (["--shapes", "x:1x64"], ["--samples", "4"], ["--seed", "0"]):
+        shown = CliRunner().invoke(app, [*given, *options])
+        assert shown.exit_code == errors.USAGE
+        assert f"{options[0]} would make random samples instead" in shown.stderr
 
 
 def test_command_on_zeros_warns(gated_mlps: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from trt_nvfp4.builder import html_report, pipeline
@@ -27,20 +28,24 @@ class Silent:
 
 @pytest.fixture
 def report(gated_mlps: Path, rng: np.random.Generator) -> Path:
+    return _report(gated_mlps, rng)
+
+
+def _report(model: Path, rng: np.random.Generator) -> Path:
     """Of a run as far as the rewritten model, with samples."""
-    (gated_mlps.parent / "samples").mkdir()
-    np.savez(gated_mlps.parent / "samples" / "0.npz", x=rng.standard_normal((5, 64)).astype(np.float16))
+    (model.parent / "samples").mkdir()
+    np.savez(model.parent / "samples" / "0.npz", x=rng.standard_normal((5, 64)).astype(np.float16))
     pipeline.run(
         pipeline.Request(
-            gated_mlps,
+            model,
             find_target("rtx-blackwell"),
-            gated_mlps.parent / "out" / "o.engine",
-            calib_data=gated_mlps.parent / "samples",
+            model.parent / "out" / "o.engine",
+            calib_data=model.parent / "samples",
             stop_after="rewrite",
         ),
         Silent(),
     )
-    return gated_mlps.parent / "out" / "o.report.json"
+    return model.parent / "out" / "o.report.json"
 
 
 class Page(HTMLParser):
@@ -85,6 +90,17 @@ def test_page_says_what_the_report_says(report: Path) -> None:
     for row in data["accuracy"]["tensors"]:
         assert f"{row['cosine']:.6f}" in text
     assert "no engine built yet" in text
+
+
+def test_output_of_a_subgraph_counts_as_an_output(gated_mlps: Path, rng: np.random.Generator) -> None:
+    proto = onnx.load(gated_mlps, load_external_data=False)
+    proto.graph.output[0].name = "d1"
+    onnx.save(proto, gated_mlps)
+    report = _report(gated_mlps, rng)
+    kinds = {row["name"]: row["kind"] for row in json.loads(report.read_text())["accuracy"]["tensors"]}
+    assert kinds == {"d1": "output", "gated_mlp_0": "subgraph", "gated_mlp_1": "subgraph"}
+    rows = re.findall(r"<tr>(.*?)</tr>", report.with_name("o.report.html").read_text())
+    assert sum(">d1<" in row and ">output<" in row for row in rows) == 1
 
 
 def test_page_needs_nothing_from_elsewhere(report: Path) -> None:
