@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +38,8 @@ class NVFP4Weight:
 class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     """The NVFP4 weights of a checkpoint by module name ("model.layers.0.mlp.up_proj"), read when asked for.
 
-    Raises CalibrationError for files that are no safetensors, and for tensors that are not NVFP4.
+    Raises CalibrationError for files that are no safetensors or not there, for a file or folder without NVFP4 weights,
+    and for tensors that are not NVFP4.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -48,6 +51,18 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             if name.endswith(".weight_scale")
             and {f"{name}_2", name.removesuffix("scale") + "global_scale"} & self._file_of.keys()
         )
+        if not self._modules:
+            found = sorted({name.rpartition(".")[2] for name in self._file_of})
+            raise CalibrationError(
+                f"{path}: holds no NVFP4 weights: expected tensors weight_scale with weight_scale_2 (ModelOpt) or "
+                f"weight_global_scale (compressed-tensors), found {', '.join(found[:8]) or 'no tensors'}"
+            )
+        for module in self._modules:
+            if {f"{module}.weight_scale_2", f"{module}.weight_global_scale"} <= self._file_of.keys():
+                raise CalibrationError(
+                    f"{path}: {module} has weight_scale_2 (ModelOpt) and weight_global_scale (compressed-tensors); "
+                    "write the checkpoint in one convention"
+                )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
@@ -68,10 +83,9 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             raise KeyError(module)
         if self._is_modelopt(module):
             return self._scalar(f"{module}.weight_scale_2"), self._optional(f"{module}.input_scale")
-        input_scale = self._optional(f"{module}.input_global_scale")
         return (
-            self._scalar(f"{module}.weight_global_scale").reciprocal(),
-            None if input_scale is None else input_scale.reciprocal(),
+            self._scalar(f"{module}.weight_global_scale", divides=True),
+            self._optional(f"{module}.input_global_scale", divides=True),
         )
 
     def _is_modelopt(self, module: str) -> bool:
@@ -80,21 +94,24 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     def _tensor(self, name: str) -> Tensor:
         if name not in self._file_of:
             raise CalibrationError(f"{self._path}: tensor {name} is missing")
-        with safe_open(self._file_of[name], framework="pt") as file:
+        with _opened(self._file_of[name]) as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
-    def _scalar(self, name: str) -> Tensor:
-        tensor = self._tensor(name).float()
-        if tensor.numel() != 1 or not (tensor > 0).all() or not tensor.isfinite().all():
-            raise CalibrationError(
-                f"{self._path}: {name} must be one positive, finite number, found shape {tuple(tensor.shape)}, "
-                f"values from {tensor.min().item():g} to {tensor.max().item():g}"
-            )
-        return tensor.reshape(())
+    def _scalar(self, name: str, divides: bool = False) -> Tensor:
+        """A tensor scale as a multiplier; where it `divides`, its reciprocal."""
+        tensor = self._tensor(name)
+        expected = f"{self._path}: {name} must be one positive, finite number"
+        if tensor.numel() != 1 or not tensor.is_floating_point():
+            raise CalibrationError(f"{expected}, found shape {tuple(tensor.shape)} of {tensor.dtype}")
+        value = tensor.float().reshape(())
+        scale = value.reciprocal() if divides else value
+        if not (scale > 0 and scale.isfinite()):
+            raise CalibrationError(f"{expected}{', and so must 1 over it' if divides else ''}, found {value.item():g}")
+        return scale
 
-    def _optional(self, name: str) -> Tensor | None:
-        return self._scalar(name) if name in self._file_of else None
+    def _optional(self, name: str, divides: bool = False) -> Tensor | None:
+        return self._scalar(name, divides) if name in self._file_of else None
 
     def _check(self, module: str, weight: NVFP4Weight) -> None:
         packed, scales = weight.packed, weight.block_scales
@@ -118,23 +135,61 @@ def load_nvfp4(path: str | Path) -> NVFP4Checkpoint:
     return NVFP4Checkpoint(path)
 
 
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise CalibrationError(
+            f"{file}: not a safetensors file, or an incomplete one (then download it again): {error}"
+        ) from error
+
+
 def _tensor_files(path: Path) -> dict[str, Path]:
     """Which file holds each tensor."""
+    if not path.exists():
+        raise CalibrationError(f"{path}: no such file or folder")
     index = path / _INDEX
     if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text())["weight_map"]
-        except (json.JSONDecodeError, KeyError) as error:
-            raise CalibrationError(f"{index}: expected JSON with a weight_map; {error!r}") from error
-        return {name: path / file for name, file in weight_map.items()}
+        return _indexed_files(index)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise CalibrationError(f"{path}: no *.safetensors file in this folder")
-    tensors = {}
+    tensors: dict[str, Path] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                tensors.update(dict.fromkeys(opened.keys(), file))
-        except (SafetensorError, OSError) as error:
-            raise CalibrationError(f"{file}: not a safetensors file: {error}") from error
+        for name in _names(file):
+            if name in tensors:
+                raise CalibrationError(
+                    f"{path}: tensor {name} is in {tensors[name].name} and in {file.name}; keep the checkpoint's own "
+                    f"files alone in the folder, or add its {_INDEX}"
+                )
+            tensors[name] = file
     return tensors
+
+
+def _indexed_files(index: Path) -> dict[str, Path]:
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise CalibrationError(f"{index}: not JSON: {error}; download it again") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CalibrationError(f"{index}: expected an object with a weight_map from tensor to file; download it again")
+    files = sorted(set(weight_map.values()))
+    absent = [file for file in files if not (index.parent / file).is_file()]
+    if absent:
+        raise CalibrationError(
+            f"{index}: lists {', '.join(absent)}, not found beside it ({len(absent)} of {len(files)} files); "
+            "download the whole checkpoint"
+        )
+    names = {file: _names(index.parent / file) for file in files}
+    for name, file in weight_map.items():
+        if name not in names[file]:
+            raise CalibrationError(f"{index}: tensor {name} is not in {file}; download both again")
+    return {name: index.parent / file for name, file in weight_map.items()}
+
+
+def _names(file: Path) -> set[str]:
+    with _opened(file) as opened:
+        return set(opened.keys())

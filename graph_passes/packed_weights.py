@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
@@ -42,8 +43,16 @@ class PackedExperts:
         """The sources of every expert's gate and up, or of its down projection.
 
         Raises:
-            CalibrationError: an expert is missing.
+            CalibrationError: an expert is missing, or the checkpoint has more than the model.
         """
+        numbers = re.compile(re.escape(f"{self._block}.") + _EXPERTS.format(r"(\d+)"))
+        found = 1 + max(int(match[1]) for module in self._checkpoint if (match := numbers.match(module)))
+        if found != len(experts):
+            raise CalibrationError(
+                f"'{self._block}' has {found} NVFP4 experts in the checkpoint and {len(experts)} in the model; give "
+                "the checkpoint of this very model, or leave --packed-weights out to quantize from the model's own "
+                "weights"
+            )
         modules = [f"{self._block}.{_EXPERTS.format(index)}" for index in range(len(experts))]
         return [self._sources(module, mlp, down) for module, mlp in zip(modules, experts, strict=True)]
 

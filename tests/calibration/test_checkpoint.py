@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,10 @@ def compressed_tensors(name: str, seed: int) -> dict[str, torch.Tensor]:
     }
 
 
+def index(folder: Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 @pytest.mark.parametrize("convention", [modelopt, compressed_tensors])
 def test_both_conventions_give_the_same_weights_bit_by_bit(convention: object, tmp_path: Path, seed: int) -> None:
     file = tmp_path / "model.safetensors"
@@ -65,7 +70,7 @@ def test_folders_of_several_files(with_index: bool, tmp_path: Path, seed: int) -
     save_file(down, tmp_path / "b.safetensors")
     if with_index:
         weight_map = {**dict.fromkeys(first, "a.safetensors"), **dict.fromkeys(down, "b.safetensors")}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        index(tmp_path, weight_map)
     checkpoint = load_nvfp4(tmp_path)
     assert sorted(checkpoint) == sorted([UP, DOWN])
     assert torch.equal(checkpoint[DOWN].packed, quantized(seed + 1)[0])
@@ -81,6 +86,12 @@ def test_folders_of_several_files(with_index: bool, tmp_path: Path, seed: int) -
         ({f"{UP}.weight": torch.ones(24, 20, dtype=torch.uint8)}, r"found \(24, 20\) and \(24, 3\)"),
         ({f"{UP}.weight_scale_2": torch.zeros(())}, "weight_scale_2 must be one positive, finite number"),
         ({f"{UP}.weight_scale_2": torch.ones(3)}, r"found shape \(3,\)"),
+        ({f"{UP}.weight_scale_2": torch.ones(0)}, r"found shape \(0,\) of torch.float32"),
+        ({f"{UP}.weight_scale_2": torch.ones((), dtype=torch.int64)}, r"found shape \(\) of torch.int64"),
+        (
+            {f"{UP}.input_scale": torch.tensor(float("nan"))},
+            "input_scale must be one positive, finite number, found nan",
+        ),
         ({f"{UP}.weight_scale": -torch.ones(24, 3)}, "found torch.uint8 and torch.float32"),
         ({f"{UP}.weight_scale": (-torch.ones(24, 3)).to(torch.float8_e4m3fn)}, "negative or NaN block scales"),
     ],
@@ -91,6 +102,71 @@ def test_tensors_that_are_not_nvfp4(change: dict[str, torch.Tensor], message: st
     with pytest.raises(CalibrationError, match=message) as caught:
         load_nvfp4(file)[UP]
     assert UP in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["weight_global_scale", "input_global_scale"])
+@pytest.mark.parametrize("value", [1e-42, 0.0, -2.0, float("inf")])
+def test_divisors_without_a_usable_reciprocal(name: str, value: float, tmp_path: Path, seed: int) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({**compressed_tensors(UP, seed), f"{UP}.{name}": torch.tensor([value])}, file)
+    found = re.escape(f"{torch.tensor(value).item():g}")
+    with pytest.raises(CalibrationError, match=f"{UP}.{name} must be one .* and so must 1 over it, found {found}$"):
+        load_nvfp4(file).tensor_scales(UP)
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_truncated_file_is_named(with_index: bool, tmp_path: Path, seed: int) -> None:
+    whole, cut = modelopt(UP, seed), modelopt(DOWN, seed)
+    save_file(whole, tmp_path / "a.safetensors")
+    save_file(cut, tmp_path / "b.safetensors")
+    content = (tmp_path / "b.safetensors").read_bytes()
+    (tmp_path / "b.safetensors").write_bytes(content[: len(content) * 2 // 3])
+    if with_index:
+        index(tmp_path, {**dict.fromkeys(whole, "a.safetensors"), **dict.fromkeys(cut, "b.safetensors")})
+    with pytest.raises(CalibrationError, match=r"b\.safetensors: .*incomplete one \(then download it again\)"):
+        load_nvfp4(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', b"not JSON", b"\xff"]
+)
+def test_an_index_that_is_none(content: bytes, tmp_path: Path, seed: int) -> None:
+    save_file(modelopt(UP, seed), tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_bytes(content)
+    with pytest.raises(CalibrationError, match=r"index.json: (expected an object with a weight_map|not JSON)"):
+        load_nvfp4(tmp_path)
+
+
+def test_an_index_and_files_that_differ(tmp_path: Path, seed: int) -> None:
+    tensors = modelopt(UP, seed)
+    save_file(tensors, tmp_path / "a.safetensors")
+    index(tmp_path, {**dict.fromkeys(tensors, "a.safetensors"), "model.norm.weight": "b.safetensors"})
+    with pytest.raises(CalibrationError, match=r"index.json: lists b.safetensors, not found .*\(1 of 2 files\)"):
+        load_nvfp4(tmp_path)
+    index(tmp_path, dict.fromkeys([*tensors, "model.norm.weight"], "a.safetensors"))
+    with pytest.raises(CalibrationError, match=r"index.json: tensor model.norm.weight is not in a.safetensors"):
+        load_nvfp4(tmp_path)
+
+
+def test_a_tensor_in_two_files(tmp_path: Path, seed: int) -> None:
+    """An index says which of them holds; without one they may differ, and none is taken."""
+    tensors, other = modelopt(UP, seed), modelopt(UP, seed + 1)
+    save_file(tensors, tmp_path / "a.safetensors")
+    save_file(other, tmp_path / "b.safetensors")
+    with pytest.raises(CalibrationError, match=rf"tensor {UP}\.\w+ is in a.safetensors and in b.safetensors"):
+        load_nvfp4(tmp_path)
+    index(tmp_path, dict.fromkeys(tensors, "a.safetensors"))
+    assert torch.equal(load_nvfp4(tmp_path)[UP].packed, tensors[f"{UP}.weight"])
+
+
+def test_conventions_that_are_unknown_or_mixed_in_a_module(tmp_path: Path, seed: int) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({f"{UP}.weight": torch.ones(2, 2), f"{UP}.weight_scale_inv": torch.ones(1)}, file)
+    with pytest.raises(CalibrationError, match=r"no NVFP4 weights: .*, found weight, weight_scale_inv$"):
+        load_nvfp4(file)
+    save_file({**modelopt(DOWN, seed), **modelopt(UP, seed), **compressed_tensors(UP, seed)}, file)
+    with pytest.raises(CalibrationError, match=f"{UP} has weight_scale_2 .* and weight_global_scale"):
+        load_nvfp4(file)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path, seed: int) -> None:
@@ -108,5 +184,5 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     broken.write_bytes(b"not a header")
     with pytest.raises(CalibrationError, match=r"broken.safetensors: not a safetensors file"):
         load_nvfp4(broken)
-    with pytest.raises(CalibrationError, match=r"absent.safetensors: not a safetensors file"):
+    with pytest.raises(CalibrationError, match=r"absent.safetensors: no such file or folder"):
         load_nvfp4(tmp_path / "absent.safetensors")

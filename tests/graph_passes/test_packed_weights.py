@@ -137,8 +137,22 @@ def test_bytes_and_input_scales(exported: Exported, tmp_path: Path) -> None:
             ),
             r"experts.3.w2 is \(64, 64\) in the checkpoint and \(64, 48\) in the model",
         ),
+        (
+            lambda t: t.update(
+                {
+                    k.replace("1.mlp.experts.0", "1.mlp.experts.11"): v.clone()
+                    for k, v in t.items()
+                    if "1.mlp.experts.0" in k
+                }
+            ),
+            r"'model.layers.1.mlp' has 12 NVFP4 experts in the checkpoint and 4 in the model; .* leave --packed",
+        ),
+        (
+            lambda t: [t.pop(key) for key in list(t) if ".layers.0.mlp.experts.3." in key],
+            r"'model.layers.0.mlp' has 3 NVFP4 experts in the checkpoint and 4 in the model",
+        ),
     ],
-    ids=["missing", "two scales", "shape"],
+    ids=["missing", "two scales", "shape", "more experts", "fewer experts"],
 )
 def test_checkpoints_that_do_not_fit(damage: Callable[[Tensors], object], text: str, tmp_path: Path) -> None:
     model, draw = moe_zoo.build("mixtral")
