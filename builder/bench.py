@@ -146,6 +146,10 @@ def _subject(request: Request) -> Subject:
             if not file.is_file():
                 needed = "baselines are built from the original ONNX and the plan"
                 raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} is not there)")
+        if is_rewritten(onnx):
+            raise BuilderError(
+                USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
+            )
         loaded = Plan.load(plan)
         return Subject(onnx, loaded, find_target(request.target or loaded.target), path)
     if path.suffix != ".onnx":
@@ -157,8 +161,9 @@ def _subject(request: Request) -> Subject:
     model = load(path)
     if request.plan is not None:
         loaded = Plan.load(request.plan)
-        loaded.check(model)
-        return Subject(path, loaded, find_target(request.target or loaded.target), None)
+        target = find_target(request.target or loaded.target)
+        loaded.check(model, target.capabilities)
+        return Subject(path, loaded, target, None)
     target = find_target(request.target or _local_target())
     calibrated = request.calib_data is not None
     return Subject(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +19,25 @@ from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_s
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.packed_weights import PackedExperts
-from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, NVFP4, Plan, PlannedSubgraph, make_plan
+from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
 from . import backend, bundle, engine, export, html_report, roofline
-from .accuracy_budget import Budget
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .progress import Progress
 from .report import Report, versions
-from .shapes import Profile, Shape, derive_profiles
+from .request import Request, check
+from .shapes import Profile, derive_profiles
 from .sides import Side
-from .targets import Target, require_here
+from .targets import require_here
 from .tokens import subgraph_tokens
 
-STOPS = ("plan", "calibrate", "rewrite")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; see `build-engine --help`."""
-
-    model: Path
-    target: Target
-    output: Path | None = None
-    precision: str = "auto"
-    plan: Path | None = None
-    stop_after: str | None = None
-    calib_data: Path | None = None
-    recipe: str | None = None
-    least: Mapping[str, Shape] = field(default_factory=dict)
-    typical: Mapping[str, Shape] = field(default_factory=dict)
-    most: Mapping[str, Shape] = field(default_factory=dict)
-    include: str | None = None
-    exclude: str | None = None
-    kinds: tuple[str, ...] = DEFAULT_KINDS
-    moe: str = "plugin"
-    packed_weights: Path | None = None
-    require: str | None = None
-    bundle: Path | None = None
-    timing_cache: Path | None = None
-    accuracy_budget: Budget | None = None
-    accuracy_data: Path | None = None
-    accuracy_samples: int = 2
-
-    @property
-    def base(self) -> Path:
-        """Every file of a run is called this and a suffix."""
-        if self.output is not None:
-            return self.output.with_suffix("")
-        if self.bundle is not None:
-            return self.bundle
-        raise BuilderError(USAGE, "nothing says where to write: add -o OUT.engine or --bundle DIR")
-
-    def file(self, suffix: str) -> Path:
-        return self.base.with_name(self.base.name + suffix)
+__all__ = ["Request", "run"]
 
 
 def run(request: Request, progress: Progress) -> Report:
@@ -88,12 +47,12 @@ def run(request: Request, progress: Progress) -> Report:
     is left half-written.
     """
     report = Report(model=str(request.model), target=request.target.name, versions=versions())
-    _check_budget(request)
-    _check_destination(request)
+    rewritten_already = bundle.is_rewritten(request.model)
+    check(request, rewritten_already)
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)
 
-    if bundle.is_rewritten(request.model):
+    if rewritten_already:
         return _go_on(request, report, progress)
     with report.timed("read"):
         progress.stage("reading the model")
@@ -182,7 +141,7 @@ def check_required(request: Request, plan: Plan) -> None:
     if require is None:
         return
     enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
-    selected = [entry for entry in plan.subgraphs if _selected(request, entry)]
+    selected = _selected(request, plan)
     short = [entry for entry in selected if entry.decision not in enough]
     if short or not selected:
         listed = (
@@ -191,37 +150,9 @@ def check_required(request: Request, plan: Plan) -> None:
         raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
 
 
-def _selected(request: Request, entry: PlannedSubgraph) -> bool:
-    names = (entry.name, *entry.nodes)
-    return (
-        entry.kind in request.kinds
-        and (request.include is None or any(re.search(request.include, name) for name in names))
-        and (request.exclude is None or not any(re.search(request.exclude, name) for name in names))
-    )
-
-
-def _check_destination(request: Request) -> None:
-    """Fail before the work and not after it."""
-    folder = request.base.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
-    if request.bundle is not None and request.bundle.exists():
-        raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
-
-
-def _check_budget(request: Request) -> None:
-    if request.accuracy_budget is None:
-        if request.accuracy_data is not None:
-            raise BuilderError(USAGE, "--accuracy-data is what --accuracy-budget is verified with: add one")
-        return
-    if request.precision == "native-nvfp4":
-        raise BuilderError(
-            USAGE, "--accuracy-budget measures with ONNX Runtime, which has no FP4: leave out --precision native-nvfp4"
-        )
-    if request.plan is not None:
-        raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
-    if request.calib_data is None or request.calib_data.name.endswith(".statistics.json"):
-        raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
+def _selected(request: Request, plan: Plan) -> list[PlannedSubgraph]:
+    why_not = selection(request.kinds, request.include, request.exclude)
+    return [entry for entry in plan.subgraphs if why_not(entry) is None]
 
 
 def _take_plan(request: Request, model: SourceModel, plan: Plan, report: Report) -> None:
@@ -248,8 +179,8 @@ def _plan(request: Request, model: SourceModel) -> Plan:
         plan = Plan.load(request.plan)
         if request.recipe is not None:
             plan.recipe = str(parse(request.recipe))
-        plan.check(model)
         _check_plan_target(request, plan)
+        plan.check(model, request.target.capabilities)
         return plan
     try:
         plan = make_plan(
@@ -273,6 +204,13 @@ def _plan(request: Request, model: SourceModel) -> Plan:
         hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
         raise BuilderError(
             MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(request.kinds)}{hint}"
+        )
+    if not _selected(request, plan):
+        name = next(entry.name for entry in plan.subgraphs if entry.kind in request.kinds)
+        raise BuilderError(
+            USAGE,
+            f"{model.path}: --include and --exclude leave no subgraph to replace; they are matched against names such "
+            f"as '{name}'",
         )
     return plan
 
@@ -350,6 +288,12 @@ def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint
         return None
     checkpoint = load_nvfp4(request.packed_weights)
     blocks = [e.name for e in plan.subgraphs if e.kind == "moe" and e.decision.startswith("nvfp4")]
+    if not blocks:
+        raise BuilderError(
+            USAGE,
+            f"{request.packed_weights}: the plan lowers no MoE block to NVFP4, so that packed experts have no use; "
+            "leave --packed-weights out, or choose --precision auto or nvfp4",
+        )
     absent = [name for name in blocks if PackedExperts.find(checkpoint, name) is None]
     if absent == blocks:
         raise BuilderError(

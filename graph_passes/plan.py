@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -38,6 +38,7 @@ __all__ = [
     "allowed_decisions",
     "make_plan",
     "replacing_op",
+    "selection",
 ]
 
 KINDS = ("moe", "gated_mlp", "mlp", "linear")
@@ -124,12 +125,15 @@ class Plan:
         values, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS)
         return cls(**values, subgraphs=[PlannedSubgraph(**entry) for entry in entries], path=Path(path))
 
-    def check(self, model: SourceModel) -> list[tuple[PlannedSubgraph, Subgraph]]:
-        """Checks the plan against the model; returns each entry with the subgraph that it is about, in graph order.
+    def check(
+        self, model: SourceModel, capabilities: Capabilities | None = None
+    ) -> list[tuple[PlannedSubgraph, Subgraph]]:
+        """Checks the plan against the model, and against a target where its `capabilities` are given; returns each
+        entry with the subgraph that it is about, in graph order.
 
         Raises:
             PlanError: an unknown recipe; an entry with an unknown decision, for a subgraph or node that is not there,
-                of the wrong kind, twice, or with a decision that its subgraph does not allow.
+                of the wrong kind, twice, or with a decision that its subgraph or the target does not allow.
         """
         try:
             recipes.parse(self.recipe)
@@ -157,6 +161,8 @@ class Plan:
             if list(entry.nodes) != list(subgraph.nodes):
                 raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
+            if capabilities is not None:
+                obstacle = _lack(entry.decision, capabilities) or obstacle
             if entry.fp8_plugin == FP8_MLP:
                 obstacle = obstacle or fp8_mlp_obstacle(subgraph)
             if obstacle is not None:
@@ -201,24 +207,10 @@ def make_plan(
         raise ValueError(f"unknown precision '{precision}'; one of {', '.join(PRECISIONS)}")
     if moe not in MOE_LAYERS:
         raise ValueError(f"unknown MoE layer '{moe}'; one of {', '.join(MOE_LAYERS)}")
-    unknown = sorted(set(kinds) - set(KINDS))
-    if unknown:
-        raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(KINDS)}")
-    included, excluded = _pattern("include", include), _pattern("exclude", exclude)
-
-    def selected(subgraph: Subgraph) -> str | None:
-        names = (subgraph.name, *subgraph.nodes)
-        if subgraph.kind not in kinds:
-            return f"kind {subgraph.kind} is not among those to replace ({', '.join(kinds)})"
-        if included is not None and not any(map(included.search, names)):
-            return f"not matched by --include {include}"
-        if excluded is not None and any(map(excluded.search, names)):
-            return f"matched by --exclude {exclude}"
-        return None
-
+    why_not = selection(kinds, include, exclude)
     entries = []
     for subgraph in subgraphs:
-        kept = selected(subgraph)
+        kept = why_not(subgraph)
         decision, reason = ("keep", kept) if kept else _decide(subgraph, capabilities, precision, calibrated, moe)
         entries.append(
             PlannedSubgraph(
@@ -243,6 +235,34 @@ def make_plan(
             for obstacle in obstacles.get(entry.name, ()):
                 entry.reason += f"; awq leaves its {obstacle}"
     return Plan(model.path.name, capabilities.target, precision, recipe, entries)
+
+
+def selection(
+    kinds: Collection[str], include: str | None, exclude: str | None
+) -> Callable[[Subgraph | PlannedSubgraph], str | None]:
+    """What says why a subgraph is not among those to replace, None where it is; for the arguments see `make_plan`.
+
+    Raises:
+        ValueError: no kind, an unknown one, or a pattern that is not a regular expression.
+    """
+    unknown = sorted(set(kinds) - set(KINDS))
+    if unknown:
+        raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(KINDS)}")
+    if not kinds:
+        raise ValueError(f"no kind of subgraph to replace; name some of {', '.join(KINDS)}")
+    included, excluded = _pattern("include", include), _pattern("exclude", exclude)
+
+    def why_not(subgraph: Subgraph | PlannedSubgraph) -> str | None:
+        names = (subgraph.name, *subgraph.nodes)
+        if subgraph.kind not in kinds:
+            return f"kind {subgraph.kind} is not among those to replace ({', '.join(kinds)})"
+        if included is not None and not any(map(included.search, names)):
+            return f"not matched by --include {include}"
+        if excluded is not None and any(map(excluded.search, names)):
+            return f"matched by --exclude {exclude}"
+        return None
+
+    return why_not
 
 
 def replacing_op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
@@ -299,10 +319,8 @@ def _obstacle_on(subgraph: Subgraph, decision: str, capabilities: Capabilities) 
     """Why the target cannot compute `subgraph` as `decision` says."""
     if decision == "keep":
         return None
-    if decision == "native" and not capabilities.native:
-        return f"TensorRT has no MoE layer for {capabilities.target}"
-    if decision != "fp16" and not getattr(capabilities, decision):
-        return f"{capabilities.target} does not compute {decision}"
+    if (lack := _lack(decision, capabilities)) is not None:
+        return lack
     if decision == "fp8" and subgraph.kind == "moe":
         # Elsewhere a plan may ask for it, and gets kernels that are correct and slow.
         if not capabilities.fp8_plugins:
@@ -310,6 +328,15 @@ def _obstacle_on(subgraph: Subgraph, decision: str, capabilities: Capabilities) 
         if subgraph.dtype == "float32":
             return f"{FP8_MOE} has no kernels of its own for float32 activations"
     return _obstacle(subgraph, decision)
+
+
+def _lack(decision: str, capabilities: Capabilities) -> str | None:
+    """Why the target cannot compute as `decision` says, whatever the subgraph."""
+    if decision == "native" and not capabilities.native:
+        return f"TensorRT has no MoE layer for {capabilities.target}"
+    if decision not in ("keep", "fp16") and not getattr(capabilities, decision):
+        return f"{capabilities.target} does not compute {decision}"
+    return None
 
 
 def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tuple[str, str]]:

@@ -210,6 +210,15 @@ def test_disk_full_says_so(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not leftovers(gated_mlps.parent)
 
 
+def test_disk_full_of_a_copy_names_the_copy(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: object, destination: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(destination))
+
+    monkeypatch.setattr("trt_nvfp4.builder.bundle._link", full)
+    failed = build(gated_mlps)
+    assert_failed(failed, errors.BUILD_FAILED, f"error: {gated_mlps.parent / 'out' / '.build-'}", "free some space")
+
+
 def test_no_room_for_the_engine(gated_mlps: Path) -> None:
     """The build script's own write fails: no file may grow beyond a megabyte, and the engine is larger."""
     build_library("sm_120a")  # compiled before, without the limit

@@ -335,6 +335,17 @@ def test_command_takes_the_original(gated_mlps: Path) -> None:
     shown = CliRunner().invoke(app, [str(rewritten.with_suffix(".rewritten.onnx")), "--target", "thor"])
     assert shown.exit_code == errors.USAGE
     assert "the original ONNX and --plan" in shown.stderr
+    rewritten.write_text("an engine that was built from the rewritten model")
+    engine = [str(rewritten), "--model", str(rewritten.with_suffix(".rewritten.onnx")), "--target", "thor"]
+    shown = CliRunner().invoke(app, engine)
+    assert shown.exit_code == errors.USAGE
+    assert "which has been rewritten; add --model with the original ONNX" in shown.stderr
+    plan = Plan.load(rewritten.with_suffix(".plan.yaml"))
+    plan.subgraphs[0].decision = "nvfp4_w4a4"
+    plan.save(edited := gated_mlps.parent / "edited.yaml")
+    shown = CliRunner().invoke(app, [str(gated_mlps), "--target", "ada", "--plan", str(edited)])
+    assert shown.exit_code == errors.USAGE
+    assert "it cannot be nvfp4_w4a4" in shown.stderr
     misfit = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "--shapes", "x:1x65"])
     assert misfit.exit_code == errors.USAGE
     assert "--shapes x:1x65 does not fit" in misfit.stderr

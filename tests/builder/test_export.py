@@ -58,7 +58,9 @@ def saved_model(name: str, folder: Path, seed: int, dtype: torch.dtype = torch.f
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_exported_model_computes_the_same(tmp_path: Path, seed: int, name: str) -> None:
     model = saved_model(name, tmp_path / name, seed)
-    session = onnxruntime.InferenceSession(export.export(tmp_path / name, tmp_path / "m.onnx"))
+    path = export.export(tmp_path / name, tmp_path / "m.onnx")
+    assert export.is_exported(path)
+    session = onnxruntime.InferenceSession(path)
     if name == "vit":
         # Another batch size than the exporter saw.
         inputs = {"pixel_values": torch.rand(3, 3, 32, 32)}

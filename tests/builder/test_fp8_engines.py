@@ -29,12 +29,10 @@ def test_one_plugin_layer(tmp_path: Path, seed: int) -> None:
         str(tmp_path / "out.engine"),
         "--target",
         "rtx-blackwell",
-        "--precision",
-        "fp8",
         "--json",
     ]
     common += ["--min-shapes", "x:1x1x32", "--opt-shapes", "x:2x4x32", "--max-shapes", "x:2x4x32"]
-    planned = CliRunner().invoke(app, [*common, "--stop-after", "plan"])
+    planned = CliRunner().invoke(app, [*common, "--precision", "fp8", "--stop-after", "plan"])
     assert planned.exit_code == 0, planned.output
     plan_path = tmp_path / "out.plan.yaml"
     plan = yaml.safe_load(plan_path.read_text())

@@ -21,8 +21,8 @@ needs_tensorrt = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is 
 
 def build(model: Path, *options: str, target: str = "rtx-blackwell") -> Result:
     output = str(model.parent / "out" / "o.engine")
-    arguments = [str(model), "-o", output, "--target", target, "--precision", "native-nvfp4", "--json", *options]
-    return CliRunner().invoke(app, arguments)
+    decided = [] if "--plan" in options else ["--precision", "native-nvfp4"]
+    return CliRunner().invoke(app, [str(model), "-o", output, "--target", target, *decided, "--json", *options])
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.calibration import nvfp4
 
 
-def build(folder: Path) -> dict[str, Any]:
+def build(folder: Path, *more: str) -> dict[str, Any]:
     """The report, or the error, of a build that stops before TensorRT."""
     arguments = [str(folder / "model.onnx"), "-o", str(folder / "o.engine"), "--target", "rtx-blackwell", "--json"]
     options = ["--max-shapes", "x:2x16x64", "--stop-after", "rewrite", "--packed-weights", str(folder / "weights")]
-    output: dict[str, Any] = json.loads(CliRunner().invoke(app, [*arguments, *options]).stdout)
+    output: dict[str, Any] = json.loads(CliRunner().invoke(app, [*arguments, *options, *more]).stdout)
     return output
 
 
@@ -62,3 +62,10 @@ def test_checkpoint_of_another_model(folder: Path) -> None:
     assert found["exit_code"] == errors.USAGE
     assert "holds NVFP4 experts of none of the 1 MoE blocks in the plan" in found["error"]
     assert not (folder / "o.rewritten.onnx").exists()
+
+
+def test_nothing_takes_them(folder: Path) -> None:
+    save(folder, {"mlp.experts.0.up_proj": (48, 64)})
+    found = build(folder, "--precision", "bf16")
+    assert found["exit_code"] == errors.USAGE
+    assert "the plan lowers no MoE block to NVFP4" in found["error"]

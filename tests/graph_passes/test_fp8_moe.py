@@ -44,6 +44,11 @@ def interleaved(expert: Expert) -> torch.Tensor:
     return torch.stack((expert.gate.weight, expert.up.weight), 1).flatten(0, 1)
 
 
+def test_a_plan_may_ask_for_it_where_it_is_slow(tmp_path: Path, seed: int) -> None:
+    source = exported(Moe(MoeSpec("loop"), seed), tmp_path, seed)
+    assert in_fp8(source, False).check(source, Capabilities("ada", nvfp4_w4a16=True, fp8=True))
+
+
 @pytest.mark.parametrize("calibrated", [False, True], ids=["scales at run time", "calibrated"])
 @pytest.mark.parametrize(
     "spec",

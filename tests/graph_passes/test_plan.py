@@ -142,6 +142,19 @@ def test_a_refused_subgraph_cannot_be_forced(loaded: Load) -> None:
         plan.check(source)
 
 
+@pytest.mark.parametrize("decision", ["nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16"])
+def test_a_target_computes_what_it_can(decision: str, source: SourceModel) -> None:
+    plan = plan_all(source)
+    plan.subgraphs[0].decision = decision
+    lack = "has no MoE layer for bare" if decision == "native" else f"bare does not compute {decision}"
+    with pytest.raises(PlanError, match=f"it cannot be {decision}: .*{lack}"):
+        plan.check(source, Capabilities("bare", bf16=False))
+    if decision != "native":
+        able = Capabilities("able", **{decision: True})
+        plan.subgraphs = plan.subgraphs[:1]
+        assert plan.check(source, able)
+
+
 @pytest.mark.parametrize("content", ["", "[1, 2", "- a\n- b\n", "\x00", "just text"])
 def test_not_a_plan(content: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"

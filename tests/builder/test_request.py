@@ -1,0 +1,181 @@
+"""What is refused before any work: lost files, options that fit nothing or would pass unheard."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+
+from trt_nvfp4.builder import errors, export, pipeline
+from trt_nvfp4.builder.request import Request
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.graph_passes.plan import Plan
+
+
+class Silent:
+    def stage(self, text: str) -> None:
+        pass
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        pass
+
+
+def run(model: Path, target: str = "rtx-blackwell", **options: Any) -> Path:
+    """Run the pipeline into `out/` beside the model, as far as the plan; returns where the plan is."""
+    options = {"output": model.parent / "out" / "o.engine", "stop_after": "plan", **options}
+    request = Request(model, find_target(target), **options)
+    pipeline.run(request, Silent())
+    return request.file(".plan.yaml")
+
+
+def refusal(model: Path, *texts: str, code: int = errors.USAGE, **options: Any) -> None:
+    """`run` fails with this code and these texts, and leaves every file as it was."""
+    files = [file for file in model.parent.rglob("*") if file.is_file()]
+    before = {file: file.read_bytes() for file in files}
+    with pytest.raises(Exception, match=re.escape(texts[0])) as failure:
+        run(model, **options)
+    assert errors.exit_code(failure.value) == code, failure.value
+    for text in texts:
+        assert text in str(failure.value)
+    assert {file: file.read_bytes() for file in files} == before
+
+
+@pytest.fixture
+def samples(tmp_path: Path, rng: np.random.Generator) -> Path:
+    path = tmp_path / "samples.npz"
+    np.savez(path, x=rng.standard_normal((5, 64)).astype(np.float16))
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A Hugging Face directory that no export succeeds for, so that reaching it shows as the model's fault."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_model_is_not_written_over(gated_mlps: Path, samples: Path) -> None:
+    refusal(gated_mlps, "names the engine", output=gated_mlps)
+    plain = gated_mlps.rename(gated_mlps.with_name("model"))
+    refusal(plain, "model: would be written over", output=plain, stop_after=None)
+    refusal(plain, "model.onnx.data: would be written over", output=plain.with_name("model.onnx.data"))
+    refusal(plain, "model: would be written over", timing_cache=plain, stop_after=None)
+    refusal(plain, "samples.npz: would be written over", output=samples, calib_data=samples, stop_after=None)
+    link = plain.with_name("link.engine")
+    link.symlink_to(plain)
+    refusal(plain, "link.engine: would be written over", output=link)
+
+
+def test_a_plan_is_not_written_over(gated_mlps: Path) -> None:
+    plan = run(gated_mlps)
+    refusal(gated_mlps, "o.plan.yaml: would be written over", plan=plan, output=plan, stop_after=None)
+    assert run(gated_mlps, plan=plan) == plan  # handed back to the run that wrote it
+
+
+def test_external_data_called_as_the_rewritten_models(gated_mlps: Path) -> None:
+    model = gated_mlps.with_name("o.onnx")
+    onnx.save(
+        onnx.load(gated_mlps), model, save_as_external_data=True, location="o.rewritten.onnx.data", size_threshold=0
+    )
+    output = gated_mlps.with_name("o.engine")
+    refusal(model, "o.rewritten.onnx.data: would be written over", output=output, stop_after="rewrite")
+    run(model, output=gated_mlps.with_name("p.engine"), stop_after="rewrite")
+
+
+def test_every_stage_may_be_repeated(gated_mlps: Path) -> None:
+    for _ in range(2):
+        run(gated_mlps, stop_after="rewrite")
+
+
+def test_an_export_replaces_exports_alone(directory: Path, gated_mlps: Path) -> None:
+    output = gated_mlps.with_suffix(".engine")
+    refusal(directory, "model.onnx: is not the export of an earlier run", output=output)
+    earlier = onnx.load(gated_mlps)
+    earlier.metadata_props.add(key=export.METADATA, value="model")
+    onnx.save(earlier, gated_mlps)
+    refusal(directory, "config.json: no model_type", code=errors.MODEL_AT_FAULT, output=output)
+
+
+@pytest.mark.parametrize("option", ["output", "timing_cache"])
+def test_a_folder_where_a_file_is_to_be_written(gated_mlps: Path, tmp_path: Path, option: str) -> None:
+    refusal(gated_mlps, f"{tmp_path}: is a folder", **{option: tmp_path})
+    refusal(gated_mlps, "is a folder", **{option: Path(".")})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"packed_weights": Path("nix")}, "--packed-weights nix: no such file"),
+        ({"calib_data": Path("nix")}, "--calib-data nix: no such file"),
+        ({"calib_data": Path("nix.py:load")}, "--calib-data nix.py:load: no such file"),
+        ({"plan": Path("nix")}, "--plan nix: no such file"),
+        ({"recipe": "gptq"}, "recipe 'gptq' needs hessian"),
+        ({"recipe": "awqq"}, "unknown part 'awqq'"),
+        ({"kinds": ()}, "no kind of subgraph to replace"),
+        ({"kinds": ("attention",)}, "unknown kind 'attention'"),
+        ({"include": "["}, "--include ["),
+    ],
+    ids=str,
+)
+def test_before_an_export(directory: Path, options: dict[str, Any], text: str) -> None:
+    refusal(directory, text, **options)
+    assert not (directory.parent / "out").exists()
+
+
+def test_no_model(tmp_path: Path) -> None:
+    refusal(tmp_path / "nix.onnx", "nix.onnx: no such file", code=errors.MODEL_AT_FAULT)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_a_plan_leaves_without_effect(gated_mlps: Path) -> None:
+    plan = run(gated_mlps)
+    options = {"precision": "fp8", "moe": "native", "include": "nosuch"}
+    refusal(gated_mlps, "o.plan.yaml has decided already", "--precision, --moe, --include", plan=plan, **options)
+    run(gated_mlps, plan=plan, recipe="max")
+    assert Plan.load(plan).recipe == "max"
+    # What is required is required of what these select.
+    run(gated_mlps, plan=plan, include="gated_mlp_0", require="nvfp4")
+
+
+def test_options_that_a_rewritten_model_leaves_without_effect(gated_mlps: Path, samples: Path) -> None:
+    plan = run(gated_mlps, stop_after="rewrite")
+    rewritten = plan.with_name("o.rewritten.onnx")
+    options: dict[str, Any] = {"packed_weights": samples, "recipe": "max", "exclude": "zzz"}
+    texts = ["o.rewritten.onnx has been rewritten already", "--exclude, --recipe, --packed-weights, --stop-after"]
+    refusal(rewritten, *texts, plan=plan, **options)
+
+
+@pytest.mark.parametrize("options", [{"include": "nosuch"}, {"exclude": "."}], ids=str)
+def test_nothing_left_to_replace(gated_mlps: Path, options: dict[str, str]) -> None:
+    refusal(gated_mlps, "leave no subgraph to replace", "'gated_mlp_0'", **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "decision", "text"),
+    [
+        ("ada", "nvfp4_w4a4", "ada does not compute nvfp4_w4a4"),
+        ("h100", "native_nvfp4", "h100 does not compute native_nvfp4"),
+        ("rtx-blackwell", "native", "TensorRT has no MoE layer for rtx-blackwell"),
+    ],
+)
+def test_plan_edited_to_what_the_target_lacks(gated_mlps: Path, target: str, decision: str, text: str) -> None:
+    path = run(gated_mlps, target)
+    plan = yaml.safe_load(path.read_text())
+    plan["subgraphs"][1]["decision"] = decision
+    path.write_text(yaml.safe_dump(plan))
+    refusal(gated_mlps, "o.plan.yaml, line", f"it cannot be {decision}: {text}", plan=path, target=target)
+
+
+def test_names_may_hold_dots(tmp_path: Path) -> None:
+    target = find_target("ada")
+    expected = {"Qwen2.5-7B": "Qwen2.5-7B", "Qwen2.5-7B.engine": "Qwen2.5-7B", "o.plan": "o", "o": "o"}
+    for name, base in expected.items():
+        request = Request(tmp_path / "m.onnx", target, output=tmp_path / name)
+        assert request.file(".plan.yaml") == tmp_path / f"{base}.plan.yaml"
