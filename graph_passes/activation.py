@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,6 +15,9 @@ from trt_nvfp4.plugins.ops.activation import Activation, activate
 _SERVED = [a for a in Activation if a not in (Activation.IDENTITY, Activation.SWIGLU_CLAMPED)]
 # GELU's erf and tanh forms differ by 4.7e-4; constants rounded to bfloat16 move either by up to 1e-3.
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-3
+# Dense about 0, where activations differ in shape; then to the end of float32's range, where a clamp may begin.
+_LARGE = torch.cat((torch.logspace(1, 5, 400, dtype=torch.float64), torch.logspace(5, 38.5, 100, dtype=torch.float64)))
+_POINTS = torch.cat((-_LARGE, torch.linspace(-10, 10, 1001, dtype=torch.float64), _LARGE))
 
 
 @dataclass(frozen=True)
@@ -43,35 +45,29 @@ def recognize(region: Region) -> Recognized | None:
 
 
 def _recognize_plain(region: Region) -> Recognized | None:
-    x = torch.linspace(-10, 10, 1001, dtype=torch.float64)
-    y = region.evaluate(x)
-    if _distance(y, y[0] + (y[-1] - y[0]) * (x - x[0]) / (x[-1] - x[0])) < _TOLERANCE:
+    y = region.evaluate(_POINTS)
+    one = torch.ones_like(_POINTS)
+    low, high = region.evaluate(torch.tensor([0, 10], dtype=torch.float64))
+    if _distance(y, low + (high - low) * _POINTS / 10, one) < _TOLERANCE:
         return None  # a linear function is no activation
-    activation = _nearest(region, lambda a: _distance(y, activate(a, x)))
+    activation = _nearest(region, y, _POINTS, one)
     return Recognized(activation, 0) if activation else _refused(region, 0, None)
 
 
 def _recognize_gated(region: Region) -> Recognized | None:
-    generator = torch.Generator().manual_seed(0)
-    leaves = (torch.rand(2, 4096, generator=generator, dtype=torch.float64) - 0.5) * 20
+    leaves = _POINTS, _POINTS[torch.randperm(len(_POINTS), generator=torch.Generator().manual_seed(0))]
     h = region.evaluate(*leaves)
-    refused = None
     for gate, up in ((0, 1), (1, 0)):
         g, u = leaves[gate], leaves[up]
-        activation = _nearest(region, lambda a: _distance(h, activate(a, g) * u))  # noqa: B023 (called at once)
-        if activation is None and _distance(h, g * u) < _TOLERANCE:
+        activation = _nearest(region, h, g, u)
+        if activation is None and _distance(h, g, u) < _TOLERANCE:
             activation = "identity"
         if activation is not None:
             return Recognized(activation, gate, up)
         clamped = _match_clamped(region, h, g, u)
         if clamped is not None:
             return Recognized("swiglu_clamped", gate, up, *clamped)
-        # h = f(g) * u for some other f
-        ones = torch.ones_like(u)
-        f = region.evaluate(*((g, ones) if gate == 0 else (ones, g)))
-        if f.abs().max() > 0 and _distance(h, f * u) < _TOLERANCE:
-            refused = _refused(region, gate, up)
-    return refused
+    return _refused(region, 0, 1) if region.multiplies_leaves else None
 
 
 def _match_clamped(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) -> tuple[float, float] | None:
@@ -79,17 +75,17 @@ def _match_clamped(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Te
     candidates = sorted({value for value in region.constants.values() if 0 < value < math.inf})
     for alpha, limit in product(candidates, repeat=2):
         clipped = torch.clip(g, max=limit)
-        reference = (torch.clip(u, -limit, limit) + 1) * clipped * torch.sigmoid(alpha * clipped)
-        if _distance(h, reference) < _TOLERANCE:
+        activated = clipped * torch.sigmoid(alpha * clipped)
+        if _distance(h, activated, torch.clip(u, -limit, limit) + 1) < _TOLERANCE:
             return alpha, limit
     return None
 
 
-def _nearest(region: Region, distance: Callable[[Activation], float]) -> str | None:
-    """The served activation nearest to the region's values, within the tolerance of its constants."""
+def _nearest(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) -> str | None:
+    """The served activation for which act(g) * u is nearest to h, within the tolerance of the region's constants."""
     op_types = {node.op_type for node in region.nodes}
     foreign = {Activation.GELU: "Tanh", Activation.GELU_TANH: "Erf"}
-    distances = {a: distance(a) for a in _SERVED if foreign.get(a) not in op_types}
+    distances = {a: _distance(h, activate(a, g), u) for a in _SERVED if foreign.get(a) not in op_types}
     nearest = min(distances, key=distances.__getitem__)
     return (
         nearest.name.lower()
@@ -99,15 +95,11 @@ def _nearest(region: Region, distance: Callable[[Activation], float]) -> str | N
 
 
 def _refused(region: Region, gate: int, up: int | None) -> Recognized:
-    return Recognized(
-        region.operators,
-        gate,
-        up,
-        refusal=f"its activation ({region.operators}) is not one of {', '.join(a.name.lower() for a in _SERVED)}",
-    )
+    served = ", ".join(a.name.lower() for a in (*_SERVED, *([] if up is None else [Activation.SWIGLU_CLAMPED])))
+    return Recognized(region.operators, gate, up, refusal=f"its activation ({region.operators}) is not one of {served}")
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference, relative for values above 1; infinite where either is not a number."""
-    difference = ((a - b).abs() / (1 + b.abs())).max().item()
+def _distance(h: torch.Tensor, f: torch.Tensor, u: torch.Tensor) -> float:
+    """Largest difference of h from f * u, relative where f or u are above 1; infinite where it is not a number."""
+    difference = ((h - f * u).abs() / ((1 + f.abs()) * u.abs().clamp_min(1))).max().item()
     return math.inf if math.isnan(difference) else difference

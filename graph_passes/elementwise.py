@@ -7,6 +7,7 @@ covered by one rule; onnxscript's pattern rewriter would need one pattern per sp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -18,7 +19,7 @@ from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import float_attribute, is_op, operand, string_attribute
+from trt_nvfp4.graph_passes.nodes import FLOATS, float_attribute, is_op, operand, string_attribute
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -93,6 +94,19 @@ class Region:
         """The axes before the last may differ between leaves and output."""
         return any(node.op_type in _RESHAPES for node in self.nodes)
 
+    @property
+    def multiplies_leaves(self) -> bool:
+        """Some product or quotient joins parts that depend on different leaves, as a gate does."""
+        leaves_of = {leaf: frozenset((leaf,)) for leaf in self.leaves}
+        for node in self.nodes:
+            parts = [leaves_of[value] for value in node.inputs if value in leaves_of]
+            if not parts:
+                continue  # of constants alone
+            if node.op_type in ("Div", "Mul") and parts[0] != parts[-1]:
+                return True
+            leaves_of[node.outputs[0]] = frozenset().union(*parts)
+        return False
+
     def evaluate(self, *points: torch.Tensor) -> torch.Tensor:
         """The region's values at float64 points, one tensor per leaf."""
         values: dict[ir.Value, torch.Tensor] = dict(zip(self.leaves, points, strict=True))
@@ -108,6 +122,11 @@ class Region:
             assert result is not None
             values[node.outputs[0]] = result
         return values[self.output]
+
+
+def _rounds(node: ir.Node) -> bool:
+    """`node` casts to integers, or to floats of 8 bits and less, which changes the function."""
+    return is_op(node, "Cast") and node.attributes["to"].as_int() not in (*FLOATS, ir.DataType.DOUBLE)
 
 
 def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
@@ -132,7 +151,10 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
             if tensor.size != 1 or not (tensor.dtype.is_floating_point() or tensor.dtype.is_integer()):
                 return False
             constant_types.add(tensor.dtype)
-            constants[value] = float(np.asarray(tensor.numpy()).reshape(()))
+            number = float(np.asarray(tensor.numpy()).reshape(()))
+            if tensor.dtype in FLOATS and abs(number) == float(tensor.dtype.max):
+                number = math.copysign(math.inf, number)  # a bound at the end of the type's range is none
+            constants[value] = number
             return True
         node = value.producer()
         if node in nodes:
@@ -143,7 +165,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         if is_op(node, *_RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):
-            inputs = [operand(node, 0)]
+            inputs = [] if _rounds(node) else [operand(node, 0)]
         elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
             inputs = [value for value in node.inputs if value is not None]
         else:
