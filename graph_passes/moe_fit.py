@@ -10,7 +10,7 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.moe_probe import Probe
-from trt_nvfp4.graph_passes.moe_routing import Choice, candidates, weights
+from trt_nvfp4.graph_passes.moe_routing import Choice, candidates, compares, settled, weights
 from trt_nvfp4.graph_passes.nodes import FLOATS
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Routing
 from trt_nvfp4.graph_passes.weights import as_torch, constant
@@ -19,31 +19,63 @@ _TOLERANCE = 1e-3
 
 
 class Fit:
-    """What the block's experts compute in a probe, to compare the block's values with."""
+    """What the block's experts compute in a probe, to compare the block's values with.
+
+    `exception` says for which samples no routing makes the block's values, where one does for the typical ones.
+    """
 
     def __init__(self, probe: Probe, experts: Sequence[Mlp], nodes: Iterable[ir.Node]) -> None:
         self._probe, self._experts = probe, experts
-        self._tokens = torch.from_numpy(probe.tokens).double()
-        self._logits = torch.from_numpy(probe.logits).double()
+        self._tokens = torch.from_numpy(probe.samples.tokens).double()
+        self._logits = torch.from_numpy(probe.samples.logits).double()
+        self._scales = torch.from_numpy(probe.samples.scales)
+        self._typical = torch.tensor([not case for case in probe.samples.cases])
         self._numbers, self._biases = _constants(nodes, len(experts))
+        self._sums: dict[Routing, torch.Tensor] = {}
+        self.exception: str | None = None
 
     def routing(self, choices: Sequence[Choice], keys: torch.Tensor, y: torch.Tensor) -> Routing | None:
         """The routing that makes `y`, the weighted sum of chosen experts; `keys` are what the last choice compares."""
         if keys.numel() != self._logits.numel():
             return None
-        for routing, bias in candidates(choices, keys.reshape(self._logits.shape), self._logits, self._biases):
+        keys, typical = keys.reshape(self._logits.shape), self._typical
+        for routing, bias in candidates(choices, keys[typical], self._logits[typical], self._biases):
             routed = self._routed(routing, bias)
             if routed.shape != y.shape:
                 return None
-            factor = float((y * routed).sum() / (routed * routed).sum().clamp_min(1e-30))
-            if factor > 0 and same(y, routed * factor):
-                factor = self._exact(factor)
-                if factor == 1.0 or not routing.scale_input:
-                    return replace(routing, scaling_factor=factor)
+            clear = settled(self._logits, routing, bias)
+            sample = (typical & clear).nonzero()[:, 0]
+            factor = float((y[sample] * routed[sample]).sum() / (routed[sample] ** 2).sum().clamp_min(1e-30))
+            if not factor > 0:
+                continue
+            wrong = clear & (self._differ(y, routed * factor) | ~compares(keys, self._logits, routing, bias))
+            if wrong.any():
+                if self.exception is None and not wrong[sample].any():
+                    self.exception = self._probe.samples.cases[int(wrong.nonzero()[0])]
+                continue
+            factor = self._exact(factor)
+            if factor == 1.0 or not routing.scale_input:
+                return replace(routing, scaling_factor=factor)
         return None
+
+    def same(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        """Equal for all samples up to float32's rounding in the probe, NaN to NaN."""
+        a, b = (torch.nan_to_num(each, nan=0.0, posinf=0.0, neginf=0.0) for each in (a, b))
+        return a.shape == b.shape and not self._differ(a, b).any()
+
+    def _differ(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """The samples [tokens] of which a and b, [tokens, features], differ by what counts among those of their
+        scale."""
+        differ = torch.ones(len(b), dtype=torch.bool)
+        for scale in set(self._scales.tolist()):
+            rows = self._scales == scale
+            differ[rows] = ~((a[rows] - b[rows]).abs().amax(1) <= _TOLERANCE * b[rows].abs().max())
+        return differ
 
     def _routed(self, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
         """The weighted sum [tokens, features] of the chosen experts."""
+        if routing in self._sums:
+            return self._sums[routing]
         weight = weights(self._logits, routing, bias)
         total = torch.zeros(0)
         for expert, mlp in enumerate(self._experts):
@@ -55,6 +87,7 @@ class Fit:
             out = self._probe.expert(mlp, x * scale) if routing.scale_input else self._probe.expert(mlp, x) * scale
             total = total if total.numel() else torch.zeros(len(self._tokens), out.shape[1], dtype=torch.float64)
             total[rows] += out
+        self._sums[routing] = total
         return total
 
     def _exact(self, factor: float) -> float:
@@ -66,11 +99,6 @@ class Fit:
         """What the shared expert adds."""
         out = self._probe.expert(mlp, self._tokens)
         return out if gate is None else out * self._probe.sigmoid(gate, self._tokens)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal up to float32's rounding in the probe."""
-    return a.shape == b.shape and bool((a - b).abs().max() <= _TOLERANCE * b.abs().max())
 
 
 def _constants(nodes: Iterable[ir.Node], experts: int) -> tuple[list[float], list[tuple[ir.Value, torch.Tensor]]]:

@@ -16,12 +16,13 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.isolation import escaping_use
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_experts import experts_of, match_stacked_linear, stack_size, stacked_mlps
-from trt_nvfp4.graph_passes.moe_fit import Fit, same
+from trt_nvfp4.graph_passes.moe_fit import Fit
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
-from trt_nvfp4.graph_passes.moe_routing import Choice, match_choice
+from trt_nvfp4.graph_passes.moe_routing import Choice, closed, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
+from trt_nvfp4.graph_passes.weights import as_torch, constant
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
 
 _ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
@@ -114,7 +115,7 @@ class _Matcher:
             self._aliases.append(operand(node, 0))
         self._x = self._aliases[-1]
         self._inside: set[ir.Value] = {self._x, router.y}
-        self._escape: str | None = None  # how the routing of experts is seen outside of any block
+        self._escape: str | None = None  # how what the logits decide is seen outside of any block
 
     def match(self) -> Moe | RefusedMoe | None:
         """The widest block whose values are those of an MoE, or why there is none; None if it is no MoE at all."""
@@ -126,7 +127,9 @@ class _Matcher:
                     self._check_counts(experts)
                     merges = list(closures)[list(closures).index(value) :]
                     return self._fit(experts, shared, {merge: closures[merge] for merge in merges})
-            if self._escape is not None:
+            if self._escape is not None and (experts := self._experts(self._inside_nodes())[0]):
+                if len(experts) >= 2 * self._experts_count:
+                    self._check_counts(experts)
                 raise _RefusalError(f"an intermediate is used elsewhere: {self._escape}")
         except _RefusalError as refusal:
             return RefusedMoe(self._router, self._choices, str(refusal))
@@ -136,7 +139,6 @@ class _Matcher:
         """Values on which everything that depends on the logits runs together, until another tensor comes in."""
         routed: set[ir.Value] = {self._router.y}
         pending: dict[ir.Value, int] = {}
-        experts = 0
         producer = self._x.producer()
         for node in self._context.nodes[0 if producer is None else self._context.position[producer] + 1 :]:
             inputs = variables(node)
@@ -147,7 +149,6 @@ class _Matcher:
                 continue
             if not is_inside:
                 break
-            experts += node in self._context.multiplies
             routed.update(node.outputs)
             for value in inputs:
                 pending[value] = pending.get(value, 0) - 1
@@ -155,10 +156,12 @@ class _Matcher:
             pending = {value: count for value, count in pending.items() if count > 0}
             if len(node.outputs) == 1 and list(pending) == [node.outputs[0]]:
                 yield node.outputs[0]
-        if experts > 1 and len(pending) > 1:
-            readers = {use.node for value in self._inside for use in value.uses()}
-            inside = {node for node in readers if node.outputs and node.outputs[0] in self._inside}
-            self._escape = escaping_use(pending, inside)
+        if len(pending) > 1:
+            self._escape = escaping_use(pending, self._inside_nodes())
+
+    def _inside_nodes(self) -> set[ir.Node]:
+        readers = {use.node for value in self._inside for use in value.uses()}
+        return {node for node in readers if node.outputs and node.outputs[0] in self._inside}
 
     def _closure(self, output: ir.Value) -> list[ir.Node]:
         """The nodes that compute `output` from x, the logits, constants and shapes of anything, in graph order."""
@@ -224,9 +227,12 @@ class _Matcher:
                     f"node '{choice.node.name}' (TopK) takes {choice.k} of {choice.size} experts or groups"
                 )
         if len(experts) != count:
+            advice = "export the model with all of them (transformers: experts_implementation='batched_mm')"
+            if len(experts) > count:
+                advice = "NVFP4MoE serves one block per router, with one shared expert at most"
             raise _RefusalError(
                 f"the router '{self._router.multiply.name}' chooses among {count} experts, and the block has "
-                f"{len(experts)}; export the model with all of them (transformers: experts_implementation='batched_mm')"
+                f"{len(experts)}; {advice}"
             )
         top_k = max(choice.k for choice in self._choices if choice.size == count)
         if count > MAX_EXPERTS or top_k > MAX_TOP_K:
@@ -251,30 +257,43 @@ class _Matcher:
             raise _RefusalError("its experts do not depend on a TopK over all of them")
         linears = [self._context.multiplies[node] for node in nodes if node in self._context.multiplies]
         try:
-            probe = Probe(self._x, self._router.y, nodes, linears, self._context.opset)
-            keys, *values = probe.run([choices[-1].keys, *closures])
+            probe = Probe(self._x, self._router.y, choices[-1].k, nodes, linears, self._context.opset)
+            runs = probe.run([choices[-1].keys, *closures])
         except ProbeError as error:
             raise _RefusalError(str(error)) from error
+        keys, *values = map(_rows, zip(*runs, strict=True))
+        shapes = [tuple(value.shape) for value in runs[0][1:]]
         fit = Fit(probe, experts, nodes)
         added = fit.shared(shared, None) if shared is not None else torch.zeros(())
         routing, gate, total = None, None, torch.zeros(())
         ends: list[_End] = []
-        for (merge, inside), value in zip(closures.items(), values, strict=True):
-            y = value.reshape(-1, value.shape[-1]) if value.dim() else value
+        for (merge, inside), y, shape in zip(closures.items(), values, shapes, strict=True):
             if routing is None:
-                routing = fit.routing(choices, keys, y - added)
-            elif not same(y, total):
+                routing = fit.routing(choices, keys, y - added) if added.shape in ((), y.shape) else None
+            elif not fit.same(y, total):
                 extended = self._shared(inside, experts, shared)
-                if extended is None or not same(y, total + fit.shared(*extended)):
+                if extended is None or not fit.same(y, total + fit.shared(*extended)):
                     break
                 shared, gate = extended
             if routing is not None:
-                ends.append(_End(merge, tuple(value.shape), shared, gate))
+                ends.append(_End(merge, shape, shared, gate))
                 total = y
         if routing is None:
+            biases = {linear.bias.stored for mlp in experts for linear in mlp.linears if linear.bias is not None}
+            for bias in sorted(biases, key=lambda value: value.name or ""):
+                if not as_torch(constant(bias)).isfinite().all():
+                    raise _RefusalError(f"bias '{bias.name}' holds NaN or Inf; repair the checkpoint")
+            node = f"node '{choices[-1].node.name}' (TopK)"
+            never = closed(keys.reshape(-1, self._experts_count)).all(0).nonzero()[:, 0].tolist() if len(keys) else []
+            if never:
+                raise _RefusalError(f"{node} never chooses expert {', '.join(map(str, never))}, whose score is masked")
+            if fit.exception is not None:
+                raise _RefusalError(
+                    f"what follows {node} is a weighted sum of the chosen experts for typical tokens, but not for "
+                    f"{fit.exception}"
+                )
             raise _RefusalError(
-                f"what follows node '{choices[-1].node.name}' (TopK) is no sum of the chosen experts, weighted by "
-                "softmax or sigmoid scores"
+                f"what follows {node} is no sum of the chosen experts, weighted by softmax or sigmoid scores"
             )
         return self._block(probe, routing, experts, ends, closures)
 
@@ -337,8 +356,13 @@ class _Matcher:
 
     @staticmethod
     def _check_isolated(mlps: Iterable[Mlp], nodes: Sequence[ir.Node], closure: Sequence[ir.Node]) -> None:
-        if not {linear.multiply for mlp in mlps for linear in mlp.linears} <= set(nodes):
-            kept = [value for node in closure if node not in nodes for value in node.outputs]
+        multiplies = {linear.multiply for mlp in mlps for linear in mlp.linears}
+        if not multiplies <= set(nodes):
+            of_experts: set[ir.Value] = set()
+            for node in closure:
+                if node in multiplies or not of_experts.isdisjoint(variables(node)):
+                    of_experts.update(node.outputs)
+            kept = [v for node in closure if node not in nodes for v in node.outputs if v in of_experts]
             raise _RefusalError(f"an intermediate is used elsewhere: {escaping_use(kept, set(closure))}")
 
     def _as_router_reads(self, value: ir.Value) -> bool:
@@ -371,6 +395,12 @@ class _End:
     shape: tuple[int, ...]
     shared: Mlp | None
     gate: Linear | None
+
+
+def _rows(runs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of all runs as [tokens, features]; none where they are no rows of one length."""
+    rows = [value.reshape(-1, value.shape[-1]) if value.dim() else value.reshape(1, 1) for value in runs]
+    return torch.cat(rows) if len({row.shape for row in rows}) == 1 else torch.zeros(0)
 
 
 def _signature(mlp: Mlp) -> tuple[object, ...]:

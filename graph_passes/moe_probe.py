@@ -17,13 +17,17 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.graph_passes.moe_samples import draw
 from trt_nvfp4.graph_passes.nodes import float_attribute, is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.subgraph import Bias, Linear, Mlp, Weight
 from trt_nvfp4.graph_passes.weights import as_torch, constant
 from trt_nvfp4.plugins.ops.activation import Activation, activate, gate
 
-# Sizes of unknown dimensions, in order: few tokens, and no two alike.
-_SIZES = (2, 5, 3, 7)
+# Sizes of all unknown dimensions but the last, in order; the last takes what makes the tokens of a run.
+_SIZES = (2, 3, 5, 7)
+_TOKENS = (10, 300)
+# Of a tensor with the values of all experts for all tokens of a run, where the block computes them all.
+_VALUES = 1 << 24
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # No constant of routing has more values; what has is a weight that no linear reads.
 _LARGEST_CONSTANT = 1 << 24
@@ -37,7 +41,13 @@ class Probe:
     """`nodes`, which compute from `x` and `logits`, with the weights of `linears` replaced; all in float32."""
 
     def __init__(
-        self, x: ir.Value, logits: ir.Value, nodes: Sequence[ir.Node], linears: Sequence[Linear], opset: int
+        self,
+        x: ir.Value,
+        logits: ir.Value,
+        top_k: int,
+        nodes: Sequence[ir.Node],
+        linears: Sequence[Linear],
+        opset: int,
     ) -> None:
         self._opset = opset
         self._x, self._computed = x, set(nodes)
@@ -46,23 +56,24 @@ class Probe:
         self._linear_of = {linear.multiply: linear for linear in linears}
         self._protos: list[onnx.NodeProto] = []
         self._constants: dict[str, np.ndarray] = {}
-        self._dims = self._choose_dims()
+        experts = self._last(logits)
+        widest = max(size for linear in linears for size in linear.weight.shape)
+        self._dims = self._choose_dims(int(np.clip(_VALUES // (experts * widest), *_TOKENS)))
         shape = self._shape(x)
         assert shape is not None
-        experts = self._last(logits)
-        self.tokens = self._generator.standard_normal((int(np.prod(shape[:-1])), shape[-1])).astype(np.float32)
-        self.logits = (2 * self._generator.standard_normal((len(self.tokens), experts))).astype(np.float32)
-        self._inputs = {
-            x: self.tokens.reshape(shape),
-            logits: self.logits if len(logits.shape or ()) == 2 else self.logits.reshape(*shape[:-1], experts),
+        self._run_tokens = int(np.prod(shape[:-1]))
+        self.samples = draw(self._generator, self._run_tokens, shape[-1], experts, top_k)
+        self._shapes = {
+            x: shape,
+            logits: (self._run_tokens, experts) if len(logits.shape or ()) == 2 else (*shape[:-1], experts),
         }
         replaced = {step for linear in linears for step in linear.weight_nodes}
         for node in nodes:
             if node not in replaced:
                 self._add(node)
 
-    def run(self, outputs: Sequence[ir.Value]) -> list[torch.Tensor]:
-        """The values of `outputs`, in float64 and in their shapes.
+    def run(self, outputs: Sequence[ir.Value]) -> list[list[torch.Tensor]]:
+        """The values of `outputs`, in float64 and in their shapes: a list for each run of the samples.
 
         Raises:
             ProbeError: ONNX Runtime cannot run the block.
@@ -70,7 +81,7 @@ class Probe:
         graph = helper.make_graph(
             self._protos,
             "probe",
-            [helper.make_tensor_value_info(v.name or "", TensorProto.FLOAT, a.shape) for v, a in self._inputs.items()],
+            [helper.make_tensor_value_info(v.name or "", TensorProto.FLOAT, s) for v, s in self._shapes.items()],
             [onnx.ValueInfoProto(name=value.name) for value in outputs],
             [numpy_helper.from_array(array, name) for name, array in self._constants.items()],
         )
@@ -83,14 +94,18 @@ class Probe:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-            results = session.run(None, {value.name: array for value, array in self._inputs.items()})
+            runs = []
+            for start in range(0, len(self.samples.cases), self._run_tokens):
+                rows = (each[start : start + self._run_tokens] for each in (self.samples.tokens, self.samples.logits))
+                inputs = zip(self._shapes.items(), rows, strict=True)
+                runs.append(session.run(None, {value.name: array.reshape(shape) for (value, shape), array in inputs}))
         except Exception as error:  # ONNX Runtime raises types of its own
             raise ProbeError(f"ONNX Runtime cannot run it by itself: {str(error).splitlines()[0]}") from error
-        return [torch.from_numpy(np.asarray(result, np.float64)) for result in results]
+        return [[torch.from_numpy(np.asarray(result, np.float64)) for result in results] for results in runs]
 
     def shape_of(self, value: ir.Value) -> tuple[int, ...]:
         """The shape of x or the logits in the probe."""
-        return self._inputs[value].shape
+        return self._shapes[value]
 
     def expert(self, mlp: Mlp, x: torch.Tensor) -> torch.Tensor:
         """What `mlp` makes of the rows x, in float64."""
@@ -132,12 +147,15 @@ class Probe:
             self._factors[stored] = left, right
         return self._factors[stored]
 
-    def _choose_dims(self) -> dict[str, int]:
-        """Sizes of the unknown dimensions of x."""
-        sizes, dims = iter(_SIZES), {}
-        for dim in self._x.shape or ():
-            if not isinstance(dim, int) and dim.value is not None and dim.value not in dims:
-                dims[dim.value] = next(sizes)
+    def _choose_dims(self, tokens: int) -> dict[str, int]:
+        """Sizes of the unknown dimensions of x, for about so many tokens to a run."""
+        leading = list(self._x.shape or ())[:-1]
+        unknown = dict.fromkeys(dim.value for dim in leading if not isinstance(dim, int) and dim.value is not None)
+        dims = dict(zip(unknown, _SIZES, strict=False))
+        if dims:
+            last, _ = dims.popitem()
+            known = [dim if isinstance(dim, int) else dims.get(dim.value or "", 1) for dim in leading]
+            dims[last] = max(5, tokens // int(np.prod(known)))
         return dims
 
     def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
@@ -170,7 +188,7 @@ class Probe:
             return
         if is_op(node, "Shape"):
             source = operand(node, 0)
-            if source not in self._inputs and source.producer() not in self._computed:
+            if source not in self._shapes and source.producer() not in self._computed:
                 shape = self._shape(source)
                 if shape is None:
                     raise ProbeError(f"node '{node.name}' (Shape) reads '{source.name}' from outside")

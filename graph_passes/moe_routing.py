@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import onnx_ir as ir
@@ -14,6 +14,9 @@ from trt_nvfp4.graph_passes.subgraph import Routing
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
 
 _TOLERANCE = 1e-4
+# By how much float32 may move a score, and a sum of scores that is a divisor all the same.
+_ROUNDING = 1e-6
+_SMALLEST_SUM = 1e-3
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Choice:
 def match_choice(node: ir.Node) -> Choice | None:
     """The TopK over the last axis with known k that `node` is."""
     keys, k = operand(node, 0), constant_integers(operand(node, 1))
-    if k is None or len(k) != 1 or keys.shape is None or not isinstance(keys.shape[-1], int):
+    if k is None or len(k) != 1 or k[0] < 1 or keys.shape is None or not isinstance(keys.shape[-1], int):
         return None
     largest, axis = (node.attributes.get(name) for name in ("largest", "axis"))
     if (largest is not None and not largest.as_int()) or (
@@ -49,21 +52,16 @@ def candidates(
 
     `biases` are the constants [experts] around: a routing comes with the values of the one that it adds.
     """
-    finite = torch.isfinite(keys) & (keys > -1e30)
-
-    def agrees(scores: torch.Tensor) -> bool:
-        return bool(((keys - scores).abs()[finite] < _TOLERANCE * (1 + scores.abs()[finite])).all())
-
-    if not finite.any():
+    is_open = ~closed(keys)
+    if not is_open.any():
         return
     scorings: list[tuple[str, ir.Value | None, torch.Tensor | None]] = []
     for name, scores in (("softmax", torch.softmax(logits, -1)), ("sigmoid", torch.sigmoid(logits)), ("", logits)):
         added: list[tuple[ir.Value | None, torch.Tensor | None]] = [(None, None), *biases]
         for bias, values in added:
-            if agrees(scores if values is None else scores + values):
+            if _near(keys, scores if values is None else scores + values)[is_open].all():
                 names = (name,) if name else ("softmax_of_chosen", "sigmoid_of_chosen")
                 scorings += [(each, bias, values) for each in names]
-                break
     *others, last = choices
     groups = [(1, 1, 1)]
     for choice in others:
@@ -74,24 +72,65 @@ def candidates(
     for (scoring, bias, values), (n_group, topk_group, top), renormalize, scale_input in product(
         scorings, groups, (False, True), (False, True)
     ):
-        yield (
-            Routing(
-                top_k=last.k,
-                scoring=scoring,
-                renormalize=renormalize,
-                n_group=n_group,
-                topk_group=topk_group,
-                group_score_top=top,
-                scale_input=scale_input,
-                correction_bias=bias,
-            ),
-            values,
+        routing = Routing(
+            top_k=last.k,
+            scoring=scoring,
+            renormalize=renormalize,
+            n_group=n_group,
+            topk_group=topk_group,
+            group_score_top=top,
+            scale_input=scale_input,
+            correction_bias=bias,
         )
+        if (compares(keys, logits, routing, values) | ~settled(logits, routing, values)).all():
+            yield routing, values
 
 
 def weights(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """The weight [tokens, experts] of every expert, 0 for those not chosen."""
-    experts, chosen = route(
+    experts, chosen = _route(logits, routing, bias)
+    return torch.zeros_like(logits).scatter(1, experts, chosen)
+
+
+def compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+    """Whether `keys` [tokens, experts] are what `routing` compares: [tokens]. Closed experts must be the same ones."""
+    scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid()}.get(routing.scoring, logits)
+    expected = (scores if bias is None else scores + bias).masked_fill(~_open(logits, routing, bias), -torch.inf)
+    return torch.where(closed(expected), closed(keys), _near(keys, expected)).all(1)
+
+
+def closed(keys: torch.Tensor) -> torch.Tensor:
+    """The experts that are masked out of a choice."""
+    return ~torch.isfinite(keys) | (keys < -1e30)
+
+
+def settled(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+    """The tokens whose weights do not hang on float32's rounding, by a near tie or a tiny sum: [tokens]."""
+    unmoved = weights(logits, routing, bias)
+    stable = torch.ones(len(logits), dtype=torch.bool)
+    if routing.renormalize:
+        stable = weights(logits, replace(routing, renormalize=False), bias).sum(1) > _SMALLEST_SUM
+    chosen = torch.zeros_like(logits).scatter(1, _route(logits, routing, bias)[0], 1.0)
+    for taken in (chosen, _open(logits, routing, bias).to(logits.dtype)):
+        handicap = _ROUNDING * (1 - 2 * taken)
+        moved = weights(logits, routing, handicap if bias is None else bias + handicap)
+        stable &= (moved - unmoved).abs().amax(1) <= _TOLERANCE * unmoved.amax(1)
+    return stable
+
+
+def _near(keys: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return (keys - scores).abs() < _TOLERANCE * (1 + scores.abs())
+
+
+def _open(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+    """The experts [tokens, experts] of the groups that `routing` chooses."""
+    count = logits.shape[1] // routing.n_group * routing.topk_group
+    experts, _ = _route(logits, replace(routing, top_k=count, renormalize=False), bias)
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(1, experts, True)
+
+
+def _route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return route(
         logits,
         torch.zeros(logits.shape[1]) if bias is None else bias,
         top_k=routing.top_k,
@@ -102,4 +141,3 @@ def weights(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -
         topk_group=routing.topk_group,
         group_score_top=routing.group_score_top,
     )
-    return torch.zeros_like(logits).scatter(1, experts, chosen)

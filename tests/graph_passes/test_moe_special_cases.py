@@ -1,0 +1,191 @@
+"""Blocks that differ from a mixture of experts for some tokens only are not taken for one, and the plan says for which;
+what else is in a block's way is named, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its customary name)
+
+from onnx_models import moe_spellings
+from onnx_models.graphs import run
+from onnx_models.moe_spellings import HIDDEN, Expert, Moe, MoeSpec
+from onnx_models.passes import plan_all, rewritten
+from trt_nvfp4.calibration.widen import widen
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.source import SourceModel, load
+
+Change = Callable[[Tensor], Tensor]
+
+
+def same(values: Tensor) -> Tensor:
+    return values
+
+
+class Special(Moe):
+    """A mixture of experts with a change at one place."""
+
+    def __init__(
+        self,
+        spec: MoeSpec,
+        seed: int,
+        *,
+        logits: Change = same,
+        keys: Change = same,
+        weights: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = lambda weights, chosen, scores, x: weights,
+        routed: Change = same,
+        y: Change = same,
+    ) -> None:
+        super().__init__(spec, seed)
+        self._changes = logits, keys, weights, routed, y
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits, keys, change_weights, routed, y = self._changes
+        rows = x.view(-1, HIDDEN)
+        scores = logits(self.router(rows)).softmax(-1)
+        chosen = torch.topk(keys(scores), self.spec.top_k, -1)[1]
+        weights = scores.gather(1, chosen)
+        weights = change_weights(weights / weights.sum(-1, keepdim=True), chosen, scores, rows)
+        total = routed(self._mask(rows, weights, chosen))
+        return y(total if self.shared is None else total + self.shared(rows)).view(x.shape)
+
+
+def close(expert: int, fill: float) -> Change:
+    def closed(keys: Tensor) -> Tensor:
+        return keys.masked_fill(torch.arange(keys.shape[1]) == expert, fill)
+
+    return closed
+
+
+def capacity(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Tensor:
+    rank = F.one_hot(chosen, scores.shape[1]).sum(1).cumsum(0)
+    return weights * (rank <= 12).gather(1, chosen)
+
+
+def confident(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Tensor:
+    return weights * (scores.amax(-1, keepdim=True) > 0.26)
+
+
+def unpadded(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Tensor:
+    return weights * (x.abs().sum(-1, keepdim=True) > 0)
+
+
+MASK = MoeSpec("mask")
+FOR_TYPICAL = "is a weighted sum of the chosen experts for typical tokens, but not for "
+
+
+def found(model: nn.Module, path: Path, seed: int, dynamic: bool = True) -> SourceModel:
+    moe_spellings.export(model, path, seed, dynamic=dynamic)  # type: ignore[arg-type]
+    return load(path)
+
+
+def refusal(source: SourceModel) -> str:
+    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
+    assert subgraph.refusal is not None
+    (entry,) = [entry for entry in plan_all(source, kinds=("moe",)).subgraphs if entry.kind == "moe"]
+    assert entry.decision == "keep"
+    assert subgraph.refusal in entry.reason
+    return subgraph.refusal
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "fixed"])
+@pytest.mark.parametrize(
+    ("spec", "changes", "reason"),
+    [
+        (MoeSpec("mask", experts=64), {"keys": close(3, -torch.inf)}, "never chooses expert 3"),
+        (MoeSpec("mask", experts=64), {"keys": close(3, -1e38)}, "never chooses expert 3"),
+        (MASK, {"logits": lambda logits: logits.clamp(-10, 10)}, FOR_TYPICAL + "router logits far apart"),
+        (MASK, {"weights": confident}, FOR_TYPICAL + "router logits close together"),
+        (MoeSpec("mask", biases=True), {"weights": unpadded}, FOR_TYPICAL + "tokens of zeros"),
+    ],
+    ids=["-inf", "-1e38", "clamped logits", "confident", "padding"],
+)
+def test_some_tokens(
+    spec: MoeSpec, changes: dict[str, Change], reason: str, dynamic: bool, tmp_path: Path, seed: int
+) -> None:
+    assert reason in refusal(found(Special(spec, seed, **changes), tmp_path / "model.onnx", seed, dynamic))
+
+
+def test_capacity(tmp_path: Path, seed: int) -> None:
+    """Experts that take twelve tokens at most."""
+    source = found(Special(MoeSpec("mask", experts=16), seed, weights=capacity), tmp_path / "model.onnx", seed)
+    assert FOR_TYPICAL + "many tokens that prefer the same experts" in refusal(source)
+
+
+def test_scale_of_a_single_expert(tmp_path: Path, seed: int) -> None:
+    """Of 64, and so hardly chosen by a few typical tokens."""
+
+    def scaled(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Tensor:
+        return weights * torch.where(chosen == 41, 0.5, 1.0)
+
+    source = found(Special(MoeSpec("mask", experts=64), seed, weights=scaled), tmp_path / "model.onnx", seed)
+    assert "tokens" in refusal(source)
+
+
+@pytest.mark.parametrize("place", ["routed", "y"])
+def test_clamped_sum(place: str, tmp_path: Path, seed: int) -> None:
+    """The block ends before a clamp that typical tokens do not reach; the clamp stays."""
+    model = Special(MoeSpec("mask", shared=True), seed, **{place: lambda y: y.clamp(-50, 50)})
+    source = found(model, tmp_path / "model.onnx", seed)
+    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert (subgraph.moe.shared is None) == (place == "routed")
+    written = onnx.load(rewritten(source, plan_all(source, kinds=("moe",))).path)
+    assert [node.op_type for node in written.graph.node if node.op_type in ("NVFP4MoE", "Clip")] == ["NVFP4MoE", "Clip"]
+    x = 100 * torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed)).numpy()
+    if place == "y":
+        (y,) = run(widen(written), x)
+        assert np.abs(y).max() == 50
+
+
+class Shows(Moe):
+    """A mixture of experts that computes something that is an output, too."""
+
+    def __init__(self, seed: int, shown: str) -> None:
+        super().__init__(MoeSpec("mask", shared=True), seed)
+        self.shown = shown
+        self.others = nn.ModuleList(Expert(self.spec, 48) for _ in self.experts)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.view(-1, HIDDEN)
+        weights, chosen = self.route(self.router(rows))
+        y = self._mask(rows, weights, chosen)
+        if self.shown == "shared":
+            shared = self.shared(rows)  # type: ignore[misc]
+            return y + shared, shared
+        if self.shown == "block":
+            self.experts, experts = self.others, self.experts
+            other = self._mask(rows, weights, chosen)
+            self.experts = experts
+            return y, other
+        return y, {"chosen": chosen, "weights": weights, "expert": self.experts[2](rows)}[self.shown]
+
+
+@pytest.mark.parametrize("shown", ["chosen", "weights", "expert", "shared", "block"])
+def test_output(shown: str, tmp_path: Path, seed: int) -> None:
+    """The reason names the tensor that is an output, and another block that shares the router."""
+    source = found(Shows(seed, shown), tmp_path / "model.onnx", seed)
+    reason = refusal(source)
+    if shown == "block":
+        assert "chooses among 4 experts, and the block has 8; NVFP4MoE serves one block per router" in reason
+    else:
+        output = onnx.load(source.path).graph.output[1].name
+        assert f"'{output}' is also an output of the graph" in reason
+
+
+def test_bias_that_is_not_a_number(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "model.onnx"
+    moe_spellings.export(Moe(MoeSpec("mask", biases=True), seed), path, seed)
+    model = onnx.load(path)
+    (bias,) = [tensor for tensor in model.graph.initializer if tensor.name == "experts.1.up.bias"]
+    bias.CopyFrom(numpy_helper.from_array(np.full(48, np.nan, np.float32), bias.name))
+    onnx.save(model, path)
+    assert "bias 'experts.1.up.bias' holds NaN or Inf; repair the checkpoint" in refusal(load(path))
