@@ -29,9 +29,9 @@ from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 
 from . import backend, pipeline, roofline, runtime
-from .bundle import is_rewritten
 from .engine_bench import bench_engines
 from .errors import UNAVAILABLE, USAGE, BuilderError
+from .origin import is_rewritten
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
 from .report import versions

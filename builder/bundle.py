@@ -18,7 +18,6 @@ import onnx
 from trt_nvfp4 import plugins
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import METADATA
 
 from . import backend
 from .shapes import Profile
@@ -30,17 +29,6 @@ SOURCES = "plugin_sources"
 # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
 # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
 OPS_DOMAIN = "trt_nvfp4"
-
-
-def is_rewritten(model: Path) -> bool:
-    """Whether `model` is an ONNX file that this program has rewritten, whatever the plan made of it."""
-    if model.suffix != ".onnx" or not model.is_file():
-        return False
-    try:
-        proto = onnx.load(model, load_external_data=False)
-    except Exception:  # protobuf's own error types; whoever reads the model reports them
-        return False
-    return any(entry.key == METADATA for entry in proto.metadata_props)
 
 
 def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:

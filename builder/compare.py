@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from polygraphy.backend.base import BaseRunner
 from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
@@ -133,7 +132,7 @@ def _outputs(side: Side, results: IterationResult) -> set[str]:
     """The model's own outputs among the results, which hold inner tensors of an ONNX model too."""
     if side.model is None:
         return set(results)
-    return {value.name for value in onnx.load(side.model, load_external_data=False).graph.output}
+    return side.outputs()
 
 
 def _infer(side: Side, runner: BaseRunner, sample: Sample) -> IterationResult:

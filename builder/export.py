@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
-
 from .errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from .origin import EXPORTED
 from .real_arithmetic import real_arithmetic
 
 if TYPE_CHECKING:
@@ -27,21 +26,10 @@ if TYPE_CHECKING:
 OPSET = 21
 # Above this many bytes of weights they go to a file beside the ONNX (a protobuf ends at 2 GiB).
 EXTERNAL_DATA_BYTES = 256 << 20
-# What an exported model's metadata says: the directory's name.
-METADATA = "trt_nvfp4.exported"
 
 
 def is_model_directory(path: Path) -> bool:
     return path.is_dir() and (path / "config.json").is_file()
-
-
-def is_exported(path: Path) -> bool:
-    """Whether `path` is an ONNX file that `export` wrote."""
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except Exception:  # protobuf's own error types
-        return False
-    return any(entry.key == METADATA for entry in proto.metadata_props)
 
 
 def longest_sequence(directory: Path) -> int | None:
@@ -98,7 +86,7 @@ def export(directory: Path, destination: Path) -> Path:
                     f"{directory}: torch.onnx cannot export {type(model).__name__}: {_first_line(error)}",
                 ) from error
         assert program is not None
-        program.model.metadata_props[METADATA] = directory.name
+        program.model.metadata_props[EXPORTED] = directory.name
         size = sum(tensor.nbytes for tensor in wrapper.state_dict().values())
         # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
         with tempfile.TemporaryDirectory(prefix=".export-", dir=destination.parent) as folder:

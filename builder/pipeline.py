@@ -28,6 +28,7 @@ from trt_nvfp4.plugins.toolchain import ToolchainError
 from . import backend, bundle, engine, export, html_report, roofline
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from .origin import is_rewritten
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .progress import Progress
 from .report import Report, versions
@@ -47,7 +48,7 @@ def run(request: Request, progress: Progress) -> Report:
     is left half-written.
     """
     report = Report(model=str(request.model), target=request.target.name, versions=versions())
-    rewritten_already = bundle.is_rewritten(request.model)
+    rewritten_already = is_rewritten(request.model)
     check(request, rewritten_already)
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)

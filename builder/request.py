@@ -12,9 +12,9 @@ import onnx
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
 
-from . import export
 from .accuracy_budget import Budget
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
+from .origin import is_exported
 from .shapes import Shape
 from .sides import ENGINES
 from .targets import Target
@@ -152,7 +152,7 @@ def _check_destination(request: Request, rewritten: bool) -> None:
             if any(file.samefile(read) for read in inputs):
                 raise BuilderError(USAGE, f"{file}: would be written over, and this run reads it; choose another -o")
     exported = request.file(".onnx")
-    if request.model.is_dir() and exported.exists() and not export.is_exported(exported):
+    if request.model.is_dir() and exported.exists() and not is_exported(exported):
         raise BuilderError(
             USAGE, f"{exported}: is not the export of an earlier run, and would be written over; choose another -o"
         )

@@ -71,6 +71,10 @@ class Side:
             return set()
         return {output for node in _read(self.model).graph.node for output in node.output}
 
+    def outputs(self) -> set[str]:
+        """Names of the outputs that the ONNX file has by itself."""
+        return set() if self.model is None else {value.name for value in _read(self.model).graph.output}
+
     def runner(self, inner: Iterable[str]) -> BaseRunner:
         """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
         if self.model is not None:

@@ -81,8 +81,8 @@ MASK = MoeSpec("mask")
 FOR_TYPICAL = "is a weighted sum of the chosen experts for typical tokens, but not for "
 
 
-def found(model: nn.Module, path: Path, seed: int, dynamic: bool = True) -> SourceModel:
-    moe_spellings.export(model, path, seed, dynamic=dynamic)  # type: ignore[arg-type]
+def found(model: Moe, path: Path, seed: int, dynamic: bool = True) -> SourceModel:
+    moe_spellings.export(model, path, seed, dynamic=dynamic)
     return load(path)
 
 
@@ -159,7 +159,8 @@ class Shows(Moe):
         weights, chosen = self.route(self.router(rows))
         y = self._mask(rows, weights, chosen)
         if self.shown == "shared":
-            shared = self.shared(rows)  # type: ignore[misc]
+            assert self.shared is not None
+            shared = self.shared(rows)
             return y + shared, shared
         if self.shown == "block":
             self.experts, experts = self.others, self.experts
