@@ -85,21 +85,18 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
     auto* const image = reinterpret_cast<uint4*>(args.down.x_of(layer) + int64_t{2} * tile * width * kTokens);
     constexpr int kStaged = kStagedTokens<kTokens>, kStored = std::min(kStaged, kTokens);
     using Layout = StagedLayout<kStaged>;
-    // Two columns at once, so that one's instructions fill the other's gaps.
-    constexpr int kColumns = kTokens <= 8 ? 1 : 2;
+    // All at once, so that a column's instructions fill the others' gaps.
+    constexpr int kColumns = kStaged / 8;
 #pragma unroll 1
     for (int first = 0; first < kTokens; first += kStaged) {
         if (first > 0) ptx::meet<32 * kWarps>();
-#pragma unroll 1
-        for (int column = 0; column < kStaged / 8; column += kColumns) {
-            float sums[8 * kColumns];
-            take_columns<kColumns>(acc, sums);
-            HiddenValues<kColumns> hidden = epilogue.template finish<kColumns>(up, column, sums);
-            if ((tile + 1) * kTileRows > up.rows) hidden.zero_from(args.down.k - tile * width);
-            hidden.template each<Layout>([&](uint32_t offset, float value) {
-                *reinterpret_cast<T*>(shared.staged + offset) = ptx::from_float<T>(value);
-            });
-        }
+        float sums[8 * kColumns];
+        take_columns<kColumns>(acc, sums);
+        HiddenValues<kColumns> hidden = epilogue.template finish<kColumns>(up, sums);
+        if ((tile + 1) * kTileRows > up.rows) hidden.zero_from(args.down.k - tile * width);
+        hidden.template each<Layout>([&](uint32_t offset, float value) {
+            *reinterpret_cast<T*>(shared.staged + offset) = ptx::from_float<T>(value);
+        });
         ptx::meet<32 * kWarps>();
 #pragma unroll
         for (int i = threadIdx.x; i < kTileRows / 8 * kStored; i += 32 * kWarps) {

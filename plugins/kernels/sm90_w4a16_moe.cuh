@@ -193,7 +193,7 @@ __device__ __forceinline__ void store_hidden_of_job(MixtureArgs<T> const& args, 
     Projection<T> const& down = args.matrices[kDown][task.segment];
     int const units = kHiddenUnits / (up.gated ? 2 : 1);
     uint8_t* const image = JobImage(down, task.job, task.first, task.count).unit(task.tile * units, column);
-    HiddenValues<1> hidden = epilogue.template finish<1>(up, 0, sums);
+    HiddenValues<1> hidden = epilogue.template finish<1>(up, sums);
     if ((task.tile + 1) * kTileRows > up.rows) hidden.zero_from(down.k - task.tile * units * 8);
     hidden.template each<ImageLayout<8>>(
         [&](uint32_t offset, float value) { *reinterpret_cast<T*>(image + offset) = ptx::from_float<T>(value); });
@@ -275,7 +275,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                     take_columns(acc, sums);
                     // Places within the column.
                     auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden.columns[column]);
-                    of_up.template finish<1>(matrix, 0, sums)
+                    of_up.template finish<1>(matrix, sums)
                         .template each<ImageLayout<8>>([&](uint32_t offset, float value) {
                             *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
                         });

@@ -75,11 +75,11 @@ struct UpEpilogue {
     // What the sums of kColumns times 8 tokens become, of quarters 0 to 3 for the first of a lane's two and the second.
     // Their places are within the tile.
     template <int kColumns>
-    __device__ __forceinline__ HiddenValues<kColumns> finish(Projection<T> const& up, int column,
+    __device__ __forceinline__ HiddenValues<kColumns> finish(Projection<T> const& up,
                                                              float const (&sums)[8 * kColumns]) const {
         HiddenValues<kColumns> hidden;
         hidden.gated = up.gated;
-        hidden.token = column * 8 + threadIdx.x % 4 * 2;
+        hidden.token = threadIdx.x % 4 * 2;
         if (up.gated) {
             // Lanes 16 apart have gates and ups: each takes one token's.
             int const which = threadIdx.x / 16 % 2;
