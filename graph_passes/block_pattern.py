@@ -55,6 +55,8 @@ def _chain_from(block: Block, by_input: dict[ir.Value, list[Block]]) -> list[Blo
         following = [b for b in by_input.get(last.y, ()) if _signature(b) == _signature(last)]
         if not following or last.mlp.up.weight.shape[1] != last.mlp.down.weight.shape[0]:
             return chain
+        if last.mlp.flattens or following[0].mlp.flattens:
+            return chain  # each layer of a persistent op keeps the leading dimensions
         if escaping_use([last.y], {*last.nodes, *following[0].nodes}) is not None:
             return chain
         chain.append(following[0])
@@ -64,11 +66,10 @@ def _blocks_of(mlp: Mlp) -> list[Block]:
     """The block readings of an MLP, the widest first."""
     features = mlp.up.weight.shape[1]
     norm = match_rms_norm(mlp.x, features)
-    if (
-        norm is not None
-        and escaping_use([v for n in norm.nodes for v in n.outputs], {*norm.nodes, *mlp.nodes}) is not None
-    ):
-        norm = None
+    if norm is not None:
+        computed = [value for node in norm.nodes for value in node.outputs]
+        if norm.x.dtype != mlp.x.dtype or escaping_use(computed, {*norm.nodes, *mlp.nodes}) is not None:
+            norm = None
     readings = []
     for candidate in (norm, None) if norm is not None else (None,):
         x = mlp.x if candidate is None else candidate.x

@@ -19,7 +19,7 @@ from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import FLOATS, float_attribute, is_op, operand, string_attribute
+from trt_nvfp4.graph_passes.nodes import FLOATS, float_attribute, is_float_cast, is_op, operand, string_attribute
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -124,11 +124,6 @@ class Region:
         return values[self.output]
 
 
-def _rounds(node: ir.Node) -> bool:
-    """`node` casts to integers, or to floats of 8 bits and less, which changes the function."""
-    return is_op(node, "Cast") and node.attributes["to"].as_int() not in (*FLOATS, ir.DataType.DOUBLE)
-
-
 def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
     """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
 
@@ -165,7 +160,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         if is_op(node, *_RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):
-            inputs = [] if _rounds(node) else [operand(node, 0)]
+            inputs = [] if is_op(node, "Cast") and not is_float_cast(node) else [operand(node, 0)]
         elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
             inputs = [value for value in node.inputs if value is not None]
         else:

@@ -10,6 +10,7 @@ from trt_nvfp4.graph_passes.nodes import (
     float_attribute,
     int_attribute,
     ints_attribute,
+    is_float_cast,
     is_op,
     operand,
     optional_operand,
@@ -47,13 +48,13 @@ def match_linear(node: ir.Node) -> Linear | None:
 
 
 def constant_source(value: ir.Value) -> tuple[ir.Value, bool, tuple[ir.Node, ...]] | None:
-    """Follows Casts, Identities and matrix Transposes back to a constant: (constant, transposed, nodes on the way)."""
+    """Follows float Casts, Identities and matrix Transposes back to a constant: constant, transposed, nodes between."""
     transposed, nodes = False, []
     while get_const_tensor(value) is None:
         node = value.producer()
         if is_op(node, "Transpose") and ints_attribute(node, "perm") in (None, [1, 0]):
             transposed = not transposed
-        elif not is_op(node, "Cast", "Identity"):
+        elif not (is_float_cast(node) or is_op(node, "Identity")):
             return None
         nodes.append(node)
         value = operand(node, 0)
@@ -83,12 +84,13 @@ def _match_bias(value: ir.Value, features: int, scale: float, dimensions: int | 
     source = constant_source(value)
     if source is None:
         return None
-    tensor = get_const_tensor(source[0])
+    stored, transposed, _ = source
+    tensor = get_const_tensor(stored)
     assert tensor is not None
-    shape = tensor.shape.numpy()
+    shape = tensor.shape.numpy()[:: -1 if transposed else 1]
     if tensor.dtype not in FLOATS or tensor.size not in (1, features) or (shape and shape[-1] != tensor.size):
         return None
-    return None if len(shape) > (1 if dimensions is None else dimensions) else Bias(source[0], scale)
+    return None if len(shape) > (1 if dimensions is None else dimensions) else Bias(stored, scale)
 
 
 def _match_add(y: ir.Value, features: int) -> tuple[ir.Node, Bias] | None:

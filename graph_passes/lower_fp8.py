@@ -11,7 +11,7 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.calibration import fp8
-from trt_nvfp4.graph_passes.nodes import insert_behind
+from trt_nvfp4.graph_passes.nodes import insert_behind, register
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
 from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
@@ -110,5 +110,5 @@ def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     value = ir.Value(
         name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
     )
-    graph.register_initializer(value)
+    register(graph, value)
     return value

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers, k_obstacle
+from trt_nvfp4.graph_passes.nodes import register
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, bias_vector, initializer
@@ -20,7 +21,7 @@ def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8GatedMLP` cannot compute the subgraph."""
     if subgraph.kind != "gated_mlp":
         return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
-    return k_obstacle(OP, subgraph)
+    return subgraph.mixed_types or k_obstacle(OP, subgraph)
 
 
 def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
@@ -46,7 +47,7 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
     given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
     inputs += activation_scales(name, given).values()
     for value in inputs[1:]:
-        graph.register_initializer(value)
+        register(graph, value)
     attributes = OPS[OP].complete_attributes(
         activation=int(Activation[mlp.activation.upper()]),
         alpha=mlp.alpha,
@@ -56,7 +57,7 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
     nodes = [ir.node(OP, inputs, attributes, domain=OPS_DOMAIN, version=1, name=name)]
     if mlp.flattens:
         shape = ir.val(f"{name}/rows", const_value=ir.tensor([-1, features], name=f"{name}/rows"))
-        graph.register_initializer(shape)
+        register(graph, shape)
         nodes.append(ir.node("Reshape", [nodes[0].outputs[0], shape], name=f"{name}/flatten"))
         nodes[0].outputs[0].name = f"{name}/output"
     replaced = set(mlp.nodes)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.nodes import is_op, operand
+from trt_nvfp4.graph_passes.nodes import is_op, operand, register
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
 
@@ -28,8 +28,10 @@ def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str) -> list[str]:
         parts.append(subgraph.linear)
     if subgraph.moe is not None:
         parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
-    for part in parts:
-        _lower(graph, part, to)
+    converted: dict[ir.Value, ir.Value] = {}
+    # From the last to the first, so that no part is lowered before those that read its output.
+    for part in reversed(parts):
+        _lower(graph, part, to, converted)
     return list(dict.fromkeys(linear.multiply.name or "" for linear in subgraph.linears))
 
 
@@ -41,7 +43,8 @@ def _whole(linear: Linear) -> Linear:
     return linear
 
 
-def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType) -> None:
+def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType, converted: dict[ir.Value, ir.Value]) -> None:
+    """`converted` collects constants that parts may share."""
     linears = part.linears if isinstance(part, Mlp) else (part,)
     of = linears[0].weight.dtype
     nodes = dict.fromkeys((*(node for linear in linears for node in linear.weight_nodes), *part.nodes))
@@ -53,7 +56,9 @@ def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType) -> None:
             if value is part.x:
                 node.replace_input_with(index, outside.outputs[0])
             elif value is not None and (tensor := get_const_tensor(value)) is not None and tensor.dtype == of:
-                node.replace_input_with(index, _converted(graph, value, to))
+                if value not in converted:
+                    converted[value] = _converted(graph, value, to)
+                node.replace_input_with(index, converted[value])
         if node.op_type == "Cast" and node.attributes["to"].as_int() == of:
             node.attributes["to"] = ir.AttrInt64("to", to)
         for output in node.outputs:
@@ -81,16 +86,13 @@ def _converted(graph: ir.Graph, value: ir.Value, to: ir.DataType) -> ir.Value:
     """The constant in type `to`, as an initializer that is converted while it is written."""
     tensor = get_const_tensor(value)
     assert tensor is not None
-    name = f"{value.name}.{to.name.lower()}"
-    if name in graph.initializers:
-        return graph.initializers[name]
 
     def pieces() -> Iterator[torch.Tensor]:
         flat = constant(value).reshape(-1)
         for start in range(0, flat.size, _CHUNK_VALUES):
             yield as_torch(flat[start : start + _CHUNK_VALUES]).to(torch_dtype(to))
 
-    converted = StreamedTensor(name, to, tensor.shape.numpy(), pieces)
-    result = ir.Value(name=name, shape=converted.shape, type=ir.TensorType(to), const_value=converted)
-    graph.register_initializer(result)
+    converted = StreamedTensor(f"{value.name}.{to.name.lower()}", to, tensor.shape.numpy(), pieces)
+    result = ir.Value(name=converted.name, shape=converted.shape, type=ir.TensorType(to), const_value=converted)
+    register(graph, result)
     return result

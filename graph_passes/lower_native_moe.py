@@ -11,6 +11,7 @@ import onnx.parser
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.nodes import register
 from trt_nvfp4.graph_passes.subgraph import Linear, Moe, Routing, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, as_torch, constant, initializer, torch_dtype
 
@@ -54,7 +55,7 @@ def lower_native_moe(graph: ir.Graph, subgraph: Subgraph) -> list[str]:
     }
     for value in given.values():
         if value.const_value is not None:
-            graph.register_initializer(value)
+            register(graph, value)
     first = moe.experts[0].up.weight
     text = f"""<ir_version: 10, opset_import: ["": 21, "{DOMAIN}": 1]>
     moe (float logits, float x, float y_like, float gate, float up, float down, float correction_bias) => (float y) {{

@@ -15,7 +15,7 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.lower_native_moe import DOMAIN
-from trt_nvfp4.graph_passes.nodes import insert_behind
+from trt_nvfp4.graph_passes.nodes import insert_behind, register
 from trt_nvfp4.graph_passes.nvfp4_weights import Layout, nvfp4_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
@@ -74,7 +74,7 @@ def _quantized_weight(graph: ir.Graph, linear: Linear, quantization: Quantizatio
         prefix, [Matrix([whole])], False, quantization.recipe, quantization.inputs([linear]), Layout.TENSORRT
     )
     for value in values:
-        graph.register_initializer(value)
+        register(graph, value)
     nodes = _dequantize(prefix, values, weight.dtype)
     transposed = node.attributes.get("transB")
     if transposed is None or not transposed.as_int():
@@ -89,7 +89,7 @@ def _quantized_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
     x = linear.x
     prefix = f"{x.name}.nvfp4"
     scale = initializer(f"{prefix}.tensor_scale", tensor_scale(torch.tensor(amax)), ir.DataType.FLOAT)
-    graph.register_initializer(scale)
+    register(graph, scale)
     attributes = {"axis": -1, "block_size": BLOCK, "scale_type": int(ir.DataType.FLOAT8E4M3FN)}
     quantize = ir.node(
         QUANTIZE, [x, scale], attributes, domain=DOMAIN, num_outputs=2, name=f"{prefix}.quantize", version=1

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.nodes import register
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
@@ -34,7 +35,7 @@ def lower_nvfp4(
     inputs = _inputs(subgraph, amax if quantize_activations else {}, quantization)
     for value in inputs.values():
         if value.const_value is not None:
-            graph.register_initializer(value)
+            register(graph, value)
     definition = OPS[subgraph.op]
     attributes = _attributes(subgraph, quantize_activations)
     attributes[STATIC_SCALES] = int(quantize_activations and _all_given(inputs))
@@ -52,7 +53,7 @@ def lower_nvfp4(
     if first is not None and first.flattens:
         shape = ir.val(f"{subgraph.name}/rows", const_value=ir.tensor([-1, subgraph.shapes["out_features"]]))
         shape.const_value.name = shape.name  # type: ignore[union-attr]
-        graph.register_initializer(shape)
+        register(graph, shape)
         new_nodes.append(ir.node("Reshape", [node.outputs[0], shape], name=f"{subgraph.name}/flatten"))
         node.outputs[0].name = f"{subgraph.name}/output"
     replaced = set(subgraph.nodes)

@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.nodes import register
 from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
@@ -89,7 +90,7 @@ def replace_moe(
         new_nodes.append(ir.node("Cast", [logits], {"to": int(ir.DataType.FLOAT)}, name=f"{name}/logits"))
         logits = new_nodes[-1].outputs[0]
     for value in constants.values():
-        graph.register_initializer(value)
+        register(graph, value)
     inputs = {"x": moe.x, "router_logits": logits, **constants}
     node = ir.node(
         op.name,

@@ -27,9 +27,17 @@ def subgraph_name(nodes: Sequence[ir.Node], kind: str, taken: set[str]) -> str:
 
 def _module_path(node: ir.Node) -> list[str]:
     """Dynamo records scopes in metadata, TorchScript in the node's name ("/model/layers.0/mlp/up_proj/MatMul")."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
-    if scopes is not None:
-        module = ast.literal_eval(scopes)[-2]
+    module = _recorded_module(node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+    if module is not None:
         return module.split(".") if module else []
     path = (node.name or "").split("/")
     return [part for scope in path[1:-1] for part in scope.split(".")] if path[0] == "" else []
+
+
+def _recorded_module(scopes: str) -> str | None:
+    """The innermost module of a list like "['', 'model', 'model.mlp', 'linear_3']", or None where it is none."""
+    try:
+        names = ast.literal_eval(scopes)
+    except (SyntaxError, ValueError):
+        return None
+    return names[-2] if isinstance(names, list) and len(names) > 1 and isinstance(names[-2], str) else None

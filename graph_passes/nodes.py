@@ -17,6 +17,11 @@ def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     return node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS
 
 
+def is_float_cast(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    """`node` casts to a floating point type of 16 bits or more; other Casts round to another function."""
+    return is_op(node, "Cast") and node.attributes["to"].as_int() in (*FLOATS, ir.DataType.DOUBLE)
+
+
 def operand(node: ir.Node, index: int) -> ir.Value:
     """A mandatory input."""
     value = node.inputs[index]
@@ -57,6 +62,13 @@ def constant_integers(value: ir.Value | None) -> list[int] | None:
     """The elements of a constant integer tensor, flattened, or None."""
     tensor = None if value is None else get_const_tensor(value)
     return None if tensor is None else [int(number) for number in np.asarray(tensor.numpy()).reshape(-1)]
+
+
+def register(graph: ir.Graph, value: ir.Value) -> None:
+    """Adds an initializer that was made; where the model has one of its name, under another name."""
+    while graph.initializers.get(value.name or "", value) is not value:
+        value.name = f"{value.name}_"
+    graph.register_initializer(value)
 
 
 def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:

@@ -12,6 +12,7 @@ from trt_nvfp4.graph_passes.nodes import (
     float_attribute,
     int_attribute,
     ints_attribute,
+    is_float_cast,
     is_op,
     operand,
     optional_operand,
@@ -57,7 +58,7 @@ def _match_operator(node: ir.Node, y: ir.Value) -> RMSNorm | None:
 
 
 def _strip_casts(value: ir.Value, nodes: list[ir.Node]) -> ir.Value:
-    while is_op(node := value.producer(), "Cast", "Identity"):
+    while is_float_cast(node := value.producer()) or is_op(node, "Identity"):
         nodes.append(node)
         value = operand(node, 0)
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import onnx
@@ -24,6 +24,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         Exception: whatever ONNX raises for a model that it cannot convert.
     """
+    _name_default_domain(proto)
     with _weights_aside(proto) as weights:
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto)
@@ -37,8 +38,27 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """`nodes` and those in the bodies of control flow."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from all_nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from all_nodes(graph.node)
+
+
+def _name_default_domain(proto: onnx.ModelProto) -> None:
+    """Calls the default domain by its one name: ONNX's own passes do not know "ai.onnx"."""
+    for part in (proto, *proto.functions):
+        nodes = part.graph.node if isinstance(part, onnx.ModelProto) else part.node
+        for named in (*part.opset_import, *all_nodes(nodes)):
+            if named.domain == "ai.onnx":
+                named.domain = ""
+
+
 def _opset(proto: onnx.ModelProto) -> int:
-    return max(int(opset.version) for opset in proto.opset_import if opset.domain in ("", "ai.onnx"))
+    return max(int(opset.version) for opset in proto.opset_import if not opset.domain)
 
 
 @contextmanager

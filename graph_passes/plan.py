@@ -48,6 +48,8 @@ MOE_LAYERS = ("plugin", "native")
 DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16", "fp16", "keep")
 # Those with NVFP4 weights.
 NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
+# Those that compute a whole MLP in one type.
+_ONE_TYPE = ("nvfp4_w4a4", "nvfp4_w4a16", "bf16", "fp16")
 # NVFP4 has one scale per 16 values along K.
 _BLOCK = 16
 
@@ -160,6 +162,11 @@ class Plan:
                 raise PlanError(f"{where}: it is a {subgraph.kind}, the plan says {entry.kind}")
             if list(entry.nodes) != list(subgraph.nodes):
                 raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
+            if list(entry.linear_inputs) != subgraph.linear_inputs:
+                raise PlanError(
+                    f"{where}: its linear_inputs in {model.path} are {subgraph.linear_inputs}, the plan says "
+                    f"{list(entry.linear_inputs)}; leave them as they were, calibration goes by them"
+                )
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
             if capabilities is not None:
                 obstacle = _lack(entry.decision, capabilities) or obstacle
@@ -225,7 +232,7 @@ def make_plan(
                 input=subgraph.input,
                 output=subgraph.output,
                 nodes=list(subgraph.nodes),
-                linear_inputs=list(dict.fromkeys(linear.x.name or "" for linear in subgraph.linears)),
+                linear_inputs=subgraph.linear_inputs,
             )
         )
     if recipes.parse(recipe).awq:
@@ -344,9 +351,9 @@ def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tu
     if precision in ("auto", "nvfp4"):
         if calibrated:
             candidates.append(("nvfp4_w4a4", "NVFP4 weights and activations, with calibrated activation scales"))
-            candidates.append(("nvfp4_w4a16", "NVFP4 weights, 16-bit activations"))
+            candidates.append(("nvfp4_w4a16", f"NVFP4 weights, {subgraph.dtype} activations"))
         else:
-            why = "NVFP4 weights, 16-bit activations, for want of calibration data to scale 4-bit activations by"
+            why = f"NVFP4 weights, {subgraph.dtype} activations, for want of calibration data to scale 4-bit ones by"
             candidates.append(("nvfp4_w4a16", why))
             candidates.append(("nvfp4_w4a4", "NVFP4 weights and activations, activation scales computed at run time"))
     if precision == "native-nvfp4":
@@ -366,6 +373,8 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
     """Why `subgraph` cannot be computed as `decision` says, whatever the target."""
     if subgraph.refusal is not None:
         return subgraph.refusal
+    if decision in _ONE_TYPE and subgraph.mixed_types is not None:
+        return subgraph.mixed_types
     if decision in NVFP4:
         for linear in subgraph.linears:
             k = linear.weight.shape[1]

@@ -18,8 +18,8 @@ _HEADER = """\
 #     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
 #     keep         left as it is
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
-# An entry may be deleted: its subgraph is then kept. Name, kind and nodes say which subgraph is meant and must stay;
-# the rest is for readers.
+# An entry may be deleted: its subgraph is then kept. Name, kind, nodes and linear_inputs say which subgraph is meant
+# and must stay; the rest is for readers.
 """
 
 
@@ -74,10 +74,14 @@ def _mapping(path: Path, node: yaml.Node | None, what: str, expected: tuple[str,
     if not isinstance(node, yaml.MappingNode):
         where = str(path) if node is None else _at(path, node)
         raise PlanError(f"{where}: {what} must be a mapping; write a fresh plan with --stop-after plan")
-    found = {key.value: value for key, value in node.value}
-    for key, _ in node.value:
-        if key.value not in expected:
-            raise PlanError(f"{_at(path, key)}: unknown key '{key.value}' in {what}; known: {', '.join(expected)}")
+    found: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        name = _scalar(path, f"a key of {what}", key, str)
+        if name not in expected:
+            raise PlanError(f"{_at(path, key)}: unknown key '{name}' in {what}; known: {', '.join(expected)}")
+        if name in found:
+            raise PlanError(f"{_at(path, key)}: '{name}' is given twice in {what}")
+        found[name] = value
     missing = [key for key in expected if key not in found]
     if missing:
         raise PlanError(f"{_at(path, node)}: {what} lacks {', '.join(missing)}")
@@ -92,7 +96,10 @@ def _field(path: Path, key: str, node: yaml.Node) -> Any:
     if key == "shapes":
         if not isinstance(node, yaml.MappingNode):
             raise PlanError(f"{_at(path, node)}: 'shapes' must map names to numbers")
-        return {name.value: _scalar(path, f"shapes.{name.value}", item, int) for name, item in node.value}
+        return {
+            _scalar(path, "a key of 'shapes'", name, str): _scalar(path, f"shapes.{name.value}", item, int)
+            for name, item in node.value
+        }
     return _scalar(path, key, node, str)
 
 

@@ -76,12 +76,20 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
     """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there."""
     for entry in plan.subgraphs:
         for tensor in entry.linear_inputs if entry.decision == "native_nvfp4" else ():
-            if statistics is None or tensor not in statistics.amax:
+            if statistics is None or not statistics.amax.get(tensor):
+                known = "none" if statistics is None or tensor not in statistics.amax else "only zeros"
                 raise CalibrationError(
-                    f"TensorRT's own NVFP4 scales activations by statistics, and there are none of tensor '{tensor}' "
-                    f"(subgraph '{entry.name}'): give input samples with --calib-data"
+                    f"TensorRT's own NVFP4 scales activations by statistics, and there are {known} of tensor "
+                    f"'{tensor}' (subgraph '{entry.name}'): give input samples that reach it with --calib-data"
                 )
-    for tensor, kinds in calibration_tensors(plan).items():
+    wanted = calibration_tensors(plan)
+    if statistics is not None and wanted and not wanted.keys() & statistics.amax.keys():
+        raise CalibrationError(
+            f"the statistics hold none of the tensors that the plan asks for, such as '{next(iter(wanted))}', so they "
+            "are another model's or of other subgraphs: give input samples with --calib-data, or the statistics of "
+            "these"
+        )
+    for tensor, kinds in wanted.items():
         found = None if statistics is None else statistics.of(tensor)
         missing = sorted(kind for kind in kinds if found is None or getattr(found, kind) is None)
         if missing:
@@ -141,7 +149,8 @@ def lower(
         parts = [part for entry, part in planned if entry.decision in NVFP4 and not (packed and part.kind == "moe")]
         foldings, _ = find_foldings(parts)
         statistics = fold(foldings, parse(plan.recipe), statistics)
-    amax = {} if statistics is None else statistics.amax
+    # Of what was 0 in all samples nothing is known: a scale made of that would turn real values to 0.
+    amax = {} if statistics is None else {name: most for name, most in statistics.amax.items() if most > 0}
     realized: dict[str, list[str]] = {}
     made: dict[str, PlannedSubgraph] = {}
     fp8_inputs: dict[ir.Value, ir.Value] = {}

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, optional_operand
+from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, optional_operand, register
 
 # Each output dimension of these is that of their broadcast inputs.
 _BROADCASTING = (
@@ -90,7 +90,7 @@ def _replace_by_constant(graph: ir.Graph, output: ir.Value, integers: Integers) 
     dtype = output.dtype or ir.DataType.INT64
     tensor = ir.Tensor(np.array(elements, dtype.numpy()), name=f"{output.name}.known")
     constant = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
-    graph.register_initializer(constant)
+    register(graph, constant)
     output.replace_all_uses_with(constant)
 
 
@@ -103,11 +103,20 @@ def _read_earlier(graph: ir.Graph, node: ir.Node, integers: Integers) -> None:
     early = ir.node("Shape", [dim.value], name=f"{node.name}.shape")
     index = ir.Tensor(np.array(dim.axis if integers.scalar else [dim.axis]), name=f"{node.name}.axis")
     constant = ir.Value(name=index.name, shape=index.shape, type=ir.TensorType(index.dtype), const_value=index)
-    graph.register_initializer(constant)
+    register(graph, constant)
     early.outputs[0].name, early.outputs[0].type = f"{node.name}.shape", ir.TensorType(ir.DataType.INT64)
     graph.insert_before(node, early)
     node.replace_input_with(0, early.outputs[0])
     node.replace_input_with(1, constant)
+
+
+def _fits(integers: Integers, output: ir.Value) -> bool:
+    """`output` has one of the types that sizes have, and its arithmetic does not wrap around."""
+    dtype = output.dtype or ir.DataType.INT64
+    if dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return False
+    limits = np.iinfo(dtype.numpy())
+    return all(limits.min <= element <= limits.max for element in integers.elements if isinstance(element, int))
 
 
 class _Flow:
@@ -144,7 +153,7 @@ class _Flow:
         if node.domain not in ("", "ai.onnx"):
             return
         integers = self._compute(node)
-        if integers is not None and 0 < len(integers.elements) <= _MAX_INTEGERS:
+        if integers is not None and 0 < len(integers.elements) <= _MAX_INTEGERS and _fits(integers, node.outputs[0]):
             self._integers[node.outputs[0]] = integers
         for output in node.outputs:
             derived = self._derive(node, output)
@@ -227,7 +236,7 @@ class _Flow:
         if is_op(node, "Identity", "Cast"):
             return first if node.outputs[0].dtype in (ir.DataType.INT64, ir.DataType.INT32) else None
         if is_op(node, "Unsqueeze"):
-            return Integers(first.elements) if first.scalar else None
+            return Integers(first.elements) if first.scalar and len(rest[0].elements) == 1 else None
         if is_op(node, "Squeeze"):
             return Integers(first.elements, scalar=True) if len(first.elements) == 1 else None
         if is_op(node, "Concat"):
@@ -250,7 +259,7 @@ class _Flow:
             return Integers(tuple(data.elements[index] for index in numbers[0]), rest[0].scalar)
         if any(len(found) != 1 for found in numbers):
             return None
-        step = numbers[3][0] if len(numbers) > 3 else 1
+        step = 1 if optional_operand(node, 4) is None else numbers[-1][0]
         return Integers(data.elements[numbers[0][0] : numbers[1][0] : step])
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
-from trt_nvfp4.graph_passes.normalize import normalize
+from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
+from trt_nvfp4.graph_passes.normalize import all_nodes, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 
 OPS_DOMAIN = "trt_nvfp4"
@@ -81,7 +81,7 @@ def load(path: str | Path) -> SourceModel:
     """
     path = Path(path)
     proto = _parse(path)
-    _check_external_data(path, proto)
+    _check_tensors(path, proto)
     _check_operators(path, proto)
     _check_names(path, proto.graph, set())
     try:
@@ -108,24 +108,38 @@ def _parse(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: not an ONNX file, or a truncated one ({error})") from error
     if not proto.graph.node or not proto.opset_import:
         raise ModelError(f"{path}: not an ONNX model: it has no {'nodes' if proto.opset_import else 'opset import'}")
+    if all(opset.domain not in STANDARD_DOMAINS for opset in proto.opset_import):
+        raise ModelError(f"{path}: its opset imports lack that of the default domain")
     return proto
 
 
-def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
+def _check_tensors(path: Path, proto: onnx.ModelProto) -> None:
+    """The bytes of every tensor are there, as many as its shape and type need."""
     for tensor in onnx.external_data_helper._get_all_tensors(proto):
-        if not onnx.external_data_helper.uses_external_data(tensor):
+        external = onnx.external_data_helper.uses_external_data(tensor)
+        if not external and not tensor.HasField("raw_data"):
             continue
-        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        try:
+            itemsize = ir.DataType(tensor.data_type).itemsize
+            info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"{path}: tensor '{tensor.name}' is damaged: {error}") from error
+        needed = int(np.ceil(np.prod(tensor.dims, dtype=np.float64) * itemsize))
+        if not external:
+            if len(tensor.raw_data) != needed:
+                raise ModelError(f"{path}: tensor '{tensor.name}' needs {needed} bytes, it has {len(tensor.raw_data)}")
+            continue
         file = path.parent / info.location
         if path.parent.resolve() not in file.resolve().parents:
-            raise ModelError(f"{path}: external data of tensor '{tensor.name}' lies outside the model's folder: {file}")
+            raise ModelError(
+                f"{path}: external data of tensor '{tensor.name}' lies outside the model's folder: {file.resolve()}; "
+                "copy the model with its data into one folder, links (as in the Hugging Face cache) followed: cp -rL"
+            )
         if not file.is_file():
             raise ModelError(
                 f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; "
                 "it belongs beside the model"
             )
-        itemsize = ir.DataType(tensor.data_type).itemsize
-        needed = int(np.ceil(np.prod(tensor.dims, dtype=np.float64) * itemsize))
         if info.length is not None and info.length != needed:
             raise ModelError(
                 f"{path}: tensor '{tensor.name}' needs {needed} bytes, its external data says {info.length}"
@@ -141,7 +155,7 @@ def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
 def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
     functions = {(f.domain, f.name) for f in proto.functions}
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
-    for node in _all_nodes(proto.graph.node):
+    for node in all_nodes(proto.graph.node):
         if node.domain == OPS_DOMAIN:
             raise ModelError(f"{path}: node '{node.name}' ({node.op_type}): the model has been rewritten already")
         if (node.domain, node.op_type) in functions:
@@ -154,15 +168,6 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
             version = opsets.get("", opsets.get("ai.onnx", 1))
             if not onnx.defs.has(node.op_type, max_inclusive_version=version):
                 raise ModelError(f"{where}: not in opset {version}")
-
-
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            yield from _all_nodes(attribute.g.node)
-            for graph in attribute.graphs:
-                yield from _all_nodes(graph.node)
 
 
 def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:

@@ -194,6 +194,23 @@ class Subgraph:
         return "NVFP4GatedMLP" if self.kind == "gated_mlp" and len(self.blocks) == 1 else "NVFP4PersistentMLP"
 
     @property
+    def mixed_types(self) -> str | None:
+        """Why no one type serves an MLP: its linears multiply in different ones, as those of T5 in float16 do.
+
+        None where they all multiply in one.
+        """
+        for mlp in (block.mlp for block in self.blocks):
+            first, last = (linear.weight.dtype.numpy().name for linear in (mlp.up, mlp.down))
+            if first != last:
+                return f"its linears multiply in different types: {first}, and '{mlp.down.multiply.name}' in {last}"
+        return None
+
+    @property
+    def linear_inputs(self) -> list[str]:
+        """The names of the tensors that the linears multiply."""
+        return list(dict.fromkeys(linear.x.name or "" for linear in self.linears))
+
+    @property
     def linears(self) -> tuple[Linear, ...]:
         """Every linear of the subgraph, gate before up before down."""
         if self.linear is not None:

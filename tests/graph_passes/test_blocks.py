@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnx_models.graphs import Graph, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
+from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.source import SourceModel, load
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -168,3 +169,66 @@ def test_reference_stack(bare: bool, tmp_path: Path) -> None:
     onnx.checker.check_model(result.path)
     # 4.5 bits a weight instead of 16, and some for biases and padding of small matrices.
     assert 3 < result.weights_bytes_before / result.weights_bytes_after < 3.56
+
+
+@pytest.mark.parametrize("decision", ["bf16", "fp16", "fp8"])
+def test_layers_without_anything_between(decision: str, loaded: Load, seed: int) -> None:
+    """The output of an MLP is the input of the next: other decisions take the layers one by one."""
+    model, _ = stack(3, None, False, seed)
+    source = loaded(model)
+    plan = plan_all(source)
+    (entry,) = plan.subgraphs
+    assert entry.shapes["layers"] == 3
+    entry.decision = decision
+    x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
+    (found,), (expected,) = run(widen(onnx.load(rewritten(source, plan).path)), x), run(model, x)
+    assert np.linalg.norm(found - expected) < 0.3 * np.linalg.norm(expected)
+
+
+FLATTENING = {
+    "the second": "a = MatMul(x, u0)  b = Relu(a)  c = MatMul(b, d0)"
+    "  d = MatMul(c, u1)  e = Relu(d)  f = Reshape(e, rows)  y = Gemm(f, d1)",
+    "both": "a = MatMul(x, u0)  b = Relu(a)  r = Reshape(b, rows)  c = Gemm(r, d0)"
+    "  d = MatMul(c, u1)  e = Relu(d)  f = Reshape(e, rows)  y = Gemm(f, d1)",
+    "a residual": "a = MatMul(x, u0)  b = Relu(a)  r = Reshape(b, rows)  c = Gemm(r, d0)  s = Add(x, c)"
+    "  d = MatMul(s, u1)  e = Relu(d)  f = Reshape(e, rows)  g = Gemm(f, d1)  y = Add(s, g)",
+}
+
+
+@pytest.mark.parametrize("body", FLATTENING.values(), ids=FLATTENING.keys())
+def test_layers_that_flatten_their_rows(body: str, loaded: Load, seed: int) -> None:
+    """A Reshape to two dimensions on the way: shapes and values stay."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[1, s, {K}] x) => (float[] y)
+    <int64[2] rows = {{-1, 48}}> {{ {body} }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = Graph(spec(seed=seed))
+    for layer in "01":
+        for name, shape in ((f"u{layer}", (K, 48)), (f"d{layer}", (48, K))):
+            graph.groups.append([(graph.draw(name, *shape), True)])
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in graph.weights.items())
+    x = np.random.default_rng(seed).standard_normal((1, 3, K)).astype(np.float32)
+    (found,), (expected,) = run(rewritten(loaded(model)).path, x), run(quantized_twin(graph, model), x)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def test_a_norm_that_changes_the_type_is_no_part_of_a_block(loaded: Load, seed: int) -> None:
+    """float32 -> norm -> float16 -> MLP -> norm -> MLP: the op has one type of activations."""
+    norm = "p{0} = Mul({1}, {1})  m{0} = ReduceMean(p{0}, axes)  e{0} = Add(m{0}, eps)  r{0} = Sqrt(e{0})"
+    norm += "  q{0} = Div({1}, r{0})  n{0} = Mul(q{0}, w)  h{0} = Cast<to = 10>(n{0})"
+    mlp = "a{0} = MatMul(h{0}, u{0})  b{0} = Relu(a{0})  y{0} = MatMul(b{0}, d{0})"
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b, s, {K}] x) => (float16[b, s, {K}] y1)
+    <int64[1] axes = {{-1}}, float eps = {{1e-5}}>
+    {{ {norm.format(0, "x")}  {mlp.format(0)}  f = Cast<to = 1>(y0)  {norm.format(1, "f")}  {mlp.format(1)} }}"""
+    model = onnx.parser.parse_model(text)
+    graph = Graph(spec(dtype="float16", seed=seed))
+    for layer in "01":
+        for name, shape in ((f"u{layer}", (K, 48)), (f"d{layer}", (48, K))):
+            graph.groups.append([(graph.draw(name, *shape), True)])
+    graph.weights["w"] = np.random.default_rng(seed).uniform(0.5, 2, K).astype(np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in graph.weights.items())
+    x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
+    (found,), (expected,) = run(rewritten(loaded(model)).path, x), run(quantized_twin(graph, model), x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())

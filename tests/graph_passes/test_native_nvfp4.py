@@ -118,8 +118,12 @@ def test_inputs_that_are_shared_are_quantized_once(loaded: Load, seed: int) -> N
 
 def test_no_statistics(loaded: Load, seed: int) -> None:
     source = loaded(mlp_model(spec(seed=seed))[0])
-    with pytest.raises(CalibrationError, match=r"TensorRT's own NVFP4 scales activations by .*--calib-data"):
-        rewritten(source, native_plan(source))
+    plan = native_plan(source)
+    zeros = Statistics(dict.fromkeys(calibration_tensors(plan), 0.0), 1)
+    for statistics, found in ((None, "none"), (zeros, "only zeros")):
+        expected = rf"TensorRT's own NVFP4 scales activations by .* there are {found} of .*--calib-data"
+        with pytest.raises(CalibrationError, match=expected):
+            rewritten(source, plan, statistics)
 
 
 @pytest.mark.parametrize(

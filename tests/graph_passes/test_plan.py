@@ -106,6 +106,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "unknown key": (lambda plan, e: e[0].update(speed="high"), r"unknown key 'speed'"),
     "no list": (lambda plan, e: plan.update(subgraphs="none"), r"'subgraphs' must be a list"),
     "nodes no list": (lambda plan, e: e[0].update(nodes="n0"), r"'nodes' must be a list"),
+    "fewer inputs": (lambda plan, e: e[0].update(linear_inputs=[]), r"its linear_inputs .* the plan says \[\]"),
     "shape no number": (lambda plan, e: e[0].update(shapes={"layers": "many"}), r"'shapes.layers' must be a number"),
 }
 
@@ -119,6 +120,25 @@ def test_wrong_edits(edit: Edit, message: str, source: SourceModel, tmp_path: Pa
     path.write_text("# edited\n" + yaml.safe_dump(content, sort_keys=False))
     with pytest.raises(PlanError, match=rf"plan\.yaml, line \d+.*{message}"):
         Plan.load(path).check(source)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("  decision: keep", "'decision' is given twice"), ("  ? [decision]\n  : keep", "a key of .* must be text")],
+    ids=["twice", "no text"],
+)
+def test_wrong_keys(line: str, message: str, source: SourceModel, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    plan_all(source).save(path)
+    path.write_text(path.read_text().replace("\n  kind:", f"\n{line}\n  kind:", 1))
+    with pytest.raises(PlanError, match=rf"plan\.yaml, line \d+: .*{message}"):
+        Plan.load(path)
+
+
+def test_reasons_name_the_type_of_activations(loaded: Load) -> None:
+    for dtype in ("float32", "float16"):
+        source = loaded(mlp_model(spec(dtype=dtype))[0])
+        assert f"NVFP4 weights, {dtype} activations" in plan_all(source).subgraphs[0].reason
 
 
 def test_error_names_the_line(source: SourceModel, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ NO_MLP = {
     "softmax between": "a = MatMul(x, w1)  n = Softmax(a)  y = MatMul(n, w2)",
     "vector scale between": "a = MatMul(x, w1)  r = Relu(a)  n = Mul(r, one)  y = MatMul(n, w2)",
     "weights computed": "a = MatMul(x, w1)  r = Relu(a)  e = Exp(w2)  y = MatMul(r, e)",
+    "weights rounded": "a = MatMul(x, w1)  r = Relu(a)  i = Cast<to = 6>(w2)  f = Cast<to = 1>(i)  y = MatMul(r, f)",
     "transposed between": "a = MatMul(x, w1)  r = Relu(a)  t = Transpose<perm = [1, 0]>(r)  y = MatMul(t, w2)",
 }
 

@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, mlp_model, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
+from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.statistics import Statistics, collect
+from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes import weights
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
@@ -62,11 +64,17 @@ def test_linears(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, s
 
 
 def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, seed: int) -> None:
-    """Tensor scales are amax / 2688, or 0 without statistics; the op's reference agrees with ONNX Runtime."""
+    """Tensor scales are amax / 2688, or 0, so computed at run time, where nothing is known of the range; the op's
+    reference agrees with ONNX Runtime."""
     source = loaded(model_and_graph[0])
     plan = plan_all(source, calibrated=True, kinds=("gated_mlp",))
     amax = {name: 3.5 + i for i, name in enumerate(calibration_tensors(plan))}
-    for statistics, scales in ((Statistics(amax, 1), [3.5 / 2688, 4.5 / 2688]), (None, [0.0, 0.0])):
+    zeros = Statistics(dict.fromkeys(amax, 0.0), 1)
+    for statistics, scales in (
+        (Statistics(amax, 1), [3.5 / 2688, 4.5 / 2688]),
+        (zeros, [0.0, 0.0]),
+        (None, [0.0, 0.0]),
+    ):
         result = rewritten(source, plan, statistics)
         written = onnx.load(result.path)
         tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
@@ -82,6 +90,15 @@ def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loade
         close = np.isclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
         assert close.mean() > 0.9
         assert np.abs(found - expected.numpy()).max() < 0.1 * np.abs(found).max()
+
+
+def test_statistics_of_another_model(
+    model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path
+) -> None:
+    source = loaded(model_and_graph[0])
+    with pytest.raises(CalibrationError, match=r"none of the tensors that the plan asks for, such as 'x'"):
+        rewrite(source, plan_all(source, calibrated=True), Statistics({"other": 1.0}, 1), tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
 
 
 def test_calibration_inside_local_functions(loaded: Load, seed: int) -> None:
@@ -264,8 +281,69 @@ def test_reshapes_around_gemm(loaded: Load, seed: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+def test_a_bias_for_each_row_stays_an_add(loaded: Load, seed: int) -> None:
+    """A vector that is transposed to a column adds the same number to a whole row, other than a linear's bias."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[16, 32] x) => (float[16, 16] y)
+        { m = MatMul(x, w)  column = Transpose<perm = [1, 0]>(row)  y = Add(m, column) }"""
+    )
+    graph = Graph(spec(seed=seed))
+    graph.groups.append([(graph.draw("w", 32, 16), True)])
+    graph.draw("row", 1, 16)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in graph.weights.items())
+    x = draw(seed, 16, 32)
+    (expected,), (found,) = run(quantized_twin(graph, model), x), run(rewritten(loaded(model)).path, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
 def test_written_model_is_refused_as_source(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load) -> None:
     result = rewritten(loaded(model_and_graph[0]))
     assert "trt_nvfp4.plan" in {entry.key for entry in onnx.load(result.path).metadata_props}
     with pytest.raises(ModelError, match="rewritten already"):
         load(result.path)
+
+
+@pytest.mark.parametrize(("up", "down"), [("float16", "float32"), ("float32", "float16")])
+@pytest.mark.parametrize("precision", ["nvfp4", "fp8", "bf16"])
+def test_linears_of_different_types(up: str, down: str, precision: str, loaded: Load, seed: int) -> None:
+    """T5's `wo` stays float32 where the rest is float16: what computes MLPs in one type passes them on."""
+    x_type, y_type = (name.removesuffix("32") for name in (up, down))
+    code = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[y_type]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g ({x_type}[b, 32] x) => ({y_type}[b, 16] y)
+        {{ a = MatMul(x, up)  r = Relu(a)  c = Cast<to = {code}>(r)  y = MatMul(c, down) }}"""
+    )
+    for name, dtype, shape in (("up", up, (32, 48)), ("down", down, (48, 16))):
+        model.graph.initializer.append(numpy_helper.from_array(draw(seed, *shape).astype(dtype), name))
+    source = loaded(model)
+    plan = plan_all(source, precision)
+    (entry,) = plan.subgraphs
+    assert entry.decision == ("keep" if precision == "bf16" else "fp8")
+    if precision == "nvfp4":
+        assert entry.reason.startswith(f"its linears multiply in different types: {up}, and ")
+    x = draw(seed, 4, 32).astype(up)
+    (found,), (expected,) = run(rewritten(source, plan).path, x), run(model, x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "fp8", "bf16"])
+def test_names_that_the_model_has_already(precision: str, loaded: Load, seed: int) -> None:
+    """Initializers of the model have the names that rewriting gives to what it makes."""
+    taken = ["up.bfloat16", "up.fp8", "mlp_0/up_weight"]
+    products = "  ".join(f"z{i} = MatMul(x, w{i})" for i in range(len(taken)))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[b, 32] x) => (float[b, 96] y)
+        {{ a = MatMul(x, up)  r = Relu(a)  m = MatMul(r, down)  {products}  s = Sum(m, z0, z1, z2)  y = Add(s, s) }}"""
+    )
+    for node in model.graph.node:
+        node.input[:] = [taken[int(name[1:])] if name in ("w0", "w1", "w2") else name for name in node.input]
+    weights = {"up": draw(seed, 32, 32), "down": draw(seed, 32, 96)}
+    weights |= {name: draw((seed, i), 32, 96) for i, name in enumerate(taken)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    source = loaded(model)
+    plan = plan_all(source, precision, kinds=("mlp",))
+    x = draw(seed, 4, 32)
+    (found,), (expected,) = run(widen(onnx.load(rewritten(source, plan).path)), x), run(model, x)
+    np.testing.assert_allclose(found, expected, atol=0.3 * np.abs(expected).max())
+    assert np.linalg.norm(found - expected) < 0.15 * np.linalg.norm(expected)

@@ -7,12 +7,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_models.graphs import mlp_model, spec
+from onnx_models.graphs import mlp_model, run, spec
 from trt_nvfp4.graph_passes.source import ModelError, load
 
 
@@ -92,6 +93,41 @@ def test_external_data_too_short(external: tuple[Path, dict[str, np.ndarray]]) -
         load(external[0])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("offset", "-4"), ("offset", "abc"), ("length", ""), ("length", "abc")], ids=str
+)
+def test_external_data_with_senseless_numbers(
+    key: str, value: str, external: tuple[Path, dict[str, np.ndarray]]
+) -> None:
+    model = onnx.load(external[0], load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == key:
+            entry.value = value
+    onnx.save(model, external[0])
+    with pytest.raises(ModelError, match=r"model\.onnx: tensor '\w+' is damaged: "):
+        load(external[0])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"raw_data": b"\0" * 12}, "tensor 'gate' needs 6144 bytes, it has 12"),
+        ({"raw_data": b""}, "tensor 'gate' needs 6144 bytes, it has 0"),
+        ({"data_type": TensorProto.DOUBLE}, "tensor 'gate' needs 12288 bytes, it has 6144"),
+        ({"data_type": TensorProto.UNDEFINED}, "tensor 'gate' is damaged: "),
+    ],
+    ids=["short", "empty", "other type", "no type"],
+)
+def test_inline_data_of_another_size(damage: dict[str, bytes | int], message: str, tmp_path: Path) -> None:
+    model, _ = mlp_model(spec())
+    (gate,) = [tensor for tensor in model.graph.initializer if tensor.name == "gate"]
+    for name, value in damage.items():
+        setattr(gate, name, value)
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path / "model.onnx")
+
+
 def test_external_data_outside(external: tuple[Path, dict[str, np.ndarray]]) -> None:
     model = onnx.load(external[0], load_external_data=False)
     for entry in model.graph.initializer[0].external_data:
@@ -100,6 +136,47 @@ def test_external_data_outside(external: tuple[Path, dict[str, np.ndarray]]) -> 
     onnx.save(model, external[0])
     with pytest.raises(ModelError, match="outside the model's folder"):
         load(external[0])
+
+
+def test_external_data_is_a_link_elsewhere(external: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
+    """As in the cache of the Hugging Face hub; ONNX and ONNX Runtime do not read it from everywhere."""
+    (tmp_path / "snapshot").mkdir()
+    for name in ("model.onnx", "weights.bin"):
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / name)
+    with pytest.raises(ModelError, match=r"outside the model's folder: .*weights\.bin; copy the model with its data"):
+        load(tmp_path / "snapshot" / "model.onnx")
+
+
+def test_other_name_of_the_default_domain(tmp_path: Path) -> None:
+    """ "ai.onnx", in the imports and on nodes, in bodies and functions too."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["ai.onnx": 17, "of.mine": 1]> g (float[2] x) => (float[2] y) {
+            zero = Constant<value = float {0.0}>()
+            largest = ReduceMax<keepdims = 0>(x)
+            positive = Greater(largest, zero)
+            r = If (positive) <then_branch = t () => (float[2] a) { a = ai.onnx.Relu(x) },
+                               else_branch = e () => (float[2] b) { b = ai.onnx.Neg(x) }>
+            y = of.mine.Twice(r)
+        }
+        <domain: "of.mine", opset_import: ["ai.onnx": 17]> Twice (i) => (o) { o = ai.onnx.Add(i, i) }"""
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    loaded = load(tmp_path / "model.onnx")
+    assert loaded.opset >= 19
+    written = ir.to_proto(loaded.ir_model)
+    onnx.checker.check_model(written)
+    for x in (np.float32([1, -2]), np.float32([-1, -2])):
+        (y,) = run(written, x)
+        np.testing.assert_array_equal(y, 2 * (np.maximum(x, 0) if x.max() > 0 else -x))
+
+
+def test_no_default_domain(tmp_path: Path) -> None:
+    path = broken(tmp_path, helper.make_node("Relu", ["x"], ["y"]))
+    model = onnx.load(path)
+    model.opset_import[0].domain = "com.microsoft"
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match="opset imports lack that of the default domain"):
+        load(path)
 
 
 def broken(path: Path, *nodes: onnx.NodeProto, opset: int = 21) -> Path:
