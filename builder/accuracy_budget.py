@@ -53,6 +53,11 @@ class Budget:
         """NaN meets nothing."""
         return value >= self.limit if METRICS[self.metric][0] == ">=" else value <= self.limit
 
+    def shown(self, value: float) -> str:
+        """A value for people: six digits, or as many more as it takes to be on its own side of the limit."""
+        texts = (f"{value:.{digits}g}" for digits in range(6, 18))
+        return next(text for text in texts if self.met_by(float(text)) == self.met_by(value))
+
 
 @dataclass
 class Score:
@@ -75,12 +80,22 @@ class Score:
         metric does not apply to the model."""
         with_kl = self.metric in ("kl", "perplexity")
         for name, values in actual.items():
+            if not isinstance(values, np.ndarray) or values.dtype.kind in "OSU":
+                raise BuilderError(USAGE, f"a budget of {self.metric} needs tensors of numbers; output {name} is none")
+            if values.shape != expected[name].shape:
+                raise BuilderError(
+                    USAGE,
+                    f"a budget of {self.metric} compares outputs element by element, and the shape of output {name} "
+                    f"depends on values: {expected[name].shape} by the original, {values.shape} when quantized; "
+                    "give a model that ends before it",
+                )
             if with_kl and (values.ndim < 1 or values.shape[-1] < 2):
                 raise BuilderError(USAGE, f"a budget of {self.metric} needs logits; output {name} is {values.shape}")
             self._outputs.setdefault(name, Agreement(name, "output", with_kl)).add(expected[name], values)
         if self.metric == "perplexity":
             self._add_tokens(sample, next(iter(actual.values())))
 
+    @np.errstate(invalid="ignore")
     def _add_tokens(self, sample: Mapping[str, np.ndarray], logits: np.ndarray) -> None:
         ids = sample.get("input_ids")
         if ids is None or logits.ndim != ids.ndim + 1 or logits.shape[:-1] != ids.shape:
@@ -89,7 +104,20 @@ class Score:
                 "a budget of perplexity needs a language model: an input input_ids [batch, sequence] and logits "
                 f"[batch, sequence, vocabulary] as first output; found {sorted(sample)} and {logits.shape}",
             )
-        counted = sample.get("attention_mask", np.ones_like(ids))[..., 1:] != 0
+        mask = sample.get("attention_mask", np.ones_like(ids))
+        if mask.shape != ids.shape:
+            raise BuilderError(
+                USAGE,
+                f"a budget of perplexity counts tokens by attention_mask, which must have the shape of input_ids, "
+                f"{ids.shape}; found {mask.shape}",
+            )
+        if ids.size and not 0 <= ids.min() <= ids.max() < logits.shape[-1]:
+            raise BuilderError(
+                USAGE,
+                f"a budget of perplexity needs input_ids from 0 to {logits.shape[-1] - 1}, of which there are logits; "
+                f"found {ids.min()} to {ids.max()}",
+            )
+        counted = mask[..., 1:] != 0
         scores = logits[..., :-1, :].astype(np.float64)
         highest = scores.max(-1)
         log_sum = highest + np.log(np.exp(scores - highest[..., None]).sum(-1))
@@ -107,7 +135,8 @@ class Score:
             return _worst([row.sqnr_db for row in rows], least=True)
         if self.metric == "kl":
             return self._kl
-        return math.exp(self._nll / self._tokens) if self._tokens else math.nan
+        with np.errstate(over="ignore"):
+            return float(np.exp(self._nll / self._tokens)) if self._tokens else math.nan
 
     @property
     def loss(self) -> float:

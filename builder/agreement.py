@@ -48,6 +48,7 @@ class Agreement:
     _same: int = 0
     _vectors: int = 0
 
+    @np.errstate(divide="ignore", invalid="ignore")  # NaN and infinity show in the metrics
     def add(self, expected: np.ndarray, actual: np.ndarray) -> None:
         """Account for one sample. Raises BuilderError when the shapes differ."""
         if expected.shape != actual.shape:
@@ -56,19 +57,18 @@ class Agreement:
             )
         x, y = expected.astype(np.float64), actual.astype(np.float64)
         difference = np.abs(x - y)
+        noise = float(np.square(difference).sum())
         self._signal += float(np.square(x).sum())
-        self._noise += float(np.square(difference).sum())
+        self._noise += noise
         norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
-        cosine = float((x * y).sum()) / norms if norms else float(np.array_equal(x, y))
+        # Equal tensors are alike entirely, which the quotient misses by a rounding error.
+        cosine = (float((x * y).sum()) / norms if norms else 0.0) if noise else 1.0
         # NaN must show and not pass for the best so far.
         if not cosine >= self.cosine and not math.isnan(self.cosine):
             self.cosine, self.worst_sample = cosine, self._samples
         self.max_abs = _greatest(self.max_abs, difference)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self.max_rel = _greatest(self.max_rel, np.where(difference == 0, 0.0, difference / np.abs(x)))
-        self.sqnr_db = 10 * math.log10(self._signal / self._noise) if self._noise and self._signal else math.inf
-        if self._noise and not self._signal:
-            self.sqnr_db = -math.inf
+        self.max_rel = _greatest(self.max_rel, np.where(difference == 0, 0.0, difference / np.abs(x)))
+        self.sqnr_db = _decibels(self._signal / self._noise) if self._noise else math.inf
         if x.ndim and x.shape[-1] > 1:
             same = x.argmax(-1) == y.argmax(-1)
             self._same += int(same.sum())
@@ -92,15 +92,22 @@ class Agreement:
         }
 
 
+@np.errstate(invalid="ignore")
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Mean of KL(softmax x || softmax y) over the vectors of the last axis, in nats."""
+    """Mean of KL(softmax x || softmax y) over the vectors of the last axis, in nats; 0 where there is none. What is
+    -inf in x, masked, adds nothing."""
     log_p, log_q = _log_softmax(x), _log_softmax(y)
-    return float((np.exp(log_p) * (log_p - log_q)).sum(axis=-1).mean())
+    terms = np.where(np.isneginf(log_p), 0.0, np.exp(log_p) * (log_p - log_q))
+    return float(terms.sum(axis=-1).mean()) if terms.size else 0.0
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
     shifted = x - x.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _decibels(ratio: float) -> float:
+    return 10 * math.log10(ratio) if ratio else -math.inf
 
 
 def _greatest(so_far: float, values: np.ndarray) -> float:

@@ -31,7 +31,7 @@ from trt_nvfp4.graph_passes.weights import StreamedTensor
 
 from .accuracy_budget import Budget, Score
 from .backend import replacing
-from .errors import USAGE, VERIFICATION_FAILED, BuilderError
+from .errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .progress import Progress
 from .roofline import LIMITS, subgraph_cost
 from .sides import session, session_of
@@ -54,6 +54,10 @@ class Option:
     loss: float
     value: float
     op: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "loss": _for_json(self.loss), "value": _for_json(self.value)}
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,24 @@ class Trials:
         self._model, self._plan, self._statistics, self._budget, self._folder = model, plan, statistics, budget, folder
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
-        """Each sample with the file of the original's outputs. Raises BuilderError (usage) where there is none."""
+        """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none or the
+        metric does not apply, model where the original's outputs are not finite."""
         runner = session(self._model.path)
         names = [output.name for output in runner.get_outputs()]
         recorded = []
+        against_itself = Score(self._budget.metric)
         for index, sample in enumerate(samples):
             file = self._folder / f"{name}-{index}.npz"
-            np.savez(file, **dict(zip(names, runner.run(None, dict(sample)), strict=True)))
+            outputs = dict(zip(names, runner.run(None, dict(sample)), strict=True))
+            against_itself.add(sample, outputs, outputs)
+            if math.isnan(against_itself.loss):
+                broken = next(key for key, values in outputs.items() if not np.isfinite(values).all())
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{self._model.path}: {name} sample {index} makes the original's own output {broken} NaN or Inf, "
+                    f"so that {self._budget.metric} cannot be measured against it",
+                )
+            np.savez(file, **outputs)
             recorded.append((sample, file))
         if not recorded:
             raise BuilderError(
@@ -102,6 +117,8 @@ class Trials:
                 "an accuracy budget needs samples to choose by and others, held out, to verify with: give "
                 "--calib-data at least two samples (a folder of .npz files), or --accuracy-data",
             )
+        if math.isnan(against_itself.value):
+            raise BuilderError(USAGE, f"a budget of perplexity needs {name} samples of two tokens or more")
         return recorded
 
     def score(self, entries: Iterable[PlannedSubgraph], recorded: Sequence[tuple[Sample, Path]]) -> Score:
@@ -195,21 +212,21 @@ def choose_precisions(
         raise BuilderError(
             VERIFICATION_FAILED,
             f"no mix of precisions meets --accuracy-budget '{budget}'{limited}: on {len(verifying)} held-out samples "
-            f"the nearest comes to {budget.metric} {best:.6g}",
+            f"the nearest comes to {budget.metric} {budget.shown(best)}",
         )
     chosen = mixes[index]
     entries = [_decided(entry, chosen, options, budget) for entry in plan.subgraphs]
     numbers = {
         "budget": str(budget),
         "metric": budget.metric,
-        "achieved": tried[index],
+        "achieved": _for_json(tried[index]),
         "held_out_samples": len(verifying),
         "choosing_samples": len(recorded),
         "predicted_loss": sum(option.loss for option in chosen.values()),
         "roofline_us": sum(option.seconds for option in chosen.values()) * 1e6,
-        "subgraphs": {name: [vars(option) for option in choices] for name, choices in options.items()},
+        "subgraphs": {name: [option.as_dict() for option in choices] for name, choices in options.items()},
         "tried": [
-            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": value}
+            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": _for_json(value)}
             for i, value in sorted(tried.items())
         ],
     }
@@ -256,7 +273,7 @@ def mixes_by_cost(options: Mapping[str, Sequence[Option]]) -> list[dict[str, Opt
     """From the cheapest mix to the most accurate one, each raising one subgraph of the one before."""
     hulls = {name: efficient(choices) for name, choices in options.items()}
     raises = [
-        ((low.loss - high.loss) / (high.seconds - low.seconds), -index, name, high)
+        (_slope(low, high), -index, name, high)
         for name, hull in hulls.items()
         for index, (low, high) in enumerate(itertools.pairwise(hull))
     ]
@@ -300,12 +317,17 @@ def first(count: int, meets: Callable[[int], bool]) -> int | None:
     return found
 
 
+def _for_json(number: float) -> float | None:
+    """JSON knows neither NaN nor infinity, such as the SQNR of what is kept: those become null."""
+    return number if math.isfinite(number) else None
+
+
 def _decided(
     entry: PlannedSubgraph, chosen: Mapping[str, Option], options: Mapping[str, Sequence[Option]], budget: Budget
 ) -> PlannedSubgraph:
     if entry.name not in chosen:
         return entry
-    alone = ", ".join(f"{o.decision} {o.value:.6g} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name])
+    alone = ", ".join(f"{o.decision} {budget.shown(o.value)} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name])
     reason = f"chosen for {budget}; alone, {budget.metric} and least time: {alone}"
     return replace(_carried_out(entry, chosen), reason=reason)
 

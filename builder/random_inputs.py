@@ -57,7 +57,7 @@ def _random_input(
 ) -> np.ndarray:
     if "mask" in name or dtype == np.bool_:
         return np.ones(shape, dtype)
-    if "position" in name:
+    if "position" in name and shape:
         return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)
     if np.issubdtype(dtype, np.integer):
         return rng.integers(0, limit, shape).astype(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import onnx.inliner
 import onnxruntime
 import torch
 from onnx import TensorProto
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from . import statistics_file
 from .device import device
@@ -30,6 +32,7 @@ KINDS = (*REDUCTIONS, *HESSIANS)
 # The state is saved this often, but for no more than a twentieth of the time.
 _SAVE_SECONDS, _SAVE_SHARE = 30.0, 20.0
 _ROWS = 4096  # of activations that enter a Hessian at once
+_DIGESTED = 4096  # bytes of each weight that tell one model from another
 
 
 class CollectionRun:
@@ -87,11 +90,17 @@ class CollectionRun:
         tensors = len(self._wanted)
         for sample in self._stream():
             results = self._run(session, sample)
-            self._check(results[:tensors], dict(zip(wanted, results[2 * tensors :], strict=True)))
-            for name, shape in zip(self._wanted, results[tensors : 2 * tensors], strict=True):
+            shapes = dict(zip(self._wanted, results[tensors : 2 * tensors], strict=True))
+            # Without rows, as of an expert that the sample does not reach, a maximum is -inf.
+            values = {
+                (name, kind): value if shapes[name].all() else np.zeros_like(value)
+                for (name, kind), value in zip(wanted, results[2 * tensors :], strict=True)
+            }
+            self._check(results[:tensors], values)
+            for name, shape in shapes.items():
                 self._widths[name] = int(shape[-1]) if len(shape) else 1
                 self._rows[name] += int(np.prod(shape[:-1]))
-            for (name, kind), value in zip(wanted, results[2 * tensors :], strict=True):
+            for (name, kind), value in values.items():
                 value, known = value.astype(np.float64), self._arrays[name].get(kind)
                 self._arrays[name][kind] = value if known is None else REDUCTIONS[kind].combine(known, value)
         for name, kind in wanted:
@@ -129,6 +138,8 @@ class CollectionRun:
             self._sums[name, kind] = (torch.zeros(width, width) if found is None else torch.tensor(found)).to(where)
         for sample in self._stream():
             for name, result in zip(names, self._run(session, sample), strict=True):
+                if not len(result):
+                    continue
                 amax = torch.tensor(float(self._arrays[name]["amax"]))
                 for rows in torch.split(torch.from_numpy(result), _ROWS):
                     for kind in (kind for kind in HESSIANS if (name, kind) in self._sums):
@@ -210,11 +221,10 @@ class CollectionRun:
         self._expected, self._first_digest = state["digest"], state["first_digest"]
         self._rows, self._widths = state["rows"], state["widths"]
 
-    @property
+    @cached_property
     def _identity(self) -> dict[str, Any]:
         """What two runs must have in common for one to go on from the other."""
-        model = hashlib.blake2b(self._model.read_bytes(), digest_size=16).hexdigest()
-        return {"model": model, "tensors": self._wanted}
+        return {"model": _digest(self._model), "tensors": self._wanted}
 
     def _run(self, session: onnxruntime.InferenceSession, sample: Sample) -> list[np.ndarray]:
         try:
@@ -222,6 +232,19 @@ class CollectionRun:
         except Exception as error:  # ONNX Runtime's exceptions have no common base but this
             raise CalibrationError(f"{self._model}: sample {self._done} does not run: {error}") from error
         return results
+
+
+def _digest(path: Path) -> str:
+    """Of the model's file, and of the first bytes of every weight in a file beside it: reading all would take long, and
+    other weights differ at once."""
+    digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        if uses_external_data(tensor):
+            info = ExternalDataInfo(tensor)
+            with (path.parent / info.location).open("rb") as file:
+                file.seek(info.offset or 0)
+                digest.update(file.read(min(_DIGESTED, info.length or _DIGESTED)))
+    return digest.hexdigest()
 
 
 def _session(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +27,16 @@ def load(file: Path, function: str) -> Iterable[tuple[str, Callable[[], Mapping[
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # As in an import: dataclasses and pickles look their module up, and a script may import what lies beside it.
+    sys.modules[spec.name] = module
+    folder = str(file.parent.resolve())
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise CalibrationError(f"{file}: does not run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(folder)
     found = getattr(module, function, None)
     if not callable(found):
         raise CalibrationError(f"{file}: has no function '{function}'; name another with {file}:FUNCTION")
@@ -50,13 +57,21 @@ class _Loader:
                     raise CalibrationError(
                         f"{where}: expected a mapping from input name to array, found {type(sample).__name__}"
                     )
-                yield where, partial(arrays, sample)
+                yield where, partial(arrays, where, sample)
         except CalibrationError:
             raise
-        except Exception as error:  # whatever the user's function raises
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
             raise CalibrationError(f"{self.name} fails at sample {index}: {type(error).__name__}: {error}") from error
 
 
-def arrays(sample: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A sample whose values may be arrays, CPU tensors or nested lists, as arrays."""
-    return {name: np.asarray(value) for name, value in sample.items()}
+def arrays(where: str, sample: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The sample from `where`, whose values may be arrays, CPU tensors or nested lists, as arrays. Raises
+    CalibrationError for what NumPy cannot read, such as a tensor on a GPU."""
+    return {name: _array(f"{where}: {name}", value) for name, value in sample.items()}
+
+
+def _array(what: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # NumPy's, and those of the value's own type
+        raise CalibrationError(f"{what} is no array of NumPy, and does not become one: {error}") from error

@@ -70,8 +70,10 @@ class Builder:
         return self.node("Flatten", self.node("Cast", tensor, to=TensorProto.FLOAT), axis=-1)
 
     def blocks(self, tensor: str) -> str:
-        """x as float32 [rows, K/16, 16]."""
-        return self.node("Reshape", self.rows(tensor), self.constant(np.array([0, -1, BLOCK])))
+        """x and a row of zeros as float32 [rows + 1, K/16, 16]: without any row Reshape cannot infer K/16, and ONNX
+        Runtime's product of transposed matrices divides by zero."""
+        rows = self.node("Pad", self.rows(tensor), self.constant(np.array([0, 0, 1, 0])))
+        return self.node("Reshape", rows, self.constant(np.array([0, -1, BLOCK])))
 
     def output(self, name: str, element_type: int = TensorProto.FLOAT) -> None:
         """Make a value an output."""

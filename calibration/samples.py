@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,8 @@ Sample = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model input takes: its shape (names for dynamic dimensions) and its NumPy type. bfloat16 inputs take
-    float32 samples."""
+    """What a model input takes: its shape (names for dynamic dimensions, "" for those without one) and its NumPy type.
+    bfloat16 inputs take float32 samples."""
 
     shape: tuple[int | str, ...]
     dtype: np.dtype
@@ -32,7 +31,7 @@ def input_specs(model: str | Path) -> dict[str, InputSpec]:
     constants = {tensor.name for tensor in graph.initializer}
     return {
         value.name: InputSpec(
-            tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in value.type.tensor_type.shape.dim),
+            tuple(map(_dimension, value.type.tensor_type.shape.dim)),
             _sample_dtype(value.type.tensor_type.elem_type),
         )
         for value in graph.input
@@ -115,7 +114,7 @@ def _npz(file: Path) -> Sample:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # NumPy's, zipfile's and zlib's, for what is empty, cut off or another kind of file
         raise CalibrationError(f"{file}: not a readable .npz file: {error}") from error
 
 
@@ -127,7 +126,7 @@ def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Sequence[Source
             raise CalibrationError(f"{folder}: no .npz file, and no {file.name} for the input {name}")
         try:
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise CalibrationError(f"{file}: not a readable .npy file: {error}") from error
     counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -148,12 +147,15 @@ def _polygraphy(file: Path) -> Sequence[Source]:
         raise CalibrationError(f"{file}: not a Polygraphy input file: {error}") from error
     if not isinstance(samples, list) or not all(isinstance(sample, Mapping) for sample in samples):
         raise CalibrationError(f"{file}: expected a list of samples, each a mapping from input name to array")
-    return [(f"{file}, sample {i}", partial(python_loader.arrays, sample)) for i, sample in enumerate(samples)]
+    sources = [(f"{file}, sample {i}", sample) for i, sample in enumerate(samples)]
+    return [(where, partial(python_loader.arrays, where, sample)) for where, sample in sources]
 
 
 def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, InputSpec]) -> Sample:
     if sample.keys() != specs.keys():
-        raise CalibrationError(f"{where}: the model's inputs are {sorted(specs)}, found arrays named {sorted(sample)}")
+        raise CalibrationError(
+            f"{where}: the model's inputs are {sorted(specs)}, found arrays named {sorted(map(str, sample))}"
+        )
     for name, array in sample.items():
         spec = specs[name]
         if array.dtype != spec.dtype:
@@ -172,6 +174,11 @@ def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, I
             position = np.argwhere(~np.isfinite(array))[0].tolist()
             raise CalibrationError(f"{where}: {name}{position} is {array[tuple(position)]}; samples must be finite")
     return dict(sample)
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str:
+    """Some exporters write -1 for a dynamic dimension."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param
 
 
 def _sample_dtype(elem_type: int) -> np.dtype:

@@ -45,6 +45,10 @@ class Statistics:
             amax = {str(name): float(value) for name, value in content["amax"].items()}
             if not all(np.isfinite(value) and value >= 0 for value in amax.values()):
                 raise ValueError("a largest magnitude is negative or not finite")
+            for tensor, kinds in arrays.items():
+                for kind, array in kinds.items():
+                    if array.dtype != np.float32:
+                        raise ValueError(f"{kind} of tensor {tensor} is {array.dtype}, expected float32")
             return cls(amax, int(content["samples"]), arrays)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CalibrationError(f"{path}: not a file of activation statistics: {error!r}") from error

@@ -56,13 +56,26 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
         content = json.loads(path.read_text())
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
-        arrays = {
-            str(tensor): {str(kind): np.load(folder(path) / file, mmap_mode="c") for kind, file in kinds.items()}
+        files = {
+            str(tensor): {str(kind): folder(path) / file for kind, file in kinds.items()}
             for tensor, kinds in content["arrays"].items()
         }
-        return content, arrays
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(f"{path}: not a file of activation statistics: {error!r}") from error
+    return content, {tensor: {kind: _mapped(path, f) for kind, f in kinds.items()} for tensor, kinds in files.items()}
+
+
+def _mapped(path: Path, file: Path) -> np.ndarray:
+    if not file.exists():
+        raise CalibrationError(
+            f"{path}: not a file of activation statistics by itself: its arrays lie in the folder {file.parent} beside "
+            f"it, and {file.name} is not there; keep both together"
+        )
+    try:
+        array: np.ndarray = np.load(file, mmap_mode="c")
+    except (OSError, ValueError, EOFError) as error:
+        raise CalibrationError(f"{file}: not an array of activation statistics: {error}") from error
+    return array
 
 
 def _stored(array: np.ndarray, folder: Path) -> str | None:

@@ -24,7 +24,7 @@ def tokenize(file: Path, directory: Path | None, inputs: Mapping[str, np.dtype])
     Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's; an input that text cannot give.
     """
     try:
-        paragraphs = [part for part in re.split(r"\n\s*\n", file.read_text(encoding="utf-8")) if part.strip()]
+        paragraphs = [part for part in re.split(r"\n\s*\n", file.read_text(encoding="utf-8-sig")) if part.strip()]
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
     if not paragraphs:
@@ -44,9 +44,9 @@ def tokenize(file: Path, directory: Path | None, inputs: Mapping[str, np.dtype])
                     f"{file}: text cannot give the model's input '{missing[0]}'; give arrays instead"
                 )
             samples.append({name: piece[name].astype(dtype)[None] for name, dtype in inputs.items()})
-    largest = max(int(sample["input_ids"].max(initial=0)) for sample in samples if "input_ids" in sample)
-    vocabulary = config.get("vocab_size", largest + 1)
-    if largest >= vocabulary:
+    largest = max((int(sample["input_ids"].max(initial=0)) for sample in samples if "input_ids" in sample), default=0)
+    vocabulary = config.get("vocab_size")
+    if isinstance(vocabulary, int) and largest >= vocabulary:
         raise CalibrationError(
             f"{directory}: the tokenizer gives token {largest}, the model knows {vocabulary}: it is another model's"
         )

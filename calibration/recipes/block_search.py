@@ -67,7 +67,7 @@ def search(weight: Tensor, tensor_scale: Tensor, candidates: Candidates, distanc
 
 def _best_codes(blocks: Tensor, first: int, tensor_scale: Tensor, candidates: Candidates, distance: Distance) -> Tensor:
     """uint8 [blocks, rows] for blocks [blocks, 16, rows], the first of them `first` along K."""
-    magnitudes = torch.maximum(blocks.amax(1), -blocks.amin(1))
+    magnitudes = torch.maximum(blocks.amax(1), -blocks.amin(1)).abs_()  # -0 would be no code of a scale
     values = torch.tensor((*E4M3_VALUES, E4M3_MAX), device=blocks.device)
     scaled, ulps = torch.empty_like(blocks), torch.empty_like(blocks)
     best = least = None

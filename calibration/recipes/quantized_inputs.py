@@ -17,10 +17,13 @@ _DAMPING = 0.01
 
 
 def least_squares(cross: Tensor, quantized_hessian: Tensor) -> Tensor:
-    """The matrix [K, K] that W is multiplied with, from E[x q^T] and E[q q^T] (float32 [K, K])."""
+    """The matrix [K, K] that W is multiplied with, from E[x q^T] and E[q q^T] (float32 [K, K]); one of an input that is
+    always zero, such as that of an expert that no sample reached. Raises CalibrationError for NaN and Inf."""
+    identity = torch.eye(len(cross), device=cross.device)
+    if not quantized_hessian.any():
+        return identity
     damping = _DAMPING * quantized_hessian.diagonal().mean()
     if not (damping > 0 and damping.isfinite() and cross.isfinite().all()):
-        raise CalibrationError("quantized-inputs: the input's statistics hold NaN or Inf, or it is always zero")
-    identity = torch.eye(len(cross), device=cross.device)
+        raise CalibrationError("quantized-inputs: the input's statistics hold NaN or Inf")
     factor = torch.linalg.cholesky(quantized_hessian + damping * identity)
     return torch.cholesky_solve((cross + damping * identity).T, factor).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +119,103 @@ def test_nan_meets_nothing(rng: np.random.Generator) -> None:
         score = Score(budget.metric)
         score.add({}, {"y": x}, {"y": y})
         assert not budget.met_by(score.value), text
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_what_is_equal_meets_every_budget(scale: float, rng: np.random.Generator) -> None:
+    for size in range(2, 200):
+        x = (scale * rng.standard_normal((1, size))).astype(np.float32)
+        for text in ("cosine>=1", "sqnr>=1000", "kl<=0"):
+            budget = Budget.parse(text)
+            score = Score(budget.metric)
+            score.add({}, {"y": x}, {"y": x.copy()})
+            assert budget.met_by(score.value), (text, size)
+
+
+def test_infinity_meets_nothing(rng: np.random.Generator) -> None:
+    """What overflows float16 in the quantized model alone."""
+    x = rng.standard_normal((1, 4, 8)).astype(np.float16)
+    y = x.copy()
+    y[0, 0, 0] = np.inf
+    sample = {"input_ids": np.ones((1, 4), np.int64)}
+    for text in ("cosine>=0", "sqnr>=-1e300", "kl<=1e300", "perplexity<=1e300"):
+        budget = Budget.parse(text)
+        score = Score(budget.metric)
+        score.add(sample, {"y": x}, {"y": y})
+        assert not budget.met_by(score.value), text
+
+
+def test_perplexity_beyond_all_numbers() -> None:
+    logits = np.array([[[0.0, 5000.0], [0.0, 0.0]]], np.float32)
+    score = Score("perplexity")
+    score.add({"input_ids": np.zeros((1, 2), np.int64)}, {"y": logits}, {"y": logits})
+    assert score.value == math.inf
+
+
+def test_masked_logits_and_empty_outputs_add_nothing_to_kl(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 3, 8)).astype(np.float32)
+    y = x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)
+    plain, masked = Score("kl"), Score("kl")
+    plain.add({}, {"y": x}, {"y": y})
+    hidden = np.full((2, 3, 2), -np.inf, np.float32)
+    empty = np.zeros((2, 0, 8), np.float32)
+    masked.add(
+        {}, {"y": np.concatenate([x, hidden], -1), "z": empty}, {"y": np.concatenate([y, hidden], -1), "z": empty}
+    )
+    assert masked.value == pytest.approx(plain.value)
+    lost = Score("kl")
+    lost.add({}, {"y": x}, {"y": np.where(x == x.max(), -np.inf, y)})
+    assert lost.value == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "shown"),
+    [
+        ("cosine>=0.9999999", 0.99999985, "0.99999985"),
+        ("cosine>=0.999", 0.99912345678, "0.999123"),
+        ("sqnr>=30", 29.99999999, "29.99999999"),
+        ("kl<=0.001", 0.0010000001, "0.0010000001"),
+        ("kl<=0.001", 0.0009999999, "0.001"),
+        ("cosine>=0.9", math.nan, "nan"),
+        ("sqnr>=30", math.inf, "inf"),
+    ],
+)
+def test_a_value_is_shown_on_its_side_of_the_limit(text: str, value: float, shown: str) -> None:
+    assert Budget.parse(text).shown(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"attention_mask": np.ones((2, 1, 5, 5))}, "must have the shape of input_ids"),
+        ({"attention_mask": np.ones((2, 9))}, "must have the shape of input_ids"),
+        ({"input_ids": np.full((2, 5), 8)}, "input_ids from 0 to 7.*found 8 to 8"),
+        ({"input_ids": np.full((2, 5), -100)}, "input_ids from 0 to 7"),
+    ],
+)
+def test_tokens_that_perplexity_cannot_count(
+    change: dict[str, np.ndarray], says: str, rng: np.random.Generator
+) -> None:
+    logits = rng.standard_normal((2, 5, 8)).astype(np.float32)
+    with pytest.raises(BuilderError, match=says) as caught:
+        Score("perplexity").add({"input_ids": np.ones((2, 5), np.int64), **change}, {"y": logits}, {"y": logits})
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "says"),
+    [
+        (np.ones((3, 89)), np.ones((3, 92)), r"shape of output y depends on values: \(3, 89\) .* \(3, 92\)"),
+        (np.array(["a"]), np.array(["a"]), "needs tensors of numbers; output y is none"),
+        (np.array(["a"], object), np.array(["a"], object), "needs tensors of numbers"),
+        ([np.ones(3)], [np.ones(3)], "needs tensors of numbers"),
+    ],
+)
+@pytest.mark.parametrize("metric", ["cosine", "kl"])
+def test_outputs_that_no_budget_is_about(expected: Any, actual: Any, says: str, metric: str) -> None:
+    with pytest.raises(BuilderError, match=says) as caught:
+        Score(metric).add({}, {"y": expected}, {"y": actual})
+    assert caught.value.exit_code == USAGE
 
 
 def test_perplexity_of_a_model_that_is_none(rng: np.random.Generator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import pipeline
 from trt_nvfp4.builder.accuracy_budget import Budget, Score
-from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.precision_choice import Option, Part, efficient, first, mixes_by_cost
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
@@ -71,6 +72,20 @@ def test_nan_is_the_last_resort() -> None:
     assert efficient([Option("fp8", 1e-6, 0.1, 0.9), broken]) == [Option("fp8", 1e-6, 0.1, 0.9)]
 
 
+def test_what_is_broken_is_raised_first() -> None:
+    nan = float("nan")
+    options = {
+        name: [Option("nvfp4_w4a4", 1e-6, loss, 1 - loss), Option("fp8", 2e-6, 0.01, 0.99), Option("keep", 4e-6, 0, 1)]
+        for name, loss in (("mlp0", nan), ("mlp1", 0.1), ("mlp2", nan), ("mlp3", 0.2))
+    }
+    mixes = mixes_by_cost(options)
+    broken = [sum(math.isnan(option.loss) for option in mix.values()) for mix in mixes]
+    assert broken == [2, 1, *[0] * 7]
+    assert [sum(option.seconds for option in mix.values()) for mix in mixes] == sorted(
+        sum(option.seconds for option in mix.values()) for mix in mixes
+    )
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 30])
 def test_bisection_finds_the_first(count: int) -> None:
     for threshold in range(count + 1):
@@ -123,8 +138,12 @@ def test_budgets_are_met_and_tighter_ones_cost_more(mlps: Path, samples: Path) -
     costs, decisions = [], []
     for limit in (10, 22, 28, 32, 45):
         report = run(mlps, samples, f"sqnr>={limit}")
-        assert report["budget"]["achieved"] >= limit
-        assert measured_again(report, mlps, samples) == pytest.approx(report["budget"]["achieved"])
+        found = report["budget"]["achieved"]
+        achieved = math.inf if found is None else found
+        assert achieved >= limit
+        for options in report["budget"]["subgraphs"].values():
+            assert {o["decision"]: o["value"] for o in options}["keep"] is None, "infinite, which JSON has not"
+        assert measured_again(report, mlps, samples) == pytest.approx(achieved)
         plan = Plan.load(report["files"]["plan"])
         rewritten = onnx.load(report["files"]["rewritten model"], load_external_data=False)
         plugins = [node.name for node in rewritten.graph.node if node.domain == "trt_nvfp4"]
@@ -147,6 +166,33 @@ def test_a_budget_out_of_reach_says_how_near_one_comes(mlps: Path, samples: Path
     near = float(str(e.value).rsplit(" ", 1)[1])
     achieved = run(mlps, samples, f"sqnr>={near - 0.01:.2f}", require="nvfp4")["budget"]["achieved"]
     assert achieved == pytest.approx(near, rel=1e-5)
+
+
+def test_how_near_a_mix_comes_does_not_read_as_if_it_met_the_budget(
+    mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Score, "value", property(lambda _: 0.99999985))
+    with pytest.raises(BuilderError, match=r"nearest comes to cosine 0\.99999985$"):
+        run(mlps, samples, "cosine>=0.9999999")
+
+
+def test_a_budget_that_asks_for_the_original_keeps_it(mlps: Path, samples: Path) -> None:
+    report = run(mlps, samples, "cosine>=1", stop_after="plan")
+    assert report["budget"]["achieved"] == 1
+    assert {entry["decision"] for entry in report["subgraphs"]} == {"keep"}
+    # Of the original there is no error, and JSON knows no infinity.
+    assert run(mlps, samples, "sqnr>=300", stop_after="plan")["budget"]["achieved"] is None
+
+
+def test_an_original_that_is_not_finite(mlps: Path, samples: Path) -> None:
+    """Nothing compares with NaN: the model is named, not the budget."""
+    model = onnx.load(mlps)
+    model.graph.node.append(onnx.helper.make_node("Sqrt", ["x"], ["root"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("root", onnx.TensorProto.FLOAT16, None))
+    onnx.save(model, mlps)
+    with pytest.raises(BuilderError, match=r"held-out sample 0 makes the original's own output root NaN") as caught:
+        run(mlps, samples, "cosine>=0.5")
+    assert caught.value.exit_code == MODEL_AT_FAULT
 
 
 def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:

@@ -132,6 +132,61 @@ def test_other_samples_do_not_go_on(tmp_path: Path, seed: int, monkeypatch: pyte
     assert_same(found, {"x": expected(path, samples(seed + 1))["x"]}, {"mean_square", "amax"})
 
 
+def test_other_weights_beside_the_model_begin_anew(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own file is the same then."""
+    monkeypatch.setattr(collection, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(collection, "_SAVE_SHARE", 0)
+    state, path = tmp_path / "s.statistics.json", tmp_path / "model.onnx"
+
+    def with_weights(seed: int) -> Path:
+        proto = onnx.load(model(tmp_path, seed))
+        path.unlink()
+        onnx.save(proto, path, save_as_external_data=True, location="model.data", size_threshold=0)
+        return path
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 3:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        collect(with_weights(seed), {"h": {"mean_square"}}, samples(seed), interrupt, resume=state)
+    file = path.read_bytes()
+    (tmp_path / "model.data").unlink()
+    assert with_weights(seed + 1).read_bytes() == file
+    found = collect(path, {"h": {"mean_square"}}, samples(seed), resume=state)
+    fresh = collect(path, {"h": {"mean_square"}}, samples(seed))
+    torch.testing.assert_close(found.of("h").mean_square, fresh.of("h").mean_square)
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+def test_a_tensor_without_rows_in_some_samples(opset: int, tmp_path: Path, seed: int) -> None:
+    """The rows that are sent to an expert: none of a short sample, perhaps none at all."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("NonZero", ["sent"], ["index"]),
+            helper.make_node("Squeeze", ["index", "first"], ["rows"]),
+            helper.make_node("Gather", ["x", "rows"], ["e"]),
+        ],
+        "dispatch",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", K]),
+            helper.make_tensor_value_info("sent", TensorProto.BOOL, ["n"]),
+        ],
+        [helper.make_tensor_value_info("e", TensorProto.FLOAT, ["m", K])],
+        [numpy_helper.from_array(np.array([0]), "first")],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    x = np.random.default_rng(seed).standard_normal((3, 4, K)).astype(np.float32)
+    sent = np.array([[False] * 4, [True, False, True, True], [False] * 4])
+    data: list[Sample] = [{"x": rows, "sent": mask} for rows, mask in zip(x, sent, strict=True)]
+    reference = InputStatistics.of_rows(torch.from_numpy(x[1][sent[1]]), KINDS)
+    assert_same(collect(path, {"e": set(KINDS)}, data), {"e": reference}, set(KINDS))
+    never = collect(path, {"e": set(KINDS)}, data[:1]).of("e")
+    assert never.amax == 0
+    assert all(not never[kind].any() for kind in KINDS if kind != "amax")
+
+
 def test_what_cannot_be_collected(tmp_path: Path, seed: int) -> None:
     path = model(tmp_path, seed)
 

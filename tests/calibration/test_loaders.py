@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sized
 from pathlib import Path
 
@@ -26,7 +27,26 @@ def broken():
     yield {"x": np.ones((1, 2), np.float32)}
     raise OSError("disk gone")
 def odd(): return [3]
+def ragged(): return [{"x": [[1.0, 2.0], [3.0]]}]
+def learning():
+    import torch
+    return [{"x": torch.ones(1, 2, requires_grad=True)}]
+def leaves(): raise SystemExit(0)
+def numbered(): return [{0: np.ones((1, 2), np.float32), "x": 1}]
 number = 7
+"""
+LIKE_A_MODULE = """
+from __future__ import annotations
+import pickle
+from dataclasses import dataclass
+import numpy as np
+from beside_the_loader import SIZE
+@dataclass
+class Source:
+    rows: int
+def load_data():
+    source = pickle.loads(pickle.dumps(Source(SIZE)))
+    return [{"x": np.ones((source.rows, 2), np.float32)}]
 """
 
 
@@ -43,6 +63,10 @@ def test_python_loaders(tmp_path: Path) -> None:
     [
         (":broken", "loader.py:broken fails at sample .*OSError: disk gone"),
         (":odd", "sample 0: expected a mapping from input name to array, found int"),
+        (":ragged", "sample 0: x is no array of NumPy, and does not become one: .*inhomogeneous"),
+        (":learning", "sample 0: x is no array of NumPy, and does not become one: .*requires grad"),
+        (":leaves", "loader.py:leaves fails at sample 0: SystemExit: 0"),
+        (":numbered", r"found arrays named \['0', 'x'\]"),
         (":number", "has no function 'number'"),
         (":nowhere", "has no function 'nowhere'"),
     ],
@@ -54,6 +78,19 @@ def test_python_loaders_at_fault(function: str, message: str, tmp_path: Path) ->
     (tmp_path / "loader.py").write_text("import nothing_of_this_name")
     with pytest.raises(CalibrationError, match="does not run: ModuleNotFoundError"):
         load_samples(tmp_path / "loader.py", X)
+    (tmp_path / "loader.py").write_text("raise SystemExit(0)")
+    with pytest.raises(CalibrationError, match="does not run: SystemExit"):
+        load_samples(tmp_path / "loader.py", X)
+
+
+def test_python_loaders_are_modules(tmp_path: Path) -> None:
+    """They import what lies beside them, as in Polygraphy, and their classes are found by name."""
+    (tmp_path / "beside_the_loader.py").write_text("SIZE = 3")
+    (tmp_path / "loader.py").write_text(LIKE_A_MODULE)
+    path = list(sys.path)
+    (sample,) = load_samples(tmp_path / "loader.py", X)
+    assert sample["x"].shape == (3, 2)
+    assert sys.path == path
 
 
 def test_text_is_cut_and_nothing_left_out(tmp_path: Path) -> None:
@@ -64,6 +101,20 @@ def test_text_is_cut_and_nothing_left_out(tmp_path: Path) -> None:
     assert len(ids) == len(samples) == 5
     assert all(array.shape[0] == 1 and array.shape[1] <= 512 for array in ids)
     assert sum(int((array == 2773).sum()) for array in ids) == 1200  # "word"
+
+
+def test_text_for_a_model_that_says_little(tmp_path: Path) -> None:
+    """No size of the vocabulary, no input_ids; and text as Windows writes it."""
+    for file in MINILM.iterdir():
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": None}))
+    (tmp_path / "a.txt").write_bytes("\ufeffHello there.\r\n\r\nThe end.".encode())
+    found, expected = (list(load_samples(tmp_path / "a.txt", IDS, folder)) for folder in (tmp_path, MINILM))
+    assert [sample["input_ids"].tolist() for sample in found] == [sample["input_ids"].tolist() for sample in expected]
+    masks = [sample["attention_mask"].shape[1] for sample in found]
+    only_masks = {"attention_mask": IDS["attention_mask"]}
+    assert [s["attention_mask"].shape[1] for s in load_samples(tmp_path / "a.txt", only_masks, tmp_path)] == masks
 
 
 def test_text_without_its_tokenizer(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -103,15 +104,34 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    npy = (tmp_path / "x.npy").read_bytes()
     for name, content, message in (
         ("a.json", b"{", "not a Polygraphy input file"),
         ("b.json", b'{"a": 1}', "expected a list of samples"),
         ("c.csv", b"1 2 3", "expected an .npz file, a folder"),
         ("d.npz", b"PK\x03\x04 cut", "not a readable .npz file"),
+        ("e.npz", b"", "not a readable .npz file"),
+        ("f.npz", npy, "not a readable .npz file"),
+        ("folder/ids.npy", b"", r"ids\.npy: not a readable .npy file"),
     ):
-        (tmp_path / name).write_bytes(content)
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
         with pytest.raises(CalibrationError, match=message):
-            list(load_samples(tmp_path / name, SPECS))
+            list(load_samples(file if file.parent == tmp_path else file.parent, SPECS))
+
+
+def test_an_npz_file_with_a_broken_stream(tmp_path: Path, seed: int) -> None:
+    file = tmp_path / "s.npz"
+    np.savez_compressed(file, **sample(seed, rows=500))
+    content = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as archive:
+        entry = archive.getinfo("ids.npy")
+    content[entry.header_offset + 60 : entry.header_offset + 200] = b"\xff" * 140
+    file.write_bytes(content)
+    with pytest.raises(CalibrationError, match=r"not a readable \.npz file"):
+        list(load_samples(file, SPECS))
 
 
 def test_npy_files_of_different_lengths(tmp_path: Path, seed: int) -> None:
@@ -122,8 +142,9 @@ def test_npy_files_of_different_lengths(tmp_path: Path, seed: int) -> None:
 
 
 def test_input_specs_of_a_model(tmp_path: Path) -> None:
-    """Initializers among the inputs are none; bfloat16 inputs take float32."""
+    """Initializers among the inputs are none; bfloat16 inputs take float32; -1 is a dynamic dimension."""
     values = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, [-1, 8]),
         helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ["n", 4]),
         helper.make_tensor_value_info("mask", TensorProto.BOOL, [None]),
         helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]),
@@ -137,6 +158,7 @@ def test_input_specs_of_a_model(tmp_path: Path) -> None:
     )
     save(helper.make_model(graph), tmp_path / "m.onnx")
     assert input_specs(tmp_path / "m.onnx") == {
+        "ids": InputSpec(("", 8), np.dtype(np.int64)),
         "x": InputSpec(("n", 4), np.dtype(np.float32)),
         "mask": InputSpec(("",), np.dtype(np.bool_)),
     }

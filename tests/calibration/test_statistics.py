@@ -143,6 +143,21 @@ def test_files_that_hold_no_statistics(text: str | None, tmp_path: Path) -> None
         Statistics.load(tmp_path / "s.json")
 
 
+def test_arrays_that_are_not_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "s.statistics.json"
+    Statistics({"a": 1.0}, 1, {"a": {"mean_square": np.ones(16, np.float32)}}).save(file)
+    (array,) = (tmp_path / "s.statistics").iterdir()
+    np.save(array, np.ones(16))
+    with pytest.raises(CalibrationError, match=r"mean_square of tensor a is float64, expected float32"):
+        Statistics.load(file)
+    array.write_bytes(b"")
+    with pytest.raises(CalibrationError, match=r"\.npy: not an array of activation statistics"):
+        Statistics.load(file)
+    array.unlink()
+    with pytest.raises(CalibrationError, match=r"by itself: its arrays lie in the folder \S+ beside it"):
+        Statistics.load(file)
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_statistics_that_are_no_magnitudes(value: float, tmp_path: Path) -> None:
     Statistics({"a": value}, 1).save(tmp_path / "s.json")

@@ -14,7 +14,7 @@ from trt_nvfp4.calibration import nvfp4, recipes
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.recipes import InputStatistics
 from trt_nvfp4.calibration.recipes.quantized_inputs import least_squares
-from trt_nvfp4.calibration.statistics import collect
+from trt_nvfp4.calibration.statistics import KINDS, collect
 from trt_nvfp4.plugins.ops import number_formats
 
 K = 64
@@ -75,5 +75,16 @@ def test_collected_by_onnx_runtime(tmp_path: Path) -> None:
 
 
 def test_an_input_that_is_always_zero() -> None:
-    with pytest.raises(CalibrationError, match="always zero"):
-        least_squares(torch.zeros(K, K), torch.zeros(K, K))
+    """Such as that of an expert that no sample reached: the weight itself is rounded, as without this part."""
+    assert torch.equal(least_squares(torch.zeros(K, K), torch.zeros(K, K)), torch.eye(K))
+    weight = torch.randn(8, K, generator=torch.Generator().manual_seed(1))
+    silent = InputStatistics.of_rows(torch.zeros(4, K), KINDS)
+    found = recipes.quantize_weight(weight, "mse+gptq+quantized-inputs", silent)
+    for part, expected in zip(found, recipes.quantize_weight(weight, "mse"), strict=True):
+        torch.testing.assert_close(part, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_statistics_that_are_not_finite(bad: float) -> None:
+    with pytest.raises(CalibrationError, match="hold NaN or Inf"):
+        least_squares(torch.eye(K), torch.full((K, K), bad))
