@@ -35,6 +35,8 @@ _TORCH_TYPES = {number: dtype for dtype, number in _DATA_TYPES.items()}
 _FIELD_FLOAT32, _FIELD_INT32 = 1, 5
 _PHASE_BUILD, _PHASE_RUNTIME = 0, 1
 _CAPACITY = 64
+#: nvinfer1::Dims::MAX_DIMS
+_MOST_DIMS = 8
 _GUARD_BYTES = 256
 #: Alternating bits; an absurd value in every data type.
 _GUARD = 0xA5
@@ -47,7 +49,7 @@ class HostError(RuntimeError):
 
 
 class _Dims(ctypes.Structure):
-    _fields_ = (("nbDims", ctypes.c_int32), ("d", ctypes.c_int64 * 8))
+    _fields_ = (("nbDims", ctypes.c_int32), ("d", ctypes.c_int64 * _MOST_DIMS))
 
 
 class _TensorDesc(ctypes.Structure):
@@ -135,7 +137,8 @@ class PluginHost:
 
         ``inputs`` give dtypes and shapes (meta tensors serve); ``max_inputs`` the profile's largest shapes, which size
         the workspace. Dimensions in which the two differ are symbols to the plugin's shape rule. ``tactic`` is what
-        TensorRT would have chosen, of ``Session.tactics`` or not. Raises HostError.
+        TensorRT would have chosen, of ``Session.tactics`` or not. Raises HostError, also where ``max_inputs`` are no
+        larger shapes of ``inputs``.
         """
         return Session(self, op, list(inputs), dict(attributes or {}), list(max_inputs or inputs), tactic)
 
@@ -168,6 +171,8 @@ class Session:
     def __post_init__(self) -> None:
         self._lib = self.host._lib
         self._plugins: list[int] = []
+        self._check(self.max_inputs)
+        self._check_largest(self.inputs)
         try:
             self._build()
         except BaseException:
@@ -212,6 +217,7 @@ class Session:
         Inputs are copied between guards, outputs and workspace are poisoned and guarded. Raises HostError when a call
         fails, a guard is damaged or an input is changed.
         """
+        self._check(inputs)
         device = inputs[0].device
         guarded_inputs = []
         for x in inputs:
@@ -243,12 +249,21 @@ class Session:
     def enqueue(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], workspace: torch.Tensor) -> None:
         """onShapeChange and one enqueue on the current CUDA stream, with the caller's memory; a CUDA graph can hold it.
 
-        ``workspace`` is a uint8 tensor of at least ``workspace_size`` bytes, 256-byte aligned. Raises HostError; also,
-        with the outputs written, when AUTO served the call because ``tactic`` could not.
+        ``workspace`` is a uint8 tensor of at least ``workspace_size`` bytes, 256-byte aligned. Raises HostError, before
+        anything is written, for a tensor that is not contiguous or that the session was not made for; also, with the
+        outputs written, when AUTO served the call because ``tactic`` could not.
         """
+        self._check(inputs)
+        for what, tensors in (("input", inputs), ("output", outputs), ("workspace", [workspace])):
+            for i, x in enumerate(tensors):
+                if not x.is_contiguous():
+                    raise HostError(f"{self.op}: {what} {i} is not contiguous, with strides {list(x.stride())}")
+        if workspace.numel() < self.workspace_size:
+            raise HostError(f"{self.op}: the workspace holds {workspace.numel()} bytes of {self.workspace_size}")
         descs = _array(_TensorDesc, [_desc(x) for x in [*inputs, *outputs]])
         if self._lib.hostOnShapeChange(self._context_plugin, descs, len(inputs), len(outputs)) != 0:
             raise self.host.error(f"onShapeChange of {self.op}")
+        self._check_largest(inputs)
         status = self._lib.hostEnqueue(
             self._context_plugin,
             descs,
@@ -277,6 +292,25 @@ class Session:
         if self._lib.hostSetTactic(plugin, tactic) != 0:
             raise self.host.error(f"setTactic({tactic}) of {self.op}")
 
+    def _check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Number, types and ranks are the session's."""
+        if len(inputs) != len(self.inputs):
+            raise HostError(f"{self.op}: the session has {len(self.inputs)} inputs, found {len(inputs)}")
+        for i, (x, own) in enumerate(zip(inputs, self.inputs, strict=True)):
+            if (x.dtype, x.dim()) != (own.dtype, own.dim()):
+                raise HostError(
+                    f"{self.op}: input {i} is {own.dtype} of {own.dim()} dimensions in this session, found {x.dtype} "
+                    f"of {x.dim()}"
+                )
+
+    def _check_largest(self, inputs: Sequence[torch.Tensor]) -> None:
+        """No dimension is beyond the profile's: the workspace is sized for that."""
+        for i, (x, largest) in enumerate(zip(inputs, self.max_inputs, strict=True)):
+            if any(size > most for size, most in zip(x.shape, largest.shape, strict=True)):
+                raise HostError(
+                    f"{self.op}: input {i} has shape {list(x.shape)}, the session's largest is {list(largest.shape)}"
+                )
+
     def _build(self) -> None:
         """The build phase, then the runtime phase from the serialized fields, in TensorRT's order."""
         created = self._own(self._create(self.attributes, _PHASE_BUILD), "createPlugin")
@@ -291,10 +325,7 @@ class Session:
         self._context_plugin = self._own(self._lib.hostAttach(recreated), "attachToContext")
 
     def _create(self, attributes: Mapping[str, int | float], phase: int) -> int | None:
-        values = [
-            ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int32(value)
-            for value in attributes.values()
-        ]
+        values = [_field_of(f"{self.op}: attribute {name}", value) for name, value in attributes.items()]
         fields = [
             _Field(
                 name.encode(),
@@ -317,7 +348,7 @@ class Session:
 
     def _ask_types(self) -> None:
         types = (ctypes.c_int32 * self._lib.hostOutputCount(self._build_plugin))()
-        given = _array(ctypes.c_int32, [_DATA_TYPES[x.dtype] for x in self.inputs])
+        given = _array(ctypes.c_int32, [_desc(x).type for x in self.inputs])
         if self._lib.hostOutputTypes(self._build_plugin, given, len(self.inputs), types, len(types)) != 0:
             raise self.host.error(f"getOutputDataTypes of {self.op}")
         self.output_dtypes = [_TORCH_TYPES[number] for number in types]
@@ -369,11 +400,24 @@ def _field_value(item: _Field) -> int | float:
     raise HostError(f"field {item.name.decode()} has type {item.type}; only FLOAT32 and INT32 are expected")
 
 
+def _field_of(what: str, value: int | float) -> ctypes.c_float | ctypes.c_int32:
+    """What TensorRT's parser makes of an ONNX attribute, which an integer beyond 32 bits would not survive."""
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    if not isinstance(value, int) or ctypes.c_int32(value).value != value:
+        raise HostError(f"{what} must be a float or an integer of 32 bits, found {value!r}")
+    return ctypes.c_int32(value)
+
+
 def _dims(shape: Sequence[int]) -> _Dims:
-    return _Dims(len(shape), (ctypes.c_int64 * 8)(*shape))
+    if len(shape) > _MOST_DIMS:
+        raise HostError(f"TensorRT's tensors have at most {_MOST_DIMS} dimensions, found shape {list(shape)}")
+    return _Dims(len(shape), (ctypes.c_int64 * _MOST_DIMS)(*shape))
 
 
 def _desc(x: torch.Tensor) -> _TensorDesc:
+    if x.dtype not in _DATA_TYPES:
+        raise HostError(f"a plugin's tensor cannot be {x.dtype}; it must be one of {', '.join(map(str, _DATA_TYPES))}")
     return _TensorDesc(_dims(x.shape), _DATA_TYPES[x.dtype], 0, 1.0)
 
 

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,8 @@ _FLAGS = (
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-deprecated-declarations",
 )
 _SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.machine()}-linux-gnu")
-_LINK_FLAGS = ("-shared", f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'},--no-undefined")
+# Seen from the adapters' folder: nvcc splits what it hands to the linker where a path has spaces.
+_LINK_FLAGS = ("-shared", "-Xlinker=--version-script=exports.map,--no-undefined")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class Build:
 
     def link(self, objects: list[Path], library: Path) -> None:
         """Raises ToolchainError."""
-        _run([self.toolchain.nvcc, *self.toolchain.link_flags(), *_LINK_FLAGS, "-o", library, *objects])
+        files: list[str | Path] = ["-o", library.absolute(), *(path.absolute() for path in objects)]
+        _run([self.toolchain.nvcc, *self.toolchain.link_flags(), *_LINK_FLAGS, *files], ROOT / "adapters")
 
 
 def build_library(arch: str, *, machine: str | None = None, progress: Progress | None = None) -> Path:
@@ -231,9 +233,9 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     return library
 
 
-def _run(command: list[str | Path]) -> str:
-    """Runs the compiler and returns what it printed; its folder for temporary files is the system's."""
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _run(command: Sequence[str | Path], folder: Path | None = None) -> str:
+    """Runs the compiler, in ``folder``, and returns what it printed; its folder for temporary files is the system's."""
+    result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if result.returncode != 0:
         line = " ".join(map(str, command))
         raise ToolchainError(f"compilation failed (exit status {result.returncode}): {line}\n{result.stdout[-4000:]}")
@@ -241,15 +243,27 @@ def _run(command: list[str | Path]) -> str:
 
 
 def _tensorrt_headers() -> Path | None:
-    """The folder of TensorRT's own headers where the user has them; None: the project's declaration of them serves."""
+    """The folder of TensorRT's own headers where the user has them; None: the project's declaration of them serves.
+
+    Raises ToolchainError for a named folder without headers, or with those of a TensorRT that is too old; the system's
+    are then left alone.
+    """
     if named := os.environ.get("TENSORRT_INCLUDE_DIR"):
         if not (Path(named) / "NvInferRuntime.h").is_file():
             raise ToolchainError(f"TENSORRT_INCLUDE_DIR={named} holds no NvInferRuntime.h")
+        if not _declares_plugins(Path(named)):
+            raise ToolchainError(
+                f"TENSORRT_INCLUDE_DIR={named} holds the headers of a TensorRT before 10, which has no IPluginV3; name "
+                "those of 10 or newer, or unset it: the library builds without TensorRT's headers too"
+            )
         return Path(named)
-    for folder in _SYSTEM_HEADERS:
-        if (folder / "NvInferRuntime.h").is_file():
-            return folder
-    return None
+    return next(filter(_declares_plugins, _SYSTEM_HEADERS), None)
+
+
+def _declares_plugins(folder: Path) -> bool:
+    """Whether TensorRT's headers in `folder`, if any, have the interface that the adapters implement."""
+    headers = folder.glob("NvInfer*.h") if (folder / "NvInferRuntime.h").is_file() else ()
+    return any(b"IPluginV3OneBuild" in header.read_bytes() for header in headers)
 
 
 def _headers_flags(headers: Path | None) -> list[str]:

@@ -156,6 +156,10 @@ def _runtime_dir(nvcc: Path, version: str, machine: str) -> Path:
         raise ToolchainError(f"{looked}; install nvidia-cuda-runtime")
     try:
         return cuda_runtime(machine, version, cache_dir())
+    except OSError as error:
+        raise ToolchainError(
+            f"{looked}; cannot write it to the cache: {error}; set TRT_NVFP4_CACHE to a writable folder"
+        ) from error
     except RuntimeUnavailableError as error:
         raise ToolchainError(
             f"{looked}; {error}. Install the toolkit's cross-compilation package ({target})"
@@ -183,14 +187,15 @@ def _toolkit_root(nvcc: Path) -> Path:
 
 def find_host_compiler(machine: str) -> Path:
     """``$CXX`` or the usual C++ compiler; for another machine, the GNU cross compiler. Raises ToolchainError."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
-    if machine != platform.machine():
-        names = [f"{machine}-linux-gnu-g++"]
+    native = machine == platform.machine()
+    named = os.environ.get("CXX") if native else None
+    names = [named] if named else ["g++", "clang++", "c++"] if native else [f"{machine}-linux-gnu-g++"]
     for name in names:
         if found := shutil.which(name):
             return Path(found)
+    if named:
+        raise ToolchainError(f"CXX={named} is no program; name a C++ compiler, without launcher or flags, or unset CXX")
     raise ToolchainError(
         f"no C++ compiler for {machine} found (tried {', '.join(names)}); install "
-        + ("g++ or set CXX" if machine == platform.machine() else f"g++-{machine.replace('_', '-')}-linux-gnu")
-        + (", or build on the device itself" if machine != platform.machine() else "")
+        + ("g++ or set CXX" if native else f"g++-{machine.replace('_', '-')}-linux-gnu, or build on the device itself")
     )

@@ -164,7 +164,9 @@ class OpDefinition:
                     raise OpError(f"{self.name}: {name} must be 0 or 1, found {value}")
             elif not (math.isfinite(value) and value >= 0):
                 raise OpError(f"{self.name}: {name} must be finite and not negative, found {value}")
-        return {**self.attributes, **attributes}
+        # A number of the other kind would be an ONNX attribute of another type.
+        kinds = {name: type(default) for name, default in self.attributes.items()}
+        return {**self.attributes, **{name: kinds[name](value) for name, value in attributes.items()}}
 
     def _check_activation(self, value: Attribute) -> None:
         if value not in Activation.__members__.values():

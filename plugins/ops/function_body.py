@@ -124,7 +124,7 @@ def dequantize_e4m3(y: str, weight: str, scale: str) -> str:
 
 
 def _round_to_e4m3(y: str, x: str) -> str:
-    """y float32: x, from 0 to 448, rounded to E4M3; its code is 8 {y}_binade + {y}_steps.
+    """y float32: x, from 0 to 448, rounded to E4M3; its code is 8 {y}_binade + {y}_steps. NaN, where {y}_is_nan, stays.
 
     Round ties to even, in units of the step between neighbours. A logarithm that is off by its last bit picks the wrong
     binade only beside a power of two, where both give the same result.
@@ -138,11 +138,20 @@ def _round_to_e4m3(y: str, x: str) -> str:
         {y}_exponent = Floor({y}_log2)
         {y}_raised = Add({y}_exponent, {y}_bias)
         {y}_binade = Max({y}_raised, zero_f)
-        {y}_index = Cast<to = {INT32}>({y}_binade)
+        {y}_is_nan = IsNaN({x})
+        {y}_place = Where({y}_is_nan, zero_f, {y}_binade)
+        {y}_index = Cast<to = {INT32}>({y}_place)
         {y}_step = Gather(e4m3_steps, {y}_index)
         {y}_in_steps = Div({x}, {y}_step)
         {y}_steps = Round({y}_in_steps)
         {y} = Mul({y}_steps, {y}_step)"""
+
+
+def _amax(y: str, magnitudes: str) -> str:
+    """y []: the largest magnitude, or NaN where one is. A maximum may lose NaN; the sum, never smaller, keeps it."""
+    return f"""{y}_largest_one = ReduceMax<keepdims = 0>({magnitudes})
+        {y}_sum = ReduceSum<keepdims = 0>({magnitudes})
+        {y} = Min({y}_largest_one, {y}_sum)"""
 
 
 def through_e4m3(y: str, x: str, scale: str) -> str:
@@ -150,7 +159,7 @@ def through_e4m3(y: str, x: str, scale: str) -> str:
     return f"""{y}_largest = Constant<value_float: float = {E4M3_MAX}>()
         {y}_smallest = Constant<value_float: float = {SMALLEST_TENSOR_SCALE!r}>()
         {y}_abs = Abs({x})
-        {y}_amax = ReduceMax<keepdims = 0>({y}_abs)
+        {_amax(f"{y}_amax", f"{y}_abs")}
         {y}_ratio = Div({y}_amax, {y}_largest)
         {y}_computed = Max({y}_ratio, {y}_smallest)
         {y}_absent = Equal({scale}, zero_f)
@@ -186,32 +195,36 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
         {y}_four = Constant<value_float: float = 4.0>()
         {y}_six = Constant<value_float: float = {E2M1_MAX}>()
         {y}_eight = Constant<value_float: float = 8.0>()
+        {y}_nan_byte = Constant<value_float: float = 127.0>()
         {y}_one_channel = Constant<value = int64[3] {{0, 1, -1}}>()
         {y}_one_scale = Constant<value = int64[3] {{0, -1, 1}}>()
         {y}_blocks = Reshape({x}, rows_of_blocks)
         {y}_abs = Abs({x})
-        {y}_amax = ReduceMax<keepdims = 0>({y}_abs)
+        {_amax(f"{y}_amax", f"{y}_abs")}
         {y}_ratio = Div({y}_amax, {y}_range)
         {y}_computed = Max({y}_ratio, {y}_smallest)
         {y}_absent = Equal({scale}, zero_f)
         {y}_tensor_scale = Where({y}_absent, {y}_computed, {scale})
         {y}_channel = Reshape({y}_abs, {y}_one_channel)
         {y}_pooled = MaxPool<kernel_shape = [16], strides = [16]>({y}_channel)
-        {y}_block_amax = Reshape({y}_pooled, {y}_one_scale)
+        {y}_pooled_amax = Reshape({y}_pooled, {y}_one_scale)
+        {y}_magnitude_in = Reshape({y}_abs, rows_of_blocks)
+        {y}_block_sum = ReduceSum<keepdims = 1>({y}_magnitude_in, axis_last)
+        {y}_block_amax = Min({y}_pooled_amax, {y}_block_sum)
         {y}_sixth = Div({y}_block_amax, {y}_six)
         {y}_wanted = Div({y}_sixth, {y}_tensor_scale)
         {y}_clipped = Min({y}_wanted, {y}_scale_max)
         {_round_to_e4m3(f"{y}_block_scales", f"{y}_clipped")}
         {y}_binade_code = Mul({y}_block_scales_binade, {y}_eight)
-        {y}_scale_bytes = Add({y}_binade_code, {y}_block_scales_steps)
+        {y}_number_bytes = Add({y}_binade_code, {y}_block_scales_steps)
+        {y}_scale_bytes = Where({y}_block_scales_is_nan, {y}_nan_byte, {y}_number_bytes)
         {y}_inverse = Reciprocal({y}_tensor_scale)
         {y}_divisor = Max({y}_block_scales, {y}_scale_min)
         {y}_unbounded = Div({y}_inverse, {y}_divisor)
         {y}_bounded = Min({y}_unbounded, {y}_largest)
         {y}_nonzero = Greater({y}_block_scales, zero_f)
-        {y}_multiplier = Where({y}_nonzero, {y}_bounded, zero_f)
-        {y}_magnitude_in = Reshape({y}_abs, rows_of_blocks)
-        {y}_a = Mul({y}_magnitude_in, {y}_multiplier)
+        {y}_product = Mul({y}_magnitude_in, {y}_bounded)
+        {y}_a = Where({y}_nonzero, {y}_product, zero_f)
         {y}_doubled = Mul({y}_a, {y}_two)
         {y}_doubled_round = Round({y}_doubled)
         {y}_below_two = Mul({y}_doubled_round, {y}_half)

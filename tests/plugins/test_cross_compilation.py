@@ -99,3 +99,13 @@ def test_runtime_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fake_pip(monkeypatch, "nvidia/cu13/include/cuda.h")
     with pytest.raises(RuntimeUnavailableError, match=r"holds no libcudart_static\.a"):
         cuda_runtime(THOR_MACHINE, "13.0.88", tmp_path)
+
+
+def test_runtime_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if platform.machine() == THOR_MACHINE or shutil.which(COMPILER) is None:
+        pytest.skip(f"no cross compiler {COMPILER}")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("trt_nvfp4.plugins.toolchain._toolkit_root", lambda nvcc: tmp_path)
+    with pytest.raises(ToolchainError, match=r"no libcudart_static\.a for aarch64.*set TRT_NVFP4_CACHE to a writable"):
+        find_nvcc(THOR_MACHINE)

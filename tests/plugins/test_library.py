@@ -13,7 +13,7 @@ import pytest
 from compiled import compiled
 
 from trt_nvfp4.plugins import library as plugin_library
-from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_library, resource_report
+from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_library, find_build, resource_report
 from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
@@ -83,11 +83,12 @@ def test_second_build_is_a_cache_hit(library: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A source tree of one file that compiles in a second, and an empty cache beside it."""
-    root = tmp_path / "plugins"
+    """A source tree of one file that compiles in a second, at a path with a space, and an empty cache beside it."""
+    root = tmp_path / "of a user" / "plugins"
     for folder in ("adapters", "kernels/api"):
         (root / folder).mkdir(parents=True)
     (root / "adapters" / "one.cpp").write_text("int one() { return 1; }\n")
+    shutil.copy(plugin_library.ROOT / "adapters" / "exports.map", root / "adapters")
     monkeypatch.setattr(plugin_library, "ROOT", root)
     monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(KEEP_OBJECTS, raising=False)
@@ -194,6 +195,38 @@ def test_no_host_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ToolchainError, match=r"no C\+\+ compiler .*install g\+\+"):
         find_nvcc()
+
+
+@pytest.mark.parametrize("named", ["ccache g++", "g++ -m64", "/nonexistent/g++"])
+def test_named_host_compiler_must_be_a_program(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", named)
+    with pytest.raises(ToolchainError, match=rf"CXX={re.escape(named)} is no program.*without launcher or flags"):
+        find_nvcc()
+
+
+@pytest.fixture
+def old_headers(tmp_path: Path) -> Path:
+    folder = tmp_path / "tensorrt-8"
+    folder.mkdir()
+    (folder / "NvInferRuntime.h").write_text("namespace nvinfer1 { class IPluginV2DynamicExt; }\n")
+    return folder
+
+
+@needs_compiler
+def test_named_headers_must_declare_the_interface(old_headers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORRT_INCLUDE_DIR", str(old_headers))
+    with pytest.raises(ToolchainError, match=r"TENSORRT_INCLUDE_DIR=.*tensorrt-8 .*before 10.*or unset it"):
+        find_build("sm_80")
+
+
+@needs_compiler
+def test_old_headers_of_the_system_are_left_alone(old_headers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSORRT_INCLUDE_DIR", raising=False)
+    headers = "-DTRT_NVFP4_TENSORRT_HEADERS"
+    monkeypatch.setattr(plugin_library, "_SYSTEM_HEADERS", (old_headers,))
+    assert headers not in find_build("sm_80").flags
+    (old_headers / "NvInferRuntime.h").write_text("namespace nvinfer1 { class IPluginV3OneBuild; }\n")
+    assert headers in find_build("sm_80").flags
 
 
 def test_named_compiler_must_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

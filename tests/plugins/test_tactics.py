@@ -7,6 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import op_inputs
@@ -137,3 +138,51 @@ def test_an_enqueue_that_fails_says_why(fake: PluginHost) -> None:
         pytest.raises(HostError, match=r"onShapeChange.*input bias must have shape \[8\], it has \[9\]"),
     ):
         session.enqueue(larger, [torch.empty(3, 8)], torch.empty(64, dtype=torch.uint8))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_session_takes_what_it_was_made_for(fake: PluginHost) -> None:
+    """What a kernel could not tell: it sees pointers, and a workspace for the session's largest shapes."""
+    x, *constants = linear(8)
+    y = torch.empty(8, 8)
+    with fake.session("NVFP4Linear", linear(3), max_inputs=[x, *constants]) as session:
+        enough = torch.empty(session.workspace_size, dtype=torch.uint8)
+        for inputs, outputs, workspace, message in (
+            (
+                linear(9),
+                [torch.empty(9, 8)],
+                enough,
+                r"input 0 has shape \[9, 32\], the session.s largest is \[8, 32",
+            ),
+            ([x.half(), *constants], [y], enough, r"input 0 is torch.float32 of 2 .*found torch.float16"),
+            ([x, *constants[:-1]], [y], enough, "the session has 6 inputs, found 5"),
+            ([x.T.contiguous().T, *constants], [y], enough, r"input 0 is not contiguous, with strides \[1, 8\]"),
+            ([x, *constants], [torch.empty(8, 16)[:, ::2]], enough, "output 0 is not contiguous"),
+            ([x, *constants], [y], enough[1:], "the workspace holds 79 bytes of 80"),
+        ):
+            with pytest.raises(HostError, match=message):
+                session.enqueue(inputs, outputs, workspace)
+        (copied,) = session.run([x.T.contiguous().T, *constants])
+        assert copied.shape == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "largest", "message"),
+    [
+        (linear(3), {"activation": 1 << 40}, linear(3), "attribute activation must be .* 32 bits, found 1099511627776"),
+        (linear(3), {"activation": "silu"}, linear(3), "attribute activation must be .*, found 'silu'"),
+        (linear(3), {}, linear(2), r"input 0 has shape \[3, 32\], the session's largest is \[2, 32\]"),
+        (linear(3), {}, linear(3)[1:], "the session has 6 inputs, found 5"),
+        ([linear(3)[0].double(), *linear(3)[1:]], {}, None, "a plugin's tensor cannot be torch.float64"),
+        ([linear(3)[0].reshape(1, 1, 1, 1, 1, 1, 1, 3, 32), *linear(3)[1:]], {}, None, "at most 8 dimensions"),
+    ],
+)
+def test_a_session_that_cannot_be_says_why(
+    fake: PluginHost,
+    inputs: list[torch.Tensor],
+    attributes: dict[str, Any],
+    largest: list[torch.Tensor] | None,
+    message: str,
+) -> None:
+    with pytest.raises(HostError, match=message):
+        fake.session("NVFP4Linear", inputs, attributes, max_inputs=largest)

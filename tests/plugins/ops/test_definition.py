@@ -145,6 +145,15 @@ def test_epsilon_must_be_a_finite_non_negative_number(epsilon: float) -> None:
         OPS["NVFP4Quantize"].output_shapes([(1, 16), (1, 16), (16,), ()], epsilon=epsilon)
 
 
+def test_attributes_have_the_type_that_the_schema_declares() -> None:
+    """TensorRT hands a plugin INT or FLOAT as the node has it, and a plugin takes its own alone."""
+    definition = OPS["NVFP4GatedMLP"]
+    names = [formal.name for formal in definition.inputs]
+    node = definition.node(names, ["y"], limit=7, activation=3.0, quantize_activations=True)
+    declared = {name: attribute.type for name, attribute in definition.schema().attributes.items()}
+    assert {entry.name: int(entry.type) for entry in node.attribute} == {n: int(t.value) for n, t in declared.items()}
+
+
 def test_gate_and_up_make_an_even_number_of_rows() -> None:
     shapes = list(GATED_SHAPES)
     shapes[1:5] = [(161, 16), (256, 4), (), (161,)]

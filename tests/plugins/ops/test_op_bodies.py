@@ -9,6 +9,7 @@ import torch
 from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees, model_of, onnxruntime_outputs
 
 from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops.definition import ACTIVATION_SCALES
 
 UNGATED = [a for a in Activation if a is not Activation.SWIGLU_CLAMPED]
 LEADS = [(), (5,), (2, 3), (2, 1, 3)]
@@ -160,6 +161,34 @@ def test_quantize_of_zero_tiny_and_huge_activations(runner: Any, magnitude: floa
         for actual, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(actual, wanted.double(), rtol=1e-6, atol=0)
     assert all(actual.isfinite().all() for actual in found)
+
+
+@RUNNERS
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the evaluator
+@pytest.mark.parametrize("scale", [0.0, 1.0], ids=["computed", "given"])
+@pytest.mark.parametrize("special", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_nan_and_infinity_go_through_quantization(
+    runner: Any, op: str, special: float, scale: float, seed: int
+) -> None:
+    """As a half-precision overflow or a row that is masked out brings them. Never an error of the runtime's."""
+    tensors = Inputs(seed, torch.float32).small(op)
+    for i, formal in enumerate(OPS[op].inputs):
+        if formal.name in (*ACTIVATION_SCALES, "tensor_scale"):
+            tensors[i] = torch.full_like(tensors[i], scale)
+    tensors[0][1, 5] = special
+    attributes = {"quantize_activations": 1} if "quantize_activations" in OPS[op].attributes else {}
+    expected = OPS[op].reference(*tensors, **attributes)
+    found = runner(model_of(op, tensors, **attributes), tensors)
+    if op == "NVFP4Quantize":
+        assert torch.equal(found[0], expected[0].double())
+        scales = [blocks.to(torch.int8).view(torch.float8_e4m3fn).float().abs() for blocks in (found[1], expected[1])]
+        torch.testing.assert_close(*scales, rtol=0, atol=0, equal_nan=True)  # the sign of NaN says nothing
+        assert torch.equal(found[2].isfinite(), expected[2].isfinite())
+    else:
+        assert isinstance(expected, torch.Tensor)
+        assert torch.equal(found[0].isnan(), expected.isnan())
+        assert expected.isnan().any() or (special == torch.inf and scale != 0.0)
 
 
 @pytest.mark.parametrize("opset", range(17, 25))
