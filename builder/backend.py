@@ -5,7 +5,7 @@ The only module that imports TensorRT. It needs Python and one of the two packag
 a script in a process of its own (so that the weights' memory ends with it), and a bundle carries it under the name
 `build_engine.py`. What is built on a device is therefore built and checked by the same code as what is built here.
 
-usage: build_engine.py [--manifest manifest.json] [--output OUT.engine] [--events]
+usage: build_engine.py [--manifest manifest.json] [-o OUT.engine] [--events]
 
 Exit codes: 0 done, 2 usage, 3 the model is at fault, 4 target or back end unavailable, 5 verification failed,
 6 build failed, 130 interrupted.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import hashlib
 import importlib
 import importlib.util
@@ -69,11 +70,24 @@ def replacing(destination: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, destination)
     except OSError as error:
-        if error.filename == str(temporary):
+        # Writes name no file.
+        if error.filename in (None, str(temporary)):
             error.filename = str(destination)
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def describe(error: OSError) -> str:
+    """What failed, and where; for a full or read-only disk, what to do."""
+    advice = {
+        errno.ENOSPC: "; free some space, or write elsewhere with -o",
+        errno.EACCES: "; choose a folder you can write to with -o",
+        errno.EROFS: "; choose a folder you can write to with -o",
+    }.get(error.errno or 0, "")
+    # Two files are a copy's, and the disk that is full is the second's.
+    file = error.filename2 or error.filename or ""
+    return f"{file}: {error.strerror or error}{advice}".lstrip(": ")
 
 
 def sha256(path: Path) -> str:
@@ -227,10 +241,22 @@ class Backend:
         parser = trt.OnnxParser(network, log)
         if not parser.parse_from_file(str(job.model)):
             raise EngineError(MODEL_AT_FAULT, _parser_message(job.model, parser, log.errors))
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
+            raise EngineError(
+                MODEL_AT_FAULT,
+                f"{job.model}: the values of input {shapes[0]!r} are a shape, whose range nothing says; make it a "
+                "constant of the model",
+            )
         if job.profiles:
             profile = builder.create_optimization_profile()
             for name, (low, typical, high) in job.profiles.items():
-                profile.set_shape(name, low, typical, high)
+                try:
+                    profile.set_shape(name, low, typical, high)
+                except RuntimeError as error:
+                    raise EngineError(
+                        USAGE, f"TensorRT refused the shapes {low}, {typical}, {high} of {name!r}: {error}"
+                    ) from error
             if config.add_optimization_profile(profile) < 0:
                 raise EngineError(USAGE, f"TensorRT refused the shapes {job.profiles}: {log.last_errors()}")
         cache = self._timing_cache(config, job, log)
@@ -530,7 +556,7 @@ def _print_events(event: Event) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build and check the TensorRT engine of this bundle.")
     parser.add_argument("--manifest", type=Path, default=Path(__file__).resolve().parent / "manifest.json")
-    parser.add_argument("--output", type=Path, help="engine file (default: as the manifest says, beside it)")
+    parser.add_argument("-o", "--output", type=Path, help="engine file (default: as the manifest says, beside it)")
     parser.add_argument("--events", action="store_true", help="progress and result as JSON lines on stdout")
     arguments = parser.parse_args()
     report = _print_events if arguments.events else _print_text
@@ -547,11 +573,11 @@ def main() -> int:
             print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
         return 0
     except (EngineError, OSError) as error:
-        code = error.exit_code if isinstance(error, EngineError) else BUILD_FAILED
+        code, text = (BUILD_FAILED, describe(error)) if isinstance(error, OSError) else (error.exit_code, str(error))
         if arguments.events:
-            report({"event": "error", "exit_code": code, "message": str(error)})
+            report({"event": "error", "exit_code": code, "message": text})
         else:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {text}", file=sys.stderr)
         return code
     except KeyboardInterrupt:
         return INTERRUPTED

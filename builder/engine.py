@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,14 @@ def estimate_memory(model: Path) -> MemoryEstimate:
     return MemoryEstimate(weights, COPIES_OF_WEIGHTS * weights + FIXED_BYTES, psutil.virtual_memory().available)
 
 
-def run_script(folder: Path, output: Path, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def run_script(
+    folder: Path, output: Path, on_event: Callable[[dict[str, Any]], None], names: Mapping[Path, Path] | None = None
+) -> dict[str, Any]:
     """Run the folder's build script; returns its result, with the engine at `output`.
 
-    `on_event` sees its stages and progress. The script gets a process group of its own, so that Ctrl-C reaches only
-    this process, which then ends it. Raises BuilderError with the script's exit code and message.
+    `on_event` sees its stages and progress. `names` are put in place of the script's own in what it says. The script
+    gets a process group of its own, so that Ctrl-C reaches only this process, which then ends it. Raises BuilderError
+    with the script's exit code and message.
     """
     command = [
         sys.executable,
@@ -70,6 +73,12 @@ def run_script(folder: Path, output: Path, on_event: Callable[[dict[str, Any]], 
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
     )
     assert process.stdout is not None
+
+    def renamed(text: str) -> str:
+        for own, name in (names or {}).items():
+            text = text.replace(str(own.absolute()), str(name)).replace(str(own), str(name))
+        return text
+
     result: dict[str, Any] | None = None
     failure: BuilderError | None = None
     last_lines: deque[str] = deque(maxlen=5)
@@ -84,7 +93,7 @@ def run_script(folder: Path, output: Path, on_event: Callable[[dict[str, Any]], 
             if event["event"] == "result":
                 result = event
             elif event["event"] == "error":
-                failure = BuilderError(event["exit_code"], event["message"])
+                failure = BuilderError(event["exit_code"], renamed(event["message"]))
             else:
                 on_event(event)
         status = process.wait()
@@ -98,6 +107,7 @@ def run_script(folder: Path, output: Path, on_event: Callable[[dict[str, Any]], 
         raise BuilderError(
             BUILD_FAILED, f"the build process {_ending(status)}: {' | '.join(last_lines) or 'no message'}"
         )
+    result["warnings"] = [renamed(warning) for warning in result["warnings"]]
     return {key: value for key, value in result.items() if key != "event"}
 
 

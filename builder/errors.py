@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 from . import backend
 
 USAGE = backend.USAGE
@@ -52,12 +50,5 @@ def message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing half-written was left"
     if isinstance(error, OSError):
-        advice = {
-            errno.ENOSPC: "; free some space, or write elsewhere with -o",
-            errno.EACCES: "; choose a folder you can write to with -o",
-            errno.EROFS: "; choose a folder you can write to with -o",
-        }.get(error.errno or 0, "")
-        # Two files are a copy's, and the disk that is full is the second's.
-        file = error.filename2 or error.filename or ""
-        return f"{file}: {error.strerror or error}{advice}".lstrip(": ")
+        return backend.describe(error)
     return str(error)

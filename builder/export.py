@@ -6,13 +6,14 @@ transformers is imported when called alone: users of ONNX files need neither it 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 OPSET = 21
 # Above this many bytes of weights they go to a file beside the ONNX (a protobuf ends at 2 GiB).
 EXTERNAL_DATA_BYTES = 256 << 20
+MODALITIES = ("input_ids", "pixel_values", "input_features", "input_values")
+EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
 
 
 def is_model_directory(path: Path) -> bool:
@@ -44,9 +47,17 @@ def export(directory: Path, destination: Path) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
 
     Text models take input_ids and attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values
-    (float [batch, channels, height, width], batch dynamic). The one output is `logits` for a model with a head,
-    `last_hidden_state` otherwise. Raises BuilderError.
+    (float [batch, channels, height, width], batch dynamic). The outputs are those of the model's head under their
+    names in transformers, most often `logits` alone; without a head `last_hidden_state`. Raises BuilderError: for a
+    model of another kind, for one that transformers cannot load or torch cannot export, and where weights that the
+    outputs depend on are missing from the files.
     """
+    if (directory / "adapter_config.json").is_file():
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: holds an adapter (adapter_config.json); merge it into its model (peft's merge_and_unload), "
+            "save that and give its directory",
+        )
     if not is_model_directory(directory):
         raise BuilderError(MODEL_AT_FAULT, f"{directory}: not a Hugging Face model directory (it has no config.json)")
     try:
@@ -59,13 +70,22 @@ def export(directory: Path, destination: Path) -> Path:
     import torch
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    _check_architecture(directory)
+    _check_files(directory)
     with _quiet():
         try:
-            model = _load(directory, transformers)
-        except (OSError, ValueError, ImportError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{directory}: transformers cannot load this model: {error}") from error
-        wrapper, inputs, dynamic, output = _plain(model)
+            model, absent = _load(directory, transformers)
+        except BuilderError:
+            raise
+        except Exception as error:
+            # Unreadable files raise types of the libraries that read them.
+            reason = f"it has code of its own, which is not run; {EXPORT_IT}"
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{directory}: transformers cannot load this model: "
+                f"{reason if 'trust_remote_code' in str(error) else error}",
+            ) from error
+        _check_kind(directory, model)
+        wrapper, inputs, dynamic = _plain(model)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with torch.no_grad(), real_arithmetic():
             try:
@@ -75,7 +95,6 @@ def export(directory: Path, destination: Path) -> Path:
                     dynamo=True,
                     opset_version=OPSET,
                     input_names=list(inputs),
-                    output_names=[output],
                     dynamic_shapes=dynamic,
                     verbose=False,
                 )
@@ -83,9 +102,13 @@ def export(directory: Path, destination: Path) -> Path:
                 # The exporter raises types of its own for whatever it cannot translate.
                 raise BuilderError(
                     MODEL_AT_FAULT,
-                    f"{directory}: torch.onnx cannot export {type(model).__name__}: {_first_line(error)}",
+                    f"{directory}: torch.onnx cannot export {type(model).__name__}: "
+                    f"{_first_line(error.__cause__ or error)}",
                 ) from error
         assert program is not None
+        _check_weights(directory, program, absent)
+        for value, name in zip(program.model.graph.outputs, wrapper.outputs, strict=True):
+            value.name = name
         program.model.metadata_props[EXPORTED] = directory.name
         size = sum(tensor.nbytes for tensor in wrapper.state_dict().values())
         # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
@@ -96,62 +119,133 @@ def export(directory: Path, destination: Path) -> Path:
     return destination
 
 
-def _check_architecture(directory: Path) -> None:
+def _check_files(directory: Path) -> None:
     try:
         config = json.loads((directory / "config.json").read_text())
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
     if "model_type" not in config:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: no model_type, so not a transformers model")
+    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin")]):
+        with file.open("rb") as weights:
+            if weights.read(24) == b"version https://git-lfs.":
+                raise BuilderError(
+                    MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the weights; fetch them with git lfs pull"
+                )
 
 
-def _load(directory: Path, transformers: Any) -> torch.nn.Module:
-    """The class named in the configuration, else the bare model."""
+def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]]:
+    """The model, of the class named in the configuration or else the bare one; and the weights that its files lack,
+    which transformers makes up."""
     config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-    named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or []]
-    loader = next((cls for cls in named if cls is not None), transformers.AutoModel)
-    model: Any = loader.from_pretrained(directory, config=config, dtype="auto", local_files_only=True)
+    names = getattr(config, "architectures", None) or []
+    known = [name for name in names if hasattr(transformers, name)]
+    if names and not known:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: config.json names the architecture {', '.join(names)}, which transformers "
+            f"{transformers.__version__} does not have; install the version that has it, or {EXPORT_IT}",
+        )
+    loader = getattr(transformers, known[0]) if known else transformers.AutoModel
+    model: Any
+    model, info = loader.from_pretrained(
+        directory,
+        config=config,
+        dtype="auto",
+        local_files_only=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    if info["mismatched_keys"]:
+        name, found, expected = min(info["mismatched_keys"])
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: weights and config.json do not fit: {name} is {list(found)} in the weights, and "
+            f"{list(expected)} by config.json",
+        )
     if hasattr(model, "set_experts_implementation"):
         # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
         model.set_experts_implementation("batched_mm")
     loaded: torch.nn.Module = model.eval()
-    return loaded
+    return loaded, set(info["missing_keys"])
 
 
-def _plain(model: Any) -> tuple[torch.nn.Module, dict[str, torch.Tensor], tuple[dict[int, Any], ...], str]:
-    """A module from tensors to one tensor, example inputs, dynamic shapes, and the output's name."""
+def _check_kind(directory: Path, model: Any) -> None:
+    """Whether all that the model takes is text, or images of a size that its configuration states."""
+    takes = [name for name in MODALITIES if name in inspect.signature(model.forward).parameters]
+    named = f"{directory}: {type(model).__name__}"
+    if takes not in (["input_ids"], ["pixel_values"]):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{named} takes {' and '.join(takes) or 'other inputs'}, and models of input_ids or pixel_values alone "
+            f"are exported here; {EXPORT_IT}",
+        )
+    if getattr(model.config, "is_encoder_decoder", False) and model.can_generate():
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{named} generates with an encoder and a decoder, which are engines of their own; export each of them "
+            "with torch.onnx.export and give the ONNX files one by one",
+        )
+    if takes == ["pixel_values"] and getattr(model.config, "image_size", None) is None:
+        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: states no image_size; {EXPORT_IT}")
+
+
+def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[dict[int, Any], ...]]:
+    """A module from tensors to a tuple of tensors, example inputs, and dynamic shapes.
+
+    Once it has run, the module's `outputs` names the tensors of that tuple.
+    """
     import torch
 
     is_image = model.main_input_name == "pixel_values"
-    output = (
-        "logits" if hasattr(model, "lm_head") or type(model).__name__.split("For")[-1] != type(model).__name__ else ""
-    )
-    output = output or "last_hidden_state"
 
     class Plain(torch.nn.Module):
+        outputs: tuple[str, ...] = ()
+
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             if is_image:
                 result = self.model(pixel_values=tensors[0])
             else:
                 extra = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
                 result = self.model(input_ids=tensors[0], attention_mask=tensors[1], **extra)
-            # Heads other than logits (masked language models, classifiers, ...) still come first.
-            tensor: torch.Tensor = result[output] if output in result else result[0]
-            return tensor
+            found = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+            inner = ("pooler_output", *(name for name in found if name.endswith("hidden_state")))
+            head = {name: value for name, value in found.items() if name not in inner}
+            chosen = head or {name: found[name] for name in ("last_hidden_state",) if name in found} or found
+            Plain.outputs = tuple(chosen)
+            return tuple(chosen.values())
 
     if is_image:
         config = model.config
         size = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
         pixels = torch.rand(2, getattr(config, "num_channels", 3), *size, dtype=next(model.parameters()).dtype)
-        return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),), output  # type: ignore[return-value]
+        return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)  # type: ignore[return-value]
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
     ids = torch.randint(0, model.config.vocab_size, (2, 16))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return Plain().eval(), inputs, (({0: batch, 1: sequence},) * 2,), output  # type: ignore[return-value]
+    return Plain().eval(), inputs, (({0: batch, 1: sequence},) * 2,)  # type: ignore[return-value]
+
+
+def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set[str]) -> None:
+    """Refuse weights that transformers made up, unless nothing that is exported depends on them (BERT's pooler)."""
+    exported = program.exported_program
+    assert exported is not None
+    parameters = exported.graph_signature.inputs_to_parameters
+    used = {
+        parameters[node.name].removeprefix("model.")
+        for node in exported.graph.nodes
+        if node.users and node.name in parameters
+    }
+    if missing := sorted(used & absent):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} for one; download it "
+            "again, or mend `architectures` in config.json",
+        )
 
 
 @contextlib.contextmanager
@@ -167,5 +261,5 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -237,8 +237,8 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
     statistics.save(destination)
     if dead := [name for name in tensors if statistics.amax.get(name) == 0]:
         report.warnings.append(
-            f"the samples leave {len(dead)} of {len(tensors)} tensors at 0 ({dead[0]}, ...), so that nothing is "
-            f"known of their range: does {request.calib_data} hold real inputs?"
+            f"the samples leave {len(dead)} of {len(tensors)} tensors at 0 ({dead[0]}, ...), so that nothing is known "
+            f"of their range, and no scale is set for them: does {request.calib_data} hold real inputs?"
         )
     report.files["statistics"] = str(destination)
     return statistics
@@ -360,7 +360,11 @@ def _build(
             report.bundle = str(request.bundle)
             return
         _check_memory(model, report)
-        result = engine.run_script(folder, Path(name) / "out.engine", forward(progress))
+        # Messages name the user's files, not those of the folder, which are gone by then.
+        names = {folder / "model.onnx": model, Path(name) / "out.engine": destination}
+        if request.timing_cache is not None:
+            names[folder / "timing.cache"] = request.timing_cache
+        result = engine.run_script(folder, Path(name) / "out.engine", forward(progress), names)
         os.replace(Path(name) / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():
             os.replace(folder / "timing.cache", request.timing_cache)

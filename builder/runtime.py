@@ -20,7 +20,8 @@ def built_by(engine: Path) -> dict[str, Any]:
         found = json.loads(beside.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    described = isinstance(found, dict) and all(isinstance(found.get(key, {}), dict) for key in ("versions", "files"))
+    return found if described else {}
 
 
 def load_engine(path: Path) -> tuple[Any, backend.Backend]:

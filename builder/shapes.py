@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import USAGE, BuilderError
+from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 
 Shape = tuple[int, ...]
 # (least, typical, most) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
@@ -33,6 +33,8 @@ def parse_shapes(text: str, flag: str) -> dict[str, Shape]:
         name, separator, dims = part.rpartition(":")
         if not separator or not re.fullmatch(r"\d+(x\d+)*", dims):
             raise BuilderError(USAGE, f"{flag} {part!r}: expected NAME:AxBxC, such as input_ids:1x128")
+        if name in shapes:
+            raise BuilderError(USAGE, f"{flag}: gives {name} twice; leave one out")
         shapes[name] = tuple(int(dim) for dim in dims.split("x"))
     return shapes
 
@@ -47,19 +49,27 @@ def derive_profiles(
 ) -> dict[str, Profile]:
     """A profile for every input that has a dynamic dimension.
 
-    `inputs`: name -> dimensions, a number or the name of a dynamic one ("" unnamed). An override of one bound leaves
-    the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all three.
-    `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where there
-    is one alone it is that of the typical shapes.
+    `inputs`: name -> dimensions, a number or the name of a dynamic one ("" or -1 unnamed). An override of one bound
+    leaves the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all
+    three. `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where
+    there is one alone it is that of the typical shapes.
 
-    Raises BuilderError: usage for an override that does not fit, model for a dimension without a range.
+    Raises BuilderError: usage for an override that does not fit or a dimension without a range, model for an input
+    that takes no values.
     """
+    inputs = {name: ["" if isinstance(dim, int) and dim < 0 else dim for dim in dims] for name, dims in inputs.items()}
     bounds = [dict(least or {}), dict(typical or {}), dict(most or {})]
     for flag, given in zip(flags * (3 // len(flags)), bounds, strict=True):
         for name, shape in given.items():
             _check_override(flag, name, shape, inputs)
     profiles = {}
     for name, dims in inputs.items():
+        if 0 in dims:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"input {name!r}: dimension {dims.index(0)} is 0, so that it takes no values; export the model with "
+                "the size you need, or with a dynamic one",
+            )
         if all(isinstance(dim, int) for dim in dims):
             continue
         overrides = [given.get(name) for given in bounds]
@@ -79,7 +89,8 @@ def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Seq
     if not fits:
         expected = "x".join(str(dim) if isinstance(dim, int) else (dim or "?") for dim in dims)
         raise BuilderError(
-            USAGE, f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape {expected}"
+            USAGE,
+            f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape {expected or '(a scalar)'}",
         )
 
 
@@ -115,6 +126,8 @@ def _range_of(
     middle = given[1] if given[1] is not None else min(max(middle, low), high)
     if not 0 < low <= middle <= high:
         raise BuilderError(
-            USAGE, f"input {name!r}, dimension {axis}: least {low}, typical {middle}, most {high} are out of order"
+            USAGE,
+            f"input {name!r}, dimension {axis}: least {low}, typical {middle}, most {high} are out of order; expected "
+            f"1 <= least <= typical <= most ({', '.join(flags)})",
         )
     return low, middle, high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,11 @@ class ProgressBar:
 
 @contextmanager
 def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
-    """Turn an exception into one message and an exit code; with `debug` let it through."""
+    """Turn an exception into one message and an exit code; with `debug` let it through.
+
+    What ends a process on a server, SIGTERM, cleans up as Ctrl-C does.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except (typer.Exit, typer.BadParameter):
@@ -89,6 +94,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
             print(json.dumps({"error": text, "exit_code": code}))
         status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
         raise typer.Exit(code) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def print_json(text: str) -> None:

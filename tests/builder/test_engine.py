@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,31 @@ def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:
         interrupted()
     assert destination.read_text() == "old"
     assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_a_write_that_fails_names_the_destination(tmp_path: Path) -> None:
+    def full() -> None:
+        with backend.replacing(tmp_path / "file"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space") as failure:
+        full()
+    assert backend.describe(failure.value).startswith(f"{tmp_path / 'file'}: No space left on device; free some space")
+
+
+def test_messages_name_the_users_files(tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float16[2, 8] x, int64[2] sizes) => (float16[a, b] y) { y = Reshape(x, sizes) }""")
+    onnx.save(model, tmp_path / "mine.onnx")
+    folder = folder_of(tmp_path, tmp_path / "mine.onnx", [], {})
+    names = {folder / "model.onnx": tmp_path / "mine.onnx"}
+    with pytest.raises(BuilderError, match=r"/mine\.onnx: the values of input 'sizes' are a shape") as failure:
+        run_script(folder, tmp_path / "out.engine", lambda event: None, names)
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+def test_shape_that_tensorrt_refuses(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [], {"x": Profile((1, 64), (1, 64), (3 * 10**9, 64))})
+    with pytest.raises(BuilderError, match=r"TensorRT refused the shapes .* of 'x'") as failure:
+        run_script(folder, tmp_path / "out.engine", lambda event: None)
+    assert failure.value.exit_code == USAGE

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from trt_nvfp4.builder import errors, export, origin, pipeline
 from trt_nvfp4.builder.errors import BuilderError
@@ -125,3 +126,83 @@ def test_sequence_limit_is_read_from_the_configuration(tmp_path: Path) -> None:
     assert export.longest_sequence(tmp_path) is None
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 77}')
     assert export.longest_sequence(tmp_path) == 77
+
+
+def alter(folder: Path, **changes: Any) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+
+
+def without(folder: Path, part: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if part not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def refused(folder: Path, *texts: str) -> None:
+    with pytest.raises(BuilderError) as failure:
+        export.export(folder, folder / "out" / "m.onnx")
+    assert failure.value.exit_code == errors.MODEL_AT_FAULT
+    for text in texts:
+        assert text in str(failure.value)
+    assert not (folder / "out" / "m.onnx").exists()
+
+
+def test_weights_that_the_files_lack_are_not_made_up(tmp_path: Path, seed: int) -> None:
+    saved_model("bert", tmp_path / "bert", seed)
+    without(tmp_path / "bert", "layer.1.output.dense.weight")
+    refused(tmp_path / "bert", "lack 1 of the model's weights", "encoder.layer.1.output.dense.weight")
+
+
+def test_weights_that_no_output_depends_on_may_be_absent(tmp_path: Path, seed: int) -> None:
+    saved_model("bert", tmp_path / "bert", seed)
+    without(tmp_path / "bert", "pooler")
+    assert export.export(tmp_path / "bert", tmp_path / "m.onnx").exists()
+
+
+def test_weights_that_cannot_be_read(tmp_path: Path, seed: int) -> None:
+    saved_model("bert", tmp_path, seed)
+    weights = tmp_path / "model.safetensors"
+    alter(tmp_path, intermediate_size=160)
+    refused(tmp_path, "weights and config.json do not fit", "[128]", "[160]")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    refused(tmp_path, "cannot load this model")
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    refused(tmp_path, "model.safetensors: a Git LFS pointer", "git lfs pull")
+
+
+def test_another_model_is_not_exported_instead(tmp_path: Path, seed: int) -> None:
+    saved_model("bert", tmp_path, seed)
+    alter(tmp_path, architectures=["AcmeModel"])
+    refused(tmp_path, "names the architecture AcmeModel, which transformers")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refused(tmp_path, "holds an adapter", "merge_and_unload")
+
+
+def test_every_output_of_the_head_is_exported(tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = transformers.BertForQuestionAnswering(transformers.BertConfig(**ENCODER)).eval()
+    model.save_pretrained(tmp_path / "bert")
+    session = onnxruntime.InferenceSession(export.export(tmp_path / "bert", tmp_path / "m.onnx"))
+    assert [output.name for output in session.get_outputs()] == ["start_logits", "end_logits"]
+    ids = torch.randint(0, 100, (3, 11))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    actual = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    with torch.no_grad():
+        expected = model(**inputs)
+    for ours, theirs in zip(actual, (expected.start_logits, expected.end_logits), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_models_of_several_inputs_are_refused(tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    sizes = {"d_model": 64, "d_ff": 128, "num_layers": 1, "num_heads": 4, "d_kv": 16, "vocab_size": 100}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "t5")
+    refused(tmp_path / "t5", "generates with an encoder and a decoder")
+    tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        text_config={**tower, "vocab_size": 100}, vision_config={**tower, "image_size": 32, "patch_size": 8}
+    )
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
+    refused(tmp_path / "clip", "takes input_ids and pixel_values")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.shapes import derive_profiles, parse_shapes
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), min_size=1).filter(lambda name: name.strip())
@@ -24,6 +24,22 @@ def test_parse_shapes_names_the_flag(text: str) -> None:
     with pytest.raises(BuilderError, match="--opt-shapes") as failure:
         parse_shapes(text, "--opt-shapes")
     assert failure.value.exit_code == USAGE
+
+
+def test_parse_shapes_refuses_a_second_shape() -> None:
+    with pytest.raises(BuilderError, match="--opt-shapes: gives x twice"):
+        parse_shapes("x:1x64,x:2x64", "--opt-shapes")
+
+
+def test_dimension_of_minus_one_is_dynamic() -> None:
+    profile = derive_profiles({"x": [-1, 64]}, most={"x": (4, 64)})["x"]
+    assert (profile.least, profile.most) == ((1, 64), (4, 64))
+
+
+def test_input_that_takes_no_values() -> None:
+    with pytest.raises(BuilderError, match="'x': dimension 1 is 0") as failure:
+        derive_profiles({"x": ["batch", 0]})
+    assert failure.value.exit_code == MODEL_AT_FAULT
 
 
 def test_text_model_gets_batch_and_sequence_ranges() -> None:
