@@ -116,6 +116,8 @@ def bench(
     if data is not None and not (data.exists() or ".py:" in str(data)):
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
     subject = _subject(request)
+    if (sample := _given_sample(request, subject)) is not None:
+        request = replace(request, shapes={name: array.shape for name, array in sample.items()})
     mode, note = _mode(request, subject)
     result = Result(mode, str(request.subject), subject.target.name, LABELS[mode], versions=versions())
     if note:
@@ -150,25 +152,31 @@ def _subject(request: Request) -> Subject:
             raise BuilderError(
                 USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
             )
-        loaded = Plan.load(plan)
-        return Subject(onnx, loaded, find_target(request.target or loaded.target), path)
+        return _planned(request, onnx, plan, path)
     if path.suffix != ".onnx":
         raise BuilderError(USAGE, f"{path}: expected an engine (.engine) or an ONNX file")
+    if request.model is not None:
+        raise BuilderError(USAGE, f"--model {request.model}: {path} is no engine but the model itself; leave that out")
     if is_rewritten(path):
         raise BuilderError(
             USAGE, f"{path} has been rewritten already: give its engine, or the original ONNX and --plan"
         )
-    model = load(path)
     if request.plan is not None:
-        loaded = Plan.load(request.plan)
-        target = find_target(request.target or loaded.target)
-        loaded.check(model, target.capabilities)
-        return Subject(path, loaded, target, None)
+        return _planned(request, path, request.plan, None)
+    model = load(path)
     target = find_target(request.target or _local_target())
     calibrated = request.calib_data is not None
     return Subject(
         path, make_plan(model, find_subgraphs(model), target.capabilities, calibrated=calibrated), target, None
     )
+
+
+def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> Subject:
+    """Raises PlanError when the plan is not of this model, or not for this target."""
+    loaded = Plan.load(plan)
+    target = find_target(request.target or loaded.target)
+    loaded.check(load(onnx), target.capabilities)
+    return Subject(onnx, loaded, target, engine)
 
 
 def _local_target() -> str:
@@ -209,6 +217,11 @@ def _predict(request: Request, subject: Subject, result: Result) -> None:
     limits = roofline.LIMITS[subject.target.name]
     tokens = subgraph_tokens(load(subject.onnx), subject.plan, request.shapes)
     result.subgraphs = roofline.predict(subject.plan, tokens, limits)
+    if not result.subgraphs:
+        raise BuilderError(
+            USAGE,
+            f"{subject.onnx}: the plan replaces no subgraph for {subject.target.name}: there is nothing to predict",
+        )
     for name in ("nvfp4", *BASELINES):
         total = sum(entry["predicted_us"][name] for entry in result.subgraphs)
         result.contestants[name] = {"predicted_us": total}
@@ -248,12 +261,22 @@ def _bench_plugins(
         )
     if not result.subgraphs:
         raise BuilderError(USAGE, f"{subject.onnx}: the plan has no NVFP4 subgraph to time")
+    result.notes += _left_out(subject.plan, result.subgraphs)
     for name in ("nvfp4", *BASELINES):
         if all(name in entry["timings"] for entry in result.subgraphs):
             result.contestants[name] = {
                 key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in result.subgraphs)
                 for key in ("median_us", "p90_us", "p99_us")
             }
+
+
+def _left_out(plan: Plan, timed: list[dict[str, Any]]) -> list[str]:
+    """What the sums over the timed subgraphs do not hold."""
+    names = {name for entry in timed for name in entry["names"]}
+    untimed = [entry.name for entry in plan.subgraphs if entry.decision != "keep" and entry.name not in names]
+    notes = [f"not timed, as only dense NVFP4 subgraphs are: {', '.join(untimed)}"] if untimed else []
+    missing = {(name, reason): entry["names"][0] for entry in timed for name, reason in entry["missing"].items()}
+    return notes + [f"no {name} baseline of {subgraph}: {reason}" for (name, reason), subgraph in missing.items()]
 
 
 def _statistics(request: Request) -> Statistics | None:
@@ -328,12 +351,47 @@ def _builds(
 
 
 def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
-    """One input: the user's first, or a random one of the typical shapes."""
-    specs = input_specs(subject.onnx)
-    if request.calib_data is not None and not request.calib_data.name.endswith(".statistics.json"):
-        return next(iter(load_samples(request.calib_data, specs)))
+    """One input: the user's, or a random one of the typical shapes."""
+    if (given := _given_sample(request, subject)) is not None:
+        return given
     rng = np.random.default_rng(0)
-    return random_samples(specs, vocabulary(subject.onnx), 1, rng, request.shapes)[0]
+    return random_samples(input_specs(subject.onnx), vocabulary(subject.onnx), 1, rng, request.shapes)[0]
+
+
+def _given_sample(request: Request, subject: Subject) -> dict[str, np.ndarray] | None:
+    """The first of the user's samples, unless --shapes asks for others."""
+    data = request.calib_data
+    if data is None or data.name.endswith(".statistics.json"):
+        return None
+    sample = next(iter(load_samples(data, input_specs(subject.onnx), subject.onnx.parent)))
+    asked = request.shapes.items()
+    return sample if all(name in sample and sample[name].shape == shape for name, shape in asked) else None
+
+
+def check_destination(path: Path) -> None:
+    """Refuse, before the work, to write a result where it cannot be, or over something else.
+
+    Raises BuilderError (usage), or OSError where the folder cannot be written to.
+    """
+    if path.is_dir():
+        raise BuilderError(USAGE, f"-o {path}: is a folder, and a file is to be written; name one in it")
+    if path.exists() and not (path.is_file() and _is_result(path)):
+        raise BuilderError(
+            USAGE, f"-o {path}: is not a result of bench-engine, and would be written over; choose another -o"
+        )
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"mode", "contestants"} <= found.keys()
 
 
 def _save_sample(sample: Mapping[str, np.ndarray], path: Path) -> Path:

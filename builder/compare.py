@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from polygraphy.logger import G_LOGGER
 
 from trt_nvfp4.calibration.samples import InputSpec
 
-from .agreement import Agreement, Thresholds
+from .agreement import Agreement, CompareFunc, Thresholds
 from .backend import replacing
-from .errors import BUILD_FAILED, USAGE, BuilderError
+from .errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
 from .sides import Side
 
 Sample = Mapping[str, np.ndarray]
@@ -78,17 +79,28 @@ def compare(
     The inner tensors of an engine cannot be seen, so a comparison with one is about outputs alone. `thresholds` are
     asked of outputs, and of subgraphs with `judge_subgraphs`. One sample is in memory at a time, and the worst ones.
 
-    Raises BuilderError: the inputs or outputs differ, no sample, or a side that cannot run here.
+    Raises BuilderError: the inputs or outputs differ or are no numbers, no sample, a plan of other models, a side that
+    cannot run here, or (verification) outputs that differ in size.
     """
-    names = {**reference.subgraphs(), **result.subgraphs(plan if result.kind != "onnx" else None)}
+    planned = result.subgraphs(plan)
+    names = {**reference.subgraphs(), **planned}
     shared = reference.tensors() & result.tensors()
+    if plan is not None and not planned.keys() & shared:
+        raise BuilderError(
+            USAGE,
+            f"--plan {plan}: none of its replaced subgraphs can be seen in both {reference.path} and {result.path}; "
+            "leave it out, or give the plan that RESULT was rewritten by",
+        )
     inner = [tensor for tensor in names if tensor in shared]
     outcome = Comparison(reference, result)
     functions = list((thresholds or Thresholds()).functions())
     rows: list[tuple[str, Agreement]] = []
     any_input = False
-    quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL)
-    with quiet, reference.runner(inner) as first, result.runner(inner) as second:
+    # Above critical: what Polygraphy raises it logs as well, with a word on stdout about colours.
+    quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1)
+    # What is not finite is said below.
+    unwarned = np.errstate(invalid="ignore", over="ignore")
+    with quiet, unwarned, reference.runner(inner) as first, result.runner(inner) as second:
         specs = _check_same_inputs(reference, first, result, second)
         for number, sample in enumerate(samples(specs)):
             expected, actual = _infer(reference, first, sample), _infer(result, second, sample)
@@ -98,19 +110,24 @@ def compare(
                 rows = [(name, Agreement(name, "output", with_kl)) for name in actual if name in outputs]
                 rows += [(name, Agreement(names[name], "subgraph", with_kl)) for name in inner]
             for name, row in rows:
-                row.add(np.asarray(expected[name]), np.asarray(actual[name]))
+                x, y = _numbers(reference, name, expected[name]), _numbers(result, name, actual[name])
+                if x.ndim == y.ndim and x.shape != y.shape:
+                    raise BuilderError(
+                        VERIFICATION_FAILED,
+                        f"{row.kind} {row.name}, sample {number}: shape {list(x.shape)} in {reference.path}, "
+                        f"{list(y.shape)} in {result.path}; where values decide how many entries there are, as of "
+                        "detections, compare a tensor before that",
+                    )
+                row.add(x, y)
+                if functions and (judge_subgraphs or row.kind == "output"):
+                    outcome.failures += [
+                        f"{row.kind} {row.name}, sample {number}: {asked} is not met"
+                        for asked in _missed(functions, x, y)
+                    ]
                 if row.kind == "output" and row.worst_sample == number:
                     outcome.worst[number] = sample
             worst = {row.worst_sample for _, row in rows if row.kind == "output"}
             outcome.worst = {number: kept for number, kept in outcome.worst.items() if number in worst}
-            judged = [(name, row) for name, row in rows if judge_subgraphs or row.kind == "output"]
-            for asked, function in functions:
-                verdicts = function(_only(actual, judged), _only(expected, judged))
-                outcome.failures += [
-                    f"{row.kind} {row.name}, sample {number}: {asked} is not met"
-                    for name, row in judged
-                    if not verdicts[name]
-                ]
             outcome.samples += 1
             any_input = any_input or any(np.any(value) for value in sample.values())
     if not outcome.samples:
@@ -118,14 +135,42 @@ def compare(
     outcome.agreements = [row for _, row in rows]
     if not any_input:
         outcome.warnings.append("every input is 0 in every sample: this agreement says nothing about other inputs")
-    zero = [row.name for row in outcome.agreements if row.reference_is_zero]
-    if zero:
-        outcome.warnings.append(f"the reference is 0 in every sample, cosine and SQNR say nothing: {', '.join(zero)}")
+    outcome.warnings += _warnings(outcome.agreements, with_kl)
+    if judge_subgraphs and not inner:
+        outcome.warnings.append("no replaced subgraph can be seen in both: outputs alone are compared")
     return outcome
 
 
-def _only(results: IterationResult, rows: list[tuple[str, Agreement]]) -> IterationResult:
-    return IterationResult({name: results[name] for name, _ in rows}, runner_name=results.runner_name)
+def _warnings(agreements: list[Agreement], with_kl: bool) -> Iterator[str]:
+    """What a table of these does not say of itself."""
+    if zero := [row.name for row in agreements if row.reference_is_zero]:
+        yield f"the reference is 0 in every sample, cosine and SQNR say nothing: {', '.join(zero)}"
+    if broken := [row.name for row in agreements if not math.isfinite(row.max_abs)]:
+        yield f"NaN or infinite in one of the two, or in both: {', '.join(broken)}"
+    if with_kl and (without := [row.name for row in agreements if row.kl is None]):
+        yield f"KL says nothing where the last axis has fewer than two entries: {', '.join(without)}"
+
+
+def _numbers(side: Side, name: str, values: Any) -> np.ndarray:
+    """One result as an array. Raises BuilderError (usage) for strings, sequences and the like."""
+    if isinstance(values, list) or np.asarray(values).dtype.kind in "OSUc":
+        raise BuilderError(
+            USAGE,
+            f"{side.path}: output {name} is not a tensor of real numbers, and nothing else can be compared; take it "
+            "from the outputs of both models",
+        )
+    return np.asarray(values)
+
+
+def _missed(functions: Iterable[tuple[str, CompareFunc]], expected: np.ndarray, actual: np.ndarray) -> list[str]:
+    """What is asked and not met. Equal tensors meet everything, also where a metric is not quite exact or undefined."""
+    if np.array_equal(expected, actual) and np.isfinite(expected).all():
+        return []
+    # Differences of integers can wrap around, and booleans have none.
+    first, second = (
+        IterationResult({"tensor": np.asarray(values, np.float64)}, runner_name="") for values in (actual, expected)
+    )
+    return [asked for asked, function in functions if not function(first, second)["tensor"]]
 
 
 def _outputs(side: Side, results: IterationResult) -> set[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from . import report as build_report
 from . import svg_charts
 from .backend import replacing
 
@@ -25,13 +26,18 @@ CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4"}
 
 
 def write(report: Path) -> Path:
-    """Write the page beside OUT.report.json, with OUT.bench.json where it lies there too; returns its path."""
+    """Write the page beside OUT.report.json; returns its path. Raises BuilderError (usage) for any other file.
+
+    OUT.bench.json is shown where it is newer: an older one timed what an earlier build left.
+    """
+    built = build_report.load(report)
     base = report.name.removesuffix(".report.json")
     measured = report.with_name(base + ".bench.json")
-    bench = json.loads(measured.read_text()) if measured.is_file() else None
+    newer = measured.is_file() and measured.stat().st_mtime_ns >= report.stat().st_mtime_ns
+    bench = json.loads(measured.read_text()) if newer else None
     destination = report.with_name(base + ".report.html")
     with replacing(destination) as temporary:
-        temporary.write_text(page(json.loads(report.read_text()), bench, base), encoding="utf-8")
+        temporary.write_text(page(built, bench, base), encoding="utf-8")
     return destination
 
 
@@ -131,7 +137,7 @@ def _accuracy(report: Mapping[str, Any]) -> str:
     cells = [
         [
             escape(row["name"]),
-            row["kind"],
+            escape(row["kind"]),
             "-" if row["cosine"] is None else f"{row['cosine']:.6f}",
             f"{_decibels(row):.2f}".replace("-inf", "none").replace("inf", "equal"),
             "-" if row["max_abs"] is None else f"{row['max_abs']:.4g}",
@@ -206,9 +212,9 @@ def _plan(report: Mapping[str, Any]) -> str:
             [
                 escape(names + more),
                 str(len(entries)),
-                kind,
+                escape(kind),
                 escape(shape),
-                decision,
+                escape(decision),
                 f'<span class="{tone}">{escape(built)}</span>',
                 escape(activations),
                 escape(reason),
@@ -224,8 +230,7 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
     steps = []
     if any(entry["decision"] == "nvfp4_w4a16" and "calibration" in entry["reason"] for entry in subgraphs):
         steps.append("Give input samples with <code>--calib-data</code>: activations can then be 4 bits too (W4A4).")
-    kept = sum(entry["kind"] == "linear" and entry["decision"] == "keep" for entry in subgraphs)
-    if kept:
+    if kept := sum(build_report.not_asked_for(entry) for entry in subgraphs):
         steps.append(
             f"{kept} linears outside of MLPs stay as they are; <code>--kinds</code> with linear takes them too."
         )

@@ -17,6 +17,8 @@ from trt_nvfp4.graph_passes.plan import Plan
 from . import backend, bundle, report
 from .errors import USAGE, BuilderError
 
+MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")
+
 
 def inspect(path: Path) -> dict[str, Any]:
     """Describe a file or bundle folder: `kind` and what is known; BuilderError (usage) for anything else."""
@@ -40,13 +42,7 @@ def _plan(path: Path) -> dict[str, Any]:
 
 
 def _report(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except ValueError as error:
-        raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
-    if not isinstance(data, dict) or "subgraphs" not in data or "timings_s" not in data:
-        raise BuilderError(USAGE, f"{path}: not a report of build-engine")
-    return {"kind": "report", **data}
+    return {"kind": "report", **report.load(path)}
 
 
 def _model(path: Path) -> dict[str, Any]:
@@ -68,23 +64,37 @@ def _model(path: Path) -> dict[str, Any]:
 
 
 def _shape(value: onnx.ValueInfoProto) -> str:
+    if (kind := value.type.WhichOneof("value")) != "tensor_type":
+        return (kind or "undefined").removesuffix("_type")
     tensor = value.type.tensor_type
-    dims = [dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim]
+    dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
     return f"{onnx.TensorProto.DataType.Name(tensor.elem_type).lower()} [{', '.join(dims)}]"
 
 
 def _bundle(path: Path) -> dict[str, Any]:
-    manifest = path / bundle.MANIFEST
-    if not manifest.exists():
-        raise BuilderError(USAGE, f"{path}: not a bundle (it has no {bundle.MANIFEST})")
-    data = json.loads(manifest.read_text())
+    data = read_manifest(path)
     changed = changed_files(path, data["checksums"])
     files = {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
-    shown = {key: data[key] for key in ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")}
+    shown = {key: data[key] for key in MANIFEST_SHOWN}
     shown["planned"] = {
         entry["name"]: f"{entry['decision']} in {', '.join(entry['engine_nodes'])}" for entry in data["planned"]
     }
     return {"kind": "bundle", **shown, "files": files, "changed_files": changed}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a bundle says of itself. Raises BuilderError (usage) for a folder that is none."""
+    manifest = folder / bundle.MANIFEST
+    if not manifest.is_file():
+        raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {bundle.MANIFEST})")
+    try:
+        data = json.loads(manifest.read_text())
+    except ValueError as error:
+        raise BuilderError(USAGE, f"{manifest}: not JSON ({error}); copy the bundle again") from error
+    needed = {*MANIFEST_SHOWN, "model", "planned", "checksums"}
+    if not isinstance(data, dict) or needed - data.keys():
+        raise BuilderError(USAGE, f"{folder}: not a bundle (its {bundle.MANIFEST} is something else's)")
+    return data
 
 
 def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
@@ -99,6 +109,8 @@ def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
 def _engine(path: Path) -> dict[str, Any]:
     """An engine's layers need the target's GPU to be read; without one its report says what was verified."""
     beside = path.with_suffix(".report.json")
+    if not path.stat().st_size:
+        raise BuilderError(USAGE, f"{path}: empty, and no engine; build it again, or copy it again")
     found: dict[str, Any] = {"kind": "engine", "bytes": path.stat().st_size}
     if not beside.exists():
         return {

@@ -14,6 +14,7 @@ import onnx
 import torch
 
 from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.ops import OPS
 
 from .agreement import Agreement
 from .bundle import OPS_DOMAIN
@@ -32,31 +33,47 @@ def compare_plugins(
 ) -> list[Agreement]:
     """One agreement per plugin node of `model`: body in ONNX Runtime (expected) and plugin on `device` (actual).
 
-    The first input of an op is its activation, all others are constants. Raises HostError when a plugin call fails.
+    What a node reads is either constant or computed before it, as its activations are and an MoE block's router logits.
+    Raises HostError when a plugin call fails.
     """
     proto = onnx.load(model, load_external_data=False)
     nodes = [node for node in proto.graph.node if node.domain == OPS_DOMAIN]
-    bodies = session(model, dict.fromkeys(name for node in nodes for name in (node.input[0], node.output[0])))
+    constant = {tensor.name for tensor in proto.graph.initializer}
+    computed = [name for node in nodes for name in (*node.input, node.output[0]) if name not in constant]
+    bodies = session(model, dict.fromkeys(computed))
     names = [output.name for output in bodies.get_outputs()]
     rows = [Agreement(node.name, "plugin") for node in nodes]
     for sample in samples:
         values = {**sample, **dict(zip(names, bodies.run(None, dict(sample)), strict=True))}
         for node, row in zip(nodes, rows, strict=True):
-            constants = [tensor.to(device) for tensor in constants_of(node, proto, model.parent)]
-            # Whatever is neither packed weight nor scale has the activations' type: a bias or a norm's weight.
-            types = [tensor.dtype for tensor in constants if tensor.dtype not in (torch.int8, torch.float32)]
-            x = torch.from_numpy(values[node.input[0]]).to(types[0] if types else torch.float32).to(device)
+            inputs = [tensor.to(device) for tensor in _inputs_of(node, proto, model.parent, values)]
             attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
-            with host.session(node.op_type, [x, *constants], attributes) as plugin:
-                actual = plugin.run([x, *constants])[0]
+            with host.session(node.op_type, inputs, attributes) as plugin:
+                actual = plugin.run(inputs)[0]
             row.add(values[node.output[0]], actual.float().cpu().numpy())
     return rows
 
 
-def constants_of(node: onnx.NodeProto, model: onnx.ModelProto, folder: Path) -> list[torch.Tensor]:
-    """The constant inputs of a plugin node, all but its first; external data lies in `folder`."""
+def _inputs_of(
+    node: onnx.NodeProto, model: onnx.ModelProto, folder: Path, values: Mapping[str, np.ndarray]
+) -> list[torch.Tensor]:
+    """All inputs of a plugin node, those that are not constant from `values`, in the types that the op asks for."""
+    constants = constants_of(node, model, folder)
+    # Whatever is neither packed weight nor scale has the activations' type: a bias or a norm's weight.
+    types = [tensor.dtype for tensor in constants.values() if tensor.dtype not in (torch.int8, torch.float32)]
+    activations = types[0] if types else torch.float32
+    return [
+        constants[name]
+        if name in constants
+        else torch.from_numpy(values[name]).to(activations if formal.type == "T" else torch.float32)
+        for name, formal in zip(node.input, OPS[node.op_type].inputs, strict=True)
+    ]
+
+
+def constants_of(node: onnx.NodeProto, model: onnx.ModelProto, folder: Path) -> dict[str, torch.Tensor]:
+    """The constant inputs of a plugin node by name, in their order; external data lies in `folder`."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    return [_tensor(tensors[name], folder) for name in node.input[1:]]
+    return {name: _tensor(tensors[name], folder) for name in node.input if name in tensors}
 
 
 def _tensor(proto: onnx.TensorProto, folder: Path) -> torch.Tensor:

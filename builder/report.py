@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.graph_passes.plan import NVFP4
 
 from .backend import replacing
+from .errors import USAGE, BuilderError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +31,8 @@ ACTIVATIONS = {
     ("fp8", True): "FP8, calibrated scales",
     ("fp8", False): "as in the model (weights alone are FP8)",
 }
+# What a report says of each subgraph, see `take_plan`.
+SUBGRAPH = {"name", "kind", "nodes", "shapes", "decision", "reason", "activations", "realized"}
 
 
 @dataclass
@@ -112,6 +115,24 @@ class Report:
         return json.dumps(asdict(self), indent=2, default=str)
 
 
+def load(path: Path) -> dict[str, Any]:
+    """The contents of OUT.report.json. Raises BuilderError (usage) for any other file."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
+    if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
+        raise BuilderError(USAGE, f"{path}: not a report of build-engine")
+    missing = {entry.name for entry in fields(Report)} - found.keys()
+    entries = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
+    if missing or not all(isinstance(entry, dict) and entry.keys() >= SUBGRAPH for entry in entries):
+        lacks = f": it lacks {', '.join(sorted(missing))}" if missing else ""
+        raise BuilderError(
+            USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
+        )
+    return found
+
+
 def versions() -> dict[str, str]:
     """Versions of what the result depends on, as far as it is installed."""
     found = {"python": platform.python_version()}
@@ -123,6 +144,12 @@ def versions() -> dict[str, str]:
     return found
 
 
+def not_asked_for(entry: Mapping[str, Any]) -> bool:
+    """Whether this is a linear that stays for want of `--kinds linear`, as the plan's reason says, and for no other."""
+    kept = entry["kind"] == "linear" and entry["decision"] == "keep"
+    return kept and "is not among those to replace" in entry["reason"]
+
+
 def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     """One row per subgraph that is replaced or refused, and what was decided why.
 
@@ -130,8 +157,8 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     """
     from rich.table import Table
 
-    left_alone = [entry for entry in subgraphs if entry["kind"] == "linear" and entry["decision"] == "keep"]
-    shown = [entry for entry in subgraphs if entry not in left_alone]
+    left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
+    shown = [entry for entry in subgraphs if not not_asked_for(entry)]
     table = Table(title="Subgraphs", title_justify="left")
     for heading in ("name", "kind", "shape", "decision", "built"):
         table.add_column(heading, overflow="fold")
@@ -164,6 +191,8 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from .accuracy_budget import Budget
+
     table = Table(show_header=False, box=None)
     table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
     if report["recipe"]:
@@ -172,7 +201,9 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         ratio = weights["before"] / max(weights["after"], 1)
         table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
     if budget := report["budget"]:
-        found = f"{budget['achieved']:.6g} on {budget['held_out_samples']} held-out samples"
+        achieved = budget["achieved"]
+        shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)
+        found = f"{shown} on {budget['held_out_samples']} held-out samples"
         table.add_row("accuracy", f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us")
     if report["engine"]:
         table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}), verified")

@@ -64,7 +64,8 @@ def bench_subgraphs(
         progress(number, len(groups), entry.name)
         rows = tokens[entry.name]
         node = nodes[entry.name]
-        constants = [tensor.to(device.name) for tensor in constants_of(node, proto, rewritten.parent)]
+        given = constants_of(node, proto, rewritten.parent)
+        constants = [given[name].to(device.name) for name in node.input[1:]]
         x = torch.randn(rows, entry.shapes["in_features"], device=device.name).to(DTYPES[entry.dtype])
         attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
         with ExitStack() as stack:

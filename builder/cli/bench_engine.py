@@ -41,10 +41,15 @@ def bench_engine(
     mode: Annotated[
         Mode | None, typer.Option(help="How to find out (default: the first of these that can run here).")
     ] = None,
-    shapes: Annotated[str, typer.Option(help="Input shapes (default: typical ones).", metavar="x:1x16,...")] = "",
+    shapes: Annotated[
+        str, typer.Option(help="Input shapes (default: the first sample's, else typical ones).", metavar="x:1x16,...")
+    ] = "",
     calib_data: Annotated[
         Path | None,
-        typer.Option(help="As for build-engine; the first sample is the input that is timed.", metavar="FILE|DIR"),
+        typer.Option(
+            help="As for build-engine; the first sample is the input that is timed, unless --shapes asks for others.",
+            metavar="FILE|DIR",
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="Timed runs of every contestant.")] = 50,
     warm_up: Annotated[int, typer.Option(min=0, help="Runs before those.")] = 5,
@@ -72,6 +77,7 @@ def bench_engine(
     """
     with failures(debug, as_json):
         from trt_nvfp4.builder import bench, html_report
+        from trt_nvfp4.builder.errors import BuilderError
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.sides import ENGINES
 
@@ -86,14 +92,19 @@ def bench_engine(
             rounds=rounds,
             warm_up=warm_up,
         )
+        destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
+        if destination is not None:
+            bench.check_destination(destination)
         with ProgressBar() as progress:
             result = bench.bench(request, progress)
-        destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
         if destination is not None:
             result.save(destination)
             report = destination.with_name(destination.name.removesuffix(".bench.json") + ".report.json")
-            if report.is_file():
-                html_report.write(report)
+            try:
+                if report.is_file():
+                    html_report.write(report)
+            except BuilderError as error:
+                result.notes.append(f"no page shows this: {error}")
         if as_json:
             print_json(json.dumps(asdict(result), indent=2))
             return

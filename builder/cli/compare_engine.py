@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -17,6 +19,16 @@ if TYPE_CHECKING:
     from trt_nvfp4.builder.agreement import Agreement
     from trt_nvfp4.builder.compare import Comparison, Sample
     from trt_nvfp4.calibration.samples import InputSpec
+
+
+# What a threshold can be; NaN is nowhere in it.
+RANGES = {
+    "--min-cosine": (-1.0, 1.0),
+    "--min-sqnr": (-math.inf, math.inf),
+    "--max-abs": (0.0, math.inf),
+    "--max-rel": (0.0, math.inf),
+    "--max-kl": (0.0, math.inf),
+}
 
 
 class Check(str, Enum):
@@ -36,7 +48,7 @@ def compare_engine(
     ] = None,
     shapes: Annotated[str, typer.Option(help="Shapes of the random samples.", metavar="x:1x16,...")] = "",
     samples: Annotated[int | None, typer.Option(min=1, help="How many random samples (default: 4).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random samples (default: 0).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random samples (default: 0).")] = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="The plan whose subgraphs are compared (default: the one beside RESULT).", metavar="FILE"),
@@ -77,8 +89,11 @@ def compare_engine(
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.sides import Side
 
-        if save_worst is not None and save_worst.exists() and any(save_worst.iterdir()):
-            raise BuilderError(USAGE, f"--save-worst {save_worst}: not empty; choose a new folder")
+        limits = dict(zip(RANGES, (min_cosine, min_sqnr, max_abs, max_rel, max_kl), strict=True))
+        for option, value in limits.items():
+            least, most = RANGES[option]
+            if value is not None and not least <= value <= most:
+                raise BuilderError(USAGE, f"{option} {value}: expected a number from {least:g} to {most:g}")
         of_random = {"--shapes": shapes or None, "--samples": samples, "--seed": seed}
         if data is not None and (unused := [option for option, value in of_random.items() if value is not None]):
             raise BuilderError(
@@ -87,6 +102,8 @@ def compare_engine(
             )
         sides = Side.of(reference), Side.of(result)
         given_shapes = parse_shapes(shapes, "--shapes")
+        if save_worst is not None:
+            _prepare(save_worst)
 
         def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
             return _inputs(
@@ -125,6 +142,18 @@ def compare_engine(
                 f"error: {len(found.failures)} of the thresholds missed: {listed}", style="red", soft_wrap=True
             )
             raise typer.Exit(VERIFICATION_FAILED)
+
+
+def _prepare(folder: Path) -> None:
+    """Make --save-worst's folder before the work. Raises BuilderError or OSError where nothing can be saved."""
+    from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+    if folder.exists() and not folder.is_dir():
+        raise BuilderError(USAGE, f"--save-worst {folder}: a file is there; choose a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise BuilderError(USAGE, f"--save-worst {folder}: not empty; choose a new folder")
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def _inputs(

@@ -17,7 +17,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from typer.testing import CliRunner
 
-from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline
+from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline, subgraph_bench
 from trt_nvfp4.builder.cli.bench_engine import app
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.sides import session
@@ -124,6 +124,36 @@ def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyP
     assert all("median_us" not in entry for entry in result.subgraphs)
 
 
+def test_samples_say_the_shapes_and_shapes_overrule_them(gated_mlps: Path, rng: np.random.Generator) -> None:
+    samples = gated_mlps.with_name("s.npz")
+    np.savez(samples, x=rng.standard_normal((7, 64)).astype(np.float16))
+    for shapes, rows in (({}, 7), ({"x": (7, 64)}, 7), ({"x": (9, 64)}, 9)):
+        asked = request(gated_mlps, mode="roofline", calib_data=samples, shapes=shapes)
+        assert [entry["tokens"] for entry in bench.bench(asked, Recorded()).subgraphs] == [rows, rows]
+        sample = bench._sample(asked, bench._subject(asked))
+        assert sample["x"].shape == (rows, 64)
+        assert np.array_equal(sample["x"], np.load(samples)["x"]) == (rows == 7)
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_nothing_replaced_is_nothing_to_predict(gated_mlps: Path, as_json: list[str]) -> None:
+    plan = Plan.load(_planned(gated_mlps))
+    for entry in plan.subgraphs:
+        entry.decision = "keep"
+    plan.save(gated_mlps.with_name("kept.yaml"))
+    arguments = [str(gated_mlps), "--mode", "roofline", "--plan", str(gated_mlps.with_name("kept.yaml"))]
+    shown = CliRunner().invoke(app, [*arguments, *as_json])
+    assert shown.exit_code == errors.USAGE
+    assert "the plan replaces no subgraph for rtx-blackwell" in shown.stderr
+
+
+def _planned(model: Path) -> Path:
+    """OUT.plan.yaml of a run that stopped there."""
+    engine = model.parent / "out" / "o.engine"
+    pipeline.run(pipeline.Request(model, find_target("rtx-blackwell"), engine, stop_after="plan"), Recorded())
+    return engine.with_suffix(".plan.yaml")
+
+
 @pytest.mark.parametrize("mode", ["engine", "plugins"])
 def test_a_mode_that_cannot_run_is_an_error(gated_mlps: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
@@ -155,6 +185,24 @@ def test_on_another_gpu_it_times_the_plugins(gated_mlps: Path, monkeypatch: pyte
     assert result.contestants["bf16"]["median_us"] == pytest.approx(2 * group["timings"]["bf16"]["median_us"])
     assert result.environment["before"]["driver"] == "0"
     assert bench.tables(result)
+
+
+def test_what_the_sums_leave_out_is_said(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("this GPU has no FP8\nand more")
+
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(subgraph_bench, "_fp8", refuse)
+    plan = Plan.load(_planned(gated_mlps))
+    plan.subgraphs[1].decision = "bf16"
+    plan.save(edited := gated_mlps.with_name("edited.yaml"))
+    asked = request(gated_mlps, plan=edited)
+    result = bench.bench(asked, Recorded(), CpuDevice, lambda arch: ReferenceHost())
+    assert list(result.contestants) == ["nvfp4", "bf16"]
+    assert result.notes[1:] == [
+        "not timed, as only dense NVFP4 subgraphs are: gated_mlp_1",
+        "no fp8 baseline of gated_mlp_0: this GPU has no FP8",
+    ]
 
 
 def test_a_wrong_plugin_is_not_timed(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +376,48 @@ def test_data_that_is_not_there_and_a_place_that_cannot_be_written(gated_mlps: P
     assert "/proc/b.json: " in shown.stderr, "and not the temporary file's name"
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "o.plan.yaml", "."])
+def test_nothing_else_is_written_over(
+    gated_mlps: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(gated_mlps.parent)
+    Path("o.plan.yaml").write_bytes(_planned(gated_mlps).read_bytes())
+    before = {file: file.read_bytes() for file in Path().iterdir() if file.is_file()}
+    arguments = ["model.onnx", "--target", "thor", "--mode", "roofline", "-o"]
+    shown = CliRunner().invoke(app, [*arguments, name])
+    assert shown.exit_code == errors.USAGE
+    assert f"-o {name}: is " in shown.stderr
+    assert {file: file.read_bytes() for file in Path().iterdir() if file.is_file()} == before
+    for _ in range(2):
+        assert CliRunner().invoke(app, [*arguments, "o.bench.json"]).exit_code == 0
+
+
+def test_a_place_is_tried_before_the_work(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "bench", lambda *_: pytest.fail("worked before"))
+    shown = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "-o", str(gated_mlps / "b.json")])
+    assert shown.exit_code == errors.BUILD_FAILED
+    assert f"{gated_mlps / 'b.json'}: Not a directory" in shown.stderr
+
+
+def test_the_model_of_an_engine_is_the_one_planned_for(gated_mlps: Path, save_gated_mlps: Callable[..., Path]) -> None:
+    engine = _planned(gated_mlps).with_name("o.engine")
+    engine.write_bytes(b"an engine that is not run")
+    other = save_gated_mlps(gated_mlps.with_name("other.onnx"), layers=1)
+    arguments = [str(engine), "--mode", "roofline"]
+    shown = CliRunner().invoke(app, [*arguments, "--model", str(other)])
+    assert shown.exit_code == errors.USAGE
+    assert "plan this model anew" in shown.stderr
+    plan = Plan.load(engine.with_suffix(".plan.yaml"))
+    plan.subgraphs[0].decision = "nvfp4_w4a4"
+    plan.save(engine.with_suffix(".plan.yaml"))
+    shown = CliRunner().invoke(app, [*arguments, "--model", str(gated_mlps), "--target", "h100"])
+    assert shown.exit_code == errors.USAGE
+    assert "it cannot be nvfp4_w4a4: h100 does not compute nvfp4_w4a4" in shown.stderr
+    shown = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "--model", str(other)])
+    assert shown.exit_code == errors.USAGE
+    assert "leave that out" in shown.stderr
+
+
 def test_command_takes_the_original(gated_mlps: Path) -> None:
     rewritten = gated_mlps.parent / "out" / "o.engine"
     target = find_target("rtx-blackwell")
@@ -361,6 +451,11 @@ def test_result_of_an_engine_shows_on_its_page(gated_mlps: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert json.loads(engine.with_suffix(".bench.json").read_text())["mode"] == "roofline"
     assert engine.with_suffix(".report.html").read_text() != before
+    engine.with_suffix(".report.json").write_text("{}")
+    arguments = [str(engine), "--mode", "roofline", "--model", str(gated_mlps), "--json"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "no page shows this: " in json.loads(shown.stdout)["notes"][-1]
 
 
 @pytest.mark.gpu

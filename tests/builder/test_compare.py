@@ -12,9 +12,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 from typer.testing import CliRunner
 
+from onnx_models import moe_spellings
 from trt_nvfp4.builder import bundle, errors, runtime
 from trt_nvfp4.builder.agreement import Agreement, Thresholds, kl_divergence
 from trt_nvfp4.builder.backend import local_compute_capability
@@ -187,6 +188,87 @@ def _ending_in(model: Path, tensor: str) -> Path:
     return model
 
 
+def _computing(path: Path, output: str, body: str, x: str = "float[n, 8]") -> Path:
+    """A model of x and y, which has the type `output` and is what `body` makes of x."""
+    onnx.save(
+        parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({x} x) => ({output} y) {{ {body} }}'), path
+    )
+    return path
+
+
+NEGATED = "y = Neg(x)"
+POSITIVE = "zero = Constant<value = float {0}>() y = Greater(x, zero)"
+LARGE = "y = Constant<value_ints = [4611686018427387904]>()"
+LARGE_HALF = "z = Constant<value_floats = [60000.0]>() y = Cast<to = 10>(z)"
+
+
+@pytest.mark.parametrize(
+    ("output", "bodies", "thresholds", "missed"),
+    [
+        ("int64[1]", (LARGE, LARGE.replace("[4", "[-4")), Thresholds(min_cosine=0.9, max_abs=1e3), 2),
+        ("bool[n, 8]", (POSITIVE, POSITIVE.replace("Greater", "Less")), Thresholds(min_sqnr=20), 1),
+        ("bool[n, 8]", (POSITIVE, POSITIVE), Thresholds(min_sqnr=20), 0),
+        ("float16[1]", (LARGE_HALF, LARGE_HALF.replace("[6", "[-6")), Thresholds(max_abs=1.3e5), 0),
+        ("float16[1]", (LARGE_HALF, LARGE_HALF.replace("[6", "[-6")), Thresholds(max_abs=1.1e5), 1),
+    ],
+)
+def test_thresholds_are_asked_of_every_type(
+    tmp_path: Path, rng: np.random.Generator, output: str, bodies: tuple[str, str], thresholds: Thresholds, missed: int
+) -> None:
+    """Differences of integers could wrap around, of float16 overflow, and booleans have none."""
+    first, second = (_computing(tmp_path / f"{i}.onnx", output, body) for i, body in enumerate(bodies))
+    samples = [{"x": rng.standard_normal((3, 8)).astype(np.float32)}]
+    assert len(_on(first, second, samples, thresholds).failures) == missed
+
+
+def test_equal_outputs_meet_every_threshold(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Also where a rounding error makes the cosine less than 1, and where they hold nothing."""
+    samples = [{"x": rng.standard_normal((n, 8)).astype(np.float32)} for n in range(1, 40)]
+    strict = Thresholds(min_cosine=1, min_sqnr=200, max_abs=0, max_rel=0, max_kl=0)
+    same = _computing(tmp_path / "same.onnx", "float[n, 8]", NEGATED)
+    assert not _on(same, same, samples, strict).failures
+    cut = "i = Constant<value_ints = [0]>() y = Slice(x, i, i)"
+    empty = _computing(tmp_path / "empty.onnx", "float[m, 8]", cut)
+    assert not _on(empty, empty, samples[:2], strict).failures
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity"])
+def test_what_is_not_finite_is_said_and_meets_nothing(tmp_path: Path, rng: np.random.Generator, value: str) -> None:
+    broken = _computing(tmp_path / "broken.onnx", "float[n, 8]", "y = Div(x, x)" if value == "NaN" else "y = Exp(x)")
+    sound = _computing(tmp_path / "sound.onnx", "float[n, 8]", NEGATED)
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    x[1, 2] = 0 if value == "NaN" else 1e4
+    for sides in ((broken, sound), (sound, broken), (broken, broken)):
+        found = _on(*sides, [{"x": x}], Thresholds(min_cosine=-1, max_abs=1e9))
+        assert len(found.failures) == 2
+        assert "NaN or infinite in one of the two, or in both: y" in found.warnings
+
+
+def test_what_is_no_number_is_not_compared(tmp_path: Path, rng: np.random.Generator) -> None:
+    samples = [{"x": rng.standard_normal((3, 8)).astype(np.float32)}]
+    for output, body in (("string[n, 8]", "y = Cast<to = 8>(x)"), ("seq(float[n, 8])", "y = SequenceConstruct(x, x)")):
+        model = _computing(tmp_path / "m.onnx", output, body)
+        with pytest.raises(BuilderError, match=r"m\.onnx: output y is not a tensor of real numbers") as failure:
+            _on(model, model, samples)
+        assert failure.value.exit_code == errors.USAGE
+
+
+def test_outputs_whose_size_depends_on_values(tmp_path: Path, rng: np.random.Generator) -> None:
+    """What finds more than its reference is off, and no other model."""
+    few, many = (
+        _computing(
+            tmp_path / f"{name}.onnx",
+            "int64[2, m]",
+            f"t = Constant<value = float {{{threshold}}}>() above = Greater(x, t) y = NonZero(above)",
+        )
+        for name, threshold in (("few", 6.5), ("many", 4.5))
+    )
+    samples = [{"x": rng.permutation(np.arange(8, dtype=np.float32))[None]}]
+    with pytest.raises(BuilderError, match=r"output y, sample 0: shape \[2, 1\] in .*few\.onnx, \[2, 3\]") as failure:
+        _on(few, many, samples)
+    assert failure.value.exit_code == errors.VERIFICATION_FAILED
+
+
 def test_output_of_a_subgraph_is_judged_as_an_output(
     gated_mlps: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -343,6 +425,14 @@ def test_plugins_get_what_their_bodies_get(
     assert all(row.sqnr_db > (40 if elem_type == TensorProto.BFLOAT16 else 60) for row in rows), rows
 
 
+def test_plugins_get_what_the_model_computes(tmp_path: Path, rng: np.random.Generator) -> None:
+    """An MoE block's router logits, which are no constant either."""
+    moe_spellings.export(moe_spellings.Moe(moe_spellings.MoeSpec()), tmp_path / "m.onnx", 0)
+    model = rewritten(tmp_path / "m.onnx")
+    (row,) = compare_plugins(model, at_random(model, 2, rng, x=(2, 5, 64)), ReferenceHost(), device="cpu")
+    assert row.sqnr_db > 60
+
+
 @pytest.mark.gpu
 def test_plugins_on_the_gpu(gated_mlps: Path, rng: np.random.Generator) -> None:
     capability = local_compute_capability()
@@ -351,6 +441,20 @@ def test_plugins_on_the_gpu(gated_mlps: Path, rng: np.random.Generator) -> None:
     samples = at_random(gated_mlps, 2, rng, x=(9, 64))
     rows = compare_plugins(rewritten(gated_mlps), samples, host)
     assert all(row.sqnr_db > 50 for row in rows), rows
+
+
+def test_relu_in_front_of_what_quantizes_is_kept(tmp_path: Path, rng: np.random.Generator) -> None:
+    """ONNX Runtime drops it, which is right for unsigned integers alone."""
+    body = """scale = Constant<value_float = 0.1>() positive = Relu(x)
+        codes = QuantizeLinear(positive, scale, zero) y = DequantizeLinear(codes, scale, zero)"""
+    path = _computing(tmp_path / "m.onnx", "float[n, 8]", body)
+    model = onnx.load(path)
+    model.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True))
+    onnx.save(model, path)
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+    (y,) = session(path).run(None, {"x": x})
+    expected = (torch.from_numpy(x).relu() / 0.1).to(torch.float8_e4m3fn).float() * 0.1
+    np.testing.assert_allclose(y, expected.numpy(), rtol=1e-5)
 
 
 def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -363,6 +467,7 @@ def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> N
             helper.make_tensor_value_info("attention_mask", TensorProto.INT64, shape),
             helper.make_tensor_value_info("position_ids", TensorProto.INT64, shape),
             helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["batch", 3, 8, 8]),
+            helper.make_tensor_value_info("position", TensorProto.FLOAT, []),
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [*shape, 4])],
         [onnx.numpy_helper.from_array(np.ones((30, 4), np.float32), "table")],
@@ -374,6 +479,7 @@ def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> N
     assert 15 < sample["input_ids"].max() < 30
     assert sample["attention_mask"].all()
     assert (sample["position_ids"] == np.arange(sample["position_ids"].shape[-1])).all()
+    assert sample["position"].shape == ()
     assert sample["pixels"].dtype == np.float32
     assert sample["pixels"].std() == pytest.approx(1, abs=0.3)
 
@@ -417,6 +523,56 @@ def test_command_fails_below_a_threshold_and_saves_what_to_replay(gated_mlps: Pa
     occupied = CliRunner().invoke(app, [*arguments, "--save-worst", str(worst)])
     assert occupied.exit_code == errors.USAGE
     assert "not empty" in occupied.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-abs", "nan"], "--max-abs nan: expected a number from 0 to inf"),
+        (["--max-rel", "-1"], "--max-rel -1.0: expected a number from 0 to inf"),
+        (["--min-cosine", "1.5"], "--min-cosine 1.5: expected a number from -1 to 1"),
+        (["--min-sqnr", "nan"], "--min-sqnr nan: expected a number"),
+        (["--seed", "-1"], "--seed"),
+        (["--save-worst", "model.onnx"], "--save-worst model.onnx: a file is there"),
+        (["--plan", "o.plan.yaml"], "none of its replaced subgraphs can be seen in both"),
+    ],
+)
+def test_command_refuses_what_cannot_be_met(
+    gated_mlps: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewritten(gated_mlps)
+    monkeypatch.chdir(gated_mlps.parent)
+    shown = CliRunner().invoke(app, ["model.onnx", "model.onnx", *options])
+    assert shown.exit_code == errors.USAGE, shown.output
+    assert message in shown.stderr
+
+
+def test_command_says_where_an_option_has_no_effect(tmp_path: Path) -> None:
+    """KL of single entries is 0 whatever they are, and a model without replaced subgraphs has none to check."""
+    model = _computing(tmp_path / "m.onnx", "float[n, 1]", "i = Constant<value_ints = [1]>() y = ReduceMax(x, i)")
+    shown = CliRunner().invoke(app, [str(model), str(model), "--max-kl", "0.1", "--check", "all", "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["warnings"] == [
+        "KL says nothing where the last axis has fewer than two entries: y",
+        "no replaced subgraph can be seen in both: outputs alone are compared",
+    ]
+
+
+def test_command_says_a_failure_once(tmp_path: Path) -> None:
+    model = _computing(tmp_path / "m.onnx", "string[n]", "y = Identity(x)", x="string[n]")
+    shown = CliRunner().invoke(app, [str(model), str(model), "--json"])
+    assert json.loads(shown.stdout)["exit_code"] == shown.exit_code == errors.USAGE
+    assert shown.stderr.count("Received unexpected dtype") == 1
+
+
+@pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"checksums": {}, "name": "a web application"}'])
+def test_folders_that_are_no_bundle(gated_mlps: Path, tmp_path: Path, manifest: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(manifest)
+    with pytest.raises(BuilderError, match=r"not a bundle|not JSON") as failure:
+        Side.of(folder)
+    assert failure.value.exit_code == errors.USAGE
 
 
 def test_command_takes_given_samples_or_random_ones(gated_mlps: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import onnx
 import pytest
 
 from trt_nvfp4.builder import html_report, pipeline
+from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.targets import find_target
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -136,8 +138,23 @@ def test_measured_times_take_the_place_of_predicted_ones(report: Path) -> None:
     assert "Predicted, nothing was run" not in text
 
 
+def test_times_of_an_earlier_build_are_not_shown(report: Path) -> None:
+    bench = report.with_name("o.bench.json")
+    bench.write_text("of an earlier build, and not even JSON")
+    os.utime(bench, ns=(0, report.stat().st_mtime_ns - 1))
+    assert "Predicted, nothing was run" in html_report.write(report).read_text()
+
+
+def test_page_of_no_report(report: Path) -> None:
+    report.write_text("{}")
+    with pytest.raises(BuilderError, match="not a report of build-engine"):
+        html_report.write(report)
+
+
 def test_names_are_escaped(report: Path) -> None:
     data: dict[str, Any] = json.loads(report.read_text())
+    for entry in (*data["subgraphs"], *data["accuracy"]["tensors"]):
+        entry["kind"] = entry["decision"] = "<script>"
     data["subgraphs"][0]["name"] = "<script>alert(1)</script>"
     data["accuracy"]["tensors"][0] |= {"name": '"><b>', "cosine": None, "sqnr_db": None, "max_abs": None}
     text = html_report.page(data, None, "<i>o</i>")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import parser
 from typer.testing import CliRunner
 
-from trt_nvfp4.builder import errors, pipeline
+from trt_nvfp4.builder import errors, html_report, pipeline
 from trt_nvfp4.builder.cli.inspect_engine import app
 from trt_nvfp4.builder.targets import find_target
 
@@ -63,6 +65,7 @@ def test_engine_without_its_report(out: Path) -> None:
         ("x.txt", "x", "expected a plan"),
         ("x.json", "{", "not JSON"),
         ("x.json", "{}", "not a report"),
+        ("x.json", '{"subgraphs": [], "timings_s": {}}', "not a report of this version of build-engine: it lacks acc"),
         ("x.onnx", "x" * 50, "not an ONNX file"),
         ("folder", "", "not a bundle"),
     ],
@@ -76,3 +79,67 @@ def test_what_cannot_be_inspected(tmp_path: Path, file: str, content: str | None
     shown = CliRunner().invoke(app, [str(path)])
     assert shown.exit_code == errors.USAGE
     assert text in " ".join(shown.stderr.split())
+
+
+@pytest.mark.parametrize("key", ["recipe", "budget", "weights_bytes", "files", "subgraphs"])
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_report_that_lacks_something(out: Path, key: str, as_json: list[str]) -> None:
+    file = out / "o.report.json"
+    data = json.loads(file.read_text())
+    data[key] = [{"name": "gated_mlp_0"}]
+    if key != "subgraphs":
+        del data[key]
+    file.write_text(json.dumps(data))
+    shown = CliRunner().invoke(app, [str(file), *as_json])
+    assert shown.exit_code == errors.USAGE
+    assert "not a report of this version of build-engine" in shown.stderr
+
+
+def test_empty_engine(out: Path) -> None:
+    (out / "o.engine").write_bytes(b"")
+    shown = CliRunner().invoke(app, [str(out / "o.engine")])
+    assert shown.exit_code == errors.USAGE
+    assert "o.engine: empty, and no engine" in shown.stderr
+
+
+def test_bundle_with_a_foreign_manifest(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"name": "a web application", "icons": []}')
+    shown = CliRunner().invoke(app, [str(tmp_path)])
+    assert shown.exit_code == errors.USAGE
+    assert "not a bundle (its manifest.json is something else's)" in " ".join(shown.stderr.split())
+
+
+def test_types_of_inputs_and_outputs(tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[?, n, 8] x) => (seq(float[n, 8]) y, float z) {
+            y = SequenceConstruct(x, x)
+            z = ReduceMax<keepdims = 0>(x)
+        }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    shown = CliRunner().invoke(app, [str(tmp_path / "m.onnx"), "--json"])
+    found = json.loads(shown.stdout)
+    assert found["inputs"] == {"x": "float [?, n, 8]"}
+    assert found["outputs"] == {"y": "sequence", "z": "float []"}
+
+
+def test_what_a_budget_came_to_is_on_its_side_of_the_limit(out: Path) -> None:
+    data = json.loads((out / "o.report.json").read_text())
+    data["budget"] = {"budget": "cosine>=0.99123441", "achieved": 0.99123449, "held_out_samples": 3, "roofline_us": 1.0}
+    (out / "o.report.json").write_text(json.dumps(data))
+    shown = CliRunner().invoke(app, [str(out / "o.report.json")], env={"COLUMNS": "200"})
+    assert "cosine>=0.99123441: 0.9912345 on 3 held-out samples" in shown.stdout
+
+
+def test_linears_that_were_refused_are_not_offered_again(out: Path) -> None:
+    """A router's, and what --exclude names: --kinds linear would not replace these."""
+    data = json.loads((out / "o.report.json").read_text())
+    reason, others = "it is a router's: rounding its weights", "kind linear is not among those to replace (mlp)"
+    for entry, why in zip(data["subgraphs"], (reason, others), strict=True):
+        entry |= {"kind": "linear", "decision": "keep", "reason": why}
+    for subgraphs, counted in ((data["subgraphs"], 1), (data["subgraphs"][:1], 0)):
+        (out / "o.report.json").write_text(json.dumps(data | {"subgraphs": subgraphs}))
+        shown = CliRunner().invoke(app, [str(out / "o.report.json")], env={"COLUMNS": "200"}).stdout
+        page = html_report.write(out / "o.report.json").read_text()
+        assert reason in shown
+        assert ("linears outside of MLPs" in page) == bool(counted)
+        assert ("--kinds linear replaces them too" in shown) == bool(counted)
