@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import typer
@@ -81,7 +81,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
     except BaseException as error:
         from trt_nvfp4.builder import errors
 
-        if debug:
+        # rich ends a command whose reader, such as head, has seen enough.
+        if debug or (isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)):
             raise
         code = errors.exit_code(error)
         text = errors.message(error)
@@ -91,7 +92,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
                 f"{type(error).__name__}: {text} (a defect of trt-nvfp4: please report it with the output of --debug)"
             )
         if as_json:
-            print(json.dumps({"error": text, "exit_code": code}))
+            with suppress(OSError):  # stdout itself may be what failed
+                print(json.dumps({"error": text, "exit_code": code}), flush=True)
         status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
         raise typer.Exit(code) from None
     finally:
@@ -101,3 +103,4 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
 def print_json(text: str) -> None:
     """JSON as it is: no colours, no wrapping."""
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()  # here, where a failure has its message

@@ -1,0 +1,46 @@
+"""How a command ends when what it prints cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+
+import pytest
+import typer
+
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.cli.console import failures, print_json
+
+
+def print_to_who_has_gone() -> None:
+    """As rich does."""
+    try:
+        raise BrokenPipeError
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def test_a_reader_that_has_seen_enough_is_no_defect(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), failures(debug=False):
+        print_to_who_has_gone()
+    assert "defect" not in capsys.readouterr().err
+
+
+def test_an_exit_for_another_reason_is_one() -> None:
+    with pytest.raises(typer.Exit) as ended, failures(debug=False):
+        sys.exit(0)
+    assert ended.value.exit_code == errors.DEFECT
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_stdout_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    with pytest.raises(typer.Exit) as ended, failures(debug=False, as_json=True):
+        print_json("{}")
+    assert ended.value.exit_code == errors.BUILD_FAILED
+    assert "No space left on device" in capsys.readouterr().err
