@@ -6,7 +6,7 @@ import itertools
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ from .targets import require_here
 from .tokens import subgraph_tokens
 
 __all__ = ["Request", "run"]
+
+LARGEST_FLOAT16 = 65504
 
 
 def run(request: Request, progress: Progress) -> Report:
@@ -235,13 +237,26 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
     destination = request.file(".statistics.json")
     statistics = collect(path, tensors, samples, progress=progress.step, resume=destination)
     statistics.save(destination)
-    if dead := [name for name in tensors if statistics.amax.get(name) == 0]:
-        report.warnings.append(
-            f"the samples leave {len(dead)} of {len(tensors)} tensors at 0 ({dead[0]}, ...), so that nothing is known "
-            f"of their range, and no scale is set for them: does {request.calib_data} hold real inputs?"
-        )
+    report.warnings += _doubts(plan, tensors, statistics, str(request.calib_data))
     report.files["statistics"] = str(destination)
     return statistics
+
+
+def _doubts(plan: Plan, tensors: Collection[str], statistics: Statistics, source: str) -> Iterator[str]:
+    """What the statistics of `tensors` say against the samples from `source`, or against the model."""
+    if dead := [name for name in tensors if statistics.amax.get(name) == 0]:
+        yield (
+            f"the samples leave {len(dead)} of {len(tensors)} tensors at 0 ({dead[0]}, ...), so that nothing is known "
+            f"of their range, and no scale is set for them: does {source} hold real inputs?"
+        )
+    # ONNX Runtime computes float16 in float32 on a CPU.
+    halves = {name for entry in plan.subgraphs if entry.dtype == "float16" for name in entry.linear_inputs}
+    if over := [name for name in tensors if name in halves and statistics.amax.get(name, 0.0) > LARGEST_FLOAT16]:
+        yield (
+            f"the samples take {len(over)} of {len(tensors)} tensors beyond {LARGEST_FLOAT16}, float16's largest "
+            f"({over[0]} to {statistics.amax[over[0]]:.3g}, ...), where a GPU computes infinity: give the model in "
+            "bfloat16 or float32"
+        )
 
 
 def _samples(request: Request, path: Path, held_out: bool = False) -> Iterable[Sample]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -157,6 +158,16 @@ def test_samples_of_zeros_are_warned_of(gated_mlps: Path) -> None:
     assert shown.exit_code == 0, shown.output
     (warning,) = yaml.safe_load(shown.stdout)["warnings"]
     assert "the samples leave 4 of 4 tensors at 0 (x, ...)" in warning
+
+
+def test_samples_beyond_float16_are_warned_of(gated_mlps: Path, rng: np.random.Generator) -> None:
+    """The product of gate and up is, though x is not; ONNX Runtime computes it in float32."""
+    samples = gated_mlps.parent / "samples.npz"
+    np.savez(samples, x=(3000 * rng.standard_normal((4, 64))).astype(np.float16))
+    shown = build(gated_mlps, "--calib-data", str(samples), "--stop-after", "calibrate", "--json")
+    assert shown.exit_code == 0, shown.output
+    (warning,) = yaml.safe_load(shown.stdout)["warnings"]
+    assert re.search(r"take \d of 4 tensors beyond 65504, float16's largest \(\S+ to .*e\+0\d, \.\.\.\)", warning)
 
 
 def test_unknown_target_lists_the_known(gated_mlps: Path) -> None:
