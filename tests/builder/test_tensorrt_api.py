@@ -35,6 +35,7 @@ STUBS = {
 GIVES = {
     "Builder.create_network": "INetworkDefinition",
     "Builder.create_builder_config": "IBuilderConfig",
+    "INetworkDefinition.get_input": "ITensor",
     "Builder.create_optimization_profile": "IOptimizationProfile",
     "Builder.build_serialized_network": "IHostMemory",
     "OnnxParser.get_error": "ParserError",
@@ -42,12 +43,17 @@ GIVES = {
     "IBuilderConfig.get_timing_cache": "ITimingCache",
     "IBuilderConfig.add_optimization_profile": 0,
     "ITimingCache.serialize": b"cache",
-    "OnnxParser.num_errors": 1,
     "ParserError.desc": "creator && Plugin not found",
     "Runtime.deserialize_cuda_engine": "ICudaEngine",
     "ICudaEngine.create_engine_inspector": "EngineInspector",
     "EngineInspector.get_engine_information": '{"Layers": []}',
     "module.get_plugin_registry": "IPluginRegistry",
+}
+# Of those that are no methods.
+PROPERTIES = {
+    "INetworkDefinition.num_inputs": 1,
+    "ITensor.is_shape_tensor": False,
+    "OnnxParser.num_errors": 1,
 }
 
 
@@ -60,9 +66,9 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         member = f"{self.kind}.{name}"
         self.notes.setdefault(member, None)
+        if member in PROPERTIES:
+            return PROPERTIES[member]
         gives = GIVES.get(member, True)
-        if isinstance(gives, int) and not isinstance(gives, bool) and name == "num_errors":
-            return gives
 
         def call(*arguments: Any) -> Any:
             self.notes[member] = len(arguments)
