@@ -103,10 +103,11 @@ def export(directory: Path, destination: Path) -> Path:
                 raise BuilderError(
                     MODEL_AT_FAULT,
                     f"{directory}: torch.onnx cannot export {type(model).__name__}: "
-                    f"{_first_line(error.__cause__ or error)}",
+                    f"{_reason(error.__cause__ or error)}",
                 ) from error
         assert program is not None
         _check_weights(directory, program, absent)
+        _check_dynamic(directory, program, dynamic, type(model).__name__)
         for value, name in zip(program.model.graph.outputs, wrapper.outputs, strict=True):
             value.name = name
         program.model.metadata_props[EXPORTED] = directory.name
@@ -248,18 +249,41 @@ def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set
         )
 
 
+def _check_dynamic(
+    directory: Path, program: torch.onnx.ONNXProgram, dynamic: tuple[dict[int, Any], ...], named: str
+) -> None:
+    """Refuse a graph that takes inputs of the example's size alone: torch.onnx fixes what a model loops over."""
+    for value, dims in zip(program.model.graph.inputs, *dynamic, strict=True):
+        for axis, dim in dims.items():
+            size = None if value.shape is None else value.shape[axis]
+            if isinstance(size, int):
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{directory}: torch.onnx fixes the {dim.__name__} of {named} at the {size} of the example, as of "
+                    "models that loop over it (recurrent, state space); export it with torch.onnx.export at the size "
+                    "that you need and give the ONNX file",
+                )
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's notes about itself from the terminal."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        notes = io.StringIO()  # torch prints the graphs that it cannot trace
+        with warnings.catch_warnings(), contextlib.redirect_stdout(notes), contextlib.redirect_stderr(notes):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _reason(error: BaseException) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "data-dependent" in line:
+        return (
+            "what it runs depends on its inputs' values, such as a loop over the experts that tokens were sent to "
+            f"({line}); change that to compute the same for all inputs, {EXPORT_IT}"
+        )
+    return line

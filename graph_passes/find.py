@@ -12,6 +12,7 @@ from trt_nvfp4.graph_passes.linear_pattern import match_linear
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_pattern import RefusedMoe, match_moes
 from trt_nvfp4.graph_passes.naming import subgraph_name
+from trt_nvfp4.graph_passes.router_pattern import match_routers
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Block, Linear, Mlp, Moe, Subgraph
 
@@ -31,7 +32,9 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
     found: list[tuple[Mlp, str | None]] = []
     moes = match_moes(model.ir_model, linears)
-    routers = {moe.router.multiply for moe in moes}
+    choices = {multiply: _choice_refusal(node) for multiply, node in match_routers(model.graph, linears).items()}
+    router = "it is a router's: rounding its weights would change which experts are chosen"
+    choices |= {moe.router.multiply: router for moe in moes}
     used: set[ir.Node] = {
         linear.multiply
         for moe in moes
@@ -43,7 +46,7 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         if match is None or not used.isdisjoint(_multiplies(match[0])):
             continue
         mlp, refusal = match
-        refusal = refusal or isolation_refusal(mlp.nodes, mlp.y, mlp.linears)
+        refusal = choices.get(down.multiply) or refusal or isolation_refusal(mlp.nodes, mlp.y, mlp.linears)
         found.append((mlp, refusal))
         used.update(_multiplies(mlp))
 
@@ -53,9 +56,7 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in found if refusal is not None]
     for linear in linears.values():
         if linear.multiply not in used:
-            refusal = isolation_refusal(linear.nodes, linear.y, [linear])
-            if linear.multiply in routers:
-                refusal = "it is a router's: rounding its weights would change which experts are chosen"
+            refusal = choices.get(linear.multiply) or isolation_refusal(linear.nodes, linear.y, [linear])
             candidates.append((linear, refusal))
 
     def first_node(candidate: tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]) -> int:
@@ -76,6 +77,13 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         else:
             subgraphs.append(_mlp_subgraph(part, refusal, taken, position))
     return subgraphs
+
+
+def _choice_refusal(chooser: ir.Node) -> str:
+    return (
+        f"node '{chooser.name}' ({chooser.op_type}) chooses by it, as by a router: rounding its weights would change "
+        "what is chosen (a mixture of experts that NVFP4MoE serves was not recognised behind it)"
+    )
 
 
 def _multiplies(mlp: Mlp) -> list[ir.Node]:

@@ -20,14 +20,13 @@ from trt_nvfp4.graph_passes.moe_fit import Fit
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
 from trt_nvfp4.graph_passes.moe_routing import Choice, closed, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand
+from trt_nvfp4.graph_passes.router_pattern import logits_of
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
 from trt_nvfp4.graph_passes.weights import as_torch, constant
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
 
 _ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-# From a TopK back to the router's linear: scores, correction bias, groups, masks.
-_MAX_ROUTER_NODES = 48
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
     choices = [choice for node in model.graph if is_op(node, "TopK") and (choice := match_choice(node)) is not None]
     routers: dict[ir.Value, list[Choice]] = {}
     for choice in choices:
-        logits = _logits(choice, linears)
+        logits = logits_of(choice, linears)
         if logits is not None:
             routers.setdefault(logits, []).append(choice)
     routers = {
@@ -61,24 +60,6 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
     context = _Context(model, linears)
     matches = [_Matcher(context, linears[logits], group).match() for logits, group in routers.items()]
     return [match for match in matches if match is not None]
-
-
-def _logits(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | None:
-    """The one linear's output that the keys of `choice` are computed from."""
-    found: set[ir.Value] = set()
-    seen: set[ir.Node] = set()
-    pending = [choice.keys]
-    while pending:
-        value = pending.pop()
-        node = value.producer()
-        if value in linears:
-            found.add(value)
-        elif node is not None and node not in seen:
-            seen.add(node)
-            pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]
-        if len(seen) > _MAX_ROUTER_NODES or len(found) > 1:
-            return None
-    return next(iter(found), None)
 
 
 class _Context:

@@ -9,7 +9,7 @@ from itertools import product
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.graph_passes.nodes import constant_integers, operand
+from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Routing
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
 
@@ -21,7 +21,7 @@ _SMALLEST_SUM = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """A TopK of the block: it takes `k` of the last `size` values of `keys`."""
+    """It takes the `k` largest of the last `size` values of `keys`."""
 
     node: ir.Node
     k: int
@@ -30,13 +30,16 @@ class Choice:
 
 
 def match_choice(node: ir.Node) -> Choice | None:
-    """The TopK over the last axis with known k that `node` is."""
-    keys, k = operand(node, 0), constant_integers(operand(node, 1))
+    """The TopK with known k, or ArgMax, over the last axis that `node` is."""
+    if not is_op(node, "TopK", "ArgMax"):
+        return None
+    is_top_k = node.op_type == "TopK"
+    keys, k = operand(node, 0), constant_integers(operand(node, 1)) if is_top_k else [1]
     if k is None or len(k) != 1 or k[0] < 1 or keys.shape is None or not isinstance(keys.shape[-1], int):
         return None
-    largest, axis = (node.attributes.get(name) for name in ("largest", "axis"))
-    if (largest is not None and not largest.as_int()) or (
-        axis is not None and axis.as_int() not in (-1, len(keys.shape) - 1)
+    if not int_attribute(node, "largest", 1) or int_attribute(node, "axis", -1 if is_top_k else 0) not in (
+        -1,
+        len(keys.shape) - 1,
     ):
         return None
     return Choice(node, k[0], keys.shape[-1], keys)

@@ -206,3 +206,25 @@ def test_models_of_several_inputs_are_refused(tmp_path: Path, seed: int) -> None
     )
     transformers.CLIPModel(config).save_pretrained(tmp_path / "clip")
     refused(tmp_path / "clip", "takes input_ids and pixel_values")
+
+
+def test_models_that_loop_over_the_sequence_are_refused(tmp_path: Path, seed: int) -> None:
+    """torch.onnx unrolls the loop for the example's length, and says nothing."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "state_size": 2, "num_hidden_layers": 1, "vocab_size": 100}
+    transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path)
+    refused(tmp_path, "fixes the sequence of MambaForCausalLM", "torch.onnx.export at the size that you need")
+
+
+def test_models_that_loop_over_chosen_experts_are_refused(
+    tmp_path: Path, seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The message says what is in the way, and torch's print of the graph stays off the terminal."""
+    torch.manual_seed(seed)
+    experts = {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32}
+    attention = {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 64, "vocab_size": 100}
+    config = transformers.DbrxConfig(**sizes, attn_config=attention, ffn_config=experts)
+    transformers.DbrxForCausalLM(config).save_pretrained(tmp_path)
+    refused(tmp_path, "cannot export DbrxForCausalLM", "depends on its inputs' values", "loop over the experts")
+    assert "def forward" not in "".join(capfd.readouterr())

@@ -1,0 +1,56 @@
+"""Matches routers: linears by whose outputs the model chooses, whatever it does with what is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.moe_routing import Choice, match_choice
+from trt_nvfp4.graph_passes.nodes import is_op
+from trt_nvfp4.graph_passes.subgraph import Linear
+from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS
+
+# From a choice back to the router's linear: scores, correction bias, groups, masks.
+_MAX_ROUTER_NODES = 48
+_ALIASES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
+    """The multiply of every router among `linears` (by their outputs), and the TopK or ArgMax that chooses by it.
+
+    What more than MAX_EXPERTS are chosen from, or what only a caller sees, are words of a vocabulary or classes.
+    """
+    routers: dict[ir.Node, ir.Node] = {}
+    for node in graph:
+        choice = match_choice(node)
+        if choice is None or choice.size > MAX_EXPERTS or not _is_used(node.outputs[-1]):
+            continue
+        logits = logits_of(choice, linears)
+        if logits is not None and linears[logits].weight.shape[0] == choice.size:
+            routers.setdefault(linears[logits].multiply, node)
+    return routers
+
+
+def _is_used(chosen: ir.Value) -> bool:
+    """Something in the graph is computed from the indices `chosen`."""
+    return any(not is_op(use.node, *_ALIASES) or _is_used(use.node.outputs[0]) for use in chosen.uses())
+
+
+def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | None:
+    """The one linear's output that the keys of `choice` are computed from."""
+    found: set[ir.Value] = set()
+    seen: set[ir.Node] = set()
+    pending = [choice.keys]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if value in linears:
+            found.add(value)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]
+        if len(seen) > _MAX_ROUTER_NODES or len(found) > 1:
+            return None
+    return next(iter(found), None)

@@ -1,0 +1,82 @@
+"""What the model chooses by is not rounded, whether or not a mixture of experts is recognised behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnx_models.graphs import run
+from onnx_models.passes import plan_all, rewritten
+from trt_nvfp4.graph_passes.source import SourceModel, load
+
+HIDDEN, EXPERTS = 32, 8
+
+
+class Chooses(nn.Module):
+    """Experts of one matrix, which no MLP is: chosen by `choice` from the scores of a router of one or two layers."""
+
+    def __init__(self, choice: str, layers: int, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        first = [nn.Linear(HIDDEN, 64), nn.ReLU()] if layers == 2 else []
+        self.router = nn.Sequential(*first, nn.Linear(HIDDEN if layers == 1 else 64, EXPERTS))
+        self.experts = nn.Parameter(torch.randn(EXPERTS, HIDDEN, HIDDEN) / HIDDEN**0.5)
+        self.choice = choice
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x).softmax(-1)
+        if self.choice == "ArgMax":
+            return (x[:, None] @ self.experts[scores.argmax(-1)])[:, 0]
+        weights, chosen = scores.topk(2, -1)
+        y: Tensor = (weights[..., None, None] * (x[:, None, None] @ self.experts[chosen])).sum((1, 2))
+        return y
+
+
+class Reports(nn.Module):
+    """What it chooses is for the caller alone."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head = nn.Linear(HIDDEN, EXPERTS)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, chosen = self.head(x).topk(2, -1)
+        return values, chosen.to(torch.int32)
+
+
+def exported(model: nn.Module, path: Path) -> SourceModel:
+    torch.onnx.export(
+        model.eval(),
+        (torch.randn(16, HIDDEN),),
+        path,
+        input_names=["x"],
+        dynamo=False,
+        opset_version=17,
+        dynamic_axes={"x": [0]},
+    )
+    return load(path)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("choice", ["TopK", "ArgMax"])
+def test_choices_stay_the_models_own(choice: str, layers: int, tmp_path: Path, seed: int) -> None:
+    model = Chooses(choice, layers, seed)
+    source = exported(model, tmp_path / "model.onnx")
+    plan = plan_all(source)
+    (entry,) = plan.subgraphs
+    assert (entry.kind, entry.decision) == ("linear" if layers == 1 else "mlp", "keep")
+    assert f"({choice}) chooses by it" in entry.reason
+    x = torch.randn(512, HIDDEN)
+    (y,) = run(rewritten(source, plan).path, x.numpy())
+    with torch.no_grad():
+        np.testing.assert_allclose(y, model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_only_the_caller_chooses_by_is_quantized(tmp_path: Path, seed: int) -> None:
+    (entry,) = plan_all(exported(Reports(seed), tmp_path / "model.onnx")).subgraphs
+    assert entry.decision == "nvfp4_w4a16"
