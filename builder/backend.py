@@ -222,7 +222,8 @@ class Backend:
         """Register the creators of a plugin library, once per process."""
         registry = self.trt.get_plugin_registry()
         if registry.load_library(str(library)) is None:
-            raise EngineError(BUILD_FAILED, f"{library}: TensorRT could not load this plugin library")
+            here = platform.machine()
+            raise EngineError(BUILD_FAILED, f"{library}: TensorRT could not load this plugin library on {here}")
 
     def build(self, job: Job, library: Path | None, report: Report) -> tuple[Any, list[Layer], list[str]]:
         """Parse, build, list layers: (the serialized engine, its layers, warnings)."""
@@ -265,13 +266,23 @@ class Backend:
         config.progress_monitor = _monitor(trt, report)
         # Minutes may pass without a return to Python: let Ctrl-C end the process. Nothing is written until later.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        parsed = len(log.errors)
         engine = builder.build_serialized_network(network, config)
         signal.signal(signal.SIGINT, interrupt)
         if engine is None:
             raise EngineError(BUILD_FAILED, f"TensorRT built no engine: {log.last_errors()}")
+        # A tactic that failed leaves the others.
+        skipped = [error for error in log.errors[parsed:] if "Skipping tactic" in error]
+        if others := [error for error in log.errors[parsed:] if error not in skipped]:
+            raise EngineError(VERIFICATION_FAILED, f"TensorRT reported errors and went on: {' | '.join(others[:4])}")
+        if skipped:
+            log.warnings.append(f"TensorRT skipped {len(skipped)} tactics that failed; the first: {skipped[0]}")
         if cache is not None:
-            with replacing(job.timing_cache) as temporary:  # type: ignore[arg-type]
-                temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
+            try:
+                with replacing(job.timing_cache) as temporary:  # type: ignore[arg-type]
+                    temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
+            except OSError as error:
+                log.warnings.append(f"{job.timing_cache}: the timings could not be kept ({error.strerror})")
         layers = layers_of_log(log.layers) if log.layers else self._inspect(engine, log)
         return engine, layers, log.warnings
 
@@ -406,15 +417,13 @@ class Job:
             def inside(name: str | None) -> Path | None:
                 return None if name is None else folder / name
 
-            model = inside(data["model"])
-            assert model is not None
             return Job(
                 target=data["target"],
                 arch=data["arch"],
                 compute_capability=tuple(data["compute_capability"]),
                 module=_choose_module(data["modules"]),
                 oldest_version=data["modules"][_choose_module(data["modules"])],
-                model=model,
+                model=folder / data["model"],
                 engine=(output or folder / data["engine"]).absolute(),
                 plugin_library=inside(data["plugin_library"]),
                 plugin_sources=inside(data["plugin_sources"]),
@@ -425,6 +434,27 @@ class Job:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(USAGE, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
+
+
+def _check_output(job: Job, manifest: Path) -> None:
+    """Refuse, before minutes of building, to write over what the bundle holds or where nothing can be written."""
+    if job.engine.exists() and not job.engine.is_file():
+        raise EngineError(
+            USAGE, f"{job.engine}: is no file (a folder, or a device), and would be replaced; choose another -o"
+        )
+    own = [manifest, Path(__file__), job.model, job.plugin_library, job.timing_cache, *job.checksums]
+    if any(file is not None and file.resolve() == job.engine.resolve() for file in own):
+        raise EngineError(USAGE, f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
+    folder = job.engine.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise EngineError(BUILD_FAILED, f"{folder}: cannot be written to; choose another folder with -o")
+
+
+def report_file(engine: Path) -> Path:
+    """Where the report of an engine lies; names hold dots of their own: Qwen2.5-7B."""
+    base = engine.stem if engine.suffix in (".engine", ".plan") else engine.name
+    return engine.with_name(base + ".report.json")
 
 
 def _choose_module(modules: dict[str, str]) -> str:
@@ -444,13 +474,13 @@ def _offer_unversioned_library(module: str) -> None:
     versioned = next(folder.glob(f"lib{module}.so.*"), None)
     if versioned is None or (folder / f"lib{module}.so").exists() or "TRT_NVFP4_LIBRARY_LINKS" in os.environ:
         return
-    cache = Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
-    links = cache / "links" / hashlib.sha256(str(versioned).encode()).hexdigest()[:16]
     try:
+        cache = Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
+        links = cache / "links" / hashlib.sha256(str(versioned).encode()).hexdigest()[:16]
         links.mkdir(parents=True, exist_ok=True)
         with replacing(links / f"lib{module}.so") as temporary:
             temporary.symlink_to(versioned)
-    except OSError:
+    except (OSError, RuntimeError):  # users of containers may have no home
         links = Path(tempfile.mkdtemp(prefix="trt-nvfp4-links-"))
         (links / f"lib{module}.so").symlink_to(versioned)
     environment = dict(os.environ, TRT_NVFP4_LIBRARY_LINKS=str(links))
@@ -476,7 +506,10 @@ def _plugin_error(library: Path | None) -> str:
     """The first error of a plugin since the last call: TensorRT swallows those of workspaces and serialization."""
     if library is None:
         return ""
-    query = ctypes.CDLL(str(library)).trtNvfp4LastError
+    try:
+        query = ctypes.CDLL(str(library)).trtNvfp4LastError
+    except OSError:  # nor could TensorRT load it, which says so
+        return ""
     query.restype = ctypes.c_char_p
     return bytes(query()).decode()
 
@@ -518,13 +551,15 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         listed = "; ".join(f"{entry['name']}: {entry['problem']}" for entry in short)
         raise EngineError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
     size = engine.nbytes
+    if size == 0:
+        raise EngineError(VERIFICATION_FAILED, "TensorRT returned an empty engine and no error")
     with replacing(job.engine) as temporary:
         with temporary.open("wb") as file:
             file.write(memoryview(engine))
             file.flush()
             os.fsync(file.fileno())
         del engine
-        if temporary.stat().st_size != size or size == 0:
+        if temporary.stat().st_size != size:
             raise EngineError(VERIFICATION_FAILED, f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
     lap("check")
     return {
@@ -562,13 +597,13 @@ def main() -> int:
     report = _print_events if arguments.events else _print_text
     try:
         job = Job.read(arguments.manifest, arguments.output)
+        _check_output(job, arguments.manifest)
         _offer_unversioned_library(job.module)
         result = run(job, report)
         if arguments.events:
             report({"event": "result", **result})
         else:
-            destination = job.engine.with_suffix(".report.json")
-            with replacing(destination) as temporary:
+            with replacing(report_file(job.engine)) as temporary:
                 temporary.write_text(json.dumps(result, indent=2) + "\n")
             print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
         return 0

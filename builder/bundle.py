@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import onnx
 from trt_nvfp4 import plugins
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import METADATA
 
 from . import backend
+from .errors import USAGE, BuilderError
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 
@@ -34,9 +37,18 @@ OPS_DOMAIN = "trt_nvfp4"
 def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
     """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
 
-    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products.
+    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
+    BuilderError (usage) where `model` was rewritten by other decisions: nothing would check what they left in it.
     """
     proto = onnx.load(model, load_external_data=False)
+    (followed,) = [json.loads(entry.value)["decisions"] for entry in proto.metadata_props if entry.key == METADATA]
+    decisions = dict(Counter(subgraph.decision for subgraph in plan.subgraphs))
+    if decisions != followed:
+        raise BuilderError(
+            USAGE,
+            f"{model}: was rewritten by a plan of {_counted(followed)}, and this plan has {_counted(decisions)}; give "
+            "the plan that it was rewritten by, or rewrite the original model by this one",
+        )
     nodes = {node.name: node for node in proto.graph.node}
     producers = {output: node for node in proto.graph.node for output in node.output}
 
@@ -64,6 +76,10 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
     return entries
 
 
+def _counted(decisions: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {decision}" for decision, count in sorted(decisions.items())) or "no subgraph"
+
+
 def write_folder(
     folder: Path,
     target: Target,
@@ -88,9 +104,10 @@ def write_folder(
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
     shutil.copy(backend.__file__, folder / SCRIPT)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    # Every build adds to it, so that no checksum holds.
     if timing_cache is not None and timing_cache.exists():
         shutil.copy(timing_cache, folder / "timing.cache")
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     manifest = {
         "format": 1,
         "target": target.name,

@@ -87,6 +87,8 @@ def run_script(
             try:
                 event = json.loads(line)
             except ValueError:
+                event = None
+            if not isinstance(event, dict) or "event" not in event:
                 # TensorRT itself prints there at times.
                 last_lines.append(line.strip())
                 continue

@@ -128,7 +128,7 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
 def _accuracy(report: Mapping[str, Any]) -> str:
     found = report.get("accuracy", {})
     if not found.get("tensors"):
-        return f"<p class='dim'>Not measured: {escape(found.get('not_measured', 'the run ended before'))}.</p>"
+        return f"<p class='dim'>Not measured: {escape(found.get('not_measured', 'this run rewrote no model'))}.</p>"
     rows = sorted(found["tensors"], key=lambda row: row["kind"] == "output")
     points = [(row["name"], _decibels(row), row["kind"] == "output") for row in rows]
     chart = svg_charts.by_layer(points, "Signal to quantization noise in dB, layer by layer")
@@ -185,7 +185,7 @@ def _roofline(report: Mapping[str, Any]) -> str:
 def _sizes(report: Mapping[str, Any]) -> str:
     weights = report.get("weights_bytes")
     if not weights:
-        return "<p class='dim'>The model was not rewritten.</p>"
+        return "<p class='dim'>Not known: this run rewrote no model.</p>"
     sizes = {"before": weights["before"] / 1e6, "after": weights["after"] / 1e6}
     if report.get("engine_bytes"):
         sizes["engine"] = report["engine_bytes"] / 1e6

@@ -17,6 +17,8 @@ from trt_nvfp4.graph_passes.plan import Plan
 from . import backend, bundle, report
 from .errors import USAGE, BuilderError
 
+# A report of the build script alone has the number of layers.
+BUILD_RESULT = {"target", "backend", "engine", "engine_bytes", "engine_layers", "plugin_layers", "subgraphs"}
 MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")
 
 
@@ -42,7 +44,21 @@ def _plan(path: Path) -> dict[str, Any]:
 
 
 def _report(path: Path) -> dict[str, Any]:
+    if built := _built_from_bundle(path):
+        return {"kind": "report", **built}
     return {"kind": "report", **report.load(path)}
+
+
+def _built_from_bundle(path: Path) -> dict[str, Any] | None:
+    """What a bundle's build script reported, which knows the engine and not the plan; None for any other file."""
+    try:
+        data = json.loads(path.read_text())
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or not data.keys() >= BUILD_RESULT:
+        return None
+    built = {entry["name"]: entry["realized"] for entry in data["subgraphs"]}
+    return {**{key: value for key, value in data.items() if key != "subgraphs"}, "built": built}
 
 
 def _model(path: Path) -> dict[str, Any]:
@@ -108,7 +124,7 @@ def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
 
 def _engine(path: Path) -> dict[str, Any]:
     """An engine's layers need the target's GPU to be read; without one its report says what was verified."""
-    beside = path.with_suffix(".report.json")
+    beside = backend.report_file(path)
     if not path.stat().st_size:
         raise BuilderError(USAGE, f"{path}: empty, and no engine; build it again, or copy it again")
     found: dict[str, Any] = {"kind": "engine", "bytes": path.stat().st_size}
@@ -135,7 +151,7 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
     for key, value in found.items():
         if key == "bytes":
             rest.add_row(key, decimal(value))
-        elif found["kind"] in ("model", "bundle") or key in ("kind", "note", "model"):
+        elif subgraphs is None or key in ("kind", "note", "model"):
             rest.add_row(key, _text(value))
     yield rest
 

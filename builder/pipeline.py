@@ -222,9 +222,11 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
         check_statistics(plan, None)
-        report.warnings.append(
-            "no calibration data, so activations are not quantized; add --calib-data FILE|DIR with input samples"
-        )
+        if not any(entry.decision in (*NVFP4, "fp8") for entry in plan.subgraphs):
+            return None  # data would change nothing
+        scaled = any(entry.decision == "nvfp4_w4a4" or entry.fp8_plugin for entry in plan.subgraphs)
+        consequence = "quantized activations are scaled at run time" if scaled else "activations are not quantized"
+        report.warnings.append(f"no calibration data, so {consequence}; add --calib-data FILE|DIR with input samples")
         return None
     progress.stage("calibrating")
     if request.calib_data.name.endswith(".statistics.json"):

@@ -142,6 +142,8 @@ def _check_destination(request: Request, rewritten: bool) -> None:
     for file in files:
         if file.is_dir():
             raise BuilderError(USAGE, f"{file}: is a folder, and a file is to be written; name one in it")
+        if file.exists() and not file.is_file():
+            raise BuilderError(USAGE, f"{file}: is a device or a pipe, which a file would replace; name a file")
     if request.output is not None and request.output.suffix == ".onnx":
         raise BuilderError(USAGE, f"-o {request.output}: names the engine, not an ONNX file; expected OUT.engine")
     if not rewritten:

@@ -33,13 +33,16 @@ def bench_engine(
             help="GPU, as for build-engine (default: the plan's, else the one in this machine).", metavar="NAME"
         ),
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Follow this plan (default: made anew).", metavar="FILE")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Follow this plan (default: the one beside an engine, else a new one).", metavar="FILE"),
+    ] = None,
     model: Annotated[
         Path | None,
         typer.Option(help="The ONNX file that an engine was built from, if it is not where it was.", metavar="FILE"),
     ] = None,
     mode: Annotated[
-        Mode | None, typer.Option(help="How to find out (default: the first of these that can run here).")
+        Mode | None, typer.Option(help="How to measure (default: the first of these that can run here).")
     ] = None,
     shapes: Annotated[
         str, typer.Option(help="Input shapes (default: the first sample's, else typical ones).", metavar="x:1x16,...")
@@ -51,8 +54,8 @@ def bench_engine(
             metavar="FILE|DIR",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Timed runs of every contestant.")] = 50,
-    warm_up: Annotated[int, typer.Option(min=0, help="Runs before those.")] = 5,
+    rounds: Annotated[int, typer.Option(min=2, help="Timed runs of each engine or kernel.")] = 50,
+    warm_up: Annotated[int, typer.Option(min=0, help="Untimed runs before them.")] = 5,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -68,10 +71,10 @@ def bench_engine(
     """Time a model with NVFP4 plugins against TensorRT's own NVFP4, FP8 and BF16, all built from the same model.
 
     - engine: whole engines on their GPU, as CUDA graphs, interleaved, with percentiles, a profile by layer and clocks.
-    - plugins: on any GPU, each subgraph through the plugin host, against cuBLAS products of the same shapes.
-    - roofline: without a GPU, the least time that the target's published peaks allow; a prediction, and named one.
+    - plugins: on any GPU, each subgraph's plugin alone, against cuBLAS products of the same shapes.
+    - roofline: without a GPU, the least time that the target's published peaks allow; a prediction, marked as one.
 
-    The result of an engine lies beside it, OUT.bench.json, and its page, OUT.report.html, shows it from then on.
+    The result of an engine is written beside it, OUT.bench.json, and shown on the build's page, OUT.report.html.
 
     Example: bench-engine model.engine
     """

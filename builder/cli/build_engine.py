@@ -54,25 +54,34 @@ def build_engine(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Engine file to write.", metavar="OUT.engine")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Engine file to write; the other files are named after it. Left out only with --bundle.",
+            metavar="OUT.engine",
+        ),
     ] = None,
     precision: Annotated[
         Precision,
         typer.Option(
-            help="auto, nvfp4: NVFP4 plugins where they can serve, then FP8, then 16 bits; fp8 and bf16 start there; "
-            "native-nvfp4 takes TensorRT's own NVFP4 layers for plugins (Blackwell, with --calib-data)."
+            help="auto, nvfp4: NVFP4 plugins where they can serve, else FP8, else 16 bits; fp8: FP8, else 16 bits; "
+            "bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data)."
         ),
     ] = Precision.auto,
     plan: Annotated[
         Path | None, typer.Option(help="Follow this plan (from --stop-after plan, perhaps edited).", metavar="FILE")
     ] = None,
-    stop_after: Annotated[Stop | None, typer.Option(help="Stop here; the files so far stay.")] = None,
+    stop_after: Annotated[
+        Stop | None,
+        typer.Option(help="Stop after this stage and keep its files, to continue from later (docs/plans.md)."),
+    ] = None,
     calib_data: Annotated[
         Path | None,
         typer.Option(
             help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, Polygraphy JSON, a Python "
             "loader (loader.py:function), or .txt for a Hugging Face model; or the .statistics.json of an earlier run. "
-            "An interrupted calibration goes on where it stopped.",
+            "An interrupted calibration continues where it stopped.",
             metavar="FILE|DIR",
         ),
     ] = None,
@@ -85,11 +94,27 @@ def build_engine(
             metavar="NAME[+NAME...]",
         ),
     ] = None,
-    min_shapes: Annotated[str, typer.Option(help="Least shapes of dynamic inputs.", metavar="x:1x16,...")] = "",
-    opt_shapes: Annotated[str, typer.Option(help="Typical shapes.", metavar="x:1x16,...")] = "",
-    max_shapes: Annotated[str, typer.Option(help="Most shapes.", metavar="x:1x16,...")] = "",
-    include: Annotated[str | None, typer.Option(help="Only subgraphs whose name matches.", metavar="REGEX")] = None,
-    exclude: Annotated[str | None, typer.Option(help="Not the subgraphs whose name matches.", metavar="REGEX")] = None,
+    min_shapes: Annotated[
+        str, typer.Option(help="Smallest shapes of dynamic inputs. Default: batch 1, sequence 1.", metavar="x:1x16,...")
+    ] = "",
+    opt_shapes: Annotated[
+        str,
+        typer.Option(
+            help="Typical shapes, for which TensorRT optimizes. Default: batch 1, sequence 128.", metavar="x:1x16,..."
+        ),
+    ] = "",
+    max_shapes: Annotated[
+        str,
+        typer.Option(
+            help="Largest shapes. Default: batch 8, sequence 512 or the model's longest.", metavar="x:1x16,..."
+        ),
+    ] = "",
+    include: Annotated[
+        str | None, typer.Option(help="Only subgraphs whose name, or a node's name, matches.", metavar="REGEX")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Not the subgraphs whose name, or a node's name, matches.", metavar="REGEX")
+    ] = None,
     kinds: Annotated[
         str, typer.Option(help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear.", metavar="KIND,...")
     ] = "moe,gated_mlp,mlp",
@@ -105,13 +130,15 @@ def build_engine(
     ] = None,
     require: Annotated[
         Require | None,
-        typer.Option(help="Fail (exit code 5) unless every subgraph is built in this precision or a smaller."),
+        typer.Option(
+            help="Fail (exit code 5) unless every selected subgraph is built in this precision or a smaller one."
+        ),
     ] = None,
     accuracy_budget: Annotated[
         str | None,
         typer.Option(
-            help="Choose the cheapest precisions whose outputs, against the original's, come to this on held-out "
-            "samples: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X. Fails (exit code 5) where none does.",
+            help="Choose the fastest precisions with which the outputs, compared with the original's on held-out "
+            "samples, meet this: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X. Fails (exit code 5) if none does.",
             metavar="METRIC>=X",
         ),
     ] = None,
@@ -127,7 +154,11 @@ def build_engine(
     ] = 2,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Write a folder that builds and checks the engine on the device, instead.", metavar="DIR"),
+        typer.Option(
+            help="Instead of an engine, write a folder to build and check it from on the device, by "
+            "python3 DIR/build_engine.py.",
+            metavar="DIR",
+        ),
     ] = None,
     timing_cache: Annotated[
         Path | None,

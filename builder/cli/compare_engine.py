@@ -41,8 +41,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 @app.command(epilog=EXIT_CODES)
 def compare_engine(
-    reference: Annotated[Path, typer.Argument(help="What is right: an ONNX file, an engine or a bundle folder.")],
-    result: Annotated[Path, typer.Argument(help="What is compared with it: any of the same.")],
+    reference: Annotated[Path, typer.Argument(help="The reference: an ONNX file, an engine or a bundle folder.")],
+    result: Annotated[Path, typer.Argument(help="What is compared with it: also any of these.")],
     data: Annotated[
         Path | None, typer.Option(help="Input samples, as for --calib-data (default: random ones).", metavar="FILE|DIR")
     ] = None,
@@ -57,14 +57,18 @@ def compare_engine(
         float | None, typer.Option(help="Fail (exit code 5) when a sample's cosine is below.", metavar="X")
     ] = None,
     min_sqnr: Annotated[float | None, typer.Option(help="Fail when a sample's SQNR is below.", metavar="DB")] = None,
-    max_abs: Annotated[float | None, typer.Option(help="Fail when a value is further off.", metavar="X")] = None,
+    max_abs: Annotated[
+        float | None, typer.Option(help="Fail when a value's absolute error is greater.", metavar="X")
+    ] = None,
     max_rel: Annotated[
-        float | None, typer.Option(help="Fail when a value is off by more than this share of it.", metavar="X")
+        float | None, typer.Option(help="Fail when a value's relative error is greater.", metavar="X")
     ] = None,
     max_kl: Annotated[
         float | None, typer.Option(help="Fail when a sample's KL divergence is greater (nats).", metavar="X")
     ] = None,
-    check: Annotated[Check, typer.Option(help="What has to meet the thresholds.")] = Check.outputs,
+    check: Annotated[
+        Check, typer.Option(help="What has to meet the thresholds: outputs, or replaced subgraphs too.")
+    ] = Check.outputs,
     kl: Annotated[bool, typer.Option("--kl", help="Show the KL divergence of the softmaxes of the last axis.")] = False,
     save_worst: Annotated[
         Path | None,

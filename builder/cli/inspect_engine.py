@@ -19,7 +19,7 @@ def inspect_engine(
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Print what a plan, report, rewritten model, bundle or engine holds.
+    """Print what a plan, report, rewritten model, bundle or engine contains.
 
     No GPU is needed: for an engine this shows size and what was verified when it was built.
     """

@@ -16,6 +16,7 @@ from trt_nvfp4.builder import backend, bundle, pipeline
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.library import build_library
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
@@ -115,3 +116,43 @@ def test_inspection_finds_a_changed_file(tmp_path: Path, gated_mlps: Path) -> No
     make_bundle(gated_mlps, tmp_path / "bundle")
     (tmp_path / "bundle" / "model.onnx").write_bytes(b"")
     assert inspect(tmp_path / "bundle")["changed_files"] == ["model.onnx"]
+
+
+def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> None:
+    """Every build on the device writes it."""
+    cache = tmp_path / "mine.cache"
+    cache.write_bytes(b"timings")
+    request = pipeline.Request(gated_mlps, find_target("rtx-blackwell"), bundle=tmp_path / "b", timing_cache=cache)
+    pipeline.run(request, Silent())
+    assert (tmp_path / "b" / "timing.cache").read_bytes() == b"timings"
+    (tmp_path / "b" / "timing.cache").write_bytes(b"timings and more")
+    assert not inspect(tmp_path / "b")["changed_files"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "change", "text"),
+    [
+        ("auto", "keep", "2 nvfp4_w4a16, and this plan has 1 keep, 1 nvfp4_w4a16"),
+        ("auto", "remove", "2 nvfp4_w4a16, and this plan has 1 nvfp4_w4a16"),
+        ("fp8", "keep", "2 fp8, and this plan has 1 fp8, 1 keep"),
+    ],
+)
+def test_plan_that_the_model_was_not_rewritten_by(
+    tmp_path: Path, gated_mlps: Path, precision: str, change: str, text: str
+) -> None:
+    """It was edited after the rewrite, or is another run's: nothing would check what the model holds beyond it."""
+    target = find_target("rtx-blackwell")
+    before = pipeline.Request(gated_mlps, target, tmp_path / "o.engine", precision, stop_after="rewrite")
+    pipeline.run(before, Silent())
+    plan = Plan.load(tmp_path / "o.plan.yaml")
+    if change == "keep":
+        plan.subgraphs[1].decision = "keep"
+    else:
+        del plan.subgraphs[1]
+    plan.save(tmp_path / "edited.plan.yaml")
+    model = tmp_path / "o.rewritten.onnx"
+    request = pipeline.Request(model, target, tmp_path / "p.engine", plan=tmp_path / "edited.plan.yaml")
+    with pytest.raises(BuilderError, match=rf"o\.rewritten\.onnx: was rewritten by a plan of {text};") as failure:
+        pipeline.run(request, Silent())
+    assert failure.value.exit_code == USAGE
+    assert not (tmp_path / "p.engine").exists()

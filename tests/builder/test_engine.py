@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +128,8 @@ def test_manifest_that_cannot_be_carried_out(
 
 def test_script_that_dies_is_reported(tmp_path: Path, fp8_and_bf16: Path) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
-    (folder / bundle.SCRIPT).write_text("import os\nprint('last words', flush=True)\nos.abort()\n")
-    with pytest.raises(BuilderError, match="SIGABRT: last words") as failure:
+    (folder / bundle.SCRIPT).write_text("import os\nprint('7\\n[1]\\nlast words', flush=True)\nos.abort()\n")
+    with pytest.raises(BuilderError, match=r"SIGABRT: 7 \| \[1\] \| last words") as failure:
         run_script(folder, tmp_path / "out.engine", lambda event: None)
     assert failure.value.exit_code == BUILD_FAILED
 
@@ -180,3 +183,100 @@ def test_shape_that_tensorrt_refuses(tmp_path: Path, fp8_and_bf16: Path) -> None
     with pytest.raises(BuilderError, match=r"TensorRT refused the shapes .* of 'x'") as failure:
         run_script(folder, tmp_path / "out.engine", lambda event: None)
     assert failure.value.exit_code == USAGE
+
+
+def run_as_on_the_device(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, folder / bundle.SCRIPT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", [bundle.MANIFEST, bundle.SCRIPT, "model.onnx"])
+def test_output_over_the_bundle_is_refused(tmp_path: Path, fp8_and_bf16: Path, name: str) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    before = (folder / name).read_bytes()
+    done = run_as_on_the_device(folder, "-o", folder / name)
+    assert done.returncode == USAGE
+    assert f"{name}: would be written over, and belongs to the bundle" in done.stderr
+    assert (folder / name).read_bytes() == before
+
+
+def test_output_that_is_no_file_is_refused_before_the_build(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    """As root, a rename would put the engine in place of a device."""
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    os.mkfifo(tmp_path / "pipe")
+    for output in (tmp_path / "pipe", folder):
+        done = run_as_on_the_device(folder, "-o", output)
+        assert done.returncode == USAGE
+        assert f"{output}: is no file" in done.stderr
+        assert "build ..." not in done.stderr
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_folder_that_cannot_be_written_to_is_found_before_the_build(
+    tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    # Root may write anywhere.
+    monkeypatch.setattr(backend.os, "access", lambda path, mode: path != folder)
+    monkeypatch.setattr(backend, "_offer_unversioned_library", lambda module: None)
+    monkeypatch.setattr(backend, "run", lambda job, report: pytest.fail("it built"))
+    monkeypatch.setattr(sys, "argv", [bundle.SCRIPT, "--manifest", str(folder / bundle.MANIFEST), "--events"])
+    assert backend.main() == BUILD_FAILED
+    assert f"{folder}: cannot be written to; choose another folder with -o" in capsys.readouterr().out
+
+
+def test_output_in_a_new_folder_and_with_dots_in_its_name(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    out = tmp_path / "new" / "folder"
+    for name in ("Qwen2.5-7B", "Qwen2.5-14B.engine"):
+        done = run_as_on_the_device(folder, "-o", out / name)
+        assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in out.iterdir()) == [
+        "Qwen2.5-14B.engine",
+        "Qwen2.5-14B.report.json",
+        "Qwen2.5-7B",
+        "Qwen2.5-7B.report.json",
+    ]
+
+
+def test_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that is run under a user of its own."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(backend.Path, "home", no_home)
+    monkeypatch.delenv("TRT_NVFP4_CACHE", raising=False)
+    monkeypatch.delenv("TRT_NVFP4_LIBRARY_LINKS", raising=False)
+    monkeypatch.setattr(backend.tempfile, "tempdir", str(tmp_path))
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(backend.os, "execve", lambda file, arguments, environment: started.append(environment))
+    backend._offer_unversioned_library("tensorrt_rtx")
+    links = Path(started[0]["TRT_NVFP4_LIBRARY_LINKS"])
+    assert links.parent == tmp_path
+    assert (links / "libtensorrt_rtx.so").exists()
+
+
+def test_empty_engine_is_no_success(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [])
+    layer = backend.Layer("a", "gemm", frozenset(), frozenset())
+    monkeypatch.setattr(backend.Backend, "build", lambda self, job, library, report: (memoryview(b""), [layer], []))
+    job = backend.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
+    with pytest.raises(backend.EngineError, match="returned an empty engine") as failure:
+        backend.run(job, lambda event: None)
+    assert failure.value.exit_code == VERIFICATION_FAILED
+    assert not list(tmp_path.glob("*out.engine*"))
+
+
+def test_library_for_another_machine(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    """A bundle for Spark, on an x86-64 machine with TensorRT-RTX."""
+    library = bytearray(Path(sys.executable).resolve().read_bytes()[:4096])
+    library[18:20] = b"\xb7\0" if platform.machine() == "x86_64" else b"\x3e\0"  # e_machine
+    (tmp_path / "libplugins-foreign.so").write_bytes(library)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    foreign = tmp_path / "libplugins-foreign.so"
+    bundle.write_folder(folder, find_target("spark"), fp8_and_bf16, [], PROFILES, foreign)
+    with pytest.raises(BuilderError, match="could not load this plugin library on " + platform.machine()) as failure:
+        run_script(folder, tmp_path / "out.engine", lambda event: None)
+    assert failure.value.exit_code == BUILD_FAILED

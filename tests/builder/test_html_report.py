@@ -172,6 +172,14 @@ def test_every_stage_has_a_page(gated_mlps: Path) -> None:
     assert "--calib-data" in text
 
 
+def test_run_that_went_on_from_a_rewritten_model(report: Path) -> None:
+    """It has neither the sizes before nor the samples, and its model was rewritten."""
+    data = json.loads(report.read_text()) | {"weights_bytes": {}, "accuracy": {}}
+    text = " ".join(Page(html_report.page(data, None, "o")).text)
+    assert "Not known: this run rewrote no model." in text
+    assert "Not measured: this run rewrote no model." in text
+
+
 def in_browser(page: Path, width: int, profile: Path) -> tuple[int, int, str]:
     """(width that the page wants, width that it has, messages), from a frame of that width."""
     frame = page.with_name("frame.html")

@@ -52,6 +52,15 @@ def samples(tmp_path: Path, rng: np.random.Generator) -> Path:
     return folder
 
 
+def test_without_data_what_a_plan_quantizes_is_said(gated_mlps: Path, samples: Path) -> None:
+    assert "activations are not quantized" in run(gated_mlps, stop_after="rewrite")["warnings"][0]
+    plan = Path(run(gated_mlps, calib_data=samples, stop_after="plan")["files"]["plan"])
+    report = run(gated_mlps, plan=plan, stop_after="rewrite")
+    assert {entry["decision"] for entry in report["subgraphs"]} == {"nvfp4_w4a4"}
+    assert "quantized activations are scaled at run time" in report["warnings"][0]
+    assert not run(gated_mlps, precision="bf16", stop_after="rewrite")["warnings"], "data would change nothing"
+
+
 def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:
     progress = Recorded()
     output = gated_mlps.parent / "out" / "o.engine"

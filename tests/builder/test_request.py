@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,10 @@ def test_an_export_replaces_exports_alone(directory: Path, gated_mlps: Path) -> 
 def test_a_folder_where_a_file_is_to_be_written(gated_mlps: Path, tmp_path: Path, option: str) -> None:
     refusal(gated_mlps, f"{tmp_path}: is a folder", **{option: tmp_path})
     refusal(gated_mlps, "is a folder", **{option: Path(".")})
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refusal(gated_mlps, f"{pipe}: is a device or a pipe", **{option: pipe})
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ the bindings' own classes and docstrings. The bindings import over stub librarie
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -131,9 +132,28 @@ def used_members(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(backend, "local_compute_capability", lambda: (11, 0))
     # The back end sets it for good; monkeypatch puts it back.
     monkeypatch.setenv("__LUNOWUD", "")
+    job = job_in(tmp_path)
+    notes: dict[str, int | None] = {"ILogger.log": None, "IProgressMonitor.phase_start": None}
+    notes |= {"IProgressMonitor.step_complete": None, "IProgressMonitor.phase_finish": None}
+    notes |= {"ILogger.ERROR": None, "ILogger.INTERNAL_ERROR": None, "ILogger.WARNING": None}
+    for parses in (True, False):
+        module = Module(version, parses)
+        monkeypatch.setattr(backend.importlib, "import_module", lambda name, module=module: module)
+        engine = backend.Backend("tensorrt")
+        if parses:
+            engine.build(job, tmp_path / "plugins.so", lambda event: None)
+            assert (tmp_path / "timing.cache").read_bytes() == b"cache"
+        else:
+            with pytest.raises(backend.EngineError, match="plugin library does not provide it"):
+                engine.build(job, tmp_path / "plugins.so", lambda event: None)
+        notes |= module.notes
+    return notes
+
+
+def job_in(tmp_path: Path) -> backend.Job:
     cache = tmp_path / "timing.cache"
     cache.write_bytes(b"old")
-    job = backend.Job(
+    return backend.Job(
         target="thor",
         arch="sm_110a",
         compute_capability=(11, 0),
@@ -148,21 +168,63 @@ def used_members(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         planned=[],
         checksums={},
     )
-    notes: dict[str, int | None] = {"ILogger.log": None, "IProgressMonitor.phase_start": None}
-    notes |= {"IProgressMonitor.step_complete": None, "IProgressMonitor.phase_finish": None}
-    notes |= {"ILogger.ERROR": None, "ILogger.INTERNAL_ERROR": None, "ILogger.WARNING": None}
-    for parses in (True, False):
-        module = Module(version, parses)
-        monkeypatch.setattr(backend.importlib, "import_module", lambda name, module=module: module)
-        engine = backend.Backend("tensorrt")
-        if parses:
-            engine.build(job, tmp_path / "plugins.so", lambda event: None)
-            assert cache.read_bytes() == b"cache"
-        else:
-            with pytest.raises(backend.EngineError, match="plugin library does not provide it"):
-                engine.build(job, tmp_path / "plugins.so", lambda event: None)
-        notes |= module.notes
-    return notes
+
+
+class Logging(Module):
+    """Logs errors while it builds, and returns an engine all the same."""
+
+    def __init__(self, *errors: str) -> None:
+        super().__init__("11.4.0.106", parses=True)
+        self.logged = errors
+
+    def __getattr__(self, name: str) -> Any:
+        return self.builder if name == "Builder" else super().__getattr__(name)
+
+    def builder(self, log: Any) -> Recorder:
+        def build(network: Any, config: Any) -> Recorder:
+            for error in self.logged:
+                log.log(self.ILogger.ERROR, error)
+            return Recorder("IHostMemory", self.notes)
+
+        made = self.instance("Builder", 1)
+        made.__dict__["build_serialized_network"] = build
+        return made
+
+
+SKIPPED = "Error Code: 9: Skipping tactic 0x00000000000003e8 due to exception misaligned address"
+
+
+def build_with(module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings of a build."""
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (11, 0))
+    monkeypatch.setattr(backend.importlib, "import_module", lambda name: module)
+    warnings: list[str] = backend.Backend("tensorrt").build(job_in(tmp_path), None, lambda event: None)[2]
+    return warnings
+
+
+def test_error_that_tensorrt_logged_fails_a_build_that_it_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Logging(SKIPPED, "Error Code 1: Myelin (no kernel)")
+    with pytest.raises(backend.EngineError, match=r"reported errors and went on: Error Code 1: Myelin") as failure:
+        build_with(module, tmp_path, monkeypatch)
+    assert failure.value.exit_code == backend.VERIFICATION_FAILED
+    assert (tmp_path / "timing.cache").read_bytes() == b"old"
+
+
+def test_tactics_that_failed_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT logs each as an error, and takes one of the others."""
+    (warning,) = build_with(Logging(SKIPPED, SKIPPED), tmp_path, monkeypatch)
+    assert warning == f"TensorRT skipped 2 tactics that failed; the first: {SKIPPED}"
+
+
+def test_engine_is_not_lost_with_the_timing_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(source: Path, destination: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(source))
+
+    monkeypatch.setattr(backend.os, "replace", read_only)
+    (warning,) = build_with(Logging(), tmp_path, monkeypatch)
+    assert warning == f"{tmp_path / 'timing.cache'}: the timings could not be kept (Read-only file system)"
 
 
 @pytest.fixture(scope="module")
