@@ -277,9 +277,9 @@ class Backend:
             raise EngineError(VERIFICATION_FAILED, f"TensorRT reported errors and went on: {' | '.join(others[:4])}")
         if skipped:
             log.warnings.append(f"TensorRT skipped {len(skipped)} tactics that failed; the first: {skipped[0]}")
-        if cache is not None:
+        if cache is not None and job.timing_cache is not None:
             try:
-                with replacing(job.timing_cache) as temporary:  # type: ignore[arg-type]
+                with replacing(job.timing_cache) as temporary:
                     temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
             except OSError as error:
                 log.warnings.append(f"{job.timing_cache}: the timings could not be kept ({error.strerror})")

@@ -191,7 +191,7 @@ def _check_kind(directory: Path, model: Any) -> None:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: states no image_size; {EXPORT_IT}")
 
 
-def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[dict[int, Any], ...]]:
+def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]]]:
     """A module from tensors to a tuple of tensors, example inputs, and dynamic shapes.
 
     Once it has run, the module's `outputs` names the tensors of that tuple.
@@ -224,11 +224,11 @@ def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[dict[int, An
         config = model.config
         size = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
         pixels = torch.rand(2, getattr(config, "num_channels", 3), *size, dtype=next(model.parameters()).dtype)
-        return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)  # type: ignore[return-value]
+        return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
     ids = torch.randint(0, model.config.vocab_size, (2, 16))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return Plain().eval(), inputs, (({0: batch, 1: sequence},) * 2,)  # type: ignore[return-value]
+    return Plain().eval(), inputs, (({0: batch, 1: sequence},) * 2,)
 
 
 def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set[str]) -> None:
@@ -250,7 +250,7 @@ def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set
 
 
 def _check_dynamic(
-    directory: Path, program: torch.onnx.ONNXProgram, dynamic: tuple[dict[int, Any], ...], named: str
+    directory: Path, program: torch.onnx.ONNXProgram, dynamic: tuple[tuple[dict[int, Any], ...]], named: str
 ) -> None:
     """Refuse a graph that takes inputs of the example's size alone: torch.onnx fixes what a model loops over."""
     for value, dims in zip(program.model.graph.inputs, *dynamic, strict=True):

@@ -15,9 +15,8 @@ MODULES = ("tensorrt", "tensorrt_rtx")
 
 def built_by(engine: Path) -> dict[str, Any]:
     """The report beside an engine, where there is one: its `backend`, `versions`, `model`, `target`, ..."""
-    beside = engine.with_suffix(".report.json")
     try:
-        found = json.loads(beside.read_text())
+        found = json.loads(backend.report_file(engine).read_text())
     except (OSError, ValueError):
         return {}
     described = isinstance(found, dict) and all(isinstance(found.get(key, {}), dict) for key in ("versions", "files"))

@@ -237,8 +237,9 @@ class CollectionRun:
 def _digest(path: Path) -> str:
     """Of the model's file, and of the first bytes of every weight in a file beside it: reading all would take long, and
     other weights differ at once."""
-    digest = hashlib.blake2b(path.read_bytes(), digest_size=16)
-    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+    content = path.read_bytes()
+    digest = hashlib.blake2b(content, digest_size=16)
+    for tensor in onnx.ModelProto.FromString(content).graph.initializer:
         if uses_external_data(tensor):
             info = ExternalDataInfo(tensor)
             with (path.parent / info.location).open("rb") as file:

@@ -20,13 +20,11 @@ from trt_nvfp4.graph_passes.moe_fit import Fit
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
 from trt_nvfp4.graph_passes.moe_routing import Choice, closed, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand
-from trt_nvfp4.graph_passes.router_pattern import logits_of
+from trt_nvfp4.graph_passes.router_pattern import ALIASES, logits_of
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
 from trt_nvfp4.graph_passes.weights import as_torch, constant
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
-
-_ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class _Matcher:
         self._experts_count = router.weight.shape[0]
         # x, and the same values in other shapes and types on the way to the router.
         self._aliases = [router.x]
-        while is_op(node := self._aliases[-1].producer(), *_ALIASES):
+        while is_op(node := self._aliases[-1].producer(), *ALIASES):
             self._aliases.append(operand(node, 0))
         self._x = self._aliases[-1]
         self._inside: set[ir.Value] = {self._x, router.y}

@@ -14,7 +14,8 @@ from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS
 
 # From a choice back to the router's linear: scores, correction bias, groups, masks.
 _MAX_ROUTER_NODES = 48
-_ALIASES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+# The same numbers, in another type or shape.
+ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
@@ -35,7 +36,7 @@ def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) 
 
 def _is_used(chosen: ir.Value) -> bool:
     """Something in the graph is computed from the indices `chosen`."""
-    return any(not is_op(use.node, *_ALIASES) or _is_used(use.node.outputs[0]) for use in chosen.uses())
+    return any(not is_op(use.node, *ALIASES) or _is_used(use.node.outputs[0]) for use in chosen.uses())
 
 
 def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | None:
