@@ -1,4 +1,4 @@
-"""What the benchmarks share: this GPU's read bandwidth, the error of a result, what a recorded run names, its file."""
+"""What the benchmarks share: plugins and read bandwidth of this GPU, errors, what a recorded run names, its file."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ from typing import Any
 
 import torch
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.targets import arch_of
+from trt_nvfp4.builder.timing import CudaDevice, Timing, interleave
+from trt_nvfp4.plugins.host import PluginHost
+from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import find_nvcc
 
 HERE = Path(__file__).resolve().parent
 
 
-def read_bandwidth(gigabytes: int = 4, rounds: int = 15) -> float:
-    """Bytes per second at which this GPU streams ``gigabytes`` GiB from its memory."""
+def plugin_host() -> PluginHost:
+    """The plugins, built for this GPU."""
+    return PluginHost(build_library(arch_of(torch.cuda.get_device_capability())))
+
+
+def read_bandwidth() -> float:
+    """Bytes per second at which this GPU streams 4 GiB from its memory."""
     source = HERE / "read_bandwidth.cu"
-    major, minor = torch.cuda.get_device_capability()
+    arch = arch_of(torch.cuda.get_device_capability())
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "read_bandwidth.so"
         toolchain = find_nvcc()
         subprocess.run(
-            [toolchain.nvcc, "-O3", "-shared", "-Xcompiler=-fPIC", f"-arch=sm_{major}{minor}", "-o", library, source],
+            [toolchain.nvcc, "-O3", "-shared", "-Xcompiler=-fPIC", f"-arch={arch}", "-o", library, source],
             check=True,
         )
         read_all = ctypes.CDLL(str(library)).readAll
-    data = torch.randint(0, 255, (gigabytes << 30,), dtype=torch.uint8, device="cuda")
+    data = torch.randint(0, 255, (4 << 30,), dtype=torch.uint8, device="cuda")
     out = torch.zeros(1, dtype=torch.int32, device="cuda")
     blocks = 4 * torch.cuda.get_device_properties(0).multi_processor_count
 
@@ -40,7 +48,7 @@ def read_bandwidth(gigabytes: int = 4, rounds: int = 15) -> float:
         if status := read_all(*pointers, blocks, stream):
             raise RuntimeError(f"read_bandwidth: CUDA error {status}")
 
-    timing = interleave(CudaDevice(), {"read": work}, rounds)["read"]
+    timing = interleave(CudaDevice(), {"read": work}, rounds=15)["read"]
     return data.numel() / timing.median_us * 1e6
 
 
@@ -48,6 +56,11 @@ def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
     """||y - reference|| / ||reference||, in float64."""
     difference = y.double() - reference.double()
     return float(difference.norm() / reference.double().norm())
+
+
+def shown(name: str, timing: Timing) -> str:
+    """A contestant's microseconds with their quartiles, to be printed."""
+    return f"  {name:28s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"
 
 
 def environment() -> dict[str, Any]:

@@ -15,24 +15,21 @@ import argparse
 import importlib.util
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from contestants import Work
-from harness import environment, read_bandwidth, record, relative_error
+from harness import environment, plugin_host, read_bandwidth, record, relative_error, shown
 from humming_moe import KINDS, HummingExperts
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.definition import OpDefinition
 from trt_nvfp4.plugins.ops.moe_routing import ROUTING_ATTRIBUTES, Scoring, route
 from trt_nvfp4.plugins.ops.number_formats import tile_scales
-from trt_nvfp4.plugins.ops.nvfp4_moe import no_shared_expert
 
 HERE = Path(__file__).resolve().parent
 COLD_BYTES = 512 << 20
@@ -80,25 +77,16 @@ class Experts:
     @classmethod
     def random(cls, spec: dict[str, Any], w4a4: bool) -> Experts:
         h, i, experts = spec["hidden"], spec["intermediate"], spec["experts"]
+        width = i * spec.get("shared_experts", 0) or 16  # the op takes one where it uses none
         tensors = [*random_weight((experts, 2 * i, h)), *random_weight((experts, h, i))]
-        if "shared_experts" in spec:
-            width = i * spec["shared_experts"]
-            tensors += [
-                *random_weight((2 * width, h)),
-                *random_weight((h, width)),
-                torch.zeros(h, device="cuda").to(DTYPE),
-            ]
-        else:
-            shapes = no_shared_expert(h, 1)
-            types = {f.name: f.type for f in cls.op.inputs}
-            torch_types = {"T": DTYPE, "tensor(int8)": torch.int8, "tensor(float)": torch.float32}
-            tensors += [
-                torch.zeros(shape, dtype=torch_types[types[name]], device="cuda")  # type: ignore[arg-type]
-                for name, shape in shapes.items()
-            ]
+        tensors += [*random_weight((2 * width, h)), *random_weight((h, width)), torch.zeros(h, device="cuda").to(DTYPE)]
         attributes = attributes_of(spec) | {"quantize_activations": int(w4a4), "static_scales": int(w4a4)}
         scales = torch.tensor([8.0, 32.0], device="cuda") / 2688  # amax of x and about that of hidden values
         return cls(spec, attributes, [*tensors, *(scales if w4a4 else 0 * scales)])
+
+    def in_half(self) -> Experts:
+        """For FP16 activations."""
+        return replace(self, tensors=[t.half() if t.dtype == DTYPE else t for t in self.tensors])
 
     def with_own_shared(self) -> list[torch.Tensor]:
         """The same tensors, the shared expert's elsewhere in memory."""
@@ -213,6 +201,12 @@ def bench(
     sample = slice(0, min(tokens, 4))
     expected = experts.reference(x[sample], logits[sample])
     errors = {"nvfp4": relative_error(y[sample], expected)}
+    w4a4 = bool(experts.attributes["quantize_activations"])
+    if not w4a4:
+        in_half = experts.in_half()
+        contestants["nvfp4 fp16"], halves = plugin(host, in_half, [(x.half(), logits) for x, logits in inputs])
+        contestants["nvfp4 fp16"]()
+        errors["nvfp4 fp16"] = relative_error(halves[sample], in_half.reference(x.half()[sample], logits[sample]))
     if not alone:
         contestants["bf16 grouped_mm"] = dense(experts, inputs)
     if humming is not None:
@@ -222,25 +216,34 @@ def bench(
             contestants[f"humming {kind}"]()
             errors[f"humming {kind}"] = relative_error(output()[sample], expected)
     timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, len(inputs)))
-    fraction = case["megabytes"] * 1e6 / timings["nvfp4"].median_us * 1e6 / bandwidth
-    print(f"{case['model']} tokens={tokens} experts={case['experts']:.1f} {case['megabytes']:.0f} MB", flush=True)
+    # With W4A4 a hidden value on a rounding boundary of NVFP4 may fall on its other side.
+    most = 2e-2 if w4a4 else 1e-2
+    return {**report(case, timings, "nvfp4", errors, most, bandwidth), "relative_errors": errors}
+
+
+def report(
+    case: dict[str, Any], timings: dict[str, Timing], ours: str, errors: dict[str, float], most: float, bandwidth: float
+) -> dict[str, Any]:
+    """Prints a case of draw and returns it with its timings; an error above `most` stops the run. Of bandwidth are
+    the contestants whose names begin with `ours`."""
+    fractions = {
+        name: case["megabytes"] * 1e6 / timing.median_us * 1e6 / bandwidth
+        for name, timing in timings.items()
+        if name.startswith(ours)
+    }
+    print("{model} tokens={tokens} experts={experts:.1f} {megabytes:.0f} MB".format_map(case), flush=True)
     for name, timing in timings.items():
-        line = (
-            f"  {name:26s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"
-        )
-        line += f"  {fraction:6.1%} of bandwidth" if name == "nvfp4" else ""
+        line = shown(name, timing)
+        line += f"  {fractions[name]:6.1%} of bandwidth" if name in fractions else ""
         line += f"  relative error {errors[name]:.1e}" if name in errors else ""
         print(line, flush=True)
-    # With W4A4 a hidden value on a rounding boundary of NVFP4 may fall on its other side.
-    most = 2e-2 if experts.attributes["quantize_activations"] else 1e-2
     for name, error in errors.items():
         if not error < most:
             raise SystemExit(f"{name} is wrong: relative error {error:.2e}, at most {most:g} is expected")
     return {
         **case,
         "timings": {name: asdict(timing) for name, timing in timings.items()},
-        "relative_errors": errors,
-        "bandwidth_fraction": fraction,
+        "bandwidth_fractions": fractions,
     }
 
 
@@ -256,8 +259,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "moe.json")
     arguments = parser.parse_args()
 
-    major, minor = torch.cuda.get_device_capability()
-    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    host = plugin_host()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s" + ("" if HAS_HUMMING else "; humming-kernels is not installed"))

@@ -65,20 +65,6 @@ __device__ __forceinline__ uint32_t greatest_of(uint4 eight) {
     return max(ptx::magnitude_bits(ptx::to_float(most.x)), ptx::magnitude_bits(ptx::to_float(most.y)));
 }
 
-// Values of one token, of which lanes that differ in bits `kBits` have the others, as FP16 whose products with weights
-// are summed (Decoder<__half>::kSumExponent). Returns their factor.
-template <typename T, int... kBits, int kEights>
-__device__ __forceinline__ float to_summable(uint4 (&eights)[kEights]) {
-    uint32_t greatest = 0;
-#pragma unroll
-    for (uint4 const& eight : eights) greatest = max(greatest, greatest_of<T>(eight));
-    ((greatest = max(greatest, __shfl_xor_sync(0xffffffffu, greatest, kBits))), ...);
-    HalfScale const scale(greatest, w4a16::Decoder<__half>::kSumExponent);
-#pragma unroll
-    for (uint4& eight : eights) eight = scale.of<T>(eight);
-    return scale.factor();
-}
-
 // BF16 values of a row, of which lanes that differ in bits `kBits` have the others, as FP16. Returns their factor.
 template <int... kBits, int kEights>
 __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {

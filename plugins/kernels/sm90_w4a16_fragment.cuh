@@ -106,15 +106,21 @@ __device__ __forceinline__ void load_eights(T const* row, int t, int width, uint
     }
 }
 
-// To an image of `tokens`, from the unit on that has the first of the values.
+// In the pairs of products of several tokens.
 template <typename T, int kEights>
+__device__ __forceinline__ void pair_eights(uint4 (&eights)[kEights]) {
+#pragma unroll
+    for (uint4& eight : eights) eight = w4a16::pair_activations<T>(eight);
+}
+
+// Pairs to an image of `tokens`, from the unit on that has the first of the values.
+template <int kEights>
 __device__ __forceinline__ void store_eights(uint8_t* units, int tokens, int token, int t,
                                              uint4 const (&eights)[kEights]) {
     uint8_t* const own = units + token * 16 + t * 4;
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
-        uint4 const pairs = w4a16::pair_activations<T>(eights[i]);
-        uint32_t const four[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+        uint32_t const four[4] = {eights[i].x, eights[i].y, eights[i].z, eights[i].w};
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
             *reinterpret_cast<uint32_t*>(own + (i * 4 + pair) * tokens * 16) = four[pair];

@@ -2,8 +2,8 @@
 // tokens is made of units of 16 bytes, image[unit][token], a unit being 8 values of K.
 //
 // K's order inside a contraction is free. In a group of 64 values lane t of a row's four multiplies scale block t: 16
-// values in a row, so that it decodes one scale. Unit 4 w + p of a group holds, for t = 0..3, the pair that
-// decode.cuh's codes() makes of word w's codes p and p + 4 of that block.
+// values in a row, so that it decodes one scale. Unit 4 w + p of a group holds, for t = 0..3, pair p of that block's
+// word w: values p and p + 4, as decode.cuh's codes() has them, or of one token neighbours.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,22 +25,31 @@ __host__ __device__ constexpr int64_t image_bytes(int k, int tokens) {
     return int64_t{2} * chunks_of(k) * kChunk * tokens;
 }
 
-// The unit that value k lies in.
-__device__ __forceinline__ uint32_t unit_of(uint32_t k) { return k / kGroup * 8 + k % 16 / 8 * 4 + k % 4; }
+// The unit that value k lies in, and in bytes which of a pair it is.
+template <bool kNeighbours>
+__device__ __forceinline__ uint32_t unit_of(uint32_t k) {
+    return k / kGroup * 8 + k % 16 / 8 * 4 + (kNeighbours ? k % 8 / 2 : k % 4);
+}
+template <bool kNeighbours>
+__device__ __forceinline__ uint32_t half_of(uint32_t k) {
+    return (kNeighbours ? k % 2 : k % 8 / 4) * 2;
+}
 
 // Where a value lies in an image of kTokens, in bytes, and how far it is to the same one of the next token, scale
 // block, group. Unsigned, since what divides by powers of two is then one instruction.
-template <int kTokens>
+template <int kTokens, bool kNeighbours = kTokens == 1>
 struct ImageLayout {
     static constexpr int kTokenBytes = 16, kBlockBytes = 4, kGroupBytes = kGroup * 2 * kTokens;
 
     static __device__ __forceinline__ uint32_t offset(uint32_t k, uint32_t token) {
-        return (unit_of(k) * kTokens + token) * kTokenBytes + k % kGroup / 16 * kBlockBytes + k % 8 / 4 * 2;
+        return (unit_of<kNeighbours>(k) * kTokens + token) * kTokenBytes + k % kGroup / 16 * kBlockBytes +
+               half_of<kNeighbours>(k);
     }
 };
 
 // BF16 activations become FP16 times factors (half_scale.cuh) where that takes less than it saves (H200): up to 8
-// tokens, and in mixtures but for wide jobs. One token by itself becomes FP16 in any case (TokenPanel, TokenRowPanel).
+// tokens, and in mixtures but for wide jobs. One token by itself becomes integers (fixed_point.cuh: TokenPanel,
+// TokenRowPanel).
 template <typename T, int kTokens = 8>
 constexpr bool kBecomesHalf = kTokens <= 8 && std::is_same_v<T, __nv_bfloat16>;
 template <typename T, int kTokens = 8>

@@ -121,7 +121,8 @@ __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& 
                         int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
                         if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
                     }
-                    store_eights<Operand<T, kTokens>>(panel, kTokens, token, t, eights[column]);
+                    pair_eights<Operand<T, kTokens>>(eights[column]);
+                    store_eights(panel, kTokens, token, t, eights[column]);
                 }
                 if (kParts) fill();
             }

@@ -7,7 +7,7 @@
 // and values of up to 16 tokens, say so themselves. Each phase needs all of the one before, directly or through the
 // next, so that nothing is overwritten while it is read.
 //
-// Two warpgroups multiply and do the rows: one token in FP16 lanes, up to 8 by mma.sync, more by wgmma. Of a third,
+// Two warpgroups multiply and do the rows: one token as integers, up to 8 by mma.sync, more by wgmma. Of a third,
 // which leaves them its registers, one thread fetches weights and other warps panels of activations
 // (sm90_w4a16_mlp_panels.cuh).
 #pragma once
@@ -52,7 +52,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
 // Hidden values of kTokens on their way to an image through shared memory, [scale blocks of a group, units, tokens]
 // pairs of values, so that lanes meet in no bank: neither those that have a scale block of eight tokens and four units,
 // nor those that have a unit's tokens.
-template <int kTokens>
+template <int kTokens, bool kNeighbours>
 struct StagedLayout {
     static constexpr int kTokenBytes = 4, kUnitBytes = kTokens * kTokenBytes;
     static constexpr int kGroupBytes = kGroup / 8 * kUnitBytes, kBlockBytes = kTileRows / 8 * kUnitBytes;
@@ -61,7 +61,7 @@ struct StagedLayout {
         return unit * kUnitBytes + (token ^ (unit * (kTokens / 4) & (kTokens - 8))) * kTokenBytes;
     }
     static __device__ __forceinline__ uint32_t offset(uint32_t k, uint32_t token) {
-        return pair(unit_of(k), token) + k % kGroup / 16 * kBlockBytes + k % 8 / 4 * 2;
+        return pair(unit_of<kNeighbours>(k), token) + k % kGroup / 16 * kBlockBytes + half_of<kNeighbours>(k);
     }
     // A token's unit.
     static __device__ __forceinline__ uint4 load(uint8_t const* values, uint32_t unit, uint32_t token) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void finish_up(MlpArgs<T> const& args, MlpShared<T, k
     if (tile * width >= up.padded_width) return;
     auto* const image = reinterpret_cast<uint4*>(args.down.x_of(layer) + int64_t{2} * tile * width * kTokens);
     constexpr int kStaged = kStagedTokens<kTokens>, kStored = std::min(kStaged, kTokens);
-    using Layout = StagedLayout<kStaged>;
+    using Layout = StagedLayout<kStaged, kTokens == 1>;
     // All at once, so that a column's instructions fill the others' gaps.
     constexpr int kColumns = kStaged / 8;
 #pragma unroll 1

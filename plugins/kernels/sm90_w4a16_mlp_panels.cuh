@@ -3,10 +3,10 @@
 // One warp asks the copy engine for what has been counted, beyond 16 tokens for both blocks of a cluster at once. Where
 // values are flags, warps take turns with chunks: a copy is looked at, and made anew until no value is absent (faster
 // than to read the values from L2, one by one, before they are copied, but where there is one for each lane: of one
-// token). BF16 values become FP16 there.
+// token). BF16 values become FP16 there, and one token's integers.
 #pragma once
 
-#include "half_scale.cuh"
+#include "fixed_point.cuh"
 #include "ptx/elect.cuh"
 #include "sm90_w4a16_mlp_rows.cuh"
 #include "sm90_w4a16_task.cuh"
@@ -150,12 +150,12 @@ __device__ __forceinline__ void stage_token(uint8_t const* chunk, uint8_t* panel
     do {
         unit = w4a16::load_eight(chunk + lane * 16);
     } while (__any_sync(0xffffffffu, w4a16::has_absent(unit)));
-    HalfScale const scale(ptx::warp_max(greatest_of<T>(unit)), w4a16::Decoder<__half>::kSumExponent);
-    uint4 const halves = scale.of<T>(unit);
-    uint32_t const pairs[4] = {halves.x, halves.y, halves.z, halves.w};
+    FixedPoint const fixed(ptx::warp_max(greatest_of<T>(unit)));
+    uint4 const integers = fixed.of<T>(unit);
+    uint32_t const pairs[4] = {integers.x, integers.y, integers.z, integers.w};
 #pragma unroll
     for (int t = 0; t < 4; ++t) *reinterpret_cast<uint32_t*>(panel + TokenPanel::offset(lane, t)) = pairs[t];
-    if (lane == 0) *reinterpret_cast<float*>(panel + TokenPanel::factor_offset(0)) = scale.factor();
+    if (lane == 0) *reinterpret_cast<float*>(panel + TokenPanel::factor_offset(0)) = fixed.factor();
 }
 
 // The same of values that are flags, by warp `turn` of kStagers.

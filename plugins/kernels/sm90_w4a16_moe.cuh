@@ -1,5 +1,5 @@
 // A mixture of experts on SM90: the chosen experts' weights stream to the tensor cores once for every job of some
-// pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh: in FP16 lanes where there is but one token, by wgmma
+// pairs, whose tokens are the columns, as in sm90_w4a16_mlp.cuh: as integers where there is but one token, by wgmma
 // where jobs are wide (choose_job_tokens), else by mma.sync. Launches before it make the plan and, beside it or
 // of wide jobs behind it, images of activations (sm90_w4a16_moe_images.cuh), one behind it sums up what down yields.
 //
@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "half_scale.cuh"
+#include "fixed_point.cuh"
 #include "ptx/elect.cuh"
 #include "sm90_w4a16_moe_panels.cuh"
 #include "sm90_w4a16_up.cuh"
@@ -128,7 +128,7 @@ __device__ __forceinline__ void store_hidden(MixtureArgs<T> const& args, Mixture
             zero_from(left, eight[0]);
             float factor = 1.0f;
             if constexpr (kOne) {
-                factor = to_summable<T, 1, 2, 4, 8>(eight);
+                factor = to_fixed_point<T, 1, 2, 4, 8>(eight);
             } else if constexpr (kBecomesHalf<T>) {
                 factor = to_half<1, 2, 4, 8>(eight);
             }
@@ -276,7 +276,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                     // Places within the column.
                     auto* const staged = reinterpret_cast<uint8_t*>(shared.hidden.columns[column]);
                     of_up.template finish<1>(matrix, sums)
-                        .template each<ImageLayout<8>>([&](uint32_t offset, float value) {
+                        .template each<ImageLayout<8, Shared::kOne>>([&](uint32_t offset, float value) {
                             *reinterpret_cast<T*>(staged + offset) = ptx::from_float<T>(value);
                         });
                 }

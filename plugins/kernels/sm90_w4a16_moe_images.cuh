@@ -1,7 +1,7 @@
 // Activations for sm90_w4a16_moe.cuh.
 #pragma once
 
-#include "half_scale.cuh"
+#include "fixed_point.cuh"
 #include "moe_routing.cuh"
 #include "ptx/grid.cuh"
 #include "sm90_w4a16_moe_wide.cuh"
@@ -84,15 +84,16 @@ __device__ __forceinline__ void make_images(MixtureArgs<T> const& args, int thre
         if (scaled) scale_eights<T>(weight, eights);
         float factor = 1.0f;
         if (args.m == 1) {
-            factor = to_summable<T, 1, 2>(eights);
-        } else if constexpr (kBecomesHalf<T>) {
-            factor = to_half<1, 2>(eights);
+            factor = to_fixed_point<T, 1, 2>(eights);
+        } else {
+            if constexpr (kBecomesHalf<T>) factor = to_half<1, 2>(eights);
+            pair_eights<Operand<T>>(eights);
         }
         if (!has_row) continue;
         RowImage<T> const image(args.matrices[kUp][args.scale_input && !scaled ? kShared : kRouted].x, k);
         if (t == 0) image.set_factor(part, row, factor);
         auto* const units = reinterpret_cast<uint8_t*>(image.unit(part * (kRowFactorK / 8), row));
-        store_eights<Operand<T>>(units, 1, 0, t, eights);
+        store_eights(units, 1, 0, t, eights);
     }
 }
 
@@ -134,7 +135,7 @@ __device__ __forceinline__ void make_job_images(MixtureArgs<T> const& args, int 
             if (part >= image_parts(k)) {
                 JobImage const image(down, job, first, count);
                 uint8_t* const units = image.unit((part - image_parts(k) + written) * (kRowFactorK / 8), column);
-                store_eights<T>(units, 8, lane / 4, lane % 4, eights);
+                store_eights(units, 8, lane / 4, lane % 4, eights);
                 continue;
             }
             int const row = column * 8 + lane / 4;
@@ -150,7 +151,8 @@ __device__ __forceinline__ void make_job_images(MixtureArgs<T> const& args, int 
                         k - part * kRowFactorK, eights);
             if (segment == kRouted && args.scale_input) scale_eights<T>(weight, eights);
             uint8_t* const units = JobImage(up, job, first, count).unit(part * (kRowFactorK / 8), column);
-            store_eights<T>(units, 8, lane / 4, lane % 4, eights);
+            pair_eights<T>(eights);
+            store_eights(units, 8, lane / 4, lane % 4, eights);
         }
     }
 }

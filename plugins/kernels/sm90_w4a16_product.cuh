@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ptx/mma_sync.cuh"
+#include "ptx/permute.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm80_w4a16_decode.cuh"
 #include "sm90_w4a16_image.cuh"
@@ -83,7 +84,7 @@ __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_
 template <int kTokens>
 constexpr int kSumTokens = std::max(kTokens, 8);
 
-// Whether so many tokens are multiplied by mma.sync, or one in FP16 lanes, each warp for itself: up to 8 that takes
+// Whether so many tokens are multiplied by mma.sync, or one as integers, each warp for itself: up to 8 that takes
 // fewer clocks than wgmma, whose shortest product is as long as one of 24 columns, and at 16 hardly more.
 template <int kTokens>
 constexpr bool kBySync = kTokens <= 8;
@@ -135,23 +136,48 @@ __device__ __forceinline__ uint32_t multiply_group_sync(Codes const& codes, uint
     return read;
 }
 
-// The same of one token, in FP16 lanes, without tensor cores, which lower the GPU's clock: sums[q] += this lane's block
-// of its row of quarter q times the activations at shared address `units` in a panel of the kind Panel. Sums may hold
-// those of four groups.
+// 12 more than twice what eight codes stand for, a byte each. By the multiplier as far as may be (shift_left).
+__device__ __forceinline__ void lift(uint32_t codes, uint32_t one, uint32_t (&bytes)[2]) {
+    constexpr uint32_t kLifted[2][2] = {{0x0f0e0d0cu, 0x18141210u},
+                                        {0x090a0b0cu, 0x00040608u}};  // [sign], by magnitude
+    uint32_t const flipped = codes ^ 0x88888888u;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        // A set sign is a selector's bit 3, by which not the byte is picked but its sign: zero.
+        bytes[i] = ptx::permute_bytes(kLifted[0][0], kLifted[0][1], codes >> 16 * i) * one +
+                   ptx::permute_bytes(kLifted[1][0], kLifted[1][1], flipped >> 16 * i);
+    }
+}
+
+// sum + such bytes times as many 16-bit integers.
+__device__ __forceinline__ int add_products(uint32_t const (&bytes)[2], uint4 x, int sum) {
+    sum = __dp2a_lo(static_cast<int>(x.x), static_cast<int>(bytes[0]), sum);
+    sum = __dp2a_hi(static_cast<int>(x.y), static_cast<int>(bytes[0]), sum);
+    sum = __dp2a_lo(static_cast<int>(x.z), static_cast<int>(bytes[1]), sum);
+    return __dp2a_hi(static_cast<int>(x.w), static_cast<int>(bytes[1]), sum);
+}
+
+// The same of one token, as integers (fixed_point.cuh), which are exact and take no tensor cores: these lower the GPU's
+// clock. sums[q] += this lane's block of its row of quarter q times the activations at shared address `units` in a
+// panel of the kind Panel, twice.
 template <class Panel>
 __device__ __forceinline__ uint32_t multiply_group_token(Codes const& codes, uint32_t own_byte, uint32_t one,
-                                                         uint32_t units, uint32_t (&sums)[4]) {
+                                                         uint32_t units, float (&sums)[4]) {
     uint4 x[2];
 #pragma unroll
     for (int word = 0; word < 2; ++word) x[word] = Panel::load(units, word);
+    constexpr uint32_t kMinusTwelve[2] = {0xf4f4f4f4u, 0xf4f4f4f4u};
+    int const lowered = add_products(kMinusTwelve, x[1], add_products(kMinusTwelve, x[0], 0));
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
         uint32_t const two = __byte_perm(codes.scales[row / 2 * 2], codes.scales[row / 2 * 2 + 1], own_byte);
-        uint32_t const scales = w4a16::Decoder<__half>::sum_scales(two, one);
-        uint2 const words = codes.words[row];
-        uint32_t const sum = w4a16::add_products(words.y, one, x[1], w4a16::add_products(words.x, one, x[0], 0u));
-        sums[row] = row % 2 == 0 ? w4a16::multiply_add_by_half<0>(sum, scales, sums[row])
-                                 : w4a16::multiply_add_by_half<1>(sum, scales, sums[row]);
+        uint32_t const pair = w4a16::Decoder<__half>::unpack(two);
+        float2 const scales = __half22float2(*reinterpret_cast<__half2 const*>(&pair));
+        uint32_t words[2][2];
+        lift(codes.words[row].x, one, words[0]);
+        lift(codes.words[row].y, one, words[1]);
+        int const sum = add_products(words[1], x[1], 0) + add_products(words[0], x[0], lowered);
+        sums[row] = fmaf(static_cast<float>(sum), row % 2 == 0 ? scales.x : scales.y, sums[row]);
     }
     return x[0].x ^ x[0].w ^ x[1].x ^ x[1].w;
 }

@@ -131,14 +131,14 @@ __device__ __forceinline__ uint32_t add_scaled(float (&sums)[2][4 * kColumns], u
 
 // As add_scaled, one token's sums of a lane's blocks.
 template <class Panel>
-__device__ __forceinline__ uint32_t add_scaled_token(uint32_t (&sums)[4], uint32_t factors, int which,
+__device__ __forceinline__ uint32_t add_scaled_token(float (&sums)[4], uint32_t factors, int which,
                                                      float (&acc)[2][4]) {
     float const factor = ptx::load_shared(factors + Panel::factor_offset(which));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float& sum = acc[i / 2][i % 2 * 2];
-        sum = fmaf(w4a16::add_halves(sums[i]), factor, sum);
-        sums[i] = 0;
+        sum = fmaf(sums[i], factor, sum);
+        sums[i] = 0.0f;
     }
     return __float_as_uint(factor);
 }
@@ -146,8 +146,9 @@ __device__ __forceinline__ uint32_t add_scaled_token(uint32_t (&sums)[4], uint32
 // A row's four lanes' sums to where those of token 0 lie, which is the first lane, at the scale of other products.
 template <typename T>
 __device__ __forceinline__ void add_lanes(float (&acc)[2][4]) {
-    constexpr int kShift = w4a16::Decoder<__half>::kSumShift - w4a16::Decoder<T>::kScaleShift;
-    float const scale = threadIdx.x % 4 == 0 ? static_cast<float>(1 << kShift) : 0.0f;
+    // Weights are doubled.
+    constexpr float kScale = 0.5f / static_cast<float>(1 << w4a16::Decoder<T>::kScaleShift);
+    float const scale = threadIdx.x % 4 == 0 ? kScale : 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float& sum = acc[i / 2][i % 2 * 2];
@@ -200,7 +201,7 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
         }
         uint32_t read = 0;
         float unscaled[2][4 * kColumns] = {};
-        uint32_t of_token[4] = {};
+        float of_token[4] = {};
         uint64_t b = 0;
         if constexpr (!Shared::kSync) b = ptx::uniform_descriptor(units[0], Panel::kUnitBytes, Panel::kColumnBytes);
 #pragma unroll

@@ -87,7 +87,15 @@ def _integer_row(x: int, y: int) -> list[int]:
     selector = (x >> 40) & 0x7777
     permuted = int.from_bytes(bytes(pool[selector >> 4 * i & 7] for i in range(4)), "little")
     shift = (y >> 48) & 31
+    selected = [pool[x >> 40 + 4 * i & 7] for i in range(4)]
+    signs = [x >> 40 + 4 * i & 8 for i in range(4)]
+    with_signs = bytes((b >> 7) * 255 if sign else b for b, sign in zip(selected, signs, strict=True))
     dot = sum(_signed(uu >> 8 * i, 8) * _signed(uv >> 8 * i, 8) for i in range(4))
+
+    def dot_half(first: int, *, signed: bool) -> int:
+        terms = ((uu >> 16 * i & 0xFFFF, uv >> 8 * (first + i) & 0xFF) for i in range(2))
+        return sum(_signed(a, 16) * _signed(b, 8) if signed else a * b for a, b in terms)
+
     return [
         x * y,
         quotient(x, y),
@@ -105,6 +113,10 @@ def _integer_row(x: int, y: int) -> list[int]:
         dot + 5,
         int(float(x)),
         (x & -x).bit_length() + uy.bit_count() + _signed(max(u, v) - min(u, v), 32),
+        dot_half(0, signed=True) + 7,
+        dot_half(2, signed=True) + 7,
+        dot_half(2, signed=False) + 7,
+        int.from_bytes(with_signs, "little"),
     ]
 
 
@@ -112,7 +124,7 @@ def test_integer_arithmetic(program: Program, rng: np.random.Generator) -> None:
     a = rng.integers(-(2**63), 2**63, 256)
     b = rng.integers(-(2**63), 2**63, 256) >> rng.integers(0, 63, 256)
     a[:6], b[:6] = [0, -1, 1, 2**62, -7, 5], [0, 1, -1, 3, 2, 0]
-    out = np.zeros((256, 16), np.int64)
+    out = np.zeros((256, 20), np.int64)
     assert program.call("integers", a, b, out) == 0
     expected = [[_signed(v, 64) for v in _integer_row(int(x), int(y))] for x, y in zip(a, b, strict=True)]
     np.testing.assert_array_equal(out, expected)

@@ -154,6 +154,21 @@ def test_stack_matches_the_torch_reference(
     assert relative_error(y, reference) < TOLERANCE[dtype] * math.sqrt(shape[0])
 
 
+def test_one_token_is_as_near_as_two(host: PluginHost) -> None:
+    """Roundings of products, where there were any, would add up over layers."""
+    require_gpu_of(W4A16_SM90)
+    attributes = {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}
+    one = stack_inputs(8, 1, 1024, 2048, 1024, torch.float16, gated=1)
+    two = [one[0].repeat(2, 1), *one[1:]]
+    reference = OPS["NVFP4PersistentMLP"].reference(*one, **attributes)
+    errors = [
+        relative_error(run_twice(host, "NVFP4PersistentMLP", inputs, attributes, W4A16_SM90)[:1], reference)
+        for inputs in (one, two)
+    ]
+    assert max(errors) < TOLERANCE[torch.float16]
+    assert errors[0] < 1.8 * errors[1]
+
+
 @pytest.mark.parametrize("m", [9, 17, 40, 64, 100])
 def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) -> None:
     require_gpu_of(W4A16_MMA_SYNC)

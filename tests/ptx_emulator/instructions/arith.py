@@ -45,7 +45,7 @@ def saturate(values: Any) -> Any:
 
 
 def _relu(values: Any) -> Any:
-    return np.where(np.isnan(values), values, np.maximum(values, values.dtype.type(0)))
+    return np.maximum(values, values.dtype.type(0))  # NaN stays
 
 
 class _Operands:
@@ -291,10 +291,8 @@ def _divide(a: Any, b: Any) -> Any:
     """Integer division toward zero; by zero gives all ones, as NVIDIA hardware does."""
     zero = b == 0
     safe = np.where(zero, b.dtype.type(1), b)
-    if a.dtype.kind == "u":
-        quotient = a // safe
-    else:
-        quotient = a // safe
+    quotient = a // safe
+    if a.dtype.kind != "u":
         quotient = quotient + ((quotient * safe != a) & ((a < 0) != (safe < 0))).astype(a.dtype)
     return np.where(zero, ~b.dtype.type(0), quotient)
 
@@ -364,10 +362,6 @@ def _min_max(e: Emitter, item: Instruction) -> None:
     operands.assign(f"{e.name(function)}({operands.source(1)}, {operands.source(2)})")
 
 
-def _tanh(x: Any) -> Any:
-    return np.tanh(x.astype(np.float64)).astype(x.dtype)
-
-
 def _in_double(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The hardware's approximations are replaced by correctly rounded float32 results."""
 
@@ -385,7 +379,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "cos": _in_double(np.cos),
     "lg2": _in_double(np.log2),
     "ex2": _in_double(np.exp2),
-    "tanh": _tanh,
+    "tanh": _in_double(np.tanh),
 }
 
 
@@ -423,3 +417,18 @@ def _dp4a(e: Emitter, item: Instruction) -> None:
     a, b, c = (e.value(o, "u32") for o in item.operands[1:])
     signed = (item.opcode[1] == "s32", item.opcode[2] == "s32")
     e.assign(item.operands[0], f"{e.name(_dot)}({a}, {b}, {c}, {signed[0]}, {signed[1]})", "u32")
+
+
+def _dot_half(a: Any, b: Any, c: Any, signed_a: bool, signed_b: bool, first: int) -> Any:
+    left = a.view(np.int16 if signed_a else np.uint16).reshape(32, 2).astype(np.int64)
+    right = b.view(np.int8 if signed_b else np.uint8).reshape(32, 4)[:, first : first + 2].astype(np.int64)
+    return (c.astype(np.int64) + (left * right).sum(axis=1)).astype(np.uint32)
+
+
+@instruction("dp2a")
+def _dp2a(e: Emitter, item: Instruction) -> None:
+    a, b, c = (e.value(o, "u32") for o in item.operands[1:])
+    half, *types = item.opcode[1:]
+    signed = [name == "s32" for name in types]
+    first = {"lo": 0, "hi": 2}[half]
+    e.assign(item.operands[0], f"{e.name(_dot_half)}({a}, {b}, {c}, {signed[0]}, {signed[1]}, {first})", "u32")

@@ -75,7 +75,7 @@ __global__ void IntegerKernel(int64_t const* a, int64_t const* b, int64_t* out) 
     int const i = threadIdx.x;
     int64_t const x = a[i], y = b[i];
     int32_t const u = int32_t(x), v = int32_t(y);
-    int64_t* const row = out + 16 * i;
+    int64_t* const row = out + 20 * i;
     row[0] = x * y;
     row[1] = y ? x / y : 0;
     row[2] = y ? x % y : 0;
@@ -92,6 +92,12 @@ __global__ void IntegerKernel(int64_t const* a, int64_t const* b, int64_t* out) 
     row[13] = __dp4a(u, v, 5);
     row[14] = int64_t(double(x));
     row[15] = __ffsll(x) + __popcll(y) + max(u, v) - min(u, v);
+    row[16] = __dp2a_lo(u, v, 7);
+    row[17] = __dp2a_hi(u, v, 7);
+    row[18] = __dp2a_hi(uint32_t(u), uint32_t(v), 7u);
+    uint32_t picked;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(u), "r"(v), "r"(uint32_t(x >> 40)));
+    row[19] = picked;
 }
 extern "C" int integers(int64_t const* a, int64_t const* b, int64_t* out) {
     LAUNCH((IntegerKernel<<<1, 256>>>(a, b, out)));
