@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
+from trt_nvfp4.builder.timing import Work
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import Activation
 from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpack, untile_scales
-
-Work = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -55,15 +53,8 @@ def in_turn(calls: list[Work]) -> Work:
 
 def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Work, torch.Tensor]:
     """NVFP4Linear through the plugin host; returns the call and the tensor it writes."""
-    inputs = [
-        x,
-        weight.packed,
-        weight.block_scales,
-        weight.tensor_scale,
-        weight.bias.to(x.dtype),
-        torch.zeros((), device="cuda"),
-    ]
-    return plugin_call(host, "NVFP4Linear", inputs, {})
+    weights = [weight.packed, weight.block_scales, weight.tensor_scale, weight.bias.to(x.dtype)]
+    return plugin_call(host, "NVFP4Linear", [x, *weights, torch.zeros((), device="cuda")], {})
 
 
 def stack_inputs(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> list[torch.Tensor]:
@@ -91,7 +82,7 @@ def plugin_layers(
     for up, down in zip(ups, downs, strict=True):
         call, x = plugin_stack(host, x, [up], [down])
         calls.append(call)
-    return lambda: [call() for call in calls], x
+    return in_turn(calls), x
 
 
 def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:

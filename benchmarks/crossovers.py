@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import Weight, Work, in_turn, stack_inputs
-from harness import environment, record
+from contestants import Weight, in_turn, stack_inputs
+from harness import environment, plugin_host, record
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
 from trt_nvfp4.plugins.host import HostError, PluginHost
-from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import Activation
 
 HERE = Path(__file__).resolve().parent
@@ -162,8 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "crossovers.json")
     arguments = parser.parse_args()
-    major, minor = torch.cuda.get_device_capability()
-    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    host = plugin_host()
     torch.manual_seed(0)
     result: dict[str, Any] = {"environment": environment()}
     if arguments.only != "mlp":

@@ -11,13 +11,13 @@ import argparse
 import importlib.util
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from contestants import (
     Weight,
-    Work,
     dense_stack,
     fp8_stack,
     humming_linear,
@@ -28,12 +28,11 @@ from contestants import (
     plugin_linear,
     plugin_stack,
 )
-from harness import environment, read_bandwidth, record, relative_error
+from harness import environment, plugin_host, read_bandwidth, record, relative_error, shown
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 
 HERE = Path(__file__).resolve().parent
 BYTES_PER_WEIGHT = 0.5 + 1 / 16
@@ -100,11 +99,10 @@ def bench_linear(host: PluginHost, m: int, n: int, k: int, rounds: int, bandwidt
         errors[name] = relative_error(
             pairs[0][1], x.to(dtype).double() @ weights[0].exact().T + weights[0].bias.double()
         )
-    contestants["bf16"] = in_turn([lambda w=w: functional.linear(x, w.dense) for w in weights])  # type: ignore[misc]
+    contestants["bf16"] = in_turn([partial(functional.linear, x, w.dense) for w in weights])
     contestants["int4"] = in_turn([int4_linear(x, w.dense) for w in weights])
     if HAS_HUMMING:
-        layers = [humming_linear(x, w.dense) for w in weights]
-        contestants["humming"] = in_turn([lambda layer=layer: layer(x) for layer in layers])  # type: ignore[misc]
+        contestants["humming"] = in_turn([partial(humming_linear(x, w.dense), x) for w in weights])
     timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, copies))
     return report({"m": m, "n": n, "k": k}, timings, errors, weight_bytes, bandwidth)
 
@@ -116,9 +114,7 @@ def report(
     print(" ".join(f"{key}={value}" for key, value in case.items()), flush=True)
     fractions = {}
     for name, timing in timings.items():
-        line = (
-            f"  {name:26s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"
-        )
+        line = shown(name, timing)
         if name.startswith("nvfp4"):
             fractions[name] = weight_bytes / timing.median_us * 1e6 / bandwidth
             line += f"  {fractions[name]:6.1%} of bandwidth"
@@ -147,8 +143,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     workloads = json.loads((HERE / "workloads.json").read_text())
-    major, minor = torch.cuda.get_device_capability()
-    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    host = plugin_host()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s" + ("" if HAS_HUMMING else "; humming-kernels is not installed"))

@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import Work, fp8_stack, plugin_call
+from contestants import fp8_stack, in_turn, plugin_call
 from harness import environment, read_bandwidth, record, relative_error
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import Activation
@@ -84,7 +85,7 @@ def plugin_stack(host: PluginHost, x: torch.Tensor, layers: list[Layer]) -> tupl
         call, x = plugin_call(host, "FP8GatedMLP", [*inputs, layer.input_scale, layer.hidden_scale], attributes)
         calls.append(call)
         outputs.append(x)
-    return lambda: [call() for call in calls], outputs
+    return in_turn(calls), outputs
 
 
 def scaled_mm_peak(rounds: int) -> dict[str, float]:
@@ -92,9 +93,7 @@ def scaled_mm_peak(rounds: int) -> dict[str, float]:
     one = torch.ones((), device="cuda")
     a, b = (torch.randn(PEAK_SIZE, PEAK_SIZE, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     works: dict[str, Work] = {
-        name: lambda fast=fast: torch._scaled_mm(  # type: ignore[misc]
-            a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast
-        )
+        name: partial(torch._scaled_mm, a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
         for name, fast in (("float32 accumulation", False), ("fast accumulation", True))
     }
     timings = interleave(CudaDevice(), works, rounds)

@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from contestants import Work
 from harness import environment, read_bandwidth, record, relative_error
-from moe import DTYPE, Experts, attributes_of, dense, draw, plugin
+from moe import DTYPE, Experts, attributes_of, dense, draw, plugin, report
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import OPS
@@ -100,21 +98,9 @@ def bench(host: PluginHost, experts: Fp8Experts, tokens: int, rounds: int, bandw
     if hasattr(torch, "_scaled_grouped_mm"):
         contestants["fp8 GEMMs, grouped"] = scaled_mm(experts, inputs, grouped=True)
     timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, len(inputs)))
-    fraction = case["megabytes"] * 1e6 / timings["fp8 plugin"].median_us * 1e6 / bandwidth
-    print(f"{case['model']} tokens={tokens} experts={case['experts']:.1f} {case['megabytes']:.0f} MB", flush=True)
-    for name, timing in timings.items():
-        line = f"  {name:28s} {timing.median_us:9.2f} us"
-        line += f"  {fraction:6.1%} of bandwidth, relative error {error:.1e}" if name == "fp8 plugin" else ""
-        print(line, flush=True)
     # Fast accumulation keeps about 14 bits of a product, and E4M3 turns what crosses a boundary into 1/16.
-    if not error < 2e-2:
-        raise SystemExit(f"wrong: relative error {error:.2e}")
-    return {
-        **case,
-        "timings": {name: asdict(timing) for name, timing in timings.items()},
-        "relative_error": error,
-        "bandwidth_fraction": fraction,
-    }
+    result = report(case, timings, "fp8 plugin", {"fp8 plugin": error}, 2e-2, bandwidth)
+    return {**result, "relative_error": error}
 
 
 def main() -> None:

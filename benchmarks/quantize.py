@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment, read_bandwidth, record
+from harness import environment, plugin_host, read_bandwidth, record
 
 from trt_nvfp4.builder.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 
 HERE = Path(__file__).resolve().parent
 SHAPES = [(1, 2048), (64, 2048), (968, 2048), (8192, 8192)]
@@ -98,8 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "quantize.json")
     arguments = parser.parse_args()
-    major, minor = torch.cuda.get_device_capability()
-    host = PluginHost(build_library(f"sm_{major}{minor}" + ("a" if major >= 9 else "")))
+    host = plugin_host()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")

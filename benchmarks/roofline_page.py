@@ -1,13 +1,9 @@
-"""Writes docs/roofline.md: the least time of every workload on three Blackwell GPUs, beside published figures.
-
-python benchmarks/roofline_page.py [--check]
-"""
+"""Writes docs/roofline.md: the least time of every workload on three Blackwell GPUs, beside published figures."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,12 +162,7 @@ def _time(found: Cost) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether docs/roofline.md is up to date")
-    if parser.parse_args().check:
-        sys.exit(
-            0 if PAGE.read_text() == page() else "docs/roofline.md is out of date: python benchmarks/roofline_page.py"
-        )
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page())
 
 

@@ -24,16 +24,14 @@ from .ir import (
     Instruction,
     Negated,
     Operand,
-    Pair,
     Register,
     Sink,
     Special,
     Symbol,
-    Vector,
     registers_of,
 )
 from .machine import Fragment, Warp, lane_bits
-from .program import EXIT, Program
+from .program import Program
 
 if TYPE_CHECKING:
     from .launch import LoadedModule
@@ -132,7 +130,7 @@ class Emitter:
         if isinstance(operand, Immediate):
             return self.constant(operand, type_name)
         if isinstance(operand, Special):
-            text = f"{self.name(self.compiler.special)}(w, m, {operand.name!r})"
+            text = f"{self.name(self.compiler.special)}(w, {operand.name!r})"
             if bits != 32 or operand.name.startswith(("clock", "globaltimer")):
                 text += f".astype({self.name(STORAGE[bits])})"
             return text if dtype == STORAGE[bits] else f"{text}.view({self.name(dtype)})"
@@ -415,6 +413,3 @@ def _emit_branch_table(e: Emitter, item: Instruction) -> None:
     targets = e.name(tuple(e.block.successors))
     index = e.value(item.operands[0], "u32")
     e.line(f"return {e.name(_branch_table)}({index}, m, f, {targets}, {e.block.reconvergence})")
-
-
-__all__ = ["EXIT", "STAY", "Compiler", "Emitter", "Pair", "Vector", "instruction", "view_dtype"]

@@ -7,8 +7,6 @@ fills, verifies and times, is cut off and replaced by one function that runs its
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +48,10 @@ extern "C" int run_gemm(int m, int n, int k, void* a, void* sfa, void* b, void* 
 """
 
 
-def example_source(name: str, replacements: dict[str, str] | None = None) -> str:
+def example_source(name: str, replacements: dict[str, str]) -> str:
     """The text of an example plus `run_gemm`; each replaced text must occur."""
-    spec = find_spec("cutlass_library")
-    if spec is None or spec.origin is None:
-        raise EmulatorError("the nvidia-cutlass package is not installed")
-    text = (Path(spec.origin).parent / "source" / "examples" / EXAMPLES[name]).read_text()
-    for old, new in (replacements or {}).items():
+    text = (cutlass_includes()[0].parent / "examples" / EXAMPLES[name]).read_text()
+    for old, new in replacements.items():
         if old not in text:
             raise EmulatorError(f"example {name} does not contain {old!r}")
         text = text.replace(old, new)
@@ -67,7 +62,7 @@ def example_source(name: str, replacements: dict[str, str] | None = None) -> str
     return "\n".join(lines) + "\n#endif\n" + _RUN
 
 
-def compile_example(name: str, gpu: Gpu, replacements: dict[str, str] | None = None) -> Program:
+def compile_example(name: str, gpu: Gpu, replacements: dict[str, str]) -> Program:
     return Program.compile(example_source(name, replacements), gpu, includes=cutlass_includes())
 
 

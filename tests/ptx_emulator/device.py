@@ -60,7 +60,7 @@ class Device:
         cluster: Dim3 | None = None,
     ) -> Counters:
         """Run a kernel to its end; raises EmulatorError. `params` is the kernel's parameter buffer."""
-        return Launch(self, module, entry, grid, block, params, dynamic_shared, cluster, self.seed).run()
+        return Launch(self, module, entry, grid, block, params, dynamic_shared, cluster).run()
 
 
 def pack_params(*values: int | float | Region | np.generic) -> bytes:

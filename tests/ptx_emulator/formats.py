@@ -226,8 +226,8 @@ def _packed(type_name: str) -> tuple[FloatFormat | _UE8M0, int, int]:
 def encode_packed(
     type_name: str,
     elements: list[NDArray[np.float32]],
-    rounding: str = "rn",
-    satfinite: bool = False,
+    rounding: str,
+    satfinite: bool,
     relu: bool = False,
 ) -> NDArray[np.uint32]:
     """`cvt` to a packed type. `elements` in the order of the PTX operands: the first lands in the highest bits."""

@@ -90,9 +90,8 @@ class Launch:
         grid: Dim3,
         block: Dim3,
         params: bytes,
-        dynamic_shared: int = 0,
-        cluster: Dim3 | None = None,
-        seed: int = 0,
+        dynamic_shared: int,
+        cluster: Dim3 | None,
     ) -> None:
         Launch.number += 1
         self.device = device
@@ -118,7 +117,7 @@ class Launch:
         opcodes = {i.opcode for b in self.program.blocks for i in b.instructions}
         self.tracks_proxy = any(o[0] in _ASYNC_OPCODES or o[:3] == ("cp", "async", "bulk") for o in opcodes)
         self.counters = Counters(self.program)
-        self.random = random.Random(seed)
+        self.random = random.Random(device.seed)
         self.operations: list[AsyncOperation] = []
         self.activity = 0
         self.steps = 0

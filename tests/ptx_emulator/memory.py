@@ -125,10 +125,7 @@ class Region:
     def slice(self, address: int, size: int, action: str) -> Bytes:
         offset = address - self.base
         if offset < 0 or offset + size > self.size:
-            raise MemoryFault(
-                f"{action} of {size} bytes at {address:#x} is outside {self.name} "
-                f"[{self.base:#x}, {self.base + self.size:#x})"
-            )
+            raise self.refuse(np.array([address], np.uint64), size, action)
         if self.touched is not None:
             self.touched[offset : offset + size] = True
         return self.data[offset : offset + size]
@@ -152,10 +149,10 @@ class GlobalMemory:
         self._bases: list[int] = []
         self._regions: list[Region] = []
 
-    def allocate(self, size: int, name: str = "allocation", align: int = 256, fill: int | None = 0xFF) -> Region:
+    def allocate(self, size: int, name: str = "allocation", align: int = 256, fill: int = 0xFF) -> Region:
         """A new region; unwritten bytes are 0xFF (NaN in every float format) unless `fill` says otherwise."""
         padded = -(-max(size, 1) // 64) * 64
-        buffer = np.full(padded + 2 * _GUARD + align, 0 if fill is None else fill, np.uint8)
+        buffer = np.full(padded + 2 * _GUARD + align, fill, np.uint8)
         start = -(-(buffer.ctypes.data + _GUARD) // align) * align - buffer.ctypes.data
         return self.adopt(buffer[start : start + padded], size, name)
 

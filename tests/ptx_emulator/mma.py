@@ -141,13 +141,13 @@ def a_values(registers: Registers, k: int, bits: int, type_name: str) -> NDArray
 
 
 @lru_cache
-def _a_index(m: int, k: int, bits: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
+def _a_index(k: int, bits: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
     """(register, lane, shift) of element [row, column]: 8 rows by 4 lanes, the upper rows in the odd registers."""
-    row, column = np.mgrid[:m, :k]
+    row, column = np.mgrid[:16, :k]
     per_register = 32 // bits
     half, inside = np.divmod(column, 4 * per_register)
     return (
-        row // 8 + (m // 8) * half,
+        row // 8 + 2 * half,
         (row % 8) * 4 + inside // per_register,
         (inside % per_register * bits).astype(np.uint32),
     )
@@ -164,7 +164,7 @@ def _b_index(k: int, n: int, bits: int) -> tuple[NDArray[np.int64], NDArray[np.i
 
 @lru_cache
 def _a_places(k: int, bits: int) -> NDArray[np.int64]:
-    return _places(*_a_index(16, k, bits), bits)
+    return _places(*_a_index(k, bits), bits)
 
 
 @lru_cache
@@ -211,7 +211,7 @@ def unpack_accumulator(c: Registers, type_name: str, n: int) -> NDArray[np.float
     return values.take(_accumulator_places(n)[0]).astype(np.float64)
 
 
-def pack_accumulator(total: NDArray[np.float64], type_name: str, satfinite: bool = False) -> Registers:
+def pack_accumulator(total: NDArray[np.float64], type_name: str, satfinite: bool) -> Registers:
     """The fragment of [16, n] results, rounded once; integers wrap or saturate."""
     if type_name == "f32":
         codes = total.astype(np.float32).view(np.uint32)

@@ -130,15 +130,14 @@ class Parser:
                 self.parse_function()
             elif text in _SPACES:
                 variable = self.parse_variable()
-                if variable is not None:
-                    self.module.variables[variable.name] = variable
+                self.module.variables[variable.name] = variable
             elif text in (".alias", ".pragma", ".attribute"):
                 self.skip_statement()
             elif not self.accept(";"):
                 self.fail("unexpected statement")
         return self.module
 
-    def parse_variable(self, end: tuple[str, ...] = (";",)) -> Variable:
+    def parse_variable(self, parameter: bool = False) -> Variable:
         """`.space .align N .type name[dims] = initial`, up to and including `;` (left in place for parameters)."""
         space = self.advance().text[1:].split("::")[0]
         align, element, count = 0, "b8", 1
@@ -171,8 +170,8 @@ class Parser:
             self.parse_initial(variable, element, 0)
             if variable.size is None:
                 variable.size = max(offset + 8 for offset, _ in variable.initial)
-        if end == (";",):
-            while self.accept(","):
+        if not parameter:
+            if self.accept(","):
                 self.fail("one variable per declaration is supported")
             self.expect(";")
         return variable
@@ -262,7 +261,7 @@ class Parser:
         while not self.accept(")"):
             if self.token.text == ".reg":
                 self.fail("functions with register parameters are not supported")
-            params.append(self.parse_variable(end=()))
+            params.append(self.parse_variable(parameter=True))
             self.accept(",")
         return params
 
@@ -400,20 +399,18 @@ class Parser:
         return value
 
     def parse_vector(self) -> Vector:
-        self.expect("{")
-        items = []
-        while not self.accept("}"):
-            items.append(self.parse_operand())
-            self.accept(",")
-        return Vector(tuple(items))
+        return Vector(self.parse_operands("{", "}"))
 
     def parse_group(self) -> Group:
-        self.expect("(")
+        return Group(self.parse_operands("(", ")"))
+
+    def parse_operands(self, opening: str, closing: str) -> tuple[Operand, ...]:
+        self.expect(opening)
         items = []
-        while not self.accept(")"):
+        while not self.accept(closing):
             items.append(self.parse_operand())
             self.accept(",")
-        return Group(tuple(items))
+        return tuple(items)
 
     def parse_address(self) -> Address:
         self.expect("[")

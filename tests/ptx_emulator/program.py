@@ -49,7 +49,6 @@ class Program:
     blocks: list[Block]
     shared: dict[str, int]
     static_shared: int
-    dynamic_shared: str | None
     local: dict[str, int]
     local_size: int
     params: dict[str, int]
@@ -79,7 +78,7 @@ def build(module: Module, name: str) -> Program:
     shared.update({v.name: static_size for v in dynamic})
     local, local_size = _layout([v for v in flat.locals.values() if v.space in ("local", "param")])
     return Program(
-        name, flat.registers, blocks, shared, static_size, dynamic[0].name if dynamic else None, local, local_size,
+        name, flat.registers, blocks, shared, static_size, local, local_size,
         params, [v.size or 0 for v in function.params], offset, function.directives,
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def _scalar(warp: Warp, name: str) -> Any:
     return _constant(values[name])
 
 
-def special_register(warp: Warp, active: Any, name: str) -> Any:
+def special_register(warp: Warp, name: str) -> Any:
     """The 32 lanes of a special register (uint32, or uint64 for clocks); predicates as bool."""
     if name.startswith("tid."):
         return warp.tid[_AXIS[name[-1]]]

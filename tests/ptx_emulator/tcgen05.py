@@ -207,8 +207,11 @@ def mma(
         left = _a_from_tensor_memory(memory, a, part, descriptor) if shared_a is None else shared_a[part.rows]
         right = b_values[part.columns]
         if scale_vectors:
-            left = left * _a_scales(memory, a_scale_address, part, descriptor, scale_vectors)
-            right = right * _b_scales(memory, b_scale_address, part, descriptor, scale_vectors, len(right))
+            # A quarter that computes half of N holds the factors of that half alone.
+            for_a = memory, a_scale_address, part, part.rows, descriptor.a_scale_id
+            for_b = memory, b_scale_address, part, np.arange(len(right)), descriptor.b_scale_id
+            left = left * _scales(*for_a, scale_vectors, descriptor, "A")
+            right = right * _scales(*for_b, scale_vectors, descriptor, "B")
         columns = d_column + np.arange(len(right))
         keep = np.zeros(len(part.lanes), bool)
         if disabled_lanes:
@@ -275,37 +278,23 @@ def _a_from_tensor_memory(
 
 
 def _scales(
-    cells: NDArray[np.uint32], first_byte: int, count: int, descriptor: InstructionDescriptor
+    memory: TensorMemory,
+    address: int,
+    part: _Part,
+    rows: NDArray[np.int64],
+    first_byte: int,
+    count: int,
+    descriptor: InstructionDescriptor,
+    operand: str,
 ) -> NDArray[np.float64]:
-    """[rows, K] factors from one 32-bit cell per row."""
+    """[rows, K] factors from a 32-bit cell per row: row r lies in lane r % 32 of each quarter, column r / 32."""
+    where = 32 * part.quarter + rows % 32, (address & 0xFFFF) + rows // 32
+    cells = memory.read(*where, f"tcgen05.mma reading {operand}'s scale factors")
     if first_byte % count:
         raise EmulatorError(f"scale factor id {first_byte} does not fit {count} factors")
     codes = cells[:, None] >> (8 * (first_byte + np.arange(count))).astype(np.uint32) & np.uint32(0xFF)
     values = formats.float_format(str(descriptor.scale_type)).decode(codes).astype(np.float64)
     return np.repeat(values, descriptor.k // count, axis=1)
-
-
-def _a_scales(
-    memory: TensorMemory, address: int, part: _Part, descriptor: InstructionDescriptor, count: int
-) -> NDArray[np.float64]:
-    """Row r of the CTA lies in lane r % 32 of each quarter, column r / 32."""
-    cells = memory.read(
-        32 * part.quarter + part.rows % 32,
-        (address & 0xFFFF) + part.rows // 32,
-        "tcgen05.mma reading A's scale factors",
-    )
-    return _scales(cells, descriptor.a_scale_id, count, descriptor)
-
-
-def _b_scales(
-    memory: TensorMemory, address: int, part: _Part, descriptor: InstructionDescriptor, count: int, rows: int
-) -> NDArray[np.float64]:
-    """Row n of the part's columns, likewise: a quarter that computes half of N holds the factors of that half."""
-    row = np.arange(rows)
-    cells = memory.read(
-        32 * part.quarter + row % 32, (address & 0xFFFF) + row // 32, "tcgen05.mma reading B's scale factors"
-    )
-    return _scales(cells, descriptor.b_scale_id, count, descriptor)
 
 
 def _accumulator_values(cells: NDArray[np.uint32], type_name: str) -> NDArray[np.float64]:

@@ -12,10 +12,10 @@ from ptx_emulator import cute_reference, ldmatrix
 class Shared:
     """A flat memory whose rows of 16 bytes lie in shuffled order, so that the addresses matter."""
 
-    def __init__(self, seed: int, rows: int = 32) -> None:
+    def __init__(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
         self.data = generator.integers(0, 256, 64 * 16, dtype=np.uint8)
-        self.addresses = (generator.permutation(64)[:rows] * 16).astype(np.uint64)
+        self.addresses = (generator.permutation(64)[:32] * 16).astype(np.uint64)
 
     def read(self, addresses: NDArray[np.uint64], count: int) -> NDArray[np.uint8]:
         return self.data[addresses.astype(np.int64)[:, None] + np.arange(count)]

@@ -22,8 +22,8 @@ def function(body: str, before: str = "") -> str:
     return f"{HEADER}{before}\n.visible .entry kernel(.param .u64 p)\n{{\n{body}\nret;\n}}\n"
 
 
-def instructions(body: str, before: str = "") -> list[Instruction]:
-    parsed = parse(function(body, before)).functions["kernel"]
+def instructions(body: str) -> list[Instruction]:
+    parsed = parse(function(body)).functions["kernel"]
     return [item for item in parsed.body if isinstance(item, Instruction)][:-1]
 
 

@@ -111,7 +111,7 @@ def test_matches_a_float64_product(
 def _a_fragment(codes: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
     """Registers [4, 32]: the inverse of mma.a_values, which test_mma.py checks against CuTe."""
     registers = np.zeros((4, 32), np.uint32)
-    register, lane, shift = mma._a_index(16, codes.shape[1], bits)
+    register, lane, shift = mma._a_index(codes.shape[1], bits)
     np.bitwise_or.at(registers, (register, lane), codes << shift)
     return registers
 

@@ -320,7 +320,7 @@ def _cp(e: Emitter, item: Instruction) -> None:
         emit_cp_async(e, item)
 
 
-def store_async(warp: Warp, active: Any, target: Any, values: Any, width: int, barriers: Any, text: str) -> None:
+def store_async(warp: Warp, active: Any, target: Any, values: Any, barriers: Any, text: str) -> None:
     """st.async: each lane writes another CTA's shared memory and completes its bytes on a barrier there."""
     cta = warp.cta
     for lane, address, barrier in lane_values(active, target, barriers):
@@ -341,7 +341,7 @@ def _store_async(e: Emitter, item: Instruction) -> None:
     items = source.items if isinstance(source, Vector) else (source,)
     values = e.bound([e.value(i, f"b{bits}") for i in items])
     target, barrier = e.address(item.operands[0]), e.address(item.operands[2])
-    e.line(f"{e.name(store_async)}(w, {e.mask}, {target}, {values}, {bits // 8}, {barrier}, {item.text[:60]!r})")
+    e.line(f"{e.name(store_async)}(w, {e.mask}, {target}, {values}, {barrier}, {item.text[:60]!r})")
 
 
 def reduce_async(

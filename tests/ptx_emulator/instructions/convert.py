@@ -48,8 +48,7 @@ def _to_float(values: Any, rounding: str, dtype: Any) -> Any:
     nearest = values.astype(dtype)
     if rounding == "rn":
         return nearest
-    exact = values if values.dtype.kind != "f" else values.astype(np.longdouble)
-    exact = exact.astype(np.longdouble)
+    exact = values.astype(np.longdouble)
     wide = nearest.astype(np.longdouble)
     up, down = dtype.type(np.inf), dtype.type(-np.inf)
     if rounding == "rz":

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..codegen import Emitter, instruction, view_dtype
-from ..ir import TYPE_BITS, Immediate, Instruction, Negated, Operand, Pair, Register, Sink, Symbol, Vector
+from ..ir import TYPE_BITS, Immediate, Instruction, Operand, Pair, Vector
 from .arith import bf16_values, flush
 
 
@@ -253,9 +253,9 @@ _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
 _UNSIGNED_COMPARE = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
-def _comparison(e: Emitter, item: Instruction, type_name: str, first: int) -> str:
+def _comparison(e: Emitter, item: Instruction, type_name: str) -> str:
     operator = next(m for m in item.opcode[1:] if m in _COMPARE or m in _UNSIGNED_COMPARE or m in _FLOAT_ONLY)
-    operands = item.operands[first : first + 2]
+    operands = item.operands[1:3]
     if type_name[0] == "s" and operator in ("eq", "ne"):
         type_name = f"u{type_name[1:]}"
     if type_name in ("bf16", "bf16x2"):
@@ -281,17 +281,15 @@ _BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
 
 def _combine(e: Emitter, item: Instruction, text: str, last: Operand, negate: bool) -> str:
-    operator = next((m for m in item.opcode[1:] if m in _BOOLEAN), None)
-    if operator is None:
-        return f"(~{text})" if negate else text
     text = f"(~{text})" if negate else text
-    return f"({text} {_BOOLEAN[operator]} {e.value(last, 'pred')})"
+    operator = next((m for m in item.opcode[1:] if m in _BOOLEAN), None)
+    return text if operator is None else f"({text} {_BOOLEAN[operator]} {e.value(last, 'pred')})"
 
 
 @instruction("setp")
 def _setp(e: Emitter, item: Instruction) -> None:
     destination = item.operands[0]
-    text = _comparison(e, item, item.type, 1)
+    text = _comparison(e, item, item.type)
     if item.type in ("f16x2", "bf16x2"):
         if not isinstance(destination, Pair):
             raise e.fail("packed setp needs two predicates")
@@ -314,7 +312,7 @@ def _set(e: Emitter, item: Instruction) -> None:
     result, source = item.opcode[-2], item.opcode[-1]
     if source in ("f16x2", "bf16x2"):
         raise e.fail("packed set")
-    text = _combine(e, item, _comparison(e, item, source, 1), item.operands[-1], False)
+    text = _combine(e, item, _comparison(e, item, source), item.operands[-1], False)
     if result == "f32":
         e.assign(item.operands[0], f"{text}.astype({e.name(np.dtype(np.float32))})", "f32")
     else:
@@ -390,11 +388,6 @@ def _mov(e: Emitter, item: Instruction) -> None:
     elif isinstance(destination, Vector):
         count = len(destination.items)
         e.merge_call(_unpack, f"{e.value(source, f'b{bits}')}, {count}", list(destination.items), f"b{bits // count}")
-    elif isinstance(source, (Register, Negated)) or bits == 1:
-        e.assign(destination, e.value(source, "pred" if bits == 1 else f"b{bits}"), "pred" if bits == 1 else f"b{bits}")
-    elif isinstance(source, Symbol):
-        e.assign(destination, e.symbol(source, bits), f"b{bits}")
-    elif isinstance(source, Sink):
-        raise e.fail()
     else:
-        e.assign(destination, e.value(source, f"b{bits}"), f"b{bits}")
+        kind = "pred" if bits == 1 else f"b{bits}"
+        e.assign(destination, e.value(source, kind), kind)

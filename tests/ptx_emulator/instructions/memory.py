@@ -289,7 +289,6 @@ def _atom(e: Emitter, item: Instruction) -> None:
             raise e.fail()
         function = _bf16_add
     sources = operands[2:4] if operation == "cas" else operands[2:3]
-    vector = isinstance(sources[0], Vector)
     count = len(sources[0].items) if isinstance(sources[0], Vector) else 2 if bits == 128 else 1
     width = 8 if bits == 128 else bits // 8
     if bits == 128:
@@ -309,7 +308,7 @@ def _atom(e: Emitter, item: Instruction) -> None:
     destination = operands[0]
     if isinstance(destination, Sink):
         e.line(call)
-    elif vector and isinstance(destination, Vector):
+    elif isinstance(destination, Vector):
         name = e.temporary()
         e.line(f"{name} = {e.name(_columns)}({call})")
         for index, register in enumerate(destination.items):

@@ -51,10 +51,10 @@ def _arrive(warp: Warp, active: Any, barrier: NamedBarrier, count: int | None) -
     warp.cta.launch.activity += 1
 
 
-def _barrier(warp: Warp, number: int, count: int | None) -> tuple[NamedBarrier, bool]:
+def _barrier(warp: Warp, number: int) -> NamedBarrier:
     if not 0 <= number < 16:
         raise EmulatorError(f"barrier {number} does not exist: there are 16")
-    return warp.cta.barriers[number], count is None
+    return warp.cta.barriers[number]
 
 
 def bar_sync(warp: Warp, fragment: Fragment, active: Any, number: Any, count: Any, vote: Any) -> bool:
@@ -67,7 +67,7 @@ def bar_sync(warp: Warp, fragment: Fragment, active: Any, number: Any, count: An
         return False
     lane = int(np.argmax(active))
     threads = int(count[lane]) if count is not None else None
-    barrier, whole = _barrier(warp, int(number[lane]), threads)
+    barrier = _barrier(warp, int(number[lane]))
     if vote is not None:
         barrier.votes.append(vote[active])
     generation = barrier.generation
@@ -78,14 +78,14 @@ def bar_sync(warp: Warp, fragment: Fragment, active: Any, number: Any, count: An
         warp.acquire(barrier.clock)
         fragment.state = barrier
         return False
-    fragment.wait = BarrierWait(warp.cta, barrier, generation, whole)
+    fragment.wait = BarrierWait(warp.cta, barrier, generation, threads is None)
     fragment.state = barrier
     return True
 
 
 def bar_arrive(warp: Warp, active: Any, number: Any, count: Any) -> None:
     lane = int(np.argmax(active))
-    barrier, _ = _barrier(warp, int(number[lane]), int(count[lane]))
+    barrier = _barrier(warp, int(number[lane]))
     _arrive(warp, active, barrier, int(count[lane]))
     warp.cta.complete_barrier(barrier)
 
@@ -127,7 +127,7 @@ def _bar(e: Emitter, item: Instruction) -> None:
     if item.has("warp"):
         members = e.value(item.operands[0], "u32")
         if not e.unmasked:
-            e.line(f"if not {e.name(converge)}(w, f, {members}, {e.mask}, 0, 'bar.warp.sync'): return {STAY}")
+            e.line(f"if not {e.name(converge)}(w, f, {members}, {e.mask}, 'bar.warp.sync'): return {STAY}")
         return
     if item.has("cluster"):
         if item.has("arrive"):

@@ -18,7 +18,7 @@ _LANE = np.arange(32)
 _UNDEFINED = np.uint32(0xFFBADBAD)
 
 
-def converge(warp: Warp, fragment: Fragment, members: Any, active: Any, key: int, name: str) -> bool:
+def converge(warp: Warp, fragment: Fragment, members: Any, active: Any, name: str) -> bool:
     """Whether the lanes named by `members` are all here; False leaves the fragment waiting for the others.
 
     `bar.warp.sync` may be reached by fragments separately. Other collectives exchange values, so they need the lanes in
@@ -50,8 +50,7 @@ def _converge(e: Emitter, item: Instruction, members: str) -> None:
     if e.unmasked:
         return
     name = ".".join(item.opcode[:3]) if item.name == "bar" else ".".join(item.opcode[:2])
-    key = e.block.instructions[0].line
-    e.line(f"if not {e.name(converge)}(w, f, {members}, {e.mask}, {key}, {name!r}): return {STAY}")
+    e.line(f"if not {e.name(converge)}(w, f, {members}, {e.mask}, {name!r}): return {STAY}")
 
 
 @instruction("activemask")
@@ -141,17 +140,16 @@ def _vote(e: Emitter, item: Instruction) -> None:
     e.assign(item.operands[0], text, "u32" if mode == "ballot" else "pred")
 
 
-def _elect(active: Any, members: Any) -> tuple[Any, Any]:
+def _elect(active: Any) -> tuple[Any, Any]:
     leader = int(np.argmax(active))
     return np.full(32, leader, np.uint32), leader == _LANE
 
 
 @instruction("elect")
 def _elect_handler(e: Emitter, item: Instruction) -> None:
-    members = e.value(item.operands[1], "u32")
-    _converge(e, item, members)
+    _converge(e, item, e.value(item.operands[1], "u32"))
     name = e.temporary()
-    e.line(f"{name} = {e.name(_elect)}({e.mask}, {members})")
+    e.line(f"{name} = {e.name(_elect)}({e.mask})")
     destination = item.operands[0]
     if not isinstance(destination, Pair):
         raise e.fail()
