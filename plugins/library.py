@@ -6,10 +6,14 @@ import hashlib
 import os
 import platform
 import re
+import signal
+import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +65,8 @@ _FLAGS = (
     "-Xptxas=-v,--warn-on-spills",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-deprecated-declarations",
 )
+#: What nvcc adds to its command line.
+_NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.machine()}-linux-gnu")
 # Seen from the adapters' folder: nvcc splits what it hands to the linker where a path has spaces.
 _LINK_FLAGS = ("-shared", "-Xlinker=--version-script=exports.map,--no-undefined")
@@ -80,19 +86,25 @@ class Build:
         compiler: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), *self.flags]
         objects = {source: folder / f"{source.parent.name}-{source.name}.o" for source in self.sources}
         reports: list[str] = []
+        running: set[subprocess.Popen[str]] = set()
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+            def submit(source: Path, target: Path) -> Future[str]:
+                command = [*compiler, *_SOURCE_FLAGS.get(source.name, []), "-c", source, "-o", target]
+                return pool.submit(_run, command, running=running)
+
             # Those on CUTLASS first: they are the last of the sources, and take longest.
-            jobs = {
-                pool.submit(_run, [*compiler, *_SOURCE_FLAGS.get(source.name, []), "-c", source, "-o", target]): source
-                for source, target in reversed(objects.items())
-            }
+            jobs = {submit(source, target): source for source, target in reversed(objects.items())}
             try:
                 for done, job in enumerate(as_completed(jobs), 1):
                     reports.append(job.result())
                     if progress:
                         progress(done, len(jobs) + 1, f"compiled {jobs[job].name}")
             except BaseException:
-                pool.shutdown(cancel_futures=True)
+                # Ctrl-C among others: the rest of a compilation may take minutes.
+                pool.shutdown(wait=False, cancel_futures=True)
+                while any(job.running() for job in jobs):
+                    _end(tuple(running))
                 raise
         return list(objects.values()), "".join(reports)
 
@@ -124,8 +136,9 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
     """The plugin library for ``arch`` (for example ``sm_120a``), built if the cache does not hold it.
 
     ``machine`` is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources,
-    flags, compiler version and the TensorRT headers used; ptxas's resource report lies beside it as ``.ptxas.txt``.
-    With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects stay in the cache, and hold what find_build says.
+    flags (``$NVCC_PREPEND_FLAGS`` and ``$NVCC_APPEND_FLAGS`` too), compiler version and the TensorRT headers used;
+    ptxas's resource report lies beside it as ``.ptxas.txt``. With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects stay in
+    the cache, and hold what find_build says.
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
@@ -140,8 +153,8 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
             build.link(objects, linked)
             report.write_text(text)
             # The library goes last: where it is, its report is.
-            os.replace(report, library.with_suffix(".ptxas.txt"))
-            os.replace(linked, library)
+            _keep(report, library.with_suffix(".ptxas.txt"))
+            _keep(linked, library)
         if progress:
             progress(steps, steps, f"linked {library.name}")
 
@@ -156,6 +169,11 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
     """
     if re.fullmatch(r"sm_\d{2,3}[af]?", arch) is None:
         raise ToolchainError(f"{arch!r} is no GPU architecture; expected sm_80, sm_90a, sm_120a or the like")
+    number = arch[3:].rstrip("af")
+    if number in _FAMILIES and not arch.endswith("a"):
+        raise ToolchainError(
+            f"{arch} is without the instructions that the kernels for this GPU are made of; name sm_{number}a"
+        )
     toolchain = find_nvcc(machine)
     headers = _tensorrt_headers()
     sources, arch_flags = architecture(arch)
@@ -163,7 +181,8 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
     flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, *(_gencode(each, ptx=keep) for each in archs)]
     if keep:
         flags.append("--no-compress")
-    key = _key(toolchain.version, [*flags, repr(_SOURCE_FLAGS)], _HASHED, headers)
+    environment = [f"{name}={value}" for name in _NVCC_VARIABLES if (value := os.environ.get(name))]
+    key = _key(toolchain.version, [*flags, repr(_SOURCE_FLAGS), *environment], _HASHED, headers)
     return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
 
 
@@ -178,10 +197,10 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     Raises ToolchainError when CUTLASS is needed and not found.
     """
     sources = sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern))
-    match = re.fullmatch(r"sm_(\d+)(a?)", arch)
-    family = _FAMILIES.get(match[1]) if match and match[2] else None
+    number = re.sub(r"\D", "", arch)
+    family = _FAMILIES.get(number)
     flags: list[str] = []
-    if match and match[1] in _MMA_FP8_ARCHITECTURES:
+    if number in _MMA_FP8_ARCHITECTURES:
         sources.append(ROOT / _MMA_FP8)
         flags = ["-DTRT_NVFP4_SM89"]
     if family is None:
@@ -189,7 +208,7 @@ def architecture(arch: str) -> tuple[list[Path], list[str]]:
     include, version = find_cutlass()
     # The version is in a macro so that it counts in the cache's key.
     flags += [f"-DTRT_NVFP4_{family.upper()}", f"-DTRT_NVFP4_CUTLASS={version}", "--expt-relaxed-constexpr"]
-    if match and match[1] in _WITHOUT_PAIRS:
+    if number in _WITHOUT_PAIRS:
         flags.append("-DTRT_NVFP4_WITHOUT_PAIRS")
     own = sorted((ROOT / "kernels" / _FOLDERS[family]).glob(f"{family}_*.cu"))
     return [*sources, *own], [*flags, f"-isystem={include}"]
@@ -208,7 +227,7 @@ def build_host() -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
             linked = Path(temporary) / library.name
             _run([compiler, *flags, source, "-o", linked, "-ldl"])
-            os.replace(linked, library)
+            _keep(linked, library)
 
     return cached(f"libplugin_host-{_key(str(compiler), flags, ('plugin_host/*.*', 'interface/*.h'))}.so", build)
 
@@ -219,27 +238,79 @@ def resource_report(library: Path) -> str:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The cache's file ``name``; ``build`` makes it if it is not there, one process at a time."""
+    """The cache's file ``name``; ``build`` makes it if it is not there whole, one process at a time."""
     library = cache_dir() / "plugins" / name
-    if library.is_file():
-        return library
     try:
+        if _is_whole(library):
+            return library
         library.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(library.with_suffix(".lock")):
-            if not library.is_file():
+            if not _is_whole(library):
                 build(library)
     except OSError as error:
         raise ToolchainError(f"cannot write {library}: {error}; set TRT_NVFP4_CACHE to a writable folder") from error
     return library
 
 
-def _run(command: Sequence[str | Path], folder: Path | None = None) -> str:
-    """Runs the compiler, in ``folder``, and returns what it printed; its folder for temporary files is the system's."""
-    result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if result.returncode != 0:
+def _is_whole(file: Path) -> bool:
+    """Whether the file is there, and, of a library, all of it: loading one that lost its end is a SIGBUS."""
+    if not file.is_file() or file.suffix != ".so":
+        return file.is_file()
+    with file.open("rb") as stream:
+        header = stream.read(64)
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return False
+    # ELF's section headers, with which a linker ends the file.
+    (start,), (size, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return file.stat().st_size >= int(start) + int(size) * int(count)
+
+
+def _keep(made: Path, file: Path) -> None:
+    """Put what was made in its place, once it is on the disk: what ends the machine leaves all of it, or nothing."""
+    with made.open("rb") as stream:
+        os.fsync(stream.fileno())
+    os.replace(made, file)
+
+
+def _run(
+    command: Sequence[str | Path], folder: Path | None = None, running: set[subprocess.Popen[str]] | None = None
+) -> str:
+    """Runs the compiler, in ``folder``, and returns what it printed; its folder for temporary files is the system's.
+    ``running`` holds its process meanwhile."""
+    running = set() if running is None else running
+    # A group of its own: nvcc does not end the compilers that it starts.
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    running.add(process)
+    try:
+        printed, _ = process.communicate()
+    except BaseException:
+        _end([process])
+        raise
+    finally:
+        running.discard(process)
+    if process.returncode != 0:
         line = " ".join(map(str, command))
-        raise ToolchainError(f"compilation failed (exit status {result.returncode}): {line}\n{result.stdout[-4000:]}")
-    return result.stdout
+        raise ToolchainError(f"compilation failed (exit status {process.returncode}): {line}\n{printed[-4000:]}")
+    return printed
+
+
+def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Ends processes of _run's and those that they started."""
+    # nvcc removes its temporary files on SIGINT, which is ignored where the command was started in the background.
+    for ending in (signal.SIGINT, signal.SIGKILL):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, ending)
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+            time.sleep(0.02)
 
 
 def _tensorrt_headers() -> Path | None:

@@ -23,8 +23,16 @@ PYPI_PACKAGES = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtim
 
 
 def cache_dir() -> Path:
-    """``$TRT_NVFP4_CACHE``, or ``~/.cache/trt-nvfp4``."""
-    return Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
+    """``$TRT_NVFP4_CACHE``, or ``~/.cache/trt-nvfp4``. Raises ToolchainError for a user without a home folder."""
+    try:
+        # A ~ that no shell has expanded: in the environment of a container or a service, or quoted.
+        if named := os.environ.get("TRT_NVFP4_CACHE"):
+            return Path(named).expanduser()
+        return Path.home() / ".cache" / "trt-nvfp4"
+    except RuntimeError as error:  # users of containers may have none
+        raise ToolchainError(
+            "this user has no home folder to keep the plugin library in; set TRT_NVFP4_CACHE to a writable folder"
+        ) from error
 
 
 class ToolchainError(RuntimeError):

@@ -7,14 +7,17 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from compiled import compiled
 
 from trt_nvfp4.plugins import library as plugin_library
 from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_library, find_build, resource_report
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass, find_nvcc
+from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, cache_dir, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
 EXPORTS = {"getCreators", "setLoggerFinder", "trtNvfp4LastError"}
@@ -115,6 +118,23 @@ def test_a_changed_source_is_another_library(small_tree: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("variable", ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"])
+def test_flags_that_nvcc_reads_from_the_environment_make_another_library(
+    small_tree: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = small_tree / "adapters" / "one.cpp"
+    one.write_text('#ifdef AS_ASKED\nextern "C" int as_asked() { return 1; }\n#endif\n')
+    (small_tree / "adapters" / "exports.map").write_text("{ global: as_asked; local: *; };\n")
+    before = build_library("sm_90a")
+    monkeypatch.setenv(variable, "-DAS_ASKED")
+    after = build_library("sm_90a")
+    assert b"as_asked" in after.read_bytes()
+    assert after != before
+    monkeypatch.delenv(variable)
+    assert build_library("sm_90a") == before
+
+
+@needs_compiler
 def test_a_failed_compilation_leaves_nothing(small_tree: Path, tmp_path: Path) -> None:
     (small_tree / "adapters" / "one.cpp").write_text("this is no C++\n")
     with pytest.raises(ToolchainError, match=r"one\.cpp"):
@@ -133,6 +153,39 @@ def test_an_interrupted_build_leaves_nothing(small_tree: Path, tmp_path: Path) -
     build_library("sm_90a")
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["in the foreground", "in the background"])
+def test_an_interrupted_build_ends_its_compilers(
+    small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
+) -> None:
+    """Not only nvcc, but also what it started, as ptxas: here `sleep`."""
+    trap = "trap '' INT; " if ignored else ""
+    started = tmp_path / "started"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{trap}echo $$ >> '{started}'\n'{tmp_path}/sleep for ever' 60\n")
+    compiler.chmod(0o755)
+    (tmp_path / "sleep for ever").symlink_to(shutil.which("sleep") or "")
+    (small_tree / "adapters" / "two.cpp").write_text("")
+    toolchain = Toolchain(compiler, "13.0.0", compiler, tmp_path, "x86_64")
+    monkeypatch.setattr(plugin_library, "find_nvcc", lambda machine: toolchain)
+    monkeypatch.setattr(plugin_library, "find_cutlass", lambda: (tmp_path, "4.2"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+
+    def interrupt(jobs: object) -> None:
+        while not started.exists() or len(started.read_text().split()) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plugin_library, "as_completed", interrupt)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        build_library("sm_90a")
+    assert time.monotonic() - begun < 20
+    ours = str(tmp_path / "sleep for ever")
+    living = [process.info for process in psutil.process_iter(["cmdline", "status"])]
+    assert [each for each in living if ours in (each["cmdline"] or []) and each["status"] != psutil.STATUS_ZOMBIE] == []
+    assert cached(tmp_path) == []
+
+
 @needs_compiler
 def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
@@ -141,9 +194,57 @@ def test_unwritable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         build_library("sm_90a")
 
 
+@needs_compiler
+def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that is run under a user of its own."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("TRT_NVFP4_CACHE", raising=False)
+    with pytest.raises(ToolchainError, match=r"no home folder.* set TRT_NVFP4_CACHE"):
+        build_library("sm_90a")
+
+
+@pytest.mark.parametrize("variable", ["~/kept", "/kept"])
+def test_cache_of_the_environment(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands the ~ of a Dockerfile's ENV."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRT_NVFP4_CACHE", variable)
+    assert cache_dir() == Path(variable.replace("~", str(tmp_path)))
+
+
+@pytest.mark.parametrize("kept", [0, 20, 200, -1])
+def test_a_library_that_lost_its_end_is_built_again(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the power failed: what loads it would end by SIGBUS."""
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path))
+    content = Path(sys.executable).resolve().read_bytes()
+    builds: list[Path] = []
+
+    def build(library: Path) -> None:
+        builds.append(library)
+        library.write_bytes(content)
+
+    library = plugin_library.cached("a.so", build)
+    plugin_library.cached("a.so", build)
+    assert builds == [library]
+    library.write_bytes(content[:kept])
+    assert plugin_library.cached("a.so", build) == library
+    assert library.read_bytes() == content
+    assert builds == [library, library]
+
+
 def test_no_such_architecture() -> None:
     with pytest.raises(ToolchainError, match="'blackwell' is no GPU architecture"):
         build_library("blackwell")
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100f", "sm_120"])
+def test_architecture_without_its_generations_instructions(small_tree: Path, arch: str) -> None:
+    """Its library would lack the kernels made for that GPU."""
+    with pytest.raises(ToolchainError, match=rf"{arch} is without .*name {arch.rstrip('f')}a"):
+        build_library(arch)
 
 
 @needs_compiler
