@@ -36,7 +36,8 @@ class NVFP4Weight:
 
 
 class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
-    """The NVFP4 weights of a checkpoint by module name ("model.layers.0.mlp.up_proj"), read when asked for.
+    """The NVFP4 weights of a safetensors file or folder, in either convention, by module name
+    ("model.layers.0.mlp.up_proj"); nothing is read but the headers until a weight is asked for.
 
     Raises CalibrationError for files that are no safetensors or not there, for a file or folder without NVFP4 weights,
     and for tensors that are not NVFP4.
@@ -128,11 +129,6 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         values = scales.float()
         if not (values >= 0).all():
             raise CalibrationError(f"{self._path}: {module}.weight_scale holds negative or NaN block scales")
-
-
-def load_nvfp4(path: str | Path) -> NVFP4Checkpoint:
-    """The NVFP4 weights of a safetensors file or folder, in either convention; nothing is read but the headers."""
-    return NVFP4Checkpoint(path)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from . import statistics_file
 from .device import device
 from .errors import CalibrationError
+from .external_data import follow_links
 from .input_statistics import quantized
 from .reductions import REDUCTIONS, Builder, keep_only_outputs
 from .statistics_file import Arrays
@@ -222,9 +223,13 @@ class CollectionRun:
         self._rows, self._widths = state["rows"], state["widths"]
 
     @cached_property
+    def model_digest(self) -> str:
+        return digest(self._model)
+
+    @cached_property
     def _identity(self) -> dict[str, Any]:
         """What two runs must have in common for one to go on from the other."""
-        return {"model": _digest(self._model), "tensors": self._wanted}
+        return {"model": self.model_digest, "tensors": self._wanted}
 
     def _run(self, session: onnxruntime.InferenceSession, sample: Sample) -> list[np.ndarray]:
         try:
@@ -234,18 +239,21 @@ class CollectionRun:
         return results
 
 
-def _digest(path: Path) -> str:
-    """Of the model's file, and of the first bytes of every weight in a file beside it: reading all would take long, and
-    other weights differ at once."""
-    content = path.read_bytes()
-    digest = hashlib.blake2b(content, digest_size=16)
-    for tensor in onnx.ModelProto.FromString(content).graph.initializer:
+def digest(path: Path) -> str:
+    """Of the model, and of the first bytes of every weight in a file beside it: reading all would take long, and other
+    weights differ at once. What those files are called and the metadata are no part of it: exports differ in them."""
+    model = onnx.load(path, load_external_data=False)
+    model.ClearField("metadata_props")
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in model.graph.initializer:
         if uses_external_data(tensor):
             info = ExternalDataInfo(tensor)
             with (path.parent / info.location).open("rb") as file:
                 file.seek(info.offset or 0)
-                digest.update(file.read(min(_DIGESTED, info.length or _DIGESTED)))
-    return digest.hexdigest()
+                found.update(file.read(min(_DIGESTED, info.length or _DIGESTED)))
+            tensor.ClearField("external_data")
+    found.update(model.SerializeToString(deterministic=True))
+    return found.hexdigest()
 
 
 def _session(
@@ -254,6 +262,10 @@ def _session(
     """A session that returns the sum of |x| and the shape of each tensor, then the reductions (tensor, kind); or,
     without reductions, each tensor as float32 [rows, K]."""
     model = onnx.load(path, load_external_data=False)
+    try:
+        folder = follow_links(model, path.parent)
+    except ValueError as error:
+        raise CalibrationError(f"{path}: {error}") from error
     if model.functions:  # what is inside them has names once they are inlined
         model = onnx.inliner.inline_local_functions(model)
     known = {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
@@ -276,7 +288,7 @@ def _session(
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent.resolve()))
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
         return onnxruntime.InferenceSession(
             model.SerializeToString(),

@@ -49,19 +49,25 @@ class _Loader:
     function: Callable[[], Any]
 
     def __iter__(self) -> Iterator[tuple[str, Callable[[], Mapping[str, np.ndarray]]]]:
-        index = 0
+        given = 0
         try:
-            for index, sample in enumerate(self.function()):
-                where = f"{self.name}, sample {index}"
+            for sample in self.function():
+                where = f"{self.name}, sample {given}"
                 if not isinstance(sample, Mapping):
                     raise CalibrationError(
                         f"{where}: expected a mapping from input name to array, found {type(sample).__name__}"
                     )
                 yield where, partial(arrays, where, sample)
+                given += 1
         except CalibrationError:
             raise
         except (Exception, SystemExit) as error:  # whatever the user's function raises
-            raise CalibrationError(f"{self.name} fails at sample {index}: {type(error).__name__}: {error}") from error
+            raise CalibrationError(f"{self.name} fails at sample {given}: {type(error).__name__}: {error}") from error
+        if not given:
+            raise CalibrationError(
+                f"{self.name} gives no sample; it is called once for each pass over the samples, and must return all "
+                "of them each time"
+            )
 
 
 def arrays(where: str, sample: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ from . import python_loader, text
 from .errors import CalibrationError
 
 Sample = dict[str, np.ndarray]
+# What exporters call the inputs of a decoder's cache. It may be empty: before the first token it is.
+CACHE = re.compile(r"past|cache", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def load_samples(
     the tokenizer in the Hugging Face folder `tokenizer` (see `calibration.text`).
 
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
-    that the input does not take, NaN or Inf.
+    that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.
     """
     file, _, function = str(path).rpartition(":") if ".py:" in str(path) else (str(path), "", "")
     if not Path(file).exists():
@@ -146,7 +149,10 @@ def _polygraphy(file: Path) -> Sequence[Source]:
     except Exception as error:  # Polygraphy raises its own and the JSON reader's
         raise CalibrationError(f"{file}: not a Polygraphy input file: {error}") from error
     if not isinstance(samples, list) or not all(isinstance(sample, Mapping) for sample in samples):
-        raise CalibrationError(f"{file}: expected a list of samples, each a mapping from input name to array")
+        raise CalibrationError(
+            f"{file}: expected a list of samples, each a mapping from input name to array (statistics of an earlier "
+            "run are known by their name: OUT.statistics.json)"
+        )
     sources = [(f"{file}, sample {i}", sample) for i, sample in enumerate(samples)]
     return [(where, partial(python_loader.arrays, where, sample)) for where, sample in sources]
 
@@ -168,7 +174,7 @@ def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, I
         if not fits:
             expected = ", ".join(str(d) or "?" for d in spec.shape)
             raise CalibrationError(f"{where}: {name} must have shape [{expected}], found {list(array.shape)}")
-        if not array.size:
+        if not array.size and not CACHE.search(name):
             raise CalibrationError(f"{where}: {name} is empty: it has shape {list(array.shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             position = np.argwhere(~np.isfinite(array))[0].tolist()

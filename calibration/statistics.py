@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from . import statistics_file
-from .collection import KINDS, CollectionRun, Progress
+from .collection import KINDS, CollectionRun, Progress, digest
 from .errors import CalibrationError
 from .input_statistics import InputStatistics
 from .statistics_file import Arrays
@@ -20,11 +20,13 @@ __all__ = ["KINDS", "Progress", "Statistics", "collect"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """max |x| of each tensor over all samples, and arrays by tensor and kind, as fields of `InputStatistics`."""
+    """max |x| of each tensor over all samples, arrays by tensor and kind, as fields of `InputStatistics`, and the
+    model's digest ("" where they come from elsewhere than `collect`)."""
 
     amax: dict[str, float]
     samples: int
     arrays: Arrays = field(default_factory=dict)
+    model: str = ""
 
     def of(self, tensor: str) -> InputStatistics:
         """What is known of a tensor; nothing, where it was not asked for."""
@@ -33,11 +35,13 @@ class Statistics:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, and the arrays to a folder beside it: whole, or not at all."""
-        statistics_file.write(Path(path), {"samples": self.samples, "amax": self.amax}, self.arrays)
+        content = {"model": self.model, "samples": self.samples, "amax": self.amax}
+        statistics_file.write(Path(path), content, self.arrays)
 
     @classmethod
-    def load(cls, path: str | Path) -> Statistics:
-        """Read what `save` wrote, arrays memory-mapped; raises CalibrationError for anything else."""
+    def load(cls, path: str | Path, model: str | Path | None = None) -> Statistics:
+        """Read what `save` wrote, arrays memory-mapped; raises CalibrationError for anything else, and for statistics
+        of another model than `model`, an ONNX file, where one is given."""
         content, arrays = statistics_file.read(Path(path))
         try:
             if "unfinished" in content:
@@ -49,9 +53,17 @@ class Statistics:
                 for kind, array in kinds.items():
                     if array.dtype != np.float32:
                         raise ValueError(f"{kind} of tensor {tensor} is {array.dtype}, expected float32")
-            return cls(amax, int(content["samples"]), arrays)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"{path}: not a file of activation statistics: {error!r}") from error
+            found = cls(amax, int(content["samples"]), arrays, str(content["model"]))
+        except KeyError as error:
+            raise CalibrationError(f"{path}: not a file of activation statistics: it lacks {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CalibrationError(f"{path}: not a file of activation statistics: {error}") from error
+        if model is not None and found.model != digest(Path(model)):
+            raise CalibrationError(
+                f"{path}: holds the statistics of another model than {model}, or of this one before its graph or "
+                "weights changed; calibrate again: give input samples with --calib-data"
+            )
+        return found
 
 
 def collect(
@@ -84,4 +96,4 @@ def collect(
     run = CollectionRun(Path(model), wanted, samples, progress, None if resume is None else Path(resume), budget_bytes)
     count, arrays = run.finish()
     amax = {name: float(kinds.pop("amax")) for name, kinds in arrays.items()}
-    return Statistics(amax, count, {name: kinds for name, kinds in arrays.items() if kinds})
+    return Statistics(amax, count, {name: kinds for name, kinds in arrays.items() if kinds}, run.model_digest)

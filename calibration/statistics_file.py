@@ -6,11 +6,12 @@ JSON, then removes what nothing names any more: whenever it is interrupted, the 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ import numpy as np
 from .errors import CalibrationError
 
 Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
-_FORMAT = "trt-nvfp4 activation statistics 2"
+_FORMAT = "trt-nvfp4 activation statistics 3"
+
+
+def is_statistics(path: Path) -> bool:
+    """Whether `path` is named as a statistics file, and not as one of samples."""
+    return path.name.endswith(".statistics.json")
 
 
 def folder(path: Path) -> Path:
@@ -34,13 +40,13 @@ def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
         for kind, array in kinds.items():
             files.setdefault(tensor, {})[kind] = _stored(array, folder(path)) or _store(array, folder(path), kind)
     text = json.dumps({"format": _FORMAT, **content, "arrays": files}, indent=1)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text + "\n")
-        os.replace(temporary, path)
+        with _naming(path):
+            temporary.write_text(text + "\n")
+            os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
     named = {name for kinds in files.values() for name in kinds.values()}
     for old in folder(path).glob("*.npy"):
@@ -55,13 +61,15 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
     try:
         content = json.loads(path.read_text())
         if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, expected {_FORMAT!r}")
+            raise ValueError(f"its format is {content['format']!r}, expected {_FORMAT!r}: calibrate again")
         files = {
             str(tensor): {str(kind): folder(path) / file for kind, file in kinds.items()}
             for tensor, kinds in content["arrays"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CalibrationError(f"{path}: not a file of activation statistics: {error!r}") from error
+    except KeyError as error:
+        raise CalibrationError(f"{path}: not a file of activation statistics: it lacks {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CalibrationError(f"{path}: not a file of activation statistics: {error}") from error
     return content, {tensor: {kind: _mapped(path, f) for kind, f in kinds.items()} for tensor, kinds in files.items()}
 
 
@@ -89,5 +97,16 @@ def _stored(array: np.ndarray, folder: Path) -> str | None:
 def _store(array: np.ndarray, folder: Path, kind: str) -> str:
     folder.mkdir(exist_ok=True)
     name = f"{kind}-{uuid.uuid4().hex}.npy"
-    np.save(folder / name, array)
+    with _naming(folder / name):
+        np.save(folder / name, array)
     return name
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Failed writes, as to a full disk, name no file of their own; NumPy's not even the reason."""
+    try:
+        yield
+    except OSError as error:
+        code = error.errno or errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(file)) from error

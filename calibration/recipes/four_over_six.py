@@ -28,6 +28,4 @@ def choose(weight: Tensor, tensor_scale: Tensor, _: InputStatistics) -> Tensor:
     return search(weight, tensor_scale, candidates)
 
 
-FOUR_OVER_SIX = ScaleChoice(
-    "the largest value of each block becomes 6 or 4, by squared error", frozenset(), 256.0, choose
-)
+FOUR_OVER_SIX = ScaleChoice(frozenset(), 256.0, choose)

@@ -17,4 +17,4 @@ def choose(weight: Tensor, tensor_scale: Tensor, _: InputStatistics) -> Tensor:
     return e4m3_round(amax / E2M1_MAX / tensor_scale)
 
 
-MAX = ScaleChoice("the largest value of each block becomes 6", frozenset(), E4M3_MAX, choose)
+MAX = ScaleChoice(frozenset(), E4M3_MAX, choose)

@@ -64,16 +64,6 @@ def choose_local(weight: Tensor, tensor_scale: Tensor, inputs: InputStatistics) 
     return search(weight, tensor_scale, candidates, distance)
 
 
-MSE = ScaleChoice("E4M3 codes around the max scale, by squared error", frozenset(), _LARGEST, choose)
-DIAGONAL = ScaleChoice(
-    "E4M3 codes around the max scale, by squared error weighted with E[x^2]",
-    frozenset({"mean_square"}),
-    _LARGEST,
-    choose_diagonal,
-)
-LOCAL_HESSIAN = ScaleChoice(
-    "E4M3 codes around the max scale, by output error within each block (16x16 Gram matrices)",
-    frozenset({"block_gram"}),
-    _LARGEST,
-    choose_local,
-)
+MSE = ScaleChoice(frozenset(), _LARGEST, choose)
+DIAGONAL = ScaleChoice(frozenset({"mean_square"}), _LARGEST, choose_diagonal)
+LOCAL_HESSIAN = ScaleChoice(frozenset({"block_gram"}), _LARGEST, choose_local)

@@ -35,9 +35,7 @@ class WeightQuantizer:
     Raises CalibrationError: the recipe needs statistics that `inputs` lacks, or they are of another K.
     """
 
-    def __init__(
-        self, recipe: Recipe, inputs: InputStatistics | None = None, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, recipe: Recipe, inputs: InputStatistics | None, device: torch.device | str) -> None:
         self._inputs = InputStatistics() if inputs is None else inputs.only(recipe.needs, device)
         missing = sorted(kind for kind in recipe.needs if getattr(self._inputs, kind) is None)
         if missing:

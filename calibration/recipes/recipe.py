@@ -20,16 +20,9 @@ from .scale_choice import ScaleChoice
 SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
 )
-# The other parts and what each does.
-_OTHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "gptq": "rounding with error feedback by the inverse Hessian",
-        "activation-order": "gptq takes the columns with the largest activations first",
-        "quantized-inputs": "gptq makes good the error of NVFP4 activations too (for W4A4)",
-        "awq": "channels that matter scaled up, what precedes them scaled down: norm weights, rows of up",
-    }
-)
-NAMES: Mapping[str, str] = MappingProxyType({name: choice.help for name, choice in SCALES.items()} | dict(_OTHERS))
+_OTHERS = ("gptq", "activation-order", "quantized-inputs", "awq")
+# All parts; docs/calibration.md says what each does.
+NAMES = (*SCALES, *_OTHERS)
 # What build-engine takes: better than max scaling in every measurement of docs/accuracy.md, and needs no samples.
 DEFAULT = "mse"
 

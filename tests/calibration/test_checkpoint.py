@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.checkpoint import load_nvfp4
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
@@ -49,7 +49,7 @@ def index(folder: Path, weight_map: dict[str, str]) -> None:
 def test_both_conventions_give_the_same_weights_bit_by_bit(convention: object, tmp_path: Path, seed: int) -> None:
     file = tmp_path / "model.safetensors"
     save_file({**convention(UP, seed), "model.norm.weight": torch.ones(4)}, file)  # type: ignore[operator]
-    checkpoint = load_nvfp4(file)
+    checkpoint = NVFP4Checkpoint(file)
     assert list(checkpoint) == [UP]
     weight = checkpoint[UP]
     packed, block_scales, scale = quantized(seed)
@@ -71,7 +71,7 @@ def test_folders_of_several_files(with_index: bool, tmp_path: Path, seed: int) -
     if with_index:
         weight_map = {**dict.fromkeys(first, "a.safetensors"), **dict.fromkeys(down, "b.safetensors")}
         index(tmp_path, weight_map)
-    checkpoint = load_nvfp4(tmp_path)
+    checkpoint = NVFP4Checkpoint(tmp_path)
     assert sorted(checkpoint) == sorted([UP, DOWN])
     assert torch.equal(checkpoint[DOWN].packed, quantized(seed + 1)[0])
     assert checkpoint[UP].input_tensor_scale is None
@@ -100,7 +100,7 @@ def test_tensors_that_are_not_nvfp4(change: dict[str, torch.Tensor], message: st
     file = tmp_path / "model.safetensors"
     save_file({**modelopt(UP, seed), **change}, file)
     with pytest.raises(CalibrationError, match=message) as caught:
-        load_nvfp4(file)[UP]
+        NVFP4Checkpoint(file)[UP]
     assert UP in str(caught.value)
 
 
@@ -111,7 +111,7 @@ def test_divisors_without_a_usable_reciprocal(name: str, value: float, tmp_path:
     save_file({**compressed_tensors(UP, seed), f"{UP}.{name}": torch.tensor([value])}, file)
     found = re.escape(f"{torch.tensor(value).item():g}")
     with pytest.raises(CalibrationError, match=f"{UP}.{name} must be one .* and so must 1 over it, found {found}$"):
-        load_nvfp4(file).tensor_scales(UP)
+        NVFP4Checkpoint(file).tensor_scales(UP)
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -124,7 +124,7 @@ def test_a_truncated_file_is_named(with_index: bool, tmp_path: Path, seed: int) 
     if with_index:
         index(tmp_path, {**dict.fromkeys(whole, "a.safetensors"), **dict.fromkeys(cut, "b.safetensors")})
     with pytest.raises(CalibrationError, match=r"b\.safetensors: .*incomplete one \(then download it again\)"):
-        load_nvfp4(tmp_path)
+        NVFP4Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_an_index_that_is_none(content: bytes, tmp_path: Path, seed: int) -> Non
     save_file(modelopt(UP, seed), tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
     with pytest.raises(CalibrationError, match=r"index.json: (expected an object with a weight_map|not JSON)"):
-        load_nvfp4(tmp_path)
+        NVFP4Checkpoint(tmp_path)
 
 
 def test_an_index_and_files_that_differ(tmp_path: Path, seed: int) -> None:
@@ -142,10 +142,10 @@ def test_an_index_and_files_that_differ(tmp_path: Path, seed: int) -> None:
     save_file(tensors, tmp_path / "a.safetensors")
     index(tmp_path, {**dict.fromkeys(tensors, "a.safetensors"), "model.norm.weight": "b.safetensors"})
     with pytest.raises(CalibrationError, match=r"index.json: lists b.safetensors, not found .*\(1 of 2 files\)"):
-        load_nvfp4(tmp_path)
+        NVFP4Checkpoint(tmp_path)
     index(tmp_path, dict.fromkeys([*tensors, "model.norm.weight"], "a.safetensors"))
     with pytest.raises(CalibrationError, match=r"index.json: tensor model.norm.weight is not in a.safetensors"):
-        load_nvfp4(tmp_path)
+        NVFP4Checkpoint(tmp_path)
 
 
 def test_a_tensor_in_two_files(tmp_path: Path, seed: int) -> None:
@@ -154,19 +154,19 @@ def test_a_tensor_in_two_files(tmp_path: Path, seed: int) -> None:
     save_file(tensors, tmp_path / "a.safetensors")
     save_file(other, tmp_path / "b.safetensors")
     with pytest.raises(CalibrationError, match=rf"tensor {UP}\.\w+ is in a.safetensors and in b.safetensors"):
-        load_nvfp4(tmp_path)
+        NVFP4Checkpoint(tmp_path)
     index(tmp_path, dict.fromkeys(tensors, "a.safetensors"))
-    assert torch.equal(load_nvfp4(tmp_path)[UP].packed, tensors[f"{UP}.weight"])
+    assert torch.equal(NVFP4Checkpoint(tmp_path)[UP].packed, tensors[f"{UP}.weight"])
 
 
 def test_conventions_that_are_unknown_or_mixed_in_a_module(tmp_path: Path, seed: int) -> None:
     file = tmp_path / "model.safetensors"
     save_file({f"{UP}.weight": torch.ones(2, 2), f"{UP}.weight_scale_inv": torch.ones(1)}, file)
     with pytest.raises(CalibrationError, match=r"no NVFP4 weights: .*, found weight, weight_scale_inv$"):
-        load_nvfp4(file)
+        NVFP4Checkpoint(file)
     save_file({**modelopt(DOWN, seed), **modelopt(UP, seed), **compressed_tensors(UP, seed)}, file)
     with pytest.raises(CalibrationError, match=f"{UP} has weight_scale_2 .* and weight_global_scale"):
-        load_nvfp4(file)
+        NVFP4Checkpoint(file)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path, seed: int) -> None:
@@ -174,15 +174,15 @@ def test_a_missing_tensor_is_named(tmp_path: Path, seed: int) -> None:
     del tensors[f"{UP}.weight"]
     save_file(tensors, tmp_path / "m.safetensors")
     with pytest.raises(CalibrationError, match=f"tensor {UP}.weight is missing"):
-        load_nvfp4(tmp_path)[UP]
+        NVFP4Checkpoint(tmp_path)[UP]
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match=r"no .*safetensors file in this folder"):
-        load_nvfp4(tmp_path)
+        NVFP4Checkpoint(tmp_path)
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not a header")
     with pytest.raises(CalibrationError, match=r"broken.safetensors: not a safetensors file"):
-        load_nvfp4(broken)
+        NVFP4Checkpoint(broken)
     with pytest.raises(CalibrationError, match=r"absent.safetensors: no such file or folder"):
-        load_nvfp4(tmp_path / "absent.safetensors")
+        NVFP4Checkpoint(tmp_path / "absent.safetensors")

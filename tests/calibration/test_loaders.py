@@ -32,6 +32,9 @@ def learning():
     import torch
     return [{"x": torch.ones(1, 2, requires_grad=True)}]
 def leaves(): raise SystemExit(0)
+def none(): return []
+spent = iter(two())
+def once(): return spent
 def numbered(): return [{0: np.ones((1, 2), np.float32), "x": 1}]
 number = 7
 """
@@ -56,16 +59,21 @@ def test_python_loaders(tmp_path: Path) -> None:
     for _ in range(2):  # called anew for each pass
         assert [sample["x"][0, 0] for sample in samples] == [0, 1, 2]
     assert len(list(load_samples(f"{tmp_path}/loader.py:two", X))) == 2
+    once = load_samples(f"{tmp_path}/loader.py:once", X)
+    assert len(list(once)) == 2
+    with pytest.raises(CalibrationError, match=r"loader.py:once gives no sample; .* must return all of them each time"):
+        list(once)
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (":broken", "loader.py:broken fails at sample .*OSError: disk gone"),
+        (":broken", "loader.py:broken fails at sample 1: OSError: disk gone"),
         (":odd", "sample 0: expected a mapping from input name to array, found int"),
         (":ragged", "sample 0: x is no array of NumPy, and does not become one: .*inhomogeneous"),
         (":learning", "sample 0: x is no array of NumPy, and does not become one: .*requires grad"),
         (":leaves", "loader.py:leaves fails at sample 0: SystemExit: 0"),
+        (":none", "loader.py:none gives no sample"),
         (":numbered", r"found arrays named \['0', 'x'\]"),
         (":number", "has no function 'number'"),
         (":nowhere", "has no function 'nowhere'"),

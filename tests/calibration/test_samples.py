@@ -93,6 +93,19 @@ def test_samples_that_do_not_fit(change: dict[str, np.ndarray], message: str, tm
     assert str(file) in str(caught.value)
 
 
+def test_a_cache_may_be_empty(tmp_path: Path) -> None:
+    """Before the first token of a decoder it is; other inputs hold values."""
+    specs = {
+        name: InputSpec(("batch", 2, "length", 4), np.dtype(np.float32)) for name in ("past_key_values.0.key", "x")
+    }
+    empty, full = (np.ones((1, 2, length, 4), np.float32) for length in (0, 3))
+    np.savez(tmp_path / "s.npz", **{"past_key_values.0.key": empty, "x": full})
+    assert_same(list(load_samples(tmp_path / "s.npz", specs)), [{"past_key_values.0.key": empty, "x": full}])
+    np.savez(tmp_path / "s.npz", **{"past_key_values.0.key": full, "x": empty})
+    with pytest.raises(CalibrationError, match=r"x is empty: it has shape \[1, 2, 0, 4\]"):
+        list(load_samples(tmp_path / "s.npz", specs))
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="no such file or folder"):
         load_samples(tmp_path / "absent", SPECS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +123,41 @@ def test_statistics_survive_the_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_statistics_of_another_model_are_refused(external: bool, tmp_path: Path, seed: int) -> None:
+    """Its tensors have the same names."""
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    one, other = (Mlp(folder, seed + i, torch.float32, external).path for i, folder in enumerate(folders))
+    file = tmp_path / "s.statistics.json"
+    collect(one, ["hidden"], samples(seed, 2)).save(file)
+    assert Statistics.load(file, one) == Statistics.load(file)
+    with pytest.raises(CalibrationError, match=r"s\.statistics\.json: .* another model than .*other.*calibrate again"):
+        Statistics.load(file, other)
+    Statistics({"hidden": 1.0}, 2).save(file)  # nothing says of which model
+    with pytest.raises(CalibrationError, match="another model"):
+        Statistics.load(file, one)
+
+
+def test_a_model_is_the_same_wherever_it_lies(tmp_path: Path, seed: int) -> None:
+    """An export under another name names its external data otherwise, and its metadata may differ."""
+    file, path = tmp_path / "s.statistics.json", Mlp(tmp_path, seed, torch.float32, external=True).path
+    collect(path, ["hidden"], samples(seed, 2)).save(file)
+    proto = onnx.load(path)
+    helper.set_model_props(proto, {"exported": "today"})
+    onnx.save(proto, tmp_path / "b.onnx", save_as_external_data=True, location="b.onnx.data", size_threshold=0)
+    assert Statistics.load(file, tmp_path / "b.onnx").amax.keys() == {"hidden"}
+
+
+@pytest.mark.parametrize("version", ["trt-nvfp4 activation statistics 2", "other"])
+def test_statistics_of_another_version_say_what_to_do(version: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps({"format": version, "samples": 1, "amax": {"a": 1.0}, "arrays": {}}))
+    with pytest.raises(CalibrationError, match=rf"s\.json.*its format is '{version}'.*calibrate again"):
+        Statistics.load(file)
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Statistics({"a": 1.0}, 1)
     old.save(tmp_path / "s.json")
@@ -133,6 +170,38 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         Statistics({"a": 2.0}, 1).save(tmp_path / "s.json")
     assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
     assert Statistics.load(tmp_path / "s.json") == old
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system does not."""
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def short(*_: object) -> None:
+        raise OSError("65536 requested and 24544 written")
+
+    arrays = {"a": {"channel_amax": np.ones(3, np.float32)}}
+    cases = [
+        ("pathlib.Path.write_text", no_space, "s.statistics.json"),
+        ("numpy.save", no_space, r"s.statistics/.*\.npy"),
+        ("numpy.save", short, r"s.statistics/.*\.npy"),
+    ]
+    for writes, fail, file in cases:
+        with monkeypatch.context() as patched:
+            patched.setattr(writes, fail)
+            with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/{file}"):
+                Statistics({"a": 1.0}, 1, arrays).save(tmp_path / "s.statistics.json")
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        Statistics({"a": 1.0}, 1, {"a": {"channel_amax": np.ones(3, np.float32)}}).save(tmp_path / "s.statistics.json")
+    finally:
+        os.umask(before)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {file.suffix: file.stat().st_mode & 0o777 for file in files} == {".json": 0o644, ".npy": 0o644}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', None])
