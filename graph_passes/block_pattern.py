@@ -59,6 +59,8 @@ def _chain_from(block: Block, by_input: dict[ir.Value, list[Block]]) -> list[Blo
             return chain  # each layer of a persistent op keeps the leading dimensions
         if escaping_use([last.y], {*last.nodes, *following[0].nodes}) is not None:
             return chain
+        if any(block.mlp.up.weight == following[0].mlp.up.weight for block in chain):
+            return chain  # a persistent op stacks its layers' weights: it would hold these twice
         chain.append(following[0])
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.block_pattern import chain_blocks
-from trt_nvfp4.graph_passes.isolation import isolation_refusal
+from trt_nvfp4.graph_passes.isolation import interior_refusal, refuse_shared_weights
 from trt_nvfp4.graph_passes.linear_pattern import match_linear
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_pattern import RefusedMoe, match_moes
 from trt_nvfp4.graph_passes.naming import subgraph_name
+from trt_nvfp4.graph_passes.quantized_pattern import is_quantized_product
 from trt_nvfp4.graph_passes.router_pattern import match_routers
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.subgraph import Block, Linear, Mlp, Moe, Subgraph
 
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
@@ -26,11 +27,12 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     `refusal`; the experts of an MoE block of that kind are looked at one by one.
 
     Raises:
-        ModelError: an MoE block that nothing can compute (see `match_moes`).
+        ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already
+            or lie in the bodies of control flow.
     """
     position = {node: index for index, node in enumerate(model.graph)}
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
-    found: list[tuple[Mlp, str | None]] = []
+    matched: list[tuple[Mlp | Linear, str | None]] = []
     moes = match_moes(model.ir_model, linears)
     choices = {multiply: _choice_refusal(node) for multiply, node in match_routers(model.graph, linears).items()}
     router = "it is a router's: rounding its weights would change which experts are chosen"
@@ -46,18 +48,21 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         if match is None or not used.isdisjoint(_multiplies(match[0])):
             continue
         mlp, refusal = match
-        refusal = choices.get(down.multiply) or refusal or isolation_refusal(mlp.nodes, mlp.y, mlp.linears)
-        found.append((mlp, refusal))
+        matched.append((mlp, choices.get(down.multiply) or refusal or interior_refusal(mlp)))
         used.update(_multiplies(mlp))
+    for linear in linears.values():
+        if linear.multiply not in used:
+            matched.append((linear, choices.get(linear.multiply) or interior_refusal(linear)))
+    found = refuse_shared_weights(matched)
+    mlps = [(part, refusal) for part, refusal in found if isinstance(part, Mlp)]
 
     candidates: list[tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]] = []
     candidates += [(moe, None) for moe in moes]
-    candidates += [(chain, None) for chain in chain_blocks([mlp for mlp, refusal in found if refusal is None])]
-    candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in found if refusal is not None]
-    for linear in linears.values():
-        if linear.multiply not in used:
-            refusal = choices.get(linear.multiply) or isolation_refusal(linear.nodes, linear.y, [linear])
-            candidates.append((linear, refusal))
+    candidates += [(chain, None) for chain in chain_blocks([mlp for mlp, refusal in mlps if refusal is None])]
+    candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in mlps if refusal is not None]
+    candidates += [(part, refusal) for part, refusal in found if isinstance(part, Linear)]
+    if not candidates:
+        _check_anything(model)
 
     def first_node(candidate: tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]) -> int:
         part = candidate[0]
@@ -77,6 +82,24 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         else:
             subgraphs.append(_mlp_subgraph(part, refusal, taken, position))
     return subgraphs
+
+
+def _check_anything(model: SourceModel) -> None:
+    """Raises ModelError where products are there, but none that is looked at."""
+    for node in model.graph:
+        if is_quantized_product(node):
+            raise ModelError(
+                f"{model.path}: its weights are quantized already, as node '{node.name}' ({node.op_type}) reads them; "
+                "give the model as it was before, in float32, float16 or bfloat16"
+            )
+    for node in model.graph:
+        bodies = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        if any(match_linear(inner) is not None for body in bodies for inner in body.all_nodes()):
+            raise ModelError(
+                f"{model.path}: its linears lie in the bodies of node '{node.name}' ({node.op_type}), where nothing is "
+                "replaced; give each body as a model of its own (of a decoder that optimum merged, decoder_model.onnx "
+                "and decoder_with_past_model.onnx)"
+            )
 
 
 def _choice_refusal(chooser: ir.Node) -> str:

@@ -141,17 +141,12 @@ def _hidden(mlps: Sequence[Mlp]) -> Folding | str:
         return f"{first.activation}, which stands between up and down, does not commute with scaling"
     ups = tuple(mlp.up for mlp in mlps)
     for linear in (*ups, *(mlp.down for mlp in mlps)):
-        if _shared(linear.weight.stored, linear.weight.expert):
+        if linear.shares_weight:
             return f"weight '{linear.weight.stored.name}' is used more than once"
     for bias in (up.bias for up in ups if up.bias is not None):
-        if constant(bias.stored).size == 1 or _shared(bias.stored, bias.expert):
+        if constant(bias.stored).size == 1 or (bias.expert is None and len(bias.stored.uses()) > 1):
             return f"bias '{bias.stored.name}' is used more than once"
     return Folding([[mlp.down] for mlp in mlps], [], ups=ups, power=power)
-
-
-def _shared(stored: ir.Value, expert: int | None) -> bool:
-    """Whether a constant serves more than one place; one that stacks experts may be read for each."""
-    return expert is None and len(stored.uses()) > 1
 
 
 def _inputs(subgraph: Subgraph) -> list[tuple[ir.Value, list[list[Linear]], list[Linear]]]:
@@ -195,7 +190,7 @@ def _at_norm(
             elif not is_op(node, "Shape"):
                 return f"'{y.name}' is also read by node '{node.name}' ({node.op_type})"
     for linear in (*(linear for linears in readers for linear in linears), *others):
-        if _shared(linear.weight.stored, linear.weight.expert):
+        if linear.shares_weight:
             return f"weight '{linear.weight.stored.name}' is used more than once"
     if any(not other.weight.stored.is_initializer() for other in others):
         return "a router's weight is not an initializer"

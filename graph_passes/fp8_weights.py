@@ -9,9 +9,8 @@ import torch
 
 from trt_nvfp4.calibration import fp8
 from trt_nvfp4.graph_passes.source import ModelError
-from trt_nvfp4.graph_passes.subgraph import Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, initializer
-from trt_nvfp4.plugins.ops.number_formats import BLOCK, E4M3_MAX, SMALLEST_TENSOR_SCALE
+from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, SMALLEST_TENSOR_SCALE
 
 
 def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> dict[str, ir.Value]:
@@ -34,9 +33,8 @@ def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> 
                 start += len(chunk)
 
     values = StreamedTensor(f"{prefix}_weight", ir.DataType.INT8, (*lead, *matrices[0].shape), quantized)
-    kind = ir.TensorType(ir.DataType.INT8)
     return {
-        "weight": ir.Value(name=values.name, shape=values.shape, type=kind, const_value=values),
+        "weight": ir.val(values.name, const_value=values),
         "scale": initializer(f"{prefix}_scale", torch.stack(scales).reshape(*lead, -1), ir.DataType.FLOAT),
     }
 
@@ -48,14 +46,6 @@ def activation_scales(prefix: str, largest: Sequence[float | None]) -> dict[str,
         name: initializer(f"{prefix}/{name}", scale, ir.DataType.FLOAT)
         for name, scale in zip(("input_scale", "hidden_scale"), scales, strict=True)
     }
-
-
-def k_obstacle(op: str, subgraph: Subgraph) -> str | None:
-    """Why the K of a weight keeps `op` from computing the subgraph."""
-    for linear in subgraph.linears:
-        if linear.weight.shape[1] % BLOCK:
-            return f"{op} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' has another"
-    return None
 
 
 def fp8_scale(amax: torch.Tensor) -> torch.Tensor:

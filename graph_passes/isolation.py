@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.subgraph import Linear
+from trt_nvfp4.graph_passes.subgraph import Linear, Mlp
 
 
 def escaping_use(values: Iterable[ir.Value], inside: Set[ir.Node]) -> str | None:
@@ -20,18 +20,38 @@ def escaping_use(values: Iterable[ir.Value], inside: Set[ir.Node]) -> str | None
     return None
 
 
-def isolation_refusal(nodes: Iterable[ir.Node], output: ir.Value, linears: Iterable[Linear]) -> str | None:
-    """Why `nodes`, which compute `output` with `linears`, cannot be replaced as a whole, or None if they can."""
-    inside = set(nodes)
-    interior = [value for node in inside for value in node.outputs if value is not output]
+def interior_refusal(part: Mlp | Linear) -> str | None:
+    """Why the nodes of `part` cannot be replaced as a whole, whatever reads its weights, or None if they can."""
+    inside = set(part.nodes)
+    interior = [value for node in inside for value in node.outputs if value is not part.y]
     interior.sort(key=lambda value: value.name or "")
     reason = escaping_use(interior, inside)
-    if reason is not None:
-        return f"an intermediate is used elsewhere: {reason}"
-    for linear in linears:
-        owners = inside | set(linear.weight_nodes)
-        computed = [value for node in linear.weight_nodes for value in node.outputs]
-        reason = escaping_use([linear.weight.stored, *computed], owners)
-        if reason is not None:
-            return f"a weight is shared: {reason}"
+    return None if reason is None else f"an intermediate is used elsewhere: {reason}"
+
+
+def refuse_shared_weights(
+    parts: Iterable[tuple[Mlp | Linear, str | None]],
+) -> list[tuple[Mlp | Linear, str | None]]:
+    """Parts with the reason why each cannot be replaced: the given one, or a weight that is read elsewhere.
+
+    Those that have all weights in common, as a network that a graph calls several times, may read them together.
+    """
+    parts = list(parts)
+    owners: dict[tuple[object, ...], set[ir.Node]] = {}
+    for part, refusal in parts:
+        if refusal is None:
+            weight_nodes = [node for linear in part.linears for node in linear.weight_nodes]
+            owners.setdefault(_weights(part), set()).update(part.nodes, weight_nodes)
+    return [(part, refusal or _sharing_refusal(part, owners[_weights(part)])) for part, refusal in parts]
+
+
+def _weights(part: Mlp | Linear) -> tuple[object, ...]:
+    return tuple(linear.weight.identity for linear in part.linears)
+
+
+def _sharing_refusal(part: Mlp | Linear, owners: Set[ir.Node]) -> str | None:
+    for linear in part.linears:
+        for value in linear.weight_values:
+            if (reason := escaping_use([value], owners)) is not None:
+                return f"its weight '{linear.weight.stored.name}' is shared: {reason}"
     return None

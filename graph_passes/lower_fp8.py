@@ -107,8 +107,6 @@ def _quantize_input(graph: ir.Graph, linear: Linear, amax: float) -> ir.Value:
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    value = ir.Value(
-        name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
+    value = ir.val(tensor.name, const_value=tensor)
     register(graph, value)
     return value

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers, k_obstacle
-from trt_nvfp4.graph_passes.nodes import register
-from trt_nvfp4.graph_passes.source import OPS_DOMAIN
+from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers
+from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, bias_vector, initializer
-from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 
 OP = "FP8GatedMLP"
@@ -21,7 +20,7 @@ def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8GatedMLP` cannot compute the subgraph."""
     if subgraph.kind != "gated_mlp":
         return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
-    return subgraph.mixed_types or k_obstacle(OP, subgraph)
+    return subgraph.mixed_types or subgraph.k_obstacle(OP)
 
 
 def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
@@ -40,7 +39,6 @@ def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]
 
 def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> None:
     assert mlp.gate is not None
-    features = mlp.down.weight.shape[0]
     inputs = [mlp.x]
     for part, linears in (("gate_up", [mlp.gate, mlp.up]), ("down", [mlp.down])):
         inputs += _weights(f"{name}/{part}", linears)
@@ -54,12 +52,9 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
         limit=mlp.limit,
         **{STATIC_SCALES: int(None not in given)},
     )
-    nodes = [ir.node(OP, inputs, attributes, domain=OPS_DOMAIN, version=1, name=name)]
+    nodes = [ir.node(OP, inputs, attributes, domain=DOMAIN, version=1, name=name)]
     if mlp.flattens:
-        shape = ir.val(f"{name}/rows", const_value=ir.tensor([-1, features], name=f"{name}/rows"))
-        register(graph, shape)
-        nodes.append(ir.node("Reshape", [nodes[0].outputs[0], shape], name=f"{name}/flatten"))
-        nodes[0].outputs[0].name = f"{name}/output"
+        nodes.append(flatten(graph, nodes[0], mlp.down.weight.shape[0]))
     replaced = set(mlp.nodes)
     old_nodes = [node for node in graph if node in replaced]
     ir.convenience.replace_nodes_and_values(graph, old_nodes[-1], old_nodes, nodes, [mlp.y], [nodes[-1].outputs[0]])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers, k_obstacle
+from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers
 from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linears_of, replace_moe
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix
@@ -18,7 +18,7 @@ OP = "FP8MoE"
 
 def fp8_moe_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8MoE` cannot compute the subgraph, a "moe"."""
-    return k_obstacle(OP, subgraph)
+    return subgraph.k_obstacle(OP)
 
 
 def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:

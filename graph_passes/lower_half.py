@@ -93,6 +93,6 @@ def _converted(graph: ir.Graph, value: ir.Value, to: ir.DataType) -> ir.Value:
             yield as_torch(flat[start : start + _CHUNK_VALUES]).to(torch_dtype(to))
 
     converted = StreamedTensor(f"{value.name}.{to.name.lower()}", to, tensor.shape.numpy(), pieces)
-    result = ir.Value(name=converted.name, shape=converted.shape, type=ir.TensorType(to), const_value=converted)
+    result = ir.val(converted.name, const_value=converted)
     register(graph, result)
     return result

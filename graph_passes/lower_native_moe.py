@@ -170,4 +170,4 @@ def _stacked(name: str, linears: Sequence[Linear]) -> ir.Value:
             yield torch.cat(list(Matrix([linear.weight]).chunks())).T.to(torch_dtype(first.dtype))
 
     tensor = StreamedTensor(name, first.dtype, (len(linears), first.shape[1], first.shape[0]), pieces)
-    return ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(first.dtype), const_value=tensor)
+    return ir.val(name, const_value=tensor)

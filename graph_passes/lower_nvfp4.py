@@ -9,13 +9,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.graph_passes.nodes import register
+from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
-from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
-from trt_nvfp4.plugins.ops import OPS, Activation
+from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
@@ -44,18 +43,14 @@ def lower_nvfp4(
         definition.name,
         [inputs[formal.name] for formal in definition.inputs],
         attributes,
-        domain=OPS_DOMAIN,
+        domain=DOMAIN,
         version=1,
         name=subgraph.name,
     )
     new_nodes = [node]
     first = subgraph.blocks[0].mlp if subgraph.blocks else None
     if first is not None and first.flattens:
-        shape = ir.val(f"{subgraph.name}/rows", const_value=ir.tensor([-1, subgraph.shapes["out_features"]]))
-        shape.const_value.name = shape.name  # type: ignore[union-attr]
-        register(graph, shape)
-        new_nodes.append(ir.node("Reshape", [node.outputs[0], shape], name=f"{subgraph.name}/flatten"))
-        node.outputs[0].name = f"{subgraph.name}/output"
+        new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
     replaced = set(subgraph.nodes)
     old_nodes = [node for node in graph if node.name in replaced]
     old_output = subgraph.blocks[-1].y if subgraph.blocks else subgraph.linear.y  # type: ignore[union-attr]
@@ -69,13 +64,7 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
     """The op's inputs by name."""
     if subgraph.linear is not None:
         linear = subgraph.linear
-        weight, scales, scale = nvfp4_initializers(
-            f"{subgraph.name}/weight",
-            [Matrix([linear.weight])],
-            stacked=False,
-            recipe=quantization.recipe,
-            inputs=quantization.inputs([linear]),
-        )
+        weight, scales, scale = _weights(f"{subgraph.name}/weight", [[linear]], False, quantization)
         return {
             "x": linear.x,
             "weight": weight,
@@ -90,11 +79,7 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
     downs = [[mlp.down] for mlp in mlps]
     inputs = {"x": subgraph.blocks[0].x}
     for name, parts in (("up" if stacked else "gate_up", firsts), ("down", downs)):
-        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-        known = quantization.inputs(linears[0] for linears in parts)
-        weight, scales, scale = nvfp4_initializers(
-            f"{subgraph.name}/{name}_weight", matrices, stacked, quantization.recipe, known
-        )
+        weight, scales, scale = _weights(f"{subgraph.name}/{name}_weight", parts, stacked, quantization)
         inputs |= {f"{name}_weight": weight, f"{name}_scales": scales, f"{name}_tensor_scale": scale}
         inputs[f"{name}_bias"] = _bias(subgraph, f"{name}_bias", parts, stacked)
     inputs["input_tensor_scale"] = _scales(subgraph, "input", [mlp.up for mlp in mlps], amax, stacked)
@@ -106,6 +91,19 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
             f"{subgraph.name}/norm_weight", torch.stack(rows), firsts[0][0].weight.dtype
         )
     return inputs
+
+
+def _weights(
+    prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, quantization: Quantization
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights."""
+    weights = tuple(linear.weight.identity for linears in parts for linear in linears)
+    key = (stacked, len(parts), str(quantization.recipe), weights)
+    if key not in quantization.made:
+        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
+        inputs = quantization.inputs(linears[0] for linears in parts)
+        quantization.made[key] = nvfp4_initializers(prefix, matrices, stacked, quantization.recipe, inputs)
+    return quantization.made[key]
 
 
 def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any]:

@@ -48,14 +48,19 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
         down=down,
         activation=recognized.activation,
         nodes=tuple(nodes),
-        flattens=region.reshapes and first.multiply.op_type != "Gemm",
+        flattens=region.reshapes and not _takes_matrix(first),
         alpha=recognized.alpha,
         limit=recognized.limit,
     )
     refusal = recognized.refusal
-    if refusal is None and region.reshapes and down.multiply.op_type != "Gemm":
+    if refusal is None and region.reshapes and not _takes_matrix(down):
         refusal = "a Reshape between its linears changes the leading dimensions"
     return mlp, refusal
+
+
+def _takes_matrix(linear: Linear) -> bool:
+    """Its input has two dimensions, [rows, features]."""
+    return linear.multiply.op_type == "Gemm" or rank(linear.x) == 2
 
 
 def _part_of_linear(value: ir.Value, linears: Mapping[ir.Value, Linear]) -> Linear | None:

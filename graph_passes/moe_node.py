@@ -9,10 +9,9 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.nodes import register
-from trt_nvfp4.graph_passes.source import OPS_DOMAIN
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
-from trt_nvfp4.plugins.ops import Activation, OpDefinition
+from trt_nvfp4.plugins.ops import DOMAIN, Activation, OpDefinition
 from trt_nvfp4.plugins.ops.definition import Shape
 from trt_nvfp4.plugins.ops.moe_routing import Scoring
 
@@ -96,7 +95,7 @@ def replace_moe(
         op.name,
         [inputs[formal.name] for formal in op.inputs],
         op.complete_attributes(**_attributes(moe), **attributes),
-        domain=OPS_DOMAIN,
+        domain=DOMAIN,
         version=1,
         name=name,
     )

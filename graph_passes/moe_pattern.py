@@ -266,6 +266,11 @@ class _Matcher:
             never = closed(keys.reshape(-1, self._experts_count)).all(0).nonzero()[:, 0].tolist() if len(keys) else []
             if never:
                 raise _RefusalError(f"{node} never chooses expert {', '.join(map(str, never))}, whose score is masked")
+            if len(choices) > 1 and keys.numel() and (keys.reshape(-1, self._experts_count) == 0).any(1).all():
+                raise _RefusalError(
+                    f"{node} compares 0 in place of the scores of groups that are not chosen, which is more than a "
+                    "negative score of a group that is; export the model with -inf there"
+                )
             if fit.exception is not None:
                 raise _RefusalError(
                     f"what follows {node} is a weighted sum of the chosen experts for typical tokens, but not for "

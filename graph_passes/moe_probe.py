@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.moe_samples import draw
-from trt_nvfp4.graph_passes.nodes import float_attribute, is_op, operand, optional_operand
-from trt_nvfp4.graph_passes.subgraph import Bias, Linear, Mlp, Weight
-from trt_nvfp4.graph_passes.weights import as_torch, constant
+from trt_nvfp4.graph_passes.nodes import float_attribute, int_attribute, is_op, operand, optional_operand
+from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Weight
+from trt_nvfp4.graph_passes.weights import bias_rows, constant
 from trt_nvfp4.plugins.ops.activation import Activation, activate, gate
 
 # Sizes of all unknown dimensions but the last, in order; the last takes what makes the tokens of a run.
@@ -120,7 +120,7 @@ class Probe:
     def _linear(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         row, column = self._factors_of(linear.weight)
         y = (x @ torch.from_numpy(row.astype(np.float64)))[:, None] * torch.from_numpy(column.astype(np.float64))
-        return y if linear.bias is None else y + _bias(linear.bias, len(column))
+        return y if linear.bias is None else y + bias_rows(linear.bias, len(column)).double()
 
     def sigmoid(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         """The sigmoid of what `linear` makes of the rows x, in float64."""
@@ -158,11 +158,11 @@ class Probe:
             dims[last] = max(5, tokens // int(np.prod(known)))
         return dims
 
-    def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
-        """The shape that `value` has in the probe, where its dimensions are numbers or those of x.
+    def _shape(self, value: ir.Value, read: slice = slice(None)) -> tuple[int, ...] | None:
+        """The shape that `value` has in the probe, where the dimensions to `read` are numbers or those of x.
 
         TorchScript gives one dimension a name per tensor: those before the last are taken for those of x, in order.
-        A wrong guess shows in what the probe computes.
+        A wrong guess shows in what the probe computes. A dimension that nothing reads may have any size.
         """
         if value.shape is None:
             return None
@@ -170,7 +170,7 @@ class Probe:
         dims = [
             self._size(dim) or (leading[axis] if axis < len(leading) else None) for axis, dim in enumerate(value.shape)
         ]
-        return None if None in dims else tuple(dim for dim in dims if dim is not None)
+        return None if None in dims[read] else tuple(1 if dim is None else dim for dim in dims)
 
     def _size(self, dim: int | ir.SymbolicDim) -> int | None:
         return dim if isinstance(dim, int) else self._dims.get(dim.value or "")
@@ -189,7 +189,10 @@ class Probe:
         if is_op(node, "Shape"):
             source = operand(node, 0)
             if source not in self._shapes and source.producer() not in self._computed:
-                shape = self._shape(source)
+                # Torch's exporter asks whichever input has it for a dimension, a cache with a length of its own too.
+                end = node.attributes.get("end")
+                read = slice(int_attribute(node, "start", 0), None if end is None else end.as_int())
+                shape = self._shape(source, read)
                 if shape is None:
                     raise ProbeError(f"node '{node.name}' (Shape) reads '{source.name}' from outside")
                 proto = ir.serde.serialize_node(node)
@@ -256,14 +259,6 @@ class Probe:
         inner, outer = ([b, c], [a, f"{y}#inner"]) if left else ([a, b], [f"{y}#inner", c])
         self._protos.append(helper.make_node("MatMul", inner, [f"{y}#inner"]))
         self._protos.append(helper.make_node("MatMul", outer, [y]))
-
-
-def _bias(bias: Bias, features: int) -> torch.Tensor:
-    array = constant(bias.stored)
-    vector = as_torch(array if bias.expert is None else array[bias.expert]).double().reshape(-1) * bias.scale
-    if vector.numel() > 1:
-        vector = vector[bias.rows]
-    return vector.expand(features)
 
 
 def _widened(proto: onnx.NodeProto) -> onnx.NodeProto:

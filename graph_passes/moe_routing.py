@@ -55,7 +55,7 @@ def candidates(
 
     `biases` are the constants [experts] around: a routing comes with the values of the one that it adds.
     """
-    is_open = ~closed(keys)
+    is_open = ~closed(keys, positive=True)
     if not is_open.any():
         return
     scorings: list[tuple[str, ir.Value | None, torch.Tensor | None]] = []
@@ -99,12 +99,13 @@ def compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: t
     """Whether `keys` [tokens, experts] are what `routing` compares: [tokens]. Closed experts must be the same ones."""
     scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid()}.get(routing.scoring, logits)
     expected = (scores if bias is None else scores + bias).masked_fill(~_open(logits, routing, bias), -torch.inf)
-    return torch.where(closed(expected), closed(keys), _near(keys, expected)).all(1)
+    positive = bias is None and routing.scoring in ("softmax", "sigmoid")
+    return torch.where(closed(expected), closed(keys, positive), _near(keys, expected)).all(1)
 
 
-def closed(keys: torch.Tensor) -> torch.Tensor:
-    """The experts that are masked out of a choice."""
-    return ~torch.isfinite(keys) | (keys < -1e30)
+def closed(keys: torch.Tensor, positive: bool = False) -> torch.Tensor:
+    """The experts that are masked out of a choice; where all scores are positive, a 0 does that, too (DeepSeek-V2)."""
+    return ~torch.isfinite(keys) | (keys < -1e30) | (positive & (keys == 0))
 
 
 def settled(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:

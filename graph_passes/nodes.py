@@ -71,6 +71,15 @@ def register(graph: ir.Graph, value: ir.Value) -> None:
     graph.register_initializer(value)
 
 
+def flatten(graph: ir.Graph, node: ir.Node, features: int) -> ir.Node:
+    """A Reshape of the output of `node` to [rows, features]."""
+    rows = ir.tensor([-1, features], name=f"{node.name}/rows")
+    shape = ir.val(rows.name, const_value=rows)
+    register(graph, shape)
+    node.outputs[0].name = f"{node.name}/output"
+    return ir.node("Reshape", [node.outputs[0], shape], name=f"{node.name}/flatten")
+
+
 def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
     """Inserts nodes where `value` is known: behind what produces it, or in front where it is an input."""
     producer = value.producer()

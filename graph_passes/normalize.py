@@ -30,7 +30,8 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
             proto = onnx.inliner.inline_local_functions(proto)
         if _opset(proto) < OLDEST_OPSET:
             proto = onnx.version_converter.convert_version(proto, OLDEST_OPSET)
-        proto = onnx.shape_inference.infer_shapes(proto)
+        # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     for tensor in proto.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(weights[tensor.name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 import onnx_ir as ir
@@ -26,22 +26,20 @@ def nvfp4_initializers(
     prefix: str,
     matrices: Sequence[Matrix],
     stacked: bool,
-    recipe: Recipe | None = None,
-    inputs: Sequence[InputStatistics] | None = None,
+    recipe: Recipe,
+    inputs: Iterable[InputStatistics],
     layout: Layout = Layout.PLUGINS,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Initializers for values, block scales and tensor scale; quantized while they are written.
 
     Args:
         stacked: each gets a leading dimension, one entry per matrix; otherwise there is one matrix.
-        recipe: how to quantize; None: max scaling.
-        inputs: statistics of what each matrix is multiplied with, where the recipe needs them.
+        recipe: how to quantize.
+        inputs: statistics of what each matrix is multiplied with; read anew each time that it is quantized.
 
     Raises:
         ModelError: a weight holds NaN or Inf.
     """
-    recipe = recipe or Recipe()
-    inputs = inputs or [InputStatistics()] * len(matrices)
     rows, k = matrices[0].shape
     lead = (len(matrices),) if stacked else ()
     tensor_scales = [recipe.tensor_scale(matrix.amax) for matrix in matrices]
@@ -76,7 +74,5 @@ def nvfp4_initializers(
         StreamedTensor(f"{prefix}.block_scales", types[1], (*lead, *shapes[1]), scales_of_blocks),
         ir.Tensor(torch.stack(tensor_scales).reshape(lead).numpy(), name=f"{prefix}.tensor_scale"),
     )
-    weight, scales, scale = (
-        ir.Value(name=t.name, shape=t.shape, type=ir.TensorType(t.dtype), const_value=t) for t in tensors
-    )
+    weight, scales, scale = (ir.val(t.name, const_value=t) for t in tensors)
     return weight, scales, scale

@@ -129,9 +129,7 @@ def packed_initializers(
         StreamedTensor(f"{prefix}.block_scales", ir.DataType.INT8, (*lead, *tiled_shape(rows, k // BLOCK)), tiled),
         ir.Tensor(scales.reshape(lead).numpy(), name=f"{prefix}.tensor_scale"),
     )
-    weight, block_scales, scale = (
-        ir.Value(name=t.name, shape=t.shape, type=ir.TensorType(t.dtype), const_value=t) for t in tensors
-    )
+    weight, block_scales, scale = (ir.val(t.name, const_value=t) for t in tensors)
     return weight, block_scales, scale
 
 

@@ -50,8 +50,8 @@ DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16
 NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
 # Those that compute a whole MLP in one type.
 _ONE_TYPE = ("nvfp4_w4a4", "nvfp4_w4a16", "bf16", "fp16")
-# NVFP4 has one scale per 16 values along K.
-_BLOCK = 16
+# Those that convert a weight for the one node that reads it; plugins share what is made of it.
+_OWN_WEIGHTS = ("native_nvfp4", "fp8", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,24 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Writes the plan as YAML, with a header that says what may be edited."""
         entries = [{key: getattr(entry, key) for key in _ENTRY_KEYS} for entry in self.subgraphs]
+        for entry in entries:
+            entry["reason"] = f"{entry['decision']}: {entry['reason']}"
         plan_file.write(Path(path), {key: getattr(self, key) for key in _PLAN_KEYS} | {"subgraphs": entries}, DECISIONS)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Reads a plan.
+        """Reads a plan. A reason that was given for another decision than the entry's says so.
 
         Raises:
             PlanError: unreadable, not YAML, or an incomplete entry or one of the wrong type (the line is named).
         """
         values, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS)
+        for entry in entries:
+            decided, _, why = entry["reason"].partition(": ")
+            if decided == entry["decision"]:
+                entry["reason"] = why
+            elif decided in DECISIONS:
+                entry["reason"] = f"edited; {decided} was planned: {why}"
         return cls(**values, subgraphs=[PlannedSubgraph(**entry) for entry in entries], path=Path(path))
 
     def check(
@@ -298,7 +306,7 @@ def _decide(
 ) -> tuple[str, str]:
     """The first of the candidates that target and subgraph allow, with what spoke against the ones before."""
     against: list[str] = []
-    candidates = _candidates(subgraph, precision, calibrated)
+    candidates = _candidates(subgraph, capabilities, precision, calibrated)
     if subgraph.kind == "moe" and moe == "native":
         candidates.insert(0, ("native", f"TensorRT's own MoE layer, experts in {subgraph.dtype}"))
     for decision, why in candidates:
@@ -316,7 +324,7 @@ def allowed_decisions(subgraph: Subgraph, capabilities: Capabilities, precision:
     """
     allowed = [
         decision
-        for decision, _ in _candidates(subgraph, precision, calibrated=True)
+        for decision, _ in _candidates(subgraph, capabilities, precision, calibrated=True)
         if _obstacle_on(subgraph, decision, capabilities) is None
     ]
     return [decision for decision in allowed if decision != "keep" or "bf16" not in allowed]
@@ -346,7 +354,9 @@ def _lack(decision: str, capabilities: Capabilities) -> str | None:
     return None
 
 
-def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tuple[str, str]]:
+def _candidates(
+    subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool
+) -> list[tuple[str, str]]:
     candidates = []
     if precision in ("auto", "nvfp4"):
         if calibrated:
@@ -360,7 +370,8 @@ def _candidates(subgraph: Subgraph, precision: str, calibrated: bool) -> list[tu
         candidates.append(("native_nvfp4", "TensorRT's own NVFP4 layers, with calibrated activation scales"))
     if precision != "bf16":
         # Q/DQ nodes need scales, plugins find them.
-        uncalibrated = "activation scales computed at run time" if subgraph.kind == "moe" else "weights only"
+        plugin = replacing_op(subgraph, "fp8", capabilities)
+        uncalibrated = "activation scales computed at run time" if plugin else "weights only"
         scales = "calibrated activation scales" if calibrated else f"{uncalibrated}, for want of calibration data"
         candidates.append(("fp8", f"FP8, {scales}"))
     if subgraph.dtype == "float32":
@@ -375,13 +386,14 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
         return subgraph.refusal
     if decision in _ONE_TYPE and subgraph.mixed_types is not None:
         return subgraph.mixed_types
-    if decision in NVFP4:
+    if decision in NVFP4 and (obstacle := subgraph.k_obstacle("NVFP4")) is not None:
+        return obstacle
+    if decision in _OWN_WEIGHTS and subgraph.kind != "moe":
         for linear in subgraph.linears:
-            k = linear.weight.shape[1]
-            if k % _BLOCK:
+            if linear.shares_weight:
                 return (
-                    f"NVFP4 needs K to be a multiple of {_BLOCK}: weight '{linear.weight.stored.name}' of node "
-                    f"'{linear.multiply.name}' has K = {k}"
+                    f"several subgraphs read weight '{linear.weight.stored.name}', which NVFP4 plugins share and "
+                    f"{decision} does not"
                 )
     if decision == "native_nvfp4":
         return native_nvfp4_obstacle(subgraph)

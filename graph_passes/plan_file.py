@@ -14,12 +14,12 @@ _HEADER = """\
 # What becomes of each subgraph of the model. Edit `decision` and hand this file back with --plan.
 #   decision: {decisions}
 #     nvfp4_w4a4   NVFP4 weights and activations      nvfp4_w4a16  NVFP4 weights, 16-bit activations
-#     fp8          FP8 weights, Q/DQ                  bf16, fp16   Casts around the subgraph
+#     fp8          FP8: one plugin, or Q/DQ nodes     bf16, fp16   Casts around the subgraph
 #     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
 #     keep         left as it is
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
 # An entry may be deleted: its subgraph is then kept. Name, kind, nodes and linear_inputs say which subgraph is meant
-# and must stay; the rest is for readers.
+# and must stay; the rest is for readers. A reason starts with the decision that it is for.
 """
 
 

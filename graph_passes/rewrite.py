@@ -28,7 +28,7 @@ from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_n
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
-from trt_nvfp4.graph_passes.quantization import Quantization
+from trt_nvfp4.graph_passes.quantization import MadeWeights, Quantization, weight_readers
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
@@ -83,11 +83,12 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
                     f"'{tensor}' (subgraph '{entry.name}'): give input samples that reach it with --calib-data"
                 )
     wanted = calibration_tensors(plan)
-    if statistics is not None and wanted and not wanted.keys() & statistics.amax.keys():
+    if statistics is not None and (absent := [tensor for tensor in wanted if tensor not in statistics.amax]):
+        held = len(wanted) - len(absent)
         raise CalibrationError(
-            f"the statistics hold none of the tensors that the plan asks for, such as '{next(iter(wanted))}', so they "
-            "are another model's or of other subgraphs: give input samples with --calib-data, or the statistics of "
-            "these"
+            f"the statistics hold {held} of the {len(wanted)} tensors that the plan asks for, and not '{absent[0]}', "
+            "so they are another model's or of other subgraphs: give input samples with --calib-data, or the "
+            "statistics of these"
         )
     for tensor, kinds in wanted.items():
         found = None if statistics is None else statistics.of(tensor)
@@ -155,13 +156,16 @@ def lower(
     made: dict[str, PlannedSubgraph] = {}
     fp8_inputs: dict[ir.Value, ir.Value] = {}
     nvfp4_inputs: dict[ir.Value, ir.Value] = {}
+    nvfp4_weights: MadeWeights = {}
+    readers = weight_readers(target.graph)
     functions: dict[str, onnx.FunctionProto] = {}
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(planned):
         known = set(target.graph.initializers)
         if entry.decision.startswith("nvfp4"):
             lowering = lower_moe if subgraph.kind == "moe" else lower_nvfp4
-            quantization = Quantization(_recipe(plan, entry.decision), statistics, checkpoint)
+            recipe = _recipe(plan, entry.decision)
+            quantization = Quantization(recipe, statistics, checkpoint, readers, nvfp4_weights)
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lowering(target.graph, subgraph, w4a4, amax, quantization)
             functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
@@ -195,6 +199,7 @@ def lower(
             "target": plan.target,
             "precision": plan.precision,
             "recipe": plan.recipe,
+            "calibrated": statistics is not None,
             "decisions": Counter(entry.decision for entry in plan.subgraphs),
         }
     )

@@ -89,7 +89,7 @@ def _replace_by_constant(graph: ir.Graph, output: ir.Value, integers: Integers) 
     elements = integers.elements[0] if integers.scalar else integers.elements
     dtype = output.dtype or ir.DataType.INT64
     tensor = ir.Tensor(np.array(elements, dtype.numpy()), name=f"{output.name}.known")
-    constant = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+    constant = ir.val(tensor.name, const_value=tensor)
     register(graph, constant)
     output.replace_all_uses_with(constant)
 
@@ -102,7 +102,7 @@ def _read_earlier(graph: ir.Graph, node: ir.Node, integers: Integers) -> None:
         return
     early = ir.node("Shape", [dim.value], name=f"{node.name}.shape")
     index = ir.Tensor(np.array(dim.axis if integers.scalar else [dim.axis]), name=f"{node.name}.axis")
-    constant = ir.Value(name=index.name, shape=index.shape, type=ir.TensorType(index.dtype), const_value=index)
+    constant = ir.val(index.name, const_value=index)
     register(graph, constant)
     early.outputs[0].name, early.outputs[0].type = f"{node.name}.shape", ir.TensorType(ir.DataType.INT64)
     graph.insert_before(node, early)

@@ -12,11 +12,12 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
+from trt_nvfp4.calibration.external_data import follow_links
 from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
 from trt_nvfp4.graph_passes.normalize import all_nodes, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
+from trt_nvfp4.plugins.ops import DOMAIN
 
-OPS_DOMAIN = "trt_nvfp4"
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
 _KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "trt"})
 
@@ -81,14 +82,18 @@ def load(path: str | Path) -> SourceModel:
     """
     path = Path(path)
     proto = _parse(path)
-    _check_tensors(path, proto)
+    try:
+        folder = follow_links(proto, path.parent)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+    _check_tensors(path, folder, proto)
     _check_operators(path, proto)
     _check_names(path, proto.graph, set())
     try:
         model = ir.from_proto(normalize(proto))
     except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
-    ir.external_data.set_base_dir(model.graph, path.parent)
+    ir.external_data.set_base_dir(model.graph, folder)
     passes.RemoveInitializersFromInputsPass()(model)
     passes.CommonSubexpressionEliminationPass()(model)  # gate and up may each have a Cast of their own
     simplify_shapes(model.graph)
@@ -113,8 +118,8 @@ def _parse(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _check_tensors(path: Path, proto: onnx.ModelProto) -> None:
-    """The bytes of every tensor are there, as many as its shape and type need."""
+def _check_tensors(path: Path, folder: Path, proto: onnx.ModelProto) -> None:
+    """The bytes of every tensor are there, as many as its shape and type need; external ones lie in `folder`."""
     for tensor in onnx.external_data_helper._get_all_tensors(proto):
         external = onnx.external_data_helper.uses_external_data(tensor)
         if not external and not tensor.HasField("raw_data"):
@@ -129,12 +134,7 @@ def _check_tensors(path: Path, proto: onnx.ModelProto) -> None:
             if len(tensor.raw_data) != needed:
                 raise ModelError(f"{path}: tensor '{tensor.name}' needs {needed} bytes, it has {len(tensor.raw_data)}")
             continue
-        file = path.parent / info.location
-        if path.parent.resolve() not in file.resolve().parents:
-            raise ModelError(
-                f"{path}: external data of tensor '{tensor.name}' lies outside the model's folder: {file.resolve()}; "
-                "copy the model with its data into one folder, links (as in the Hugging Face cache) followed: cp -rL"
-            )
+        file = folder / info.location
         if not file.is_file():
             raise ModelError(
                 f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; "
@@ -156,7 +156,7 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
     functions = {(f.domain, f.name) for f in proto.functions}
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
     for node in all_nodes(proto.graph.node):
-        if node.domain == OPS_DOMAIN:
+        if node.domain == DOMAIN:
             raise ModelError(f"{path}: node '{node.name}' ({node.op_type}): the model has been rewritten already")
         if (node.domain, node.op_type) in functions:
             continue
@@ -167,7 +167,9 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
         if node.domain in ("", "ai.onnx") and not (node.op_type.endswith("_TRT") or node.op_type.startswith("TRT_")):
             version = opsets.get("", opsets.get("ai.onnx", 1))
             if not onnx.defs.has(node.op_type, max_inclusive_version=version):
-                raise ModelError(f"{where}: not in opset {version}")
+                raise ModelError(
+                    f"{where}: not in opset {version}; of a model that ONNX Runtime has optimized, give the original"
+                )
 
 
 def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from trt_nvfp4.plugins.ops.number_formats import BLOCK
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -23,6 +25,12 @@ class Weight:
     shape: tuple[int, int]
     rows: slice = field(default_factory=lambda: slice(None))
     expert: int | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Hashable; weights of equal identity are the same matrix."""
+        rows = (self.rows.start, self.rows.stop, self.rows.step)
+        return self.stored, self.stored_transposed, self.dtype, self.scale, self.shape, rows, self.expert
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,21 @@ class Linear:
     multiply: ir.Node
     nodes: tuple[ir.Node, ...]
     weight_nodes: tuple[ir.Node, ...]
+
+    @property
+    def linears(self) -> tuple[Linear]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def weight_values(self) -> list[ir.Value]:
+        """The stored weight and what `weight_nodes` make of it."""
+        return [self.weight.stored, *(value for node in self.weight_nodes for value in node.outputs)]
+
+    @property
+    def shares_weight(self) -> bool:
+        """Whether the weight is read more than once; a constant that stacks experts may be read for each."""
+        return self.weight.expert is None and any(len(value.uses()) > 1 for value in self.weight_values)
 
 
 @dataclass(frozen=True)
@@ -218,3 +241,13 @@ class Subgraph:
         if self.moe is not None:
             return self.moe.linears
         return tuple(part for block in self.blocks for part in block.mlp.linears)
+
+    def k_obstacle(self, what: str) -> str | None:
+        """Why the K of a weight keeps `what`, whose scales or kernels take 16 values at a time, from computing it."""
+        for linear in self.linears:
+            if (k := linear.weight.shape[1]) % BLOCK:
+                return (
+                    f"{what} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' of node "
+                    f"'{linear.multiply.name}' has K = {k}"
+                )
+        return None

@@ -87,24 +87,22 @@ class Matrix:
 
 def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
     """The biases [features] of the parts of a matrix, interleaved like its rows; zeros where there is none."""
-    vectors = []
-    for bias in biases:
-        if bias is None:
-            vector = torch.zeros(features)
-        else:
-            array = constant(bias.stored)
-            stored = as_torch(array if bias.expert is None else array[bias.expert])
-            vector = stored.float().reshape(-1) * bias.scale
-        if bias is not None and vector.numel() > 1:
-            vector = vector[bias.rows]
-        vectors.append(vector.expand(features))
+    vectors = [torch.zeros(features) if bias is None else bias_rows(bias, features) for bias in biases]
     return torch.stack(vectors, dim=1).reshape(-1)
+
+
+def bias_rows(bias: Bias, features: int) -> torch.Tensor:
+    """A bias as it is added, float32 [features]."""
+    array = constant(bias.stored)
+    stored = as_torch(array if bias.expert is None else array[bias.expert])
+    vector = stored.float().reshape(-1) * bias.scale
+    return (vector[bias.rows] if vector.numel() > 1 else vector).expand(features)
 
 
 def initializer(name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
     """`data` as an initializer of type `dtype`."""
     tensor = ir.Tensor(data.float().numpy().astype(dtype.numpy()), dtype=dtype, name=name)
-    return ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+    return ir.val(name, const_value=tensor)
 
 
 class StreamedTensor(ir.LazyTensor):

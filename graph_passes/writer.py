@@ -21,7 +21,7 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
     """Writes `path` and `<path>.data`; both appear when both are complete.
 
     Raises:
-        OSError: the destination cannot be written, or the disk is full.
+        OSError: the destination cannot be written, or the disk is full; it names the destination.
     """
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     external = [tensor for tensor in tensors if tensor.nbytes > _INLINE_BYTES]
@@ -41,11 +41,18 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
         else:
             advance(tensor.nbytes)
 
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        data = temporary.with_name(f"{path.name}.data")
-        ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=begin)
-        # The data first: a model without its weights is worse than weights without a model.
-        if data.exists():
-            os.replace(data, path.with_name(data.name))
-        os.replace(temporary, path)
+    prefix = f".{path.name}."
+    try:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
+            temporary = Path(folder) / path.name
+            data = temporary.with_name(f"{path.name}.data")
+            ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=begin)
+            # The data first: a model without its weights is worse than weights without a model.
+            if data.exists():
+                os.replace(data, path.with_name(data.name))
+            os.replace(temporary, path)
+    except OSError as error:
+        # Writes name no file, or one in the folder that is gone by now.
+        if error.filename is None or prefix in str(error.filename):
+            error.filename = str(path)
+        raise

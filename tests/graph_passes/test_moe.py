@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from torch import Tensor, nn
 
 from onnx_models import moe_spellings, moe_zoo
 from onnx_models.graphs import run
@@ -195,6 +197,89 @@ def test_spellings(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+class WithCache(nn.Module):
+    """One layer of a decoder: what it has seen, with the new tokens behind, goes in and comes out."""
+
+    def __init__(self, moe: Moe) -> None:
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        cache = torch.cat([past, x[:, None]], 2)
+        return self.moe(x + cache.mean(2)), cache
+
+
+@pytest.mark.parametrize("dispatch", ["gathered", "scatter"])
+@pytest.mark.filterwarnings("ignore")
+def test_cache_with_a_length_of_its_own(dispatch: str, tmp_path: Path, seed: int) -> None:
+    """The exporter takes the batch size from the cache, whose other dimension has nothing to do with the block."""
+    model, path = WithCache(Moe(MoeSpec(dispatch), seed)).eval(), tmp_path / "model.onnx"
+    generator = torch.Generator().manual_seed(seed)
+    draw = functools.partial(torch.randn, generator=generator)
+    dynamic = ({0: "batch", 1: "sequence"}, {0: "batch", 2: "past_sequence"})
+    inputs = (draw(2, 5, HIDDEN), draw(2, 1, 7, HIDDEN))
+    torch.onnx.export(
+        model, inputs, path, input_names=["x", "past"], dynamo=True, dynamic_shapes=dynamic, verbose=False
+    )
+    read = [(n.input[0], n.attribute) for n in onnx.load(path).graph.node if n.op_type == "Shape"]
+    assert any(name == "past" and attributes for name, attributes in read)
+    source = load(path)
+    (subgraph,) = moes(source)
+    assert subgraph.refusal is None
+    result = rewritten(source, plan_all(source, kinds=("moe",)))
+    session = onnxruntime.InferenceSession(result.path, providers=["CPUExecutionProvider"])
+    quantized = WithCache(quantized_spelling(model.moe))
+    for batch, tokens, past in ((1, 1, 9), (3, 4, 1), (2, 6, 0)):
+        x, cache = draw(batch, tokens, HIDDEN), draw(batch, 1, past, HIDDEN)
+        with torch.no_grad():
+            expected = quantized(x, cache)[0].numpy()
+        y = session.run(None, {"x": x.numpy(), "past": cache.numpy()})[0]
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class GroupLimited(Moe):
+    """Of the best two of four groups (DeepSeek-V2's group_limited_greedy): the scores of the others become 0."""
+
+    def __init__(self, spec: MoeSpec, seed: int, bias: bool = False) -> None:
+        super().__init__(spec, seed)
+        self.bias = nn.Parameter(torch.randn(spec.experts) / 5) if bias else 0.0
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        scores = logits.softmax(-1) if self.spec.scoring == "softmax" else logits.sigmoid()
+        groups = (scores + self.bias).view(scores.shape[0], 4, -1)
+        best = groups.amax(-1).topk(2, sorted=False)[1]
+        is_open = torch.zeros_like(groups[..., 0]).scatter(1, best, 1.0)[..., None].expand_as(groups).bool()
+        chosen = groups.masked_fill(~is_open, 0.0).reshape(scores.shape).topk(self.spec.top_k, sorted=False)[1]
+        return scores.gather(1, chosen) * self.spec.factor, chosen
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_group_limited(scoring: str, tmp_path: Path, seed: int) -> None:
+    model = GroupLimited(MoeSpec("mask", experts=8, top_k=3, scoring=scoring, factor=2.5), seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    (subgraph,) = moes(source)
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.routing == Routing(
+        top_k=3, scoring=scoring, scaling_factor=2.5, n_group=4, topk_group=2, group_score_top=1
+    )
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()  # type: ignore[union-attr]
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_group_limited_with_bias(tmp_path: Path, seed: int) -> None:
+    """Scores plus a bias may be negative, so that an expert that was closed by a 0 is chosen after all."""
+    model = GroupLimited(MoeSpec("mask", experts=8, top_k=3, scoring="sigmoid"), seed, bias=True)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    (subgraph,) = moes(load(tmp_path / "model.onnx"))
+    assert subgraph.refusal is not None
+    assert "compares 0 in place of the scores of groups that are not chosen" in subgraph.refusal
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
@@ -325,7 +410,9 @@ def test_16_bits(name: str, exported: Callable[[str, str, str], Exported], seed:
 
 
 @pytest.mark.parametrize("dispatch", ["loop", "gathered", "dense"])
-@pytest.mark.parametrize(("dtype", "opset", "dynamic"), [("fp16", 14, True), ("fp32", 17, False)])
+@pytest.mark.parametrize(
+    ("dtype", "opset", "dynamic"), [("fp16", 14, True), ("fp32", 17, False), ("fp32", 9, True), ("fp32", 12, False)]
+)
 def test_other_exports(dispatch: str, dtype: str, opset: int, dynamic: bool, tmp_path: Path, seed: int) -> None:
     """Older opsets, 16-bit weights, sizes fixed."""
     model = Moe(MoeSpec(dispatch, shared=True), seed).to(DTYPES[dtype])

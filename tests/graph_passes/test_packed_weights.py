@@ -17,7 +17,7 @@ from onnx_models import moe_zoo
 from onnx_models.graphs import run
 from onnx_models.passes import plan_all
 from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.checkpoint import load_nvfp4
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import SourceModel, load
@@ -87,7 +87,7 @@ def test_experts_of_a_checkpoint(exported: Exported, convention: str, tmp_path: 
     plan = plan_all(source, kinds=("moe",))
     for entry in plan.subgraphs:
         entry.decision = "nvfp4_w4a16" if entry.kind == "moe" else "keep"
-    result = rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=load_nvfp4(tmp_path))
+    result = rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=NVFP4Checkpoint(tmp_path))
     x = draw(seed)
     with torch.no_grad():
         expected = reference(x).numpy()
@@ -104,7 +104,7 @@ def test_bytes_and_input_scales(exported: Exported, tmp_path: Path) -> None:
     plan = plan_all(source, kinds=("moe",))
     for entry in plan.subgraphs:
         entry.decision = "nvfp4_w4a4" if entry.kind == "moe" else "keep"
-    written = onnx.load(rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=load_nvfp4(tmp_path)).path)
+    written = onnx.load(rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=NVFP4Checkpoint(tmp_path)).path)
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
     node = next(node for node in written.graph.node if node.domain)
     inputs = dict(zip([formal.name for formal in OPS["NVFP4MoE"].inputs], node.input, strict=True))
@@ -164,5 +164,5 @@ def test_checkpoints_that_do_not_fit(damage: Callable[[Tensors], object], text: 
     source = load(tmp_path / "model.onnx")
     plan = plan_all(source, kinds=("moe",))
     with pytest.raises(CalibrationError, match=text):
-        rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=load_nvfp4(tmp_path / "weights"))
+        rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=NVFP4Checkpoint(tmp_path / "weights"))
     assert not (tmp_path / "out.onnx").exists()

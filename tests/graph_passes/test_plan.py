@@ -188,6 +188,34 @@ def test_missing_plan(tmp_path: Path) -> None:
         Plan.load(tmp_path / "absent.yaml")
 
 
+def test_reasons_tell_of_edits(source: SourceModel, tmp_path: Path) -> None:
+    """And go on to, when the edited plan is saved; a reason of the user's own stays."""
+    path = tmp_path / "plan.yaml"
+    plan = plan_all(source)
+    plan.save(path)
+    content = yaml.safe_load(path.read_text())
+    edited, explained = content["subgraphs"][:2]
+    edited.update(decision="fp8")
+    explained.update(decision="keep", reason="accuracy: the head stays")
+    path.write_text(yaml.safe_dump(content))
+    planned = plan.subgraphs[0]
+    for _ in range(2):
+        reasons = [entry.reason for entry in Plan.load(path).subgraphs]
+        assert reasons == [f"edited; {planned.decision} was planned: {planned.reason}", "accuracy: the head stays"]
+        Plan.load(path).save(path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_reasons_of_fp8_without_data_know_the_plugin(dtype: str, loaded: Load) -> None:
+    """Which finds its scales at run time, where Q/DQ nodes leave activations as they are."""
+    source = loaded(mlp_model(spec(dtype=dtype))[0])
+    h200 = Capabilities("h200", fp8=True, fp8_plugins=True)
+    (entry,) = make_plan(source, find_subgraphs(source), h200, "fp8").subgraphs
+    at_run_time = "FP8, activation scales computed at run time, for want of calibration data"
+    assert bool(entry.fp8_plugin) == (dtype == "float16")
+    assert (entry.reason == at_run_time) == bool(entry.fp8_plugin)
+
+
 def test_entries_may_be_deleted(source: SourceModel) -> None:
     plan = plan_all(source, kinds=KINDS)
     del plan.subgraphs[0]

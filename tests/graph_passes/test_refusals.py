@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from onnx_models.graphs import Graph, Spec, mlp_model, spec
+from onnx_models.graphs import Spec, mlp_model, spec
 from onnx_models.passes import EVERYTHING, found_mlps, plan_all
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.source import ModelError, SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 
@@ -55,20 +55,18 @@ def test_shared_weight(weight: str, loaded: Load) -> None:
     assert "reader" in reason
 
 
-def test_tied_layers(loaded: Load) -> None:
-    """Two MLPs over the same weights are both refused."""
-    graph = Graph(spec(gated=False, k=32, out=32))
-    graph.mlp("x", "m")
-    nodes = [copy for node in graph.nodes for copy in [onnx.NodeProto.FromString(node.SerializeToString())]]
-    rename = {"x": "m", "a": "a2", "s": "s2", "h": "h2", "h_s": "h_s2", "m": "y"}
-    for node in nodes:
-        node.name += "_again"
-        node.input[:] = [rename.get(name, name) for name in node.input]
-        node.output[:] = [rename.get(name, f"{name}_again") for name in node.output]
-    graph.nodes += nodes
-    mlps = found_mlps(loaded(graph.model(["y"])))
+def test_some_weights_in_common(loaded: Load) -> None:
+    """Two MLPs over the same `up` but another `down` each cannot share what is made of their weights."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[rows, 32] x) => (float[rows, 32] y) {
+            a = MatMul(x, up) b = Relu(a) m = MatMul(b, down0)
+            c = MatMul(m, up) d = Relu(c) y = MatMul(d, down1)
+        }""")
+    for name in ("up", "down0", "down1"):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((32, 32), np.float32), name))
+    mlps = found_mlps(loaded(model))
     assert len(mlps) == 2
-    assert all(m.refusal is not None and "a weight is shared" in m.refusal for m in mlps)
+    assert all(m.refusal is not None and "its weight 'up' is shared" in m.refusal for m in mlps)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +132,50 @@ def test_no_mlp(body: str, loaded: Load) -> None:
             model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random(shape, np.float32), name))
     onnx.checker.check_model(model)
     assert found_mlps(loaded(model)) == []
+
+
+QUANTIZED = {
+    "Q/DQ": "f = DequantizeLinear(w, scale)  y = MatMul(x, f)",
+    "Q/DQ, transposed": "f = DequantizeLinear(w, scale)  t = Transpose<perm = [1, 0]>(f)  y = MatMul(x, t)",
+    "float weights before Q/DQ": "q = QuantizeLinear(v, scale)  f = DequantizeLinear(q, scale)  y = Gemm(x, f)",
+    "integers": "q, s, z = DynamicQuantizeLinear(x)  i = MatMulInteger(q, w, z)  y = Cast<to = 1>(i)",
+    "NBits": "y = com.microsoft.MatMulNBits<K = 16, N = 16, bits = 4, block_size = 16>(x, packed, scales)",
+}
+
+
+@pytest.mark.parametrize("body", QUANTIZED.values(), ids=QUANTIZED.keys())
+def test_weights_that_are_quantized_already(body: str, loaded: Load) -> None:
+    """No candidates, and an empty list would not say why."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[16, 16] x) => (float[16, 16] y)
+        <float scale = {{0.1}}> {{ {body} }}"""
+    )
+    arrays = {
+        "w": np.ones((16, 16), np.int8),
+        "v": np.ones((16, 16), np.float32),
+        "packed": np.ones((16, 1, 8), np.uint8),
+        "scales": np.ones(16, np.float32),
+    }
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    source = loaded(model)
+    with pytest.raises(ModelError, match=r"its weights are quantized already, as node '.*' \(\w+\) reads them"):
+        find_subgraphs(source)
+
+
+def test_linears_in_bodies(loaded: Load) -> None:
+    """As in decoders that optimum merged: all of the model is in the branches of one If."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2, 16] x, bool cached) => (float[2, 16] y) {
+        y = If (cached) <then_branch = t () => (float[2, 16] a) { a = MatMul(x, w) },
+                         else_branch = e () => (float[2, 16] b) { h = MatMul(x, w)  b = Relu(h) }> }"""
+    )
+    model.graph.node[0].name = "optimum::if"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16), np.float32), "w"))
+    source = loaded(model)
+    with pytest.raises(
+        ModelError, match=r"linears lie in the bodies of node 'optimum::if' \(If\).*decoder_model\.onnx"
+    ):
+        find_subgraphs(source)
 
 
 def test_bilinear_and_clamped_gates(loaded: Load) -> None:

@@ -96,8 +96,12 @@ def test_statistics_of_another_model(
     model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path
 ) -> None:
     source = loaded(model_and_graph[0])
-    with pytest.raises(CalibrationError, match=r"none of the tensors that the plan asks for, such as 'x'"):
-        rewrite(source, plan_all(source, calibrated=True), Statistics({"other": 1.0}, 1), tmp_path / "out.onnx")
+    plan = plan_all(source, calibrated=True)
+    first, second, *_ = wanted = calibration_tensors(plan)
+    with pytest.raises(CalibrationError, match=rf"hold 0 of the {len(wanted)} tensors .*, and not '{first}'"):
+        rewrite(source, plan, Statistics({"other": 1.0}, 1), tmp_path / "out.onnx")
+    with pytest.raises(CalibrationError, match=rf"hold 1 of the {len(wanted)} tensors .*, and not '{second}'"):
+        rewrite(source, plan, Statistics({first: 1.0}, 1), tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
 
 
@@ -246,8 +250,9 @@ def test_disk_full(
     monkeypatch.setattr(weights.StreamedTensor, "tofile", fail)
     monkeypatch.setattr(weights.StreamedTensor, "tobytes", fail, raising=False)
     monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 0)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as failure:
         rewritten(source)
+    assert failure.value.filename == str(good)
     assert {path.name: path.read_bytes() for path in good.parent.iterdir()} == files
 
 
@@ -263,21 +268,36 @@ def test_progress(
     assert done[-1] == calls[-1][1] == (tmp_path / "out.onnx.data").stat().st_size
 
 
-def test_reshapes_around_gemm(loaded: Load, seed: int) -> None:
-    """A MatMul of three dimensions followed by a Gemm of two: the rewritten model keeps the flattened output."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[b, s, 16] x) => (float[n, 16] y)
-    <int64[2] rows = {-1, 32}> { a = MatMul(x, up)  r = Relu(a)  f = Reshape(r, rows)  y = Gemm(f, down) }"""
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ("a = MatMul(x, up)  r = Relu(a)  f = Reshape(r, rows)  y = Gemm(f, down)", (6, 16)),
+        ("a = MatMul(x, up)  r = Relu(a)  f = Reshape(r, rows)  y = MatMul(f, down)", (6, 16)),
+        (
+            """x_rows = Reshape(x, rows_x)  a = MatMul(x_rows, up)  size = Shape<end = 2>(x)  n = Shape<start = -1>(up)
+            a_shape = Concat<axis = 0>(size, n)  a_3d = Reshape(a, a_shape)  r = Relu(a_3d)  f = Reshape(r, rows)
+            y_rows = MatMul(f, down)  m = Shape<start = -1>(down)  y_shape = Concat<axis = 0>(size, m)
+            y = Reshape(y_rows, y_shape)""",
+            (2, 3, 16),
+        ),
+    ],
+    ids=["Gemm", "MatMul", "tf2onnx"],
+)
+def test_reshapes_around_linears(body: str, shape: tuple[int, ...], loaded: Load, seed: int) -> None:
+    """Products of two dimensions among tensors of three: the rewritten model keeps the shapes of both."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b, s, 16] x) => (float[{"n, " * (len(shape) - 1)}16] y)
+    <int64[2] rows = {{-1, 32}}, int64[2] rows_x = {{-1, 16}}> {{ {body} }}"""
     model = onnx.parser.parse_model(text)
     generator = np.random.default_rng(seed)
-    for name, shape in (("up", (16, 32)), ("down", (32, 16))):
-        model.graph.initializer.append(numpy_helper.from_array(generator.random(shape, np.float32), name))
+    for name, weight_shape in (("up", (16, 32)), ("down", (32, 16))):
+        model.graph.initializer.append(numpy_helper.from_array(generator.random(weight_shape, np.float32), name))
     graph = Graph(spec(), groups=[[("up", True)], [("down", True)]])
-    graph.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name != "rows"}
+    graph.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if "rows" not in t.name}
     source = loaded(model)
     assert [m.refusal for m in found_mlps(source)] == [None]
     x = draw(seed, 2, 3, 16)
     (expected,), (found,) = run(quantized_twin(graph, model), x), run(rewritten(source).path, x)
-    assert found.shape == (6, 16)
+    assert found.shape == expected.shape == shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 

@@ -128,23 +128,50 @@ def test_inline_data_of_another_size(damage: dict[str, bytes | int], message: st
         load(tmp_path / "model.onnx")
 
 
-def test_external_data_outside(external: tuple[Path, dict[str, np.ndarray]]) -> None:
+@pytest.mark.parametrize("location", ["../elsewhere.bin", "linked/elsewhere.bin", "/"])
+def test_external_data_outside(location: str, external: tuple[Path, dict[str, np.ndarray]]) -> None:
+    """By the name that the model gives: relative, absolute, or through a link to a folder."""
+    folder = external[0].parent
+    (folder / "linked").symlink_to(folder.parent)
     model = onnx.load(external[0], load_external_data=False)
     for entry in model.graph.initializer[0].external_data:
         if entry.key == "location":
-            entry.value = "../elsewhere.bin"
+            entry.value = location if location != "/" else str(folder / "weights.bin")
     onnx.save(model, external[0])
     with pytest.raises(ModelError, match="outside the model's folder"):
         load(external[0])
 
 
-def test_external_data_is_a_link_elsewhere(external: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
-    """As in the cache of the Hugging Face hub; ONNX and ONNX Runtime do not read it from everywhere."""
-    (tmp_path / "snapshot").mkdir()
+@pytest.fixture
+def hub_cache(external: tuple[Path, dict[str, np.ndarray]]) -> Path:
+    """The model as the cache of the Hugging Face hub holds it: links to files elsewhere under other names."""
+    blobs, snapshot = (external[0].parent / name for name in ("blobs", "snapshots/main/onnx"))
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
     for name in ("model.onnx", "weights.bin"):
-        (tmp_path / "snapshot" / name).symlink_to(tmp_path / name)
-    with pytest.raises(ModelError, match=r"outside the model's folder: .*weights\.bin; copy the model with its data"):
-        load(tmp_path / "snapshot" / "model.onnx")
+        blob = external[0].with_name(name).rename(blobs / str(len(name)))
+        (snapshot / name).symlink_to(f"../../../blobs/{blob.name}")
+    return snapshot / "model.onnx"
+
+
+def test_external_data_is_a_link_elsewhere(
+    hub_cache: Path, external: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    model = load(hub_cache)
+    for name, expected in external[1].items():
+        np.testing.assert_array_equal(model.tensor(name), expected)
+    ir.save(model.ir_model, tmp_path / "copy.onnx", external_data="copy.data", size_threshold_bytes=0)
+    written = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "copy.onnx").graph.initializer
+    }
+    for name, expected in external[1].items():
+        np.testing.assert_array_equal(written[name].view(np.uint16), expected.view(np.uint16))
+
+
+def test_external_data_is_a_broken_link(hub_cache: Path) -> None:
+    hub_cache.with_name("weights.bin").resolve().unlink()
+    with pytest.raises(ModelError, match=r"external data file '.*weights\.bin' of tensor '\w+' is missing"):
+        load(hub_cache)
 
 
 def test_other_name_of_the_default_domain(tmp_path: Path) -> None:
@@ -194,6 +221,13 @@ def test_unknown_operator(op: str, domain: str, tmp_path: Path) -> None:
     path = broken(tmp_path, helper.make_node(op, ["x"], ["y"], name="culprit", domain=domain), opset=17)
     with pytest.raises(ModelError, match=f"unknown operator '{op}' .*'culprit'"):
         load(path)
+
+
+def test_operator_of_onnxruntime(tmp_path: Path) -> None:
+    """What its optimizer makes of an RMSNorm lies in the default domain, where ONNX knows nothing of it."""
+    node = helper.make_node("SimplifiedLayerNormalization", ["x", "x"], ["y"])
+    with pytest.raises(ModelError, match="of a model that ONNX Runtime has optimized, give the original"):
+        load(broken(tmp_path, node))
 
 
 def test_unsorted(tmp_path: Path) -> None:
