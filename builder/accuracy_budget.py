@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .agreement import Agreement
+from .agreement import Agreement, can_be_logits, is_discrete
 from .errors import USAGE, BuilderError
 
 # Metric -> the relation that a budget states, and its range.
@@ -61,14 +61,16 @@ class Budget:
 
 @dataclass
 class Score:
-    """How a model's outputs compare with the original's over samples.
+    """How a model's floating-point outputs compare with the original's over samples; integers and booleans, such as
+    indices, are left out (`left_out` names them).
 
     Metrics: "cosine" and "kl" are those of the worst sample and output, "sqnr" in dB that of the worst output over all
     samples (as compare-engine states them), "perplexity" the exponential of the mean negative log likelihood of the
-    tokens `input_ids` under the first output, logits [..., sequence, vocabulary], where attention_mask is not 0.
+    tokens `input_ids` under the first such output, logits [..., sequence, vocabulary], where attention_mask is not 0.
     """
 
     metric: str
+    left_out: set[str] = field(default_factory=set)
     _outputs: dict[str, Agreement] = field(default_factory=dict)
     _nll: float = 0.0
     _tokens: int = 0
@@ -79,7 +81,17 @@ class Score:
         """Account for one sample's outputs, the original's and the model's. Raises BuilderError (usage) where the
         metric does not apply to the model."""
         with_kl = self.metric in ("kl", "perplexity")
-        for name, values in actual.items():
+        discrete = [name for name, values in actual.items() if isinstance(values, np.ndarray) and is_discrete(values)]
+        if len(discrete) == len(actual):
+            needed = "logits" if with_kl else "an output of floating-point numbers"
+            raise BuilderError(
+                USAGE,
+                f"a budget of {self.metric} needs {needed}; "
+                + ", ".join(f"output {name} is {actual[name].dtype} {actual[name].shape}" for name in discrete),
+            )
+        self.left_out.update(discrete)
+        counted = {name: values for name, values in actual.items() if name not in self.left_out}
+        for name, values in counted.items():
             if not isinstance(values, np.ndarray) or values.dtype.kind in "OSU":
                 raise BuilderError(USAGE, f"a budget of {self.metric} needs tensors of numbers; output {name} is none")
             if values.shape != expected[name].shape:
@@ -89,11 +101,13 @@ class Score:
                     f"depends on values: {expected[name].shape} by the original, {values.shape} when quantized; "
                     "give a model that ends before it",
                 )
-            if with_kl and (values.ndim < 1 or values.shape[-1] < 2):
-                raise BuilderError(USAGE, f"a budget of {self.metric} needs logits; output {name} is {values.shape}")
+            if with_kl and not can_be_logits(values):
+                raise BuilderError(
+                    USAGE, f"a budget of {self.metric} needs logits; output {name} is {values.dtype} {values.shape}"
+                )
             self._outputs.setdefault(name, Agreement(name, "output", with_kl)).add(expected[name], values)
         if self.metric == "perplexity":
-            self._add_tokens(sample, next(iter(actual.values())))
+            self._add_tokens(sample, next(iter(counted.values())))
 
     @np.errstate(invalid="ignore")
     def _add_tokens(self, sample: Mapping[str, np.ndarray], logits: np.ndarray) -> None:
@@ -102,7 +116,8 @@ class Score:
             raise BuilderError(
                 USAGE,
                 "a budget of perplexity needs a language model: an input input_ids [batch, sequence] and logits "
-                f"[batch, sequence, vocabulary] as first output; found {sorted(sample)} and {logits.shape}",
+                "[batch, sequence, vocabulary] as first floating-point output; found "
+                f"{sorted(sample)} and {logits.shape}",
             )
         mask = sample.get("attention_mask", np.ones_like(ids))
         if mask.shape != ids.shape:
@@ -128,13 +143,8 @@ class Score:
     @property
     def value(self) -> float:
         """The metric."""
-        rows = self._outputs.values()
-        if self.metric == "cosine":
-            return _worst([row.cosine for row in rows], least=True)
-        if self.metric == "sqnr":
-            return _worst([row.sqnr_db for row in rows], least=True)
-        if self.metric == "kl":
-            return self._kl
+        if self.metric != "perplexity":
+            return self._worst[1]
         with np.errstate(over="ignore"):
             return float(np.exp(self._nll / self._tokens)) if self._tokens else math.nan
 
@@ -146,15 +156,28 @@ class Score:
             return 1 - self.value
         if self.metric == "sqnr":
             return float(10 ** (-self.value / 10))
-        return self._kl
+        return self._worst[1]
 
     @property
-    def _kl(self) -> float:
-        return _worst([row.kl or 0.0 for row in self._outputs.values()], least=False)
+    def worst_output(self) -> str:
+        """The output that the metric is of; "" where all come to the same, or there is one alone."""
+        if self.metric == "perplexity" or len(set(self._by_output().values())) < 2:
+            return ""
+        return self._worst[0]
 
+    @property
+    def _worst(self) -> tuple[str, float]:
+        """The output that agrees least, and how much; NaN is the worst."""
+        found = self._by_output()
+        if not found:
+            return "", math.nan
+        sign = -1 if METRICS[self.metric][0] == "<=" else 1
+        return min(found.items(), key=lambda item: -math.inf if math.isnan(item[1]) else sign * item[1])
 
-def _worst(values: list[float], least: bool) -> float:
-    """NaN is the worst."""
-    if any(math.isnan(value) for value in values) or not values:
-        return math.nan
-    return min(values) if least else max(values)
+    def _by_output(self) -> dict[str, float]:
+        """The metric of each output, KL for perplexity."""
+        if self.metric == "cosine":
+            return {name: row.cosine for name, row in self._outputs.items()}
+        if self.metric == "sqnr":
+            return {name: row.sqnr_db for name, row in self._outputs.items()}
+        return {name: row.kl or 0.0 for name, row in self._outputs.items()}

@@ -24,22 +24,25 @@ CompareFunc = Callable[[IterationResult, IterationResult], "OrderedDict[str, Any
 
 @dataclass
 class Agreement:
-    """How one tensor agrees with the reference's, over all samples.
+    """How one tensor, `discrete` or not (see `is_discrete`), agrees with the reference's, over all samples.
 
     `cosine` is the worst sample's cosine similarity and `worst_sample` that sample's number, `sqnr_db` is
     10 log10(sum x^2 / sum (x - y)^2) over all samples, `max_rel` the greatest |x - y| / |x| (infinite where x alone is
-    0), `argmax` the share of last-axis vectors whose largest entry is at the same place, `kl` the worst sample's mean
-    KL(softmax x || softmax y) over those vectors, in nats (computed on request).
+    0), `argmax` the share of last-axis vectors whose largest entry is at the same place, `equal` the share of equal
+    values, `kl` the worst sample's mean KL(softmax x || softmax y) over those vectors, in nats (computed on request,
+    where `can_be_logits`).
     """
 
     name: str
     kind: str
     with_kl: bool = False
+    discrete: bool = False
     cosine: float = 1.0
     sqnr_db: float = math.inf
     max_abs: float = 0.0
     max_rel: float = 0.0
     argmax: float = 1.0
+    equal: float = 1.0
     kl: float | None = None
     worst_sample: int = 0
     _samples: int = 0
@@ -47,6 +50,8 @@ class Agreement:
     _noise: float = 0.0
     _same: int = 0
     _vectors: int = 0
+    _equal: int = 0
+    _values: int = 0
 
     @np.errstate(divide="ignore", invalid="ignore")  # NaN and infinity show in the metrics
     def add(self, expected: np.ndarray, actual: np.ndarray) -> None:
@@ -69,13 +74,16 @@ class Agreement:
         self.max_abs = _greatest(self.max_abs, difference)
         self.max_rel = _greatest(self.max_rel, np.where(difference == 0, 0.0, difference / np.abs(x)))
         self.sqnr_db = _decibels(self._signal / self._noise) if self._noise else math.inf
+        self._equal += int((expected == actual).sum())
+        self._values += x.size
+        self.equal = self._equal / self._values if self._values else 1.0
         if x.ndim and x.shape[-1] > 1:
             same = x.argmax(-1) == y.argmax(-1)
             self._same += int(same.sum())
             self._vectors += same.size
             self.argmax = self._same / max(self._vectors, 1)
-            if self.with_kl:
-                self.kl = _greatest(self.kl or 0.0, np.asarray(kl_divergence(x, y)))
+        if self.with_kl and can_be_logits(expected):
+            self.kl = _greatest(self.kl or 0.0, np.asarray(kl_divergence(x, y)))
         self._samples += 1
 
     @property
@@ -90,6 +98,17 @@ class Agreement:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in shown.items()
         }
+
+
+def is_discrete(values: np.ndarray) -> bool:
+    """Whether these are integers or booleans, of which a small error of the model makes others that are as far away as
+    may be: indices, token ids, masks."""
+    return values.dtype.kind in "biu"
+
+
+def can_be_logits(values: np.ndarray) -> bool:
+    """Whether a softmax of the last axis says anything: not of integers and booleans, nor of a single entry."""
+    return not is_discrete(values) and values.ndim > 0 and values.shape[-1] > 1
 
 
 @np.errstate(invalid="ignore")
@@ -125,8 +144,9 @@ class Thresholds:
     max_rel: float | None = None
     max_kl: float | None = None
 
-    def functions(self) -> Iterator[tuple[str, CompareFunc]]:
-        """(what is asked, Polygraphy comparison function); each takes the result first and the reference second."""
+    def functions(self, reference: np.ndarray) -> Iterator[tuple[str, CompareFunc]]:
+        """(what is asked of a tensor like `reference`, Polygraphy comparison function); each takes the result first and
+        the reference second."""
         if self.min_cosine is not None:
             yield f"cosine >= {self.min_cosine}", CosineSimilarityCompareFunc(self.min_cosine, check_shapes=True)
         if self.min_sqnr is not None:
@@ -135,7 +155,7 @@ class Thresholds:
             yield f"max abs <= {self.max_abs}", _simple(atol=self.max_abs, rtol=0.0)
         if self.max_rel is not None:
             yield f"max rel <= {self.max_rel}", _simple(atol=0.0, rtol=self.max_rel)
-        if self.max_kl is not None:
+        if self.max_kl is not None and can_be_logits(reference):
             yield f"KL <= {self.max_kl}", _kl_at_most(self.max_kl)
 
 

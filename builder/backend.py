@@ -19,6 +19,7 @@ import ctypes
 import errno
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -223,7 +224,11 @@ class Backend:
         registry = self.trt.get_plugin_registry()
         if registry.load_library(str(library)) is None:
             here = platform.machine()
-            raise EngineError(BUILD_FAILED, f"{library}: TensorRT could not load this plugin library on {here}")
+            raise EngineError(
+                BUILD_FAILED,
+                f"{library}: TensorRT could not load this plugin library on {here}; if it lies in the cache, delete it "
+                "there, and the next build makes it anew",
+            )
 
     def build(self, job: Job, library: Path | None, report: Report) -> tuple[Any, list[Layer], list[str]]:
         """Parse, build, list layers: (the serialized engine, its layers, warnings)."""
@@ -361,7 +366,6 @@ def _monitor(trt: Any, report: Report) -> Any:
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             if parent is None:
                 self.root, self.steps = phase, steps
-            report({"event": "phase", "phase": phase, "root": parent is None, "steps": steps})
 
         def step_complete(self, phase: str, step: int) -> bool:
             if phase == self.root:
@@ -413,6 +417,8 @@ class Job:
         try:
             data = json.loads(manifest.read_text())
             folder = manifest.resolve().parent
+            capability = tuple(data["compute_capability"])
+            module = _choose_module(data["modules"], capability)
 
             def inside(name: str | None) -> Path | None:
                 return None if name is None else folder / name
@@ -420,9 +426,9 @@ class Job:
             return Job(
                 target=data["target"],
                 arch=data["arch"],
-                compute_capability=tuple(data["compute_capability"]),
-                module=_choose_module(data["modules"]),
-                oldest_version=data["modules"][_choose_module(data["modules"])],
+                compute_capability=capability,
+                module=module,
+                oldest_version=data["modules"][module],
                 model=folder / data["model"],
                 engine=(output or folder / data["engine"]).absolute(),
                 plugin_library=inside(data["plugin_library"]),
@@ -457,9 +463,22 @@ def report_file(engine: Path) -> Path:
     return engine.with_name(base + ".report.json")
 
 
-def _choose_module(modules: dict[str, str]) -> str:
-    """The first of the acceptable modules (name -> oldest version) that is installed; the first one if none is."""
-    return next((name for name in modules if importlib.util.find_spec(name) is not None), next(iter(modules)))
+def _choose_module(modules: dict[str, str], compute_capability: tuple[int, ...]) -> str:
+    """Of the acceptable modules (name -> oldest version) the first that serves; else the first that is installed, which
+    says what is amiss, and else the first."""
+    installed = [name for name in modules if importlib.util.find_spec(name) is not None]
+    serving = (name for name in installed if _serves(name, modules[name], compute_capability))
+    return next(serving, (installed or list(modules))[0])
+
+
+def _serves(module: str, oldest: str, compute_capability: tuple[int, ...]) -> bool:
+    try:
+        # Not imported: one process holds one TensorRT.
+        version = importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        version = oldest  # its import will tell
+    here = module in FEATURES["set_compute_capability"] or local_compute_capability() == compute_capability
+    return here and version_tuple(version) >= version_tuple(oldest)
 
 
 def _offer_unversioned_library(module: str) -> None:
@@ -475,7 +494,8 @@ def _offer_unversioned_library(module: str) -> None:
     if versioned is None or (folder / f"lib{module}.so").exists() or "TRT_NVFP4_LIBRARY_LINKS" in os.environ:
         return
     try:
-        cache = Path(os.environ.get("TRT_NVFP4_CACHE") or Path.home() / ".cache" / "trt-nvfp4")
+        named = os.environ.get("TRT_NVFP4_CACHE")
+        cache = Path(named).expanduser() if named else Path.home() / ".cache" / "trt-nvfp4"
         links = cache / "links" / hashlib.sha256(str(versioned).encode()).hexdigest()[:16]
         links.mkdir(parents=True, exist_ok=True)
         with replacing(links / f"lib{module}.so") as temporary:
@@ -494,8 +514,14 @@ def _build_library(job: Job, report: Report) -> Path | None:
         return job.plugin_library
     report({"event": "stage", "stage": "compile"})
     sys.path.insert(0, str(job.plugin_sources))
-    library: Any = importlib.import_module("trt_nvfp4.plugins.library")
-    toolchain: Any = importlib.import_module("trt_nvfp4.plugins.toolchain")
+    try:
+        library: Any = importlib.import_module("trt_nvfp4.plugins.library")
+        toolchain: Any = importlib.import_module("trt_nvfp4.plugins.toolchain")
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            UNAVAILABLE,
+            f"compiling the plugin library needs the package {error.name}; install it: pip install {error.name}",
+        ) from error
     try:
         return Path(library.build_library(job.arch))
     except toolchain.ToolchainError as error:

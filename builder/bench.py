@@ -21,6 +21,7 @@ from rich.table import Table
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.samples import input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics
+from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import KINDS, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
@@ -31,13 +32,16 @@ from trt_nvfp4.plugins.library import build_library
 from . import backend, pipeline, roofline, runtime
 from .engine_bench import bench_engines
 from .errors import UNAVAILABLE, USAGE, BuilderError
+from .html_report import CONTESTANTS
 from .origin import is_rewritten
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
 from .report import versions
+from .request import without_function
 from .shapes import Shape
 from .sides import ENGINES
 from .subgraph_bench import bench_subgraphs
+from .svg_charts import number
 from .targets import TARGETS, Target, arch_of, find_target
 from .timing import CudaDevice, Device
 from .tokens import subgraph_tokens
@@ -45,9 +49,9 @@ from .tokens import subgraph_tokens
 MODES = ("engine", "plugins", "roofline")
 LABELS = {
     "engine": "measured: whole engines, CUDA graphs, interleaved",
-    "plugins": "measured: subgraph by subgraph through the plugin host, against cuBLAS products of the same shapes "
-    "(no activations or conversions between them)",
-    "roofline": "predicted: the least time by the target's published peaks; nothing was run",
+    "plugins": "measured: the replaced subgraphs, one by one through the plugin host, against cuBLAS products of the "
+    "same shapes (no activations or conversions between them)",
+    "roofline": "predicted: the least time of the replaced subgraphs by the target's published peaks; nothing was run",
 }
 # Baselines, by what they are called in results. TensorRT's own NVFP4 is one of whole engines: as single products cuBLAS
 # has it not, and by the roofline it is as fast as W4A4.
@@ -113,7 +117,7 @@ def bench(
     """
     progress.stage("reading the model")
     data = request.calib_data
-    if data is not None and not (data.exists() or ".py:" in str(data)):
+    if data is not None and not without_function(data).exists():
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
     subject = _subject(request)
     if (sample := _given_sample(request, subject)) is not None:
@@ -220,7 +224,8 @@ def _predict(request: Request, subject: Subject, result: Result) -> None:
     if not result.subgraphs:
         raise BuilderError(
             USAGE,
-            f"{subject.onnx}: the plan replaces no subgraph for {subject.target.name}: there is nothing to predict",
+            f"{subject.onnx}: the plan replaces no subgraph for {subject.target.name}: there is nothing to predict "
+            f"({_why_kept(subject.plan)})",
         )
     for name in ("nvfp4", *BASELINES):
         total = sum(entry["predicted_us"][name] for entry in result.subgraphs)
@@ -260,7 +265,9 @@ def _bench_plugins(
             progress.step,
         )
     if not result.subgraphs:
-        raise BuilderError(USAGE, f"{subject.onnx}: the plan has no NVFP4 subgraph to time")
+        raise BuilderError(
+            USAGE, f"{subject.onnx}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)})"
+        )
     result.notes += _left_out(subject.plan, result.subgraphs)
     for name in ("nvfp4", *BASELINES):
         if all(name in entry["timings"] for entry in result.subgraphs):
@@ -268,6 +275,12 @@ def _bench_plugins(
                 key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in result.subgraphs)
                 for key in ("median_us", "p90_us", "p99_us")
             }
+
+
+def _why_kept(plan: Plan) -> str:
+    """The reason of one subgraph, an MoE block or MLP if there is any, as linears mostly were not asked for."""
+    entry = min(plan.subgraphs, key=lambda entry: entry.kind == "linear", default=None)
+    return f"{entry.kind} '{entry.name}' is {entry.decision}: {entry.reason}" if entry else "it names none"
 
 
 def _left_out(plan: Plan, timed: list[dict[str, Any]]) -> list[str]:
@@ -280,7 +293,7 @@ def _left_out(plan: Plan, timed: list[dict[str, Any]]) -> list[str]:
 
 
 def _statistics(request: Request) -> Statistics | None:
-    if request.calib_data is None or not request.calib_data.name.endswith(".statistics.json"):
+    if request.calib_data is None or not is_statistics(request.calib_data):
         return None
     return Statistics.load(request.calib_data)
 
@@ -361,7 +374,7 @@ def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
 def _given_sample(request: Request, subject: Subject) -> dict[str, np.ndarray] | None:
     """The first of the user's samples, unless --shapes asks for others."""
     data = request.calib_data
-    if data is None or data.name.endswith(".statistics.json"):
+    if data is None or is_statistics(data):
         return None
     sample = next(iter(load_samples(data, input_specs(subject.onnx), subject.onnx.parent)))
     asked = request.shapes.items()
@@ -403,19 +416,20 @@ def tables(result: Result) -> list[Table]:
     """The result for the terminal."""
     unit = "predicted us" if result.mode == "roofline" else "median us"
     whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
-    for heading in ("contestant", unit, "p90", "p99", "NVFP4 speed-up"):
+    for heading in ("contestant", unit, "p90", "p99", "speed-up as planned"):
         whole.add_column(heading, justify="left" if heading == "contestant" else "right")
     key = "predicted_us" if result.mode == "roofline" else "median_us"
     ours = result.contestants["nvfp4"][key]
     for name, times in result.contestants.items():
-        tail = [f"{times[percentile]:.2f}" if percentile in times else "-" for percentile in ("p90_us", "p99_us")]
-        whole.add_row(name, f"{times[key]:.2f}", *tail, "-" if name == "nvfp4" else f"{times[key] / ours:.2f}x")
+        tail = [number(times[percentile]) if percentile in times else "-" for percentile in ("p90_us", "p99_us")]
+        speed_up = "-" if name == "nvfp4" else f"{times[key] / ours:.2f}x"
+        whole.add_row(CONTESTANTS[name], number(times[key]), *tail, speed_up)
     parts = Table(title="subgraphs", title_justify="left")
     names = [name for name in result.contestants if result.subgraphs]
-    for heading in ("subgraph", "tokens", "decision", *names):
+    for heading in ("subgraph", "tokens", "decision", *(CONTESTANTS[name] for name in names)):
         parts.add_column(heading, overflow="fold", justify="left" if heading in ("subgraph", "decision") else "right")
     for entry in result.subgraphs:
         times = entry.get("predicted_us") or {name: timing["median_us"] for name, timing in entry["timings"].items()}
         label = entry["names"][0] + (f" and {len(entry['names']) - 1} like it" if len(entry["names"]) > 1 else "")
-        parts.add_row(label, str(entry["tokens"]), entry["decision"], *(f"{times[name]:.2f}" for name in names))
+        parts.add_row(label, str(entry["tokens"]), entry["decision"], *(number(times[name]) for name in names))
     return [whole, parts] if result.subgraphs else [whole]

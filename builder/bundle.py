@@ -20,6 +20,7 @@ from trt_nvfp4 import plugins
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA
+from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import backend
 from .errors import USAGE, BuilderError
@@ -29,9 +30,6 @@ from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 SCRIPT = "build_engine.py"
 MANIFEST = "manifest.json"
 SOURCES = "plugin_sources"
-# The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
-# (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
-OPS_DOMAIN = "trt_nvfp4"
 
 
 def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
@@ -56,7 +54,7 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
         node = nodes.get(name)
         if node is None:
             return None
-        if node.domain == OPS_DOMAIN or node.op_type == NATIVE_MOE:
+        if node.domain == DOMAIN or node.op_type == NATIVE_MOE:
             return name
         if node.op_type not in ("MatMul", "Gemm"):
             return None
@@ -140,6 +138,8 @@ def _modules(target: Target, planned: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], object]) -> None:
     proto = onnx.load(source, load_external_data=False)
+    # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
+    # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
     del proto.functions[:]
     locations: dict[str, str] = {}
     for tensor in onnx.external_data_helper._get_all_tensors(proto):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from polygraphy.logger import G_LOGGER
 
 from trt_nvfp4.calibration.samples import InputSpec
 
-from .agreement import Agreement, CompareFunc, Thresholds
+from .agreement import Agreement, Thresholds, is_discrete
 from .backend import replacing
 from .errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
 from .sides import Side
@@ -77,7 +77,8 @@ def compare(
     """Agreement of `result` with `reference` in every output, and in every replaced subgraph that both show.
 
     The inner tensors of an engine cannot be seen, so a comparison with one is about outputs alone. `thresholds` are
-    asked of outputs, and of subgraphs with `judge_subgraphs`. One sample is in memory at a time, and the worst ones.
+    asked of outputs, and of subgraphs with `judge_subgraphs`; of integers and booleans only where all outputs are such.
+    One sample is in memory at a time, and the worst ones.
 
     Raises BuilderError: the inputs or outputs differ or are no numbers, no sample, a plan of other models, a side that
     cannot run here, or (verification) outputs that differ in size.
@@ -93,8 +94,10 @@ def compare(
         )
     inner = [tensor for tensor in names if tensor in shared]
     outcome = Comparison(reference, result)
-    functions = list((thresholds or Thresholds()).functions())
+    thresholds = thresholds or Thresholds()
+    with_kl = with_kl or thresholds.max_kl is not None
     rows: list[tuple[str, Agreement]] = []
+    left_out: list[Agreement] = []
     any_input = False
     # Above critical: what Polygraphy raises it logs as well, with a word on stdout about colours.
     quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1)
@@ -106,8 +109,15 @@ def compare(
             expected, actual = _infer(reference, first, sample), _infer(result, second, sample)
             if number == 0:
                 outputs = _outputs(result, actual)
-                _check_same_outputs(reference, _outputs(reference, expected), result, outputs)
-                rows = [(name, Agreement(name, "output", with_kl)) for name in actual if name in outputs]
+                _check_same_names("outputs", reference, _outputs(reference, expected), result, outputs)
+                rows = [
+                    (name, Agreement(name, "output", with_kl, is_discrete(_numbers(reference, name, expected[name]))))
+                    for name in actual
+                    if name in outputs
+                ]
+                # Where there is nothing else to judge, integers are.
+                left_out = [row for _, row in rows if row.discrete]
+                left_out = left_out if len(left_out) < len(rows) else []
                 rows += [(name, Agreement(names[name], "subgraph", with_kl)) for name in inner]
             for name, row in rows:
                 x, y = _numbers(reference, name, expected[name]), _numbers(result, name, actual[name])
@@ -119,10 +129,10 @@ def compare(
                         "detections, compare a tensor before that",
                     )
                 row.add(x, y)
-                if functions and (judge_subgraphs or row.kind == "output"):
+                if row not in left_out and (judge_subgraphs or row.kind == "output"):
                     outcome.failures += [
                         f"{row.kind} {row.name}, sample {number}: {asked} is not met"
-                        for asked in _missed(functions, x, y)
+                        for asked in _missed(thresholds, x, y)
                     ]
                 if row.kind == "output" and row.worst_sample == number:
                     outcome.worst[number] = sample
@@ -136,6 +146,9 @@ def compare(
     if not any_input:
         outcome.warnings.append("every input is 0 in every sample: this agreement says nothing about other inputs")
     outcome.warnings += _warnings(outcome.agreements, with_kl)
+    if left_out and thresholds != Thresholds(max_kl=thresholds.max_kl):  # of KL it is said already
+        shares = ", ".join(f"{row.name} ({row.equal:.2%} of its values are equal)" for row in left_out)
+        outcome.warnings.append(f"thresholds are asked of floating-point outputs alone, and not of {shares}")
     if judge_subgraphs and not inner:
         outcome.warnings.append("no replaced subgraph can be seen in both: outputs alone are compared")
     return outcome
@@ -148,7 +161,7 @@ def _warnings(agreements: list[Agreement], with_kl: bool) -> Iterator[str]:
     if broken := [row.name for row in agreements if not math.isfinite(row.max_abs)]:
         yield f"NaN or infinite in one of the two, or in both: {', '.join(broken)}"
     if with_kl and (without := [row.name for row in agreements if row.kl is None]):
-        yield f"KL says nothing where the last axis has fewer than two entries: {', '.join(without)}"
+        yield f"KL says nothing of integers, nor where the last axis has fewer than two entries: {', '.join(without)}"
 
 
 def _numbers(side: Side, name: str, values: Any) -> np.ndarray:
@@ -162,9 +175,10 @@ def _numbers(side: Side, name: str, values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
-def _missed(functions: Iterable[tuple[str, CompareFunc]], expected: np.ndarray, actual: np.ndarray) -> list[str]:
+def _missed(thresholds: Thresholds, expected: np.ndarray, actual: np.ndarray) -> list[str]:
     """What is asked and not met. Equal tensors meet everything, also where a metric is not quite exact or undefined."""
-    if np.array_equal(expected, actual) and np.isfinite(expected).all():
+    functions = list(thresholds.functions(expected))
+    if not functions or (np.array_equal(expected, actual) and np.isfinite(expected).all()):
         return []
     # Differences of integers can wrap around, and booleans have none.
     first, second = (
@@ -175,9 +189,7 @@ def _missed(functions: Iterable[tuple[str, CompareFunc]], expected: np.ndarray, 
 
 def _outputs(side: Side, results: IterationResult) -> set[str]:
     """The model's own outputs among the results, which hold inner tensors of an ONNX model too."""
-    if side.model is None:
-        return set(results)
-    return side.outputs()
+    return set(results) if side.model is None else side.outputs()
 
 
 def _infer(side: Side, runner: BaseRunner, sample: Sample) -> IterationResult:
@@ -193,12 +205,7 @@ def _infer(side: Side, runner: BaseRunner, sample: Sample) -> IterationResult:
 def _check_same_inputs(a: Side, first: BaseRunner, b: Side, second: BaseRunner) -> dict[str, InputSpec]:
     """The inputs of the first, once it is known that the second takes the same."""
     ours, theirs = a.input_specs(first), b.input_specs(second)
-    if ours.keys() != theirs.keys():
-        raise BuilderError(
-            USAGE,
-            f"not the same model: the inputs of {a.path} are {', '.join(sorted(ours))}, "
-            f"those of {b.path} {', '.join(sorted(theirs))}",
-        )
+    _check_same_names("inputs", a, ours.keys(), b, theirs.keys())
     for name, spec in ours.items():
         other = theirs[name]
         fits = len(spec.shape) == len(other.shape) and all(
@@ -213,10 +220,10 @@ def _check_same_inputs(a: Side, first: BaseRunner, b: Side, second: BaseRunner) 
     return ours
 
 
-def _check_same_outputs(a: Side, ours: set[str], b: Side, theirs: set[str]) -> None:
+def _check_same_names(what: str, a: Side, ours: Set[str], b: Side, theirs: Set[str]) -> None:
     if ours != theirs:
         raise BuilderError(
             USAGE,
-            f"not the same model: the outputs of {a.path} are {', '.join(sorted(ours))}, "
+            f"not the same model: the {what} of {a.path} are {', '.join(sorted(ours))}, "
             f"those of {b.path} {', '.join(sorted(theirs))}",
         )

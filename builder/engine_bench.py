@@ -71,9 +71,6 @@ class LoadedEngine:
         trt = self._backend.trt
 
         class Profiler(trt.IProfiler):  # type: ignore[misc,name-defined]
-            def __init__(self) -> None:
-                super().__init__()
-
             def report_layer_time(self, layer_name: str, ms: float) -> None:
                 totals[layer_name] = totals.get(layer_name, 0.0) + ms
 

@@ -14,12 +14,8 @@ INTERRUPTED = backend.INTERRUPTED
 DEFECT = 1
 
 
-class BuilderError(Exception):
+class BuilderError(backend.EngineError):
     """One message for the user and the exit code of the command."""
-
-    def __init__(self, exit_code: int, message: str) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 def exit_code(error: BaseException) -> int | None:
@@ -29,7 +25,7 @@ def exit_code(error: BaseException) -> int | None:
     from trt_nvfp4.graph_passes.source import ModelError
     from trt_nvfp4.plugins.toolchain import ToolchainError
 
-    if isinstance(error, (BuilderError, backend.EngineError)):
+    if isinstance(error, backend.EngineError):
         return error.exit_code
     # The model is sound: what came with it is not.
     if isinstance(error, (PlanError, CalibrationError)):

@@ -22,7 +22,7 @@ from . import svg_charts
 from .backend import replacing
 
 LOW_SQNR_DB = 12.0
-CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4"}
+CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4", "fp8": "FP8", "bf16": "BF16"}
 
 
 def write(report: Path) -> Path:
@@ -108,7 +108,8 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
     if bench is not None:
         key = "predicted_us" if bench["mode"] == "roofline" else "median_us"
         values = {name: times[key] for name, times in bench["contestants"].items()}
-        gpu = bench["environment"].get("before", {}).get("gpu", bench["target"])
+        environment = bench["environment"]
+        gpu = environment.get("before", environment).get("gpu", bench["target"])
         caption = ". ".join([f"{bench['label']} ({gpu})", *bench.get("notes", [])])
     elif predicted:
         values = {
@@ -120,7 +121,7 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
         )
     else:
         return "<p class='dim'>No subgraph was replaced, or the model was not at hand to predict from.</p>"
-    shown = {CONTESTANTS.get(name, name.upper()): value for name, value in values.items()}
+    shown = {CONTESTANTS[name]: value for name, value in values.items()}
     chart = svg_charts.bars(shown, "us", "as planned", "Microseconds as planned and of the baselines")
     return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
 
@@ -190,9 +191,9 @@ def _sizes(report: Mapping[str, Any]) -> str:
     if report.get("engine_bytes"):
         sizes["engine"] = report["engine_bytes"] / 1e6
     chart = svg_charts.bars(sizes, "MB", "after", "Megabytes of weights before and after")
-    caption = (
-        "All constants of the model, with what stays in 16 or 32 bits; the engine holds the plugin library as well."
-    )
+    caption = "All constants of the model, with what stays in 16 or 32 bits."
+    if carried := report.get("plugin_library_bytes"):
+        caption += f" Of the engine, {decimal(carried)} are the plugin library."
     return f"<figure>{chart}<figcaption>{caption}</figcaption></figure>"
 
 
@@ -234,7 +235,8 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
         steps.append(
             f"{kept} linears outside of MLPs stay as they are; <code>--kinds</code> with linear takes them too."
         )
-    outputs = [row for row in report.get("accuracy", {}).get("tensors", []) if row["kind"] == "output"]
+    rows = report.get("accuracy", {}).get("tensors", [])
+    outputs = [row for row in rows if row["kind"] == "output" and not row["discrete"]]
     if outputs and (worst := min(outputs, key=_decibels)) and _decibels(worst) < LOW_SQNR_DB:
         steps.append(
             f"Output <code>{escape(worst['name'])}</code> is at {_decibels(worst):.1f} dB: state what you need with "

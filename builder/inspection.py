@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import backend, bundle, report
 from .errors import USAGE, BuilderError
@@ -68,7 +69,7 @@ def _model(path: Path) -> dict[str, Any]:
         raise BuilderError(USAGE, f"{path}: not an ONNX file ({error})") from error
     if not proto.graph.node:
         raise BuilderError(USAGE, f"{path}: not an ONNX file (it has no nodes)")
-    plugins = [node for node in proto.graph.node if node.domain == bundle.OPS_DOMAIN]
+    plugins = [node for node in proto.graph.node if node.domain == DOMAIN]
     return {
         "kind": "model",
         "opset": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
@@ -142,11 +143,10 @@ def _engine(path: Path) -> dict[str, Any]:
 def tables(found: dict[str, Any]) -> Iterator[Table]:
     """What `inspect` found, for the terminal."""
     subgraphs = found.get("subgraphs")
-    if found["kind"] in ("report", "engine") and subgraphs is not None:
+    if subgraphs is not None:
         yield from report.subgraph_tables(subgraphs)
-        yield report.summary_table(found)
-    elif subgraphs is not None:
-        yield from report.subgraph_tables(subgraphs)
+        if found["kind"] in ("report", "engine"):
+            yield report.summary_table(found)
     rest = Table(show_header=False, box=None)
     for key, value in found.items():
         if key == "bytes":

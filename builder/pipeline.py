@@ -13,10 +13,11 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, load_nvfp4
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
+from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
@@ -28,7 +29,7 @@ from trt_nvfp4.plugins.toolchain import ToolchainError
 from . import backend, bundle, engine, export, html_report, roofline
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
-from .origin import is_rewritten
+from .origin import is_calibrated, is_rewritten
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .progress import Progress
 from .report import Report, versions
@@ -107,7 +108,7 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
         )
     plan = Plan.load(request.plan)
     _check_plan_target(request, plan)
-    report.take_plan(plan, request.calib_data is not None)
+    report.take_plan(plan, calibrated=is_calibrated(request.model))
     check_required(request, plan)
     profiles = _profiles(request, request.model, report)
     # A plugin or TRT_MoE node bears its subgraph's name, with a number where there are several; other decisions keep
@@ -229,12 +230,12 @@ def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progres
         report.warnings.append(f"no calibration data, so {consequence}; add --calib-data FILE|DIR with input samples")
         return None
     progress.stage("calibrating")
-    if request.calib_data.name.endswith(".statistics.json"):
-        return Statistics.load(request.calib_data)
     tensors = calibration_tensors(plan if request.accuracy_budget is None else with_all_statistics(plan))
     if not tensors:
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
         return None
+    if is_statistics(request.calib_data):
+        return Statistics.load(request.calib_data, path)
     samples = _samples(request, path)
     destination = request.file(".statistics.json")
     statistics = collect(path, tensors, samples, progress=progress.step, resume=destination)
@@ -297,6 +298,7 @@ def _choose(
         progress=progress,
     )
     report.budget = choice.numbers
+    report.warnings += choice.warnings
     return choice.plan
 
 
@@ -304,7 +306,7 @@ def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint
     """The NVFP4 checkpoint whose experts are taken over; BuilderError (usage) where it has none of the plan's."""
     if request.packed_weights is None:
         return None
-    checkpoint = load_nvfp4(request.packed_weights)
+    checkpoint = NVFP4Checkpoint(request.packed_weights)
     blocks = [e.name for e in plan.subgraphs if e.kind == "moe" and e.decision.startswith("nvfp4")]
     if not blocks:
         raise BuilderError(
@@ -327,7 +329,7 @@ def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint
 def _accuracy(request: Request, original: Path, rewritten: Path, progress: Progress) -> dict[str, Any]:
     """Agreement of the rewritten model with the original on the first of the user's samples, or why there is none."""
     data = request.calib_data
-    if data is None or data.name.endswith(".statistics.json") or not request.accuracy_samples:
+    if data is None or is_statistics(data) or not request.accuracy_samples:
         return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
     progress.stage("comparing with the original")
 
@@ -379,6 +381,8 @@ def _build(
         _check_memory(model, report)
         # Messages name the user's files, not those of the folder, which are gone by then.
         names = {folder / "model.onnx": model, Path(name) / "out.engine": destination}
+        if library is not None:
+            names[folder / library.name] = library
         if request.timing_cache is not None:
             names[folder / "timing.cache"] = request.timing_cache
         result = engine.run_script(folder, Path(name) / "out.engine", forward(progress), names)
@@ -386,6 +390,7 @@ def _build(
         if request.timing_cache is not None and (folder / "timing.cache").exists():
             os.replace(folder / "timing.cache", request.timing_cache)
     report.take_engine({**result, "engine": str(destination)})
+    report.plugin_library_bytes = library.stat().st_size if library is not None else None
     if destination.stat().st_size != result["engine_bytes"]:
         raise BuilderError(VERIFICATION_FAILED, f"{destination}: not the size that was written")
 

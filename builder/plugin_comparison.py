@@ -14,10 +14,9 @@ import onnx
 import torch
 
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
 from .agreement import Agreement
-from .bundle import OPS_DOMAIN
 from .sides import session
 
 TYPES: dict[int, torch.dtype] = {
@@ -37,7 +36,7 @@ def compare_plugins(
     Raises HostError when a plugin call fails.
     """
     proto = onnx.load(model, load_external_data=False)
-    nodes = [node for node in proto.graph.node if node.domain == OPS_DOMAIN]
+    nodes = [node for node in proto.graph.node if node.domain == DOMAIN]
     constant = {tensor.name for tensor in proto.graph.initializer}
     computed = [name for node in nodes for name in (*node.input, node.output[0]) if name not in constant]
     bodies = session(model, dict.fromkeys(computed))

@@ -41,19 +41,22 @@ from .targets import Target
 _PERIOD, _HELD_OUT = 4, 1
 # Weights that were in the model's file and are no larger stay in the model.
 _INLINE_BYTES = 4096
+# Before the names of outputs, which may be those of savez's own arguments.
+_KEY = "output:"
 _ON_DISK = (ir.ExternalTensor, StreamedTensor)
 
 
 @dataclass(frozen=True)
 class Option:
     """One precision of one subgraph: the op that computes it, if any, the least time it takes, and what it does to the
-    model's outputs alone."""
+    model's outputs alone, to the `worst_output` most (see `Score`)."""
 
     decision: str
     seconds: float
     loss: float
     value: float
     op: str = ""
+    worst_output: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -62,10 +65,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan that meets the budget, and the numbers behind it, for the report."""
+    """The plan that meets the budget, and the numbers behind it, for the report; what the user should know of them."""
 
     plan: Plan
     numbers: dict[str, Any]
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,14 @@ class Trials:
     """Runs mixes of precisions in ONNX Runtime.
 
     On disk, in `folder`, are the original's outputs, recorded once, and the weights of each subgraph in each precision,
-    quantized once; the rest of the model's weights are read where they are.
+    quantized once; the rest of the model's weights are read where they are. `left_out`: outputs that no score counts.
     """
 
     def __init__(
         self, model: SourceModel, plan: Plan, statistics: Statistics | None, budget: Budget, folder: Path
     ) -> None:
         self._model, self._plan, self._statistics, self._budget, self._folder = model, plan, statistics, budget, folder
+        self.left_out: list[str] = []
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
         """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none or the
@@ -109,7 +114,8 @@ class Trials:
                     f"{self._model.path}: {name} sample {index} makes the original's own output {broken} NaN or Inf, "
                     f"so that {self._budget.metric} cannot be measured against it",
                 )
-            np.savez(file, **outputs)
+            with replacing(file) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, **{_KEY + key: values for key, values in outputs.items()})
             recorded.append((sample, file))
         if not recorded:
             raise BuilderError(
@@ -119,6 +125,7 @@ class Trials:
             )
         if math.isnan(against_itself.value):
             raise BuilderError(USAGE, f"a budget of perplexity needs {name} samples of two tokens or more")
+        self.left_out = [output for output in names if output in against_itself.left_out]
         return recorded
 
     def score(self, entries: Iterable[PlannedSubgraph], recorded: Sequence[tuple[Sample, Path]]) -> Score:
@@ -133,8 +140,9 @@ class Trials:
         names = [output.name for output in runner.get_outputs()]
         score = Score(self._budget.metric)
         for sample, file in recorded:
-            with np.load(file) as expected:
-                score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
+            with np.load(file) as stored:
+                expected = {name: stored[_KEY + name] for name in names}
+            score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
         return score
 
     def _on_disk(
@@ -198,39 +206,43 @@ def choose_precisions(
         options = _measure(trials, model, plan, target, recorded, tokens, require, progress)
         mixes = mixes_by_cost(options)
         progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
-        tried: dict[int, float] = {}
+        tried: dict[int, Score] = {}
 
         def meets(index: int) -> bool:
             entries = [_carried_out(entry, mixes[index]) for entry in plan.subgraphs if entry.name in mixes[index]]
-            tried[index] = trials.score(entries, verifying).value
-            return budget.met_by(tried[index])
+            tried[index] = trials.score(entries, verifying)
+            return budget.met_by(tried[index].value)
 
         index = first(len(mixes), meets)
     if index is None:
-        best = (max if budget.met_by(math.inf) else min)(tried.values())
+        best = (max if budget.met_by(math.inf) else min)(tried.values(), key=lambda score: score.value)
         limited = f" with --require {require}" if require else ""
         raise BuilderError(
             VERIFICATION_FAILED,
             f"no mix of precisions meets --accuracy-budget '{budget}'{limited}: on {len(verifying)} held-out samples "
-            f"the nearest comes to {budget.metric} {budget.shown(best)}",
+            f"the nearest comes to {budget.metric} {budget.shown(best.value)}{_of(best.worst_output)}",
         )
     chosen = mixes[index]
     entries = [_decided(entry, chosen, options, budget) for entry in plan.subgraphs]
     numbers = {
         "budget": str(budget),
         "metric": budget.metric,
-        "achieved": _for_json(tried[index]),
+        "achieved": _for_json(tried[index].value),
+        "worst_output": tried[index].worst_output,
         "held_out_samples": len(verifying),
         "choosing_samples": len(recorded),
         "predicted_loss": sum(option.loss for option in chosen.values()),
         "roofline_us": sum(option.seconds for option in chosen.values()) * 1e6,
         "subgraphs": {name: [option.as_dict() for option in choices] for name, choices in options.items()},
         "tried": [
-            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": _for_json(value)}
-            for i, value in sorted(tried.items())
+            {"roofline_us": sum(o.seconds for o in mixes[i].values()) * 1e6, "achieved": _for_json(tried[i].value)}
+            for i in sorted(tried)
         ],
     }
-    return Choice(replace(plan, subgraphs=entries), numbers)
+    warnings = []
+    if trials.left_out:
+        warnings.append(f"--accuracy-budget counts floating-point outputs alone, and not {', '.join(trials.left_out)}")
+    return Choice(replace(plan, subgraphs=entries), numbers, warnings)
 
 
 def _measure(
@@ -258,7 +270,7 @@ def _measure(
         score = trials.score([entry], recorded)
         rows, limits = tokens[entry.name], LIMITS[target.name]
         seconds = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype).seconds
-        option = Option(entry.decision, seconds, score.loss, score.value, entry.op)
+        option = Option(entry.decision, seconds, score.loss, score.value, entry.op, score.worst_output)
         options.setdefault(entry.name, []).append(option)
     return options
 
@@ -327,9 +339,16 @@ def _decided(
 ) -> PlannedSubgraph:
     if entry.name not in chosen:
         return entry
-    alone = ", ".join(f"{o.decision} {budget.shown(o.value)} ({o.seconds * 1e6:.3g} us)" for o in options[entry.name])
+    alone = ", ".join(
+        f"{o.decision} {budget.shown(o.value)}{_of(o.worst_output)} ({o.seconds * 1e6:.3g} us)"
+        for o in options[entry.name]
+    )
     reason = f"chosen for {budget}; alone, {budget.metric} and least time: {alone}"
     return replace(_carried_out(entry, chosen), reason=reason)
+
+
+def _of(output: str) -> str:
+    return f" of output {output}" if output else ""
 
 
 def _carried_out(entry: PlannedSubgraph, chosen: Mapping[str, Option]) -> PlannedSubgraph:

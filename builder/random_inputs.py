@@ -11,7 +11,7 @@ import onnx
 
 from trt_nvfp4.calibration.samples import InputSpec
 
-from .shapes import derive_profiles
+from .shapes import typical_shapes
 
 
 def random_samples(
@@ -19,22 +19,16 @@ def random_samples(
     vocabulary: Mapping[str, int],
     count: int,
     rng: np.random.Generator,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> list[dict[str, np.ndarray]]:
     """Inputs that make sense to most models: ids within the vocabulary, masks of ones, rising positions, normal floats.
 
     Shapes are the derived typical ones, overridden by `shapes`.
     """
-    profiles = derive_profiles({name: spec.shape for name, spec in specs.items()}, typical=shapes, flags=("--shapes",))
+    typical = typical_shapes({name: spec.shape for name, spec in specs.items()}, shapes)
     return [
         {
-            name: _random_input(
-                name,
-                spec.dtype,
-                profiles[name].typical if name in profiles else tuple(int(dim) for dim in spec.shape),
-                vocabulary.get(name, 2),
-                rng,
-            )
+            name: _random_input(name, spec.dtype, typical[name], vocabulary.get(name, 2), rng)
             for name, spec in specs.items()
         }
         for _ in range(count)

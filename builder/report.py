@@ -30,6 +30,8 @@ ACTIVATIONS = {
     ("native_nvfp4", True): "NVFP4, calibrated scales",
     ("fp8", True): "FP8, calibrated scales",
     ("fp8", False): "as in the model (weights alone are FP8)",
+    ("fp8_plugin", True): "FP8, calibrated scales",
+    ("fp8_plugin", False): "FP8, scales computed at run time",
 }
 # What a report says of each subgraph, see `take_plan`.
 SUBGRAPH = {"name", "kind", "nodes", "shapes", "decision", "reason", "activations", "realized"}
@@ -45,6 +47,8 @@ class Report:
     backend: str | None = None
     engine: str | None = None
     engine_bytes: int | None = None
+    # The engine carries the library.
+    plugin_library_bytes: int | None = None
     bundle: str | None = None
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
     weights_bytes: dict[str, int] = field(default_factory=dict)
@@ -88,7 +92,9 @@ class Report:
                 "shapes": dict(subgraph.shapes),
                 "decision": subgraph.decision,
                 "reason": subgraph.reason,
-                "activations": ACTIVATIONS.get((subgraph.decision, calibrated), "as in the model"),
+                "activations": ACTIVATIONS.get(
+                    ("fp8_plugin" if subgraph.fp8_plugin else subgraph.decision, calibrated), "as in the model"
+                ),
                 "realized": None,
             }
             for subgraph in plan.subgraphs
@@ -206,7 +212,9 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         found = f"{shown} on {budget['held_out_samples']} held-out samples"
         table.add_row("accuracy", f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us")
     if report["engine"]:
-        table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}), verified")
+        carried = report["plugin_library_bytes"]
+        of_which = f", of which plugin library {decimal(carried)}" if carried else ""
+        table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}{of_which}), verified")
         table.add_row("plugin layers", str(report["plugin_layers"]))
     if report["bundle"]:
         table.add_row("bundle", f"{report['bundle']} (run build_engine.py in it on the device)")

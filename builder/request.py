@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from trt_nvfp4.calibration.recipes import parse
+from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
 
 from .accuracy_budget import Budget
@@ -18,6 +19,17 @@ from .origin import is_exported
 from .shapes import Shape
 from .sides import ENGINES
 from .targets import Target
+
+#: Types of ONNX tensors that no version of TensorRT has.
+UNKNOWN_TO_TENSORRT = {
+    onnx.TensorProto.INT16,
+    onnx.TensorProto.UINT16,
+    onnx.TensorProto.UINT32,
+    onnx.TensorProto.UINT64,
+    onnx.TensorProto.STRING,
+    onnx.TensorProto.COMPLEX64,
+    onnx.TensorProto.COMPLEX128,
+}
 
 
 @dataclass(frozen=True)
@@ -67,12 +79,28 @@ def check(request: Request, rewritten: bool) -> None:
 
     Raises BuilderError, CalibrationError (a recipe that is none), or OSError (the folder cannot be written to).
     """
+    _check_names(request)
     _check_budget(request)
     _check_unheard(request, rewritten)
     _check_selection(request)
     _check_recipe(request)
     _check_inputs(request)
+    _check_interface(request)
     _check_destination(request, rewritten)
+
+
+def _check_names(request: Request) -> None:
+    """ONNX and TensorRT take names of files in UTF-8."""
+    for path in (request.model, request.base, request.timing_cache):
+        if path is None:
+            continue
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError as error:
+            shown = str(path.absolute()).encode(errors="backslashreplace").decode()
+            raise BuilderError(
+                USAGE, f"{shown}: is no name in UTF-8, which ONNX and TensorRT need; rename the file or the folder"
+            ) from error
 
 
 def _check_budget(request: Request) -> None:
@@ -86,7 +114,7 @@ def _check_budget(request: Request) -> None:
         )
     if request.plan is not None:
         raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
-    if request.calib_data is None or request.calib_data.name.endswith(".statistics.json"):
+    if request.calib_data is None or is_statistics(request.calib_data):
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 
 
@@ -98,7 +126,7 @@ def _check_unheard(request: Request, rewritten: bool) -> None:
     if request.require is None:  # which asks something of the subgraphs that these select
         unheard += ["kinds", "include", "exclude"]
     if rewritten:
-        unheard += ["recipe", "packed_weights", "stop_after", "accuracy_samples"]
+        unheard += ["calib_data", "recipe", "packed_weights", "stop_after", "accuracy_samples"]
     defaults = {option.name: option.default for option in fields(request)}
     given = [f"--{name.replace('_', '-')}" for name in unheard if getattr(request, name) != defaults[name]]
     if given:
@@ -126,13 +154,46 @@ def _check_recipe(request: Request) -> None:
 def _check_inputs(request: Request) -> None:
     if not request.model.exists():
         raise BuilderError(MODEL_AT_FAULT, f"{request.model}: no such file or folder")
+    if not request.model.is_file() and not request.model.is_dir():
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{request.model}: is a pipe or a device, and a model is read several times; give a file"
+        )
     for option in ("plan", "calib_data", "accuracy_data", "packed_weights"):
         path: Path | None = getattr(request, option)
-        if path is not None and not _without_function(path).exists():
+        if path is not None and not without_function(path).exists():
             raise BuilderError(USAGE, f"--{option.replace('_', '-')} {path}: no such file or folder")
 
 
-def _without_function(path: Path) -> Path:
+def _check_interface(request: Request) -> None:
+    """What of the model's inputs and outputs no engine can have."""
+    model = _read(request.model)
+    if model is None:
+        return
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [("input", value) for value in model.graph.input if value.name not in weights]
+    for kind, value in [*inputs, *(("output", value) for value in model.graph.output)]:
+        where = f"{request.model}: {kind} {value.name!r}"
+        if (held := value.type.WhichOneof("value")) not in ("tensor_type", None):
+            raise BuilderError(
+                MODEL_AT_FAULT, f"{where} is of type {held.removesuffix('_type')}; an engine takes tensors alone"
+            )
+        tensor = value.type.tensor_type
+        if tensor.elem_type in UNKNOWN_TO_TENSORRT:
+            name = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{where} is of type {name}, which TensorRT does not have; export the model with one that it has, such "
+                "as int32, int64 or float32",
+            )
+        if kind == "input" and not tensor.HasField("shape"):
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{where} has no shape, not even a number of dimensions; export the model with one, whose dimensions "
+                "may be dynamic",
+            )
+
+
+def without_function(path: Path) -> Path:
     """The file of a Python loader, `loader.py:function`; any other path as it is."""
     return Path(str(path).rpartition(":")[0]) if ".py:" in str(path) else path
 
@@ -160,7 +221,11 @@ def _check_destination(request: Request, rewritten: bool) -> None:
         )
     folder = request.base.parent
     folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        error.filename = str(folder)
+        raise
     if request.bundle is not None and request.bundle.exists():
         raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
 
@@ -169,12 +234,19 @@ def _inputs(request: Request) -> Iterator[Path]:
     """What the run reads, external data of the model included."""
     for path in (request.model, request.plan, request.calib_data, request.accuracy_data, request.packed_weights):
         if path is not None:
-            yield _without_function(path)
-    if request.model.is_dir():
-        return
-    try:
-        model = onnx.load(request.model, load_external_data=False)
-    except Exception:  # protobuf's own error types; whoever reads the model reports them
+            yield without_function(path)
+    model = _read(request.model)
+    if model is None:
         return
     for tensor in onnx.external_data_helper._get_all_tensors(model):
         yield from (request.model.parent / entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def _read(path: Path) -> onnx.ModelProto | None:
+    """The model without its external data; None for a folder, and for a file that is none."""
+    if path.is_dir():
+        return None
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception:  # protobuf's own error types; whoever reads the model reports them
+        return None

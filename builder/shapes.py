@@ -6,15 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trt_nvfp4.calibration.samples import CACHE
+
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 
 Shape = tuple[int, ...]
+Range = tuple[int, int, int]
 # (least, typical, most) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
 # as a batch when its name says nothing else.
 RANGES = {
     "sequence": (re.compile(r"seq|len|token|time|^s\d*$", re.IGNORECASE), (1, 128, 512)),
     "batch": (re.compile(r"batch|^b$|^n$|^bs", re.IGNORECASE), (1, 1, 8)),
 }
+# Within names of lengths of a decoder's cache, and of the cache with the new tokens.
+_PAST = re.compile(r"past_?", re.IGNORECASE)
+_TOTAL = re.compile(r"total_?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,10 @@ def derive_profiles(
 
     `inputs`: name -> dimensions, a number or the name of a dynamic one ("" or -1 unnamed). An override of one bound
     leaves the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all
-    three. `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where
-    there is one alone it is that of the typical shapes.
+    three; it holds for other inputs' dimensions of the same name, too. A dimension that is the sum of others by its
+    name, as a decoder's cached and new tokens, takes the sums of their ranges. The least override of a cache may be 0.
+    `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where there
+    is one alone it is that of the typical shapes.
 
     Raises BuilderError: usage for an override that does not fit or a dimension without a range, model for an input
     that takes no values.
@@ -62,6 +70,7 @@ def derive_profiles(
     for flag, given in zip(flags * (3 // len(flags)), bounds, strict=True):
         for name, shape in given.items():
             _check_override(flag, name, shape, inputs)
+    ranges = _Ranges(inputs, bounds, longest, flags)
     profiles = {}
     for name, dims in inputs.items():
         if 0 in dims:
@@ -72,11 +81,20 @@ def derive_profiles(
             )
         if all(isinstance(dim, int) for dim in dims):
             continue
-        overrides = [given.get(name) for given in bounds]
-        ranges = [_range_of(name, axis, dim, dims, overrides, longest, flags) for axis, dim in enumerate(dims)]
-        low, middle, high = zip(*ranges, strict=True)
+        low, middle, high = zip(*(ranges.of(name, axis) for axis in range(len(dims))), strict=True)
         profiles[name] = Profile(low, middle, high)
     return profiles
+
+
+def typical_shapes(
+    inputs: Mapping[str, Sequence[int | str]], given: Mapping[str, Shape] | None = None
+) -> dict[str, Shape]:
+    """The typical shape of every input, derived, or that of --shapes, `given`; raises as `derive_profiles`."""
+    profiles = derive_profiles(inputs, typical=given, flags=("--shapes",))
+    return {
+        name: profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims)
+        for name, dims in inputs.items()
+    }
 
 
 def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Sequence[int | str]]) -> None:
@@ -94,40 +112,82 @@ def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Seq
         )
 
 
-def _range_of(
-    name: str,
-    axis: int,
-    dim: int | str,
-    dims: Sequence[int | str],
-    overrides: Sequence[Shape | None],
-    longest: int | None,
-    flags: tuple[str, ...],
-) -> tuple[int, int, int]:
-    if isinstance(dim, int):
-        return dim, dim, dim
-    given = [None if shape is None else shape[axis] for shape in overrides]
-    stated = [value for value in given if value is not None]
-    meaning = next(
-        (kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), "batch" if axis == 0 else None
-    )
-    default = RANGES[meaning][1] if meaning is not None else None
-    if meaning == "sequence" and longest is not None and default is not None:
-        default = (default[0], min(default[1], longest), min(default[2], longest))
-    if default is None and not stated:
-        example = "x".join("1" if not isinstance(d, int) else str(d) for d in dims)
-        raise BuilderError(
-            USAGE,
-            f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and nothing says its range; "
-            f"add {', '.join(flags)} {name}:{example} with the sizes you need",
+@dataclass(frozen=True)
+class _Ranges:
+    """The range of every dimension, from what `derive_profiles` takes; `bounds` are the three kinds of overrides."""
+
+    inputs: Mapping[str, Sequence[int | str]]
+    bounds: Sequence[Mapping[str, Shape]]
+    longest: int | None
+    flags: tuple[str, ...]
+
+    def of(self, name: str, axis: int) -> Range:
+        dim = self.inputs[name][axis]
+        if isinstance(dim, int):
+            return dim, dim, dim
+        same = [(name, axis), *self._places(dim)]
+        given = [next((shapes[n][a] for n, a in same if n in shapes), None) for shapes in self.bounds]
+        stated = [value for value in given if value is not None]
+        terms = self._terms(dim)
+        default = self._default(dim, axis) if terms is None else self._sum(terms)
+        if default is None and not stated:
+            why = "nothing says its range" if terms is None else f"not all of {' and '.join(terms)} are in the inputs"
+            example = "x".join("1" if not isinstance(d, int) else str(d) for d in self.inputs[name])
+            raise BuilderError(
+                USAGE,
+                f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and {why}; "
+                f"add {', '.join(self.flags)} {name}:{example} with the sizes you need",
+            )
+        low, middle, high = default or (min(stated), stated[len(stated) // 2], max(stated))
+        low = given[0] if given[0] is not None else min([low, *stated])
+        high = given[2] if given[2] is not None else max([high, *stated])
+        middle = given[1] if given[1] is not None else min(max(middle, low), high)
+        # A cache may be empty, but the typical one, which an engine is tuned for, only at the --shapes of a single run.
+        alone = len(self.flags) == 1
+        may_be_empty = CACHE.search(name) is not None and given[1 if alone else 0] == 0
+        if not (0 if may_be_empty else 1) <= low <= middle <= high or not (middle or alone):
+            expected = f"1 <= least <= typical <= most{', or a least of 0' if CACHE.search(name) else ''}"
+            raise BuilderError(
+                USAGE,
+                f"input {name!r}, dimension {axis} ({dim or 'unnamed'}): least {low}, typical {middle}, most {high} "
+                f"are out of order; expected {expected} ({', '.join(self.flags)})",
+            )
+        return low, middle, high
+
+    def _places(self, dim: str) -> list[tuple[str, int]]:
+        """Where inputs have the named dimension."""
+        return [(name, dims.index(dim)) for name, dims in self.inputs.items() if dim and dim in dims]
+
+    def _default(self, dim: str, axis: int) -> Range | None:
+        meaning = next(
+            (kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), "batch" if axis == 0 else None
         )
-    low, middle, high = default or (min(stated), stated[len(stated) // 2], max(stated))
-    low = given[0] if given[0] is not None else min([low, *stated])
-    high = given[2] if given[2] is not None else max([high, *stated])
-    middle = given[1] if given[1] is not None else min(max(middle, low), high)
-    if not 0 < low <= middle <= high:
-        raise BuilderError(
-            USAGE,
-            f"input {name!r}, dimension {axis}: least {low}, typical {middle}, most {high} are out of order; expected "
-            f"1 <= least <= typical <= most ({', '.join(flags)})",
-        )
-    return low, middle, high
+        if meaning is None:
+            return None
+        low, middle, high = RANGES[meaning][1]
+        if meaning == "sequence" and self.longest is not None:
+            return low, min(middle, self.longest), min(high, self.longest)
+        return low, middle, high
+
+    def _terms(self, dim: str) -> list[str] | None:
+        """What a dimension is the sum of by its name; None for others, and for totals of models without a cache."""
+        if "+" in dim:
+            terms = [term.strip() for term in dim.split("+")]
+            # Optimum writes "past_sequence_length + 1" where "sequence_length" is dynamic, too.
+            new = [_PAST.sub("", term) for term in terms if _PAST.match(term)]
+            return [new[0] if term == "1" and new and self._places(new[0]) else term for term in terms]
+        cached = any(CACHE.search(str(part)) for name, dims in self.inputs.items() for part in (name, *dims))
+        return [_TOTAL.sub("past_", dim), _TOTAL.sub("", dim)] if cached and _TOTAL.match(dim) else None
+
+    def _sum(self, terms: Sequence[str]) -> Range | None:
+        """The sum of the ranges of numbers and of dimensions; None where an input has no such dimension."""
+        ranges = []
+        for term in terms:
+            if term.isdecimal():
+                ranges.append((int(term),) * 3)
+            elif places := self._places(term):
+                ranges.append(self.of(*places[0]))
+            else:
+                return None
+        low, middle, high = map(sum, zip(*ranges, strict=True))
+        return low, middle, high

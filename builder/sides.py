@@ -14,14 +14,14 @@ import onnxruntime
 from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 
+from trt_nvfp4.calibration.external_data import follow_links
 from trt_nvfp4.calibration.samples import InputSpec, input_specs
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA
-from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
 from . import runtime
-from .bundle import OPS_DOMAIN
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .inspection import changed_files, read_manifest
 
@@ -104,7 +104,12 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
     hold (a bundle's) get them. Constant folding is off: it would hold every weight decoded to float32. Raises
     BuilderError (model) for a file that ONNX Runtime cannot run.
     """
-    return session_of(_read(model), model, model.parent.resolve(), extra_outputs)
+    proto = _read(model)
+    try:
+        folder = follow_links(proto, model.parent)
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{model}: {error}") from error
+    return session_of(proto, model, folder, extra_outputs)
 
 
 def session_of(
@@ -147,12 +152,12 @@ def _read(model: Path) -> onnx.ModelProto:
 
 
 def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [node for node in proto.graph.node if node.domain == OPS_DOMAIN]
+    return [node for node in proto.graph.node if node.domain == DOMAIN]
 
 
 def _add_bodies(proto: onnx.ModelProto) -> None:
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
-    present = {function.name for function in proto.functions if function.domain == OPS_DOMAIN}
+    present = {function.name for function in proto.functions if function.domain == DOMAIN}
     needed = {node.op_type for node in _plugin_nodes(proto)} - present
     proto.functions.extend(OPS[name].function(opset) for name in sorted(needed))
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.source import SourceModel
 
-from .shapes import Shape, derive_profiles
+from .shapes import Shape, typical_shapes
 
 
 def subgraph_tokens(model: SourceModel, plan: Plan, typical: Mapping[str, Shape] | None = None) -> dict[str, int]:
@@ -26,11 +26,7 @@ def subgraph_tokens(model: SourceModel, plan: Plan, typical: Mapping[str, Shape]
         value.name or "": [dim if isinstance(dim, int) else str(dim.value or "") for dim in value.shape or ()]
         for value in model.graph.inputs
     }
-    profiles = derive_profiles(declared, typical=typical, flags=("--shapes",))
-    shapes = {
-        name: profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims)
-        for name, dims in declared.items()
-    }
+    shapes = typical_shapes(declared, typical)
     proto = ir.to_proto(model.ir_model)
     for value in proto.graph.input:
         if value.name in shapes:

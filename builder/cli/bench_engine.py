@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json
-
-
-class Mode(str, Enum):
-    engine = "engine"
-    plugins = "plugins"
-    roofline = "roofline"
-
+from .console import DEBUG, EXIT_CODES, JSON, Command, ProgressBar, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(cls=Command, epilog=EXIT_CODES)
 def bench_engine(
     subject: Annotated[
         Path, typer.Argument(help="OUT.engine of build-engine (the files beside it are used), or an ONNX file.")
@@ -42,7 +34,8 @@ def bench_engine(
         typer.Option(help="The ONNX file that an engine was built from, if it is not where it was.", metavar="FILE"),
     ] = None,
     mode: Annotated[
-        Mode | None, typer.Option(help="How to measure (default: the first of these that can run here).")
+        Literal["engine", "plugins", "roofline"] | None,
+        typer.Option(help="How to measure (default: the first of these that can run here)."),
     ] = None,
     shapes: Annotated[
         str, typer.Option(help="Input shapes (default: the first sample's, else typical ones).", metavar="x:1x16,...")
@@ -89,7 +82,7 @@ def bench_engine(
             target=target,
             plan=plan,
             model=model,
-            mode=mode.value if mode else None,
+            mode=mode,
             shapes=parse_shapes(shapes, "--shapes"),
             calib_data=calib_data,
             rounds=rounds,
@@ -115,6 +108,3 @@ def bench_engine(
             output.print(table)
         for note in result.notes:
             output.print(note)
-
-
-main = app

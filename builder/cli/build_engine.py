@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json
-
-
-class Precision(str, Enum):
-    auto = "auto"
-    nvfp4 = "nvfp4"
-    native_nvfp4 = "native-nvfp4"
-    fp8 = "fp8"
-    bf16 = "bf16"
-
-
-class Stop(str, Enum):
-    plan = "plan"
-    calibrate = "calibrate"
-    rewrite = "rewrite"
-
-
-class Moe(str, Enum):
-    plugin = "plugin"
-    native = "native"
-
-
-class Require(str, Enum):
-    nvfp4 = "nvfp4"
-    fp8 = "fp8"
-
+from .console import DEBUG, EXIT_CODES, JSON, Command, ProgressBar, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(cls=Command, epilog=EXIT_CODES)
 def build_engine(
     model: Annotated[
         Path,
@@ -63,17 +37,17 @@ def build_engine(
         ),
     ] = None,
     precision: Annotated[
-        Precision,
+        Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"],
         typer.Option(
             help="auto, nvfp4: NVFP4 plugins where they can serve, else FP8, else 16 bits; fp8: FP8, else 16 bits; "
             "bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data)."
         ),
-    ] = Precision.auto,
+    ] = "auto",
     plan: Annotated[
         Path | None, typer.Option(help="Follow this plan (from --stop-after plan, perhaps edited).", metavar="FILE")
     ] = None,
     stop_after: Annotated[
-        Stop | None,
+        Literal["plan", "calibrate", "rewrite"] | None,
         typer.Option(help="Stop after this stage and keep its files, to continue from later (docs/plans.md)."),
     ] = None,
     calib_data: Annotated[
@@ -119,8 +93,9 @@ def build_engine(
         str, typer.Option(help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear.", metavar="KIND,...")
     ] = "moe,gated_mlp,mlp",
     moe: Annotated[
-        Moe, typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one.")
-    ] = Moe.plugin,
+        Literal["plugin", "native"],
+        typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one."),
+    ] = "plugin",
     packed_weights: Annotated[
         Path | None,
         typer.Option(
@@ -129,7 +104,7 @@ def build_engine(
         ),
     ] = None,
     require: Annotated[
-        Require | None,
+        Literal["nvfp4", "fp8"] | None,
         typer.Option(
             help="Fail (exit code 5) unless every selected subgraph is built in this precision or a smaller one."
         ),
@@ -185,9 +160,9 @@ def build_engine(
             model=model,
             target=find_target(target),
             output=out,
-            precision=precision.value,
+            precision=precision,
             plan=plan,
-            stop_after=stop_after.value if stop_after else None,
+            stop_after=stop_after,
             calib_data=calib_data,
             recipe=recipe,
             least=parse_shapes(min_shapes, "--min-shapes"),
@@ -196,9 +171,9 @@ def build_engine(
             include=include,
             exclude=exclude,
             kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
-            moe=moe.value,
+            moe=moe,
             packed_weights=packed_weights,
-            require=require.value if require else None,
+            require=require,
             bundle=bundle,
             timing_cache=timing_cache,
             accuracy_samples=accuracy_samples,
@@ -214,6 +189,3 @@ def build_engine(
         for table in report.subgraph_tables(shown["subgraphs"]):
             output.print(table)
         output.print(report.summary_table(shown))
-
-
-main = app

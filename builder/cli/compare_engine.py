@@ -7,13 +7,12 @@ import math
 import shlex
 import tempfile
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, ProgressBar, failures, output, print_json, status
+from .console import DEBUG, EXIT_CODES, JSON, Command, ProgressBar, failures, output, print_json, status
 
 if TYPE_CHECKING:
     from trt_nvfp4.builder.agreement import Agreement
@@ -31,15 +30,10 @@ RANGES = {
 }
 
 
-class Check(str, Enum):
-    outputs = "outputs"
-    all = "all"
-
-
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(cls=Command, epilog=EXIT_CODES)
 def compare_engine(
     reference: Annotated[Path, typer.Argument(help="The reference: an ONNX file, an engine or a bundle folder.")],
     result: Annotated[Path, typer.Argument(help="What is compared with it: also any of these.")],
@@ -67,8 +61,9 @@ def compare_engine(
         float | None, typer.Option(help="Fail when a sample's KL divergence is greater (nats).", metavar="X")
     ] = None,
     check: Annotated[
-        Check, typer.Option(help="What has to meet the thresholds: outputs, or replaced subgraphs too.")
-    ] = Check.outputs,
+        Literal["outputs", "all"],
+        typer.Option(help="What has to meet the thresholds: outputs, or replaced subgraphs too."),
+    ] = "outputs",
     kl: Annotated[bool, typer.Option("--kl", help="Show the KL divergence of the softmaxes of the last axis.")] = False,
     save_worst: Annotated[
         Path | None,
@@ -121,8 +116,8 @@ def compare_engine(
                 inputs,
                 Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl),
                 plan,
-                judge_subgraphs=check is Check.all,
-                with_kl=kl or max_kl is not None,
+                judge_subgraphs=check == "all",
+                with_kl=kl,
             )
             plugins = _on_this_gpu(found, inputs, progress)
         saved = found.save_worst(save_worst) if save_worst is not None else []
@@ -214,6 +209,3 @@ def _print_tables(found: Comparison, plugins: list[Agreement]) -> None:
         output.print(table("plugins on this GPU against their function bodies", plugins))
     if "engine" in (found.reference.kind, found.result.kind):
         output.print("An engine shows its outputs alone; compare its rewritten ONNX for the subgraphs.")
-
-
-main = app

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
+from typer.core import TyperCommand
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "
@@ -21,6 +23,9 @@ EXIT_CODES = (
 )
 DEBUG = typer.Option("--debug", help="Show the traceback of a failure.")
 JSON = typer.Option("--json", help="Print the result as JSON on stdout (progress stays on stderr).")
+
+# UsageError, which Typer takes from Click or, in newer versions, from a copy of its own.
+USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 
 # No markup: names of nodes and files may hold brackets.
 output = Console(markup=False)
@@ -92,12 +97,29 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
                 f"{type(error).__name__}: {text} (a defect of trt-nvfp4: please report it with the output of --debug)"
             )
         if as_json:
-            with suppress(OSError):  # stdout itself may be what failed
-                print(json.dumps({"error": text, "exit_code": code}), flush=True)
+            _print_failure(text, code)
         status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
         raise typer.Exit(code) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Command(TyperCommand):
+    """A command whose wrong options, too, are JSON on stdout where ``--json`` asks for it."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        as_json = "--json" in args
+        try:
+            return super().make_context(info_name, args, *rest, **extra)
+        except USAGE_ERROR as error:
+            if as_json:
+                _print_failure(error.format_message(), error.exit_code)
+            raise
+
+
+def _print_failure(text: str, code: int) -> None:
+    with suppress(OSError):  # stdout itself may be what failed
+        print(json.dumps({"error": text, "exit_code": code}), flush=True)
 
 
 def print_json(text: str) -> None:

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, failures, output, print_json
+from .console import DEBUG, EXIT_CODES, JSON, Command, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(cls=Command, epilog=EXIT_CODES)
 def inspect_engine(
     path: Annotated[Path, typer.Argument(help="A plan (.yaml), report (.json), ONNX file, engine, or bundle folder.")],
     as_json: Annotated[bool, JSON] = False,
@@ -32,6 +32,3 @@ def inspect_engine(
             return
         for table in tables(found):
             output.print(table)
-
-
-main = app

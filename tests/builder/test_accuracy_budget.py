@@ -132,6 +132,14 @@ def test_what_is_equal_meets_every_budget(scale: float, rng: np.random.Generator
             assert budget.met_by(score.value), (text, size)
 
 
+@pytest.mark.parametrize("metric", ["kl", "perplexity"])
+@pytest.mark.parametrize("ids", [np.ones((1, 4), np.int64), np.ones((1, 4), bool), np.ones((4, 1), np.float32)])
+def test_kl_of_what_is_no_logits_is_refused(metric: str, ids: np.ndarray) -> None:
+    with pytest.raises(BuilderError, match=rf"needs logits; output ids is {ids.dtype}") as caught:
+        Score(metric).add({}, {"ids": ids}, {"ids": ids})
+    assert caught.value.exit_code == USAGE
+
+
 def test_infinity_meets_nothing(rng: np.random.Generator) -> None:
     """What overflows float16 in the quantized model alone."""
     x = rng.standard_normal((1, 4, 8)).astype(np.float16)
@@ -222,3 +230,40 @@ def test_perplexity_of_a_model_that_is_none(rng: np.random.Generator) -> None:
     y = rng.standard_normal((2, 8)).astype(np.float32)
     with pytest.raises(BuilderError, match="needs a language model"):
         Score("perplexity").add({"x": y}, {"y": y}, {"y": y})
+
+
+@pytest.mark.parametrize("ids", [np.arange(8).reshape(1, 8), np.arange(8).reshape(1, 8) > 3])
+@pytest.mark.parametrize("metric", METRICS)
+def test_integers_and_booleans_are_left_out(metric: str, ids: np.ndarray, rng: np.random.Generator) -> None:
+    """Small errors exchange the indices of nearly equal scores, which says nothing of how good the scores are."""
+    sample = {"input_ids": rng.integers(0, 9, (2, 4))}
+    x = rng.standard_normal((2, 4, 9)).astype(np.float32)
+    y = x + 0.1 * rng.standard_normal(x.shape).astype(np.float32)
+    alone, beside = Score(metric), Score(metric)
+    alone.add(sample, {"y": x}, {"y": y})
+    beside.add(sample, {"ids": ids, "y": x}, {"ids": ids[:, ::-1], "y": y})
+    assert (beside.value, beside.loss) == (alone.value, alone.loss)
+    assert (beside.left_out, alone.left_out) == ({"ids"}, set())
+
+
+@pytest.mark.parametrize("metric", ["cosine", "sqnr"])
+def test_a_budget_of_integers_alone_is_refused(metric: str) -> None:
+    ids = np.ones((1, 4), np.int64)
+    says = rf"{metric} needs an output of floating-point .*output a is int64 \(1, 4\), output b is bool \(1, 4\)"
+    with pytest.raises(BuilderError, match=says) as caught:
+        Score(metric).add({}, {}, {"a": ids, "b": ids > 0})
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("metric", ["cosine", "sqnr", "kl"])
+def test_the_worst_output_is_named(metric: str, rng: np.random.Generator) -> None:
+    expected = {name: rng.standard_normal((2, 4, 9)) for name in "abc"}
+    noise = {"a": 0.1, "b": 0.5, "c": 0.0}
+    actual = {name: x + noise[name] * rng.standard_normal(x.shape) for name, x in expected.items()}
+    score, same, broken = Score(metric), Score(metric), Score(metric)
+    score.add({}, expected, actual)
+    assert score.worst_output == "b"
+    same.add({}, expected, expected)
+    assert same.worst_output == ""
+    broken.add({}, expected, {**actual, "c": actual["c"] * math.nan})
+    assert broken.worst_output == "c"

@@ -26,7 +26,7 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.plugins.library import build_library
 
-BUILD = "from trt_nvfp4.builder.cli.build_engine import main; main()"
+BUILD = "from trt_nvfp4.builder.cli.build_engine import app; app()"
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
@@ -208,7 +208,7 @@ def test_read_only_output_directory(gated_mlps: Path, tmp_path: Path) -> None:
     if folder != Path("/sys"):
         folder.mkdir(mode=0o555)
     options = [str(gated_mlps), "-o", str(folder / "o.engine"), "--target", "rtx-blackwell"]
-    assert_failed(CliRunner().invoke(app, options), errors.BUILD_FAILED, str(folder), "-o")
+    assert_failed(CliRunner().invoke(app, options), errors.BUILD_FAILED, f"{folder}: ", "-o")
 
 
 def test_disk_full_says_so(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:

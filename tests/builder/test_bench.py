@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
+from rich.console import Console
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline, subgraph_bench
@@ -122,6 +123,36 @@ def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyP
         expected = 2 * (3 * 64 * 128 * bytes_per_weight + 16 * 128 * 2) / 1.792e12 * 1e6
         assert result.contestants[name] == {"predicted_us": pytest.approx(expected)}
     assert all("median_us" not in entry for entry in result.subgraphs)
+
+
+def test_tables_name_what_was_planned_whatever_it_is(
+    gated_mlps: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    plan = Plan.load(_planned(gated_mlps))
+    for entry in plan.subgraphs:
+        entry.decision = "fp8"
+    plan.save(edited := gated_mlps.with_name("edited.yaml"))
+    result = bench.bench(request(gated_mlps, plan=edited, shapes={"x": (16, 64)}), Recorded())
+    assert "the replaced subgraphs" in result.label
+    whole, parts = bench.tables(result)
+    Console(width=120).print(whole, parts)
+    shown = capsys.readouterr().out
+    assert "as planned" in shown
+    assert "nvfp4" not in shown.lower()
+    # FP8 weights of three 64 x 128 matrices, 16 rows in and out of 64 values; 1.792 TB/s: 0.016 us, not 0.02.
+    assert "0.016 " in shown
+
+
+def test_nothing_to_predict_says_why(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: None)
+    plan = Plan.load(_planned(gated_mlps))
+    for entry in plan.subgraphs:
+        entry.decision, entry.reason = "keep", "its user wants it so"
+    plan.save(edited := gated_mlps.with_name("edited.yaml"))
+    expected = r"nothing to predict \(gated_mlp 'gated_mlp_0' is keep: its user wants it so\)"
+    with pytest.raises(BuilderError, match=expected):
+        bench.bench(request(gated_mlps, plan=edited), Recorded())
 
 
 def test_samples_say_the_shapes_and_shapes_overrule_them(gated_mlps: Path, rng: np.random.Generator) -> None:
@@ -368,9 +399,10 @@ def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
 
 def test_data_that_is_not_there_and_a_place_that_cannot_be_written(gated_mlps: Path) -> None:
     arguments = [str(gated_mlps), "--target", "thor"]
-    shown = CliRunner().invoke(app, [*arguments, "--calib-data", "nowhere"])
-    assert shown.exit_code == errors.USAGE
-    assert "--calib-data nowhere: no such file" in shown.stderr
+    for data in ("nowhere", "nowhere.py:samples"):
+        shown = CliRunner().invoke(app, [*arguments, "--calib-data", data])
+        assert shown.exit_code == errors.USAGE
+        assert f"--calib-data {data}: no such file" in shown.stderr
     shown = CliRunner().invoke(app, [*arguments, "-o", "/proc/b.json"])
     assert shown.exit_code == errors.BUILD_FAILED
     assert "/proc/b.json: " in shown.stderr, "and not the temporary file's name"

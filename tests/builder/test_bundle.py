@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trt_nvfp4.builder import backend, bundle, pipeline
-from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.graph_passes.plan import Plan
@@ -70,8 +70,7 @@ def test_bundle_builds_where_there_is_only_tensorrt_rtx(tmp_path: Path, gated_ml
     assert (moved / "model.engine").stat().st_size == report["engine_bytes"] > 0
 
 
-@pytest.mark.slow
-def test_bundle_with_sources_compiles_them_on_the_device(tmp_path: Path, gated_mlps: Path) -> None:
+def bundle_with_sources(tmp_path: Path, gated_mlps: Path) -> Path:
     """As an aarch64 target gets it from a machine that cannot cross-compile; the device here is this machine."""
     request = pipeline.Request(
         model=gated_mlps, target=find_target("rtx-blackwell"), output=tmp_path / "o.engine", stop_after="rewrite"
@@ -83,6 +82,24 @@ def test_bundle_with_sources_compiles_them_on_the_device(tmp_path: Path, gated_m
     folder.mkdir()
     model = tmp_path / "o.rewritten.onnx"
     bundle.write_folder(folder, request.target, model, planned, profiles, None, with_sources=True, keep=True)
+    return folder
+
+
+def test_device_without_a_package_that_compiling_needs(tmp_path: Path, gated_mlps: Path) -> None:
+    folder = bundle_with_sources(tmp_path, gated_mlps)
+    without = (
+        "import runpy, sys; sys.modules['filelock'] = None; runpy.run_path('build_engine.py', run_name='__main__')"
+    )
+    environment = {**os.environ, "TRT_NVFP4_LIBRARY_LINKS": str(tmp_path)}  # no start by another command line
+    done = subprocess.run([sys.executable, "-c", without], cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == UNAVAILABLE
+    assert "needs the package filelock; install it: pip install filelock" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_bundle_with_sources_compiles_them_on_the_device(tmp_path: Path, gated_mlps: Path) -> None:
+    folder = bundle_with_sources(tmp_path, gated_mlps)
     # The library's own cache makes this quick where the same sources have been compiled before.
     done = subprocess.run([sys.executable, bundle.SCRIPT], cwd=folder, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr

@@ -197,6 +197,7 @@ def _computing(path: Path, output: str, body: str, x: str = "float[n, 8]") -> Pa
 
 
 NEGATED = "y = Neg(x)"
+KL_SAYS_NOTHING = "KL says nothing of integers, nor where the last axis has fewer than two entries"
 POSITIVE = "zero = Constant<value = float {0}>() y = Greater(x, zero)"
 LARGE = "y = Constant<value_ints = [4611686018427387904]>()"
 LARGE_HALF = "z = Constant<value_floats = [60000.0]>() y = Cast<to = 10>(z)"
@@ -219,6 +220,37 @@ def test_thresholds_are_asked_of_every_type(
     first, second = (_computing(tmp_path / f"{i}.onnx", output, body) for i, body in enumerate(bodies))
     samples = [{"x": rng.standard_normal((3, 8)).astype(np.float32)}]
     assert len(_on(first, second, samples, thresholds).failures) == missed
+
+
+def test_integers_beside_other_outputs_are_left_out(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Indices of nearly equal scores change places: the warning says how many, and no threshold is asked."""
+    sides = []
+    for name, factor in (("a", 1.0), ("b", 1.001)):
+        body = f"f = Constant<value = float {{{factor}}}>() y = Mul(x, f) i = Cast<to = 7>(y)"
+        model = f'<ir_version: 10, opset_import: ["": 21]> g (float[8] x) => (int64[8] i, float[8] y) {{ {body} }}'
+        sides.append(tmp_path / f"{name}.onnx")
+        onnx.save(parser.parse_model(model), sides[-1])
+    x = np.array([0.9995, 0, 0, 0, 0, 0, 0, 0], np.float32)
+    samples = [{"x": x}, {"x": np.roll(x, 1) + 1}]
+    found = _on(sides[0], sides[1], samples, Thresholds(min_cosine=0.99, min_sqnr=20, max_abs=0.01, max_rel=0.01))
+    assert found.failures == []
+    left_out = "thresholds are asked of floating-point outputs alone, and not of i (87.50% of its values are equal)"
+    assert found.warnings == [left_out]
+    assert _on(sides[0], sides[1], samples, Thresholds(max_abs=1e-6)).failures[0].startswith("output y, sample 0")
+    assert not _on(sides[0], sides[1], samples).warnings
+
+
+@pytest.mark.parametrize(("output", "cast"), [("int64[n, 8]", 7), ("bool[n, 8]", 9), ("float16[n, 8]", 10)])
+def test_kl_is_asked_of_floating_point_alone(tmp_path: Path, rng: np.random.Generator, output: str, cast: int) -> None:
+    """Token ids and masks are no logits."""
+    bodies = f"y = Cast<to = {cast}>(x)", f"r = Relu(x) y = Cast<to = {cast}>(r)"
+    first, second = (_computing(tmp_path / f"{i}.onnx", output, body) for i, body in enumerate(bodies))
+    x = (3 * rng.standard_normal((3, 8))).astype(np.float32)
+    found = _on(first, second, [{"x": x}], Thresholds(max_kl=0))
+    assert (found.agreements[0].kl is None) == (cast != 10)
+    assert len(found.failures) == (cast == 10)
+    warned = [text for text in found.warnings if text == f"{KL_SAYS_NOTHING}: y"]
+    assert len(warned) == (cast != 10)
 
 
 def test_equal_outputs_meet_every_threshold(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -553,7 +585,7 @@ def test_command_says_where_an_option_has_no_effect(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [str(model), str(model), "--max-kl", "0.1", "--check", "all", "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["warnings"] == [
-        "KL says nothing where the last axis has fewer than two entries: y",
+        f"{KL_SAYS_NOTHING}: y",
         "no replaced subgraph can be seen in both: outputs alone are compared",
     ]
 

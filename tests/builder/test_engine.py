@@ -126,6 +126,51 @@ def test_manifest_that_cannot_be_carried_out(
     assert failure.value.exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("versions", "gpu", "chosen"),
+    [
+        ({"tensorrt_rtx": "1.7.1", "tensorrt": "11.0"}, (12, 0), "tensorrt_rtx"),
+        ({"tensorrt_rtx": "1.1.9", "tensorrt": "10.13.2"}, (12, 0), "tensorrt"),
+        ({"tensorrt": "10.13.2"}, (12, 0), "tensorrt"),
+        # What none can do is said by the first.
+        ({"tensorrt_rtx": "1.1.9", "tensorrt": "10.13.2"}, None, "tensorrt_rtx"),
+        ({"tensorrt_rtx": "1.1.9", "tensorrt": "10.9"}, (12, 0), "tensorrt_rtx"),
+        ({"tensorrt": "10.9"}, None, "tensorrt"),
+        ({}, (12, 0), "tensorrt_rtx"),
+    ],
+)
+def test_the_first_package_that_serves_builds(
+    tmp_path: Path,
+    fp8_and_bf16: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: dict[str, str],
+    gpu: tuple[int, int] | None,
+    chosen: str,
+) -> None:
+    """rtx-blackwell takes TensorRT-RTX from 1.2, or else TensorRT from 10.13 on its own GPU."""
+    folder = folder_of(tmp_path, fp8_and_bf16, [])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: versions.get(name))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: versions[name])
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: gpu)
+    assert backend.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine").module == chosen
+
+
+def test_an_old_package_is_passed_over(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "site-packages"
+    (old / "tensorrt").mkdir(parents=True)
+    (old / "tensorrt" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    (old / "tensorrt-10.9.0.dist-info").mkdir()
+    (old / "tensorrt-10.9.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tensorrt\nVersion: 10.9.0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(old))
+    folder = folder_of(tmp_path, fp8_and_bf16, [])
+    manifest = folder / bundle.MANIFEST
+    modules = {"modules": {"tensorrt": "10.13", "tensorrt_rtx": "1.2"}}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **modules}))
+    assert run_script(folder, tmp_path / "out.engine", lambda event: None)["backend"] == "tensorrt_rtx"
+
+
 def test_script_that_dies_is_reported(tmp_path: Path, fp8_and_bf16: Path) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     (folder / bundle.SCRIPT).write_text("import os\nprint('7\\n[1]\\nlast words', flush=True)\nos.abort()\n")
@@ -237,6 +282,16 @@ def test_output_in_a_new_folder_and_with_dots_in_its_name(tmp_path: Path, fp8_an
         "Qwen2.5-7B",
         "Qwen2.5-7B.report.json",
     ]
+
+
+def test_the_links_lie_in_the_cache_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TRT_NVFP4_CACHE", "~/kept")
+    monkeypatch.delenv("TRT_NVFP4_LIBRARY_LINKS", raising=False)
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(backend.os, "execve", lambda file, arguments, environment: started.append(environment))
+    backend._offer_unversioned_library("tensorrt_rtx")
+    assert Path(started[0]["TRT_NVFP4_LIBRARY_LINKS"]).parent == tmp_path / "kept" / "links"
 
 
 def test_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,18 @@ def test_measured_times_take_the_place_of_predicted_ones(report: Path) -> None:
     assert "Predicted, nothing was run" not in text
 
 
+def test_predicted_bench_names_the_gpu(report: Path) -> None:
+    bench = {
+        "mode": "roofline",
+        "label": "predicted",
+        "target": "rtx-blackwell",
+        "contestants": {"nvfp4": {"predicted_us": 1.0}},
+        "environment": {"gpu": "RTX PRO 6000"},
+    }
+    report.with_name("o.bench.json").write_text(json.dumps(bench))
+    assert "predicted (RTX PRO 6000)" in html_report.write(report).read_text()
+
+
 def test_times_of_an_earlier_build_are_not_shown(report: Path) -> None:
     bench = report.with_name("o.bench.json")
     bench.write_text("of an earlier build, and not even JSON")
@@ -162,6 +174,16 @@ def test_names_are_escaped(report: Path) -> None:
     assert "<script>" not in text
     assert "<i>o" not in text
     assert '"><b>' not in text
+
+
+def test_advice_is_of_outputs_that_a_budget_counts(report: Path) -> None:
+    """An SQNR of indices says nothing, and --accuracy-budget leaves them out."""
+    data: dict[str, Any] = json.loads(report.read_text())
+    (output,) = [row for row in data["accuracy"]["tensors"] if row["kind"] == "output"]
+    output["sqnr_db"] = 5.0
+    assert f"Output <code>{output['name']}</code> is at 5.0 dB" in html_report.page(data, None, "o")
+    output["discrete"] = True
+    assert "--accuracy-budget" not in html_report.page(data, None, "o")
 
 
 def test_every_stage_has_a_page(gated_mlps: Path) -> None:

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import yaml
 from onnx import TensorProto
+from rich.filesize import decimal
 
 from trt_nvfp4.builder import errors, pipeline
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.inspection import inspect
+from trt_nvfp4.builder.report import summary_table
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes.plan import Plan
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
@@ -69,7 +72,11 @@ def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:
     report = json.loads((gated_mlps.parent / "out" / "o.report.json").read_text())
     assert report["target"] == "rtx-blackwell"
     assert report["backend"] == "tensorrt_rtx"
-    assert output.stat().st_size == report["engine_bytes"]
+    assert output.stat().st_size == report["engine_bytes"] > report["plugin_library_bytes"] > 1e6
+    carried = decimal(report["plugin_library_bytes"])
+    shown = " ".join(str(cell) for column in summary_table(report).columns for cell in column.cells)
+    assert f"of which plugin library {carried}), verified" in shown
+    assert f"Of the engine, {carried} are the plugin library." in output.with_name("o.report.html").read_text()
     assert len(report["subgraphs"]) == report["plugin_layers"] == 2
     for subgraph in report["subgraphs"]:
         assert subgraph["kind"] == "gated_mlp"
@@ -124,7 +131,20 @@ def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, sample
     (out / "o.engine").unlink()
     resumed = run(out / "o.rewritten.onnx", plan=out / "edited.yaml", output=out / "o.engine")
     assert [entry["realized"] for entry in resumed["subgraphs"]] == ["nvfp4 plugin", "fp16"]
+    assert [entry["activations"] for entry in resumed["subgraphs"]] == ["NVFP4, calibrated scales", "as in the model"]
     assert (out / "o.engine").stat().st_size == resumed["engine_bytes"]
+
+
+def test_statistics_of_another_model(
+    gated_mlps: Path, samples: Path, save_gated_mlps: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Whose tensors have the same names."""
+    run(gated_mlps, calib_data=samples, stop_after="calibrate")
+    (tmp_path / "other").mkdir()
+    other = save_gated_mlps(tmp_path / "other" / "model.onnx")
+    statistics = gated_mlps.parent / "out" / "o.statistics.json"
+    with pytest.raises(CalibrationError, match=r"o\.statistics\.json: .* another model than .*other"):
+        run(other, calib_data=statistics, stop_after="rewrite")
 
 
 def test_rewritten_model_needs_its_plan(gated_mlps: Path) -> None:
@@ -186,3 +206,18 @@ def test_engine_of_an_earlier_run_stays_when_a_build_fails(gated_mlps: Path, mon
 def test_shapes_reach_the_engine(gated_mlps: Path) -> None:
     report = run(gated_mlps, least={"x": (2, 64)}, typical={"x": (16, 64)}, most={"x": (4096, 64)})
     assert report["profiles"] == {"x": [[2, 64], [16, 64], [4096, 64]]}
+
+
+def test_a_damaged_library_is_named_where_it_lies(
+    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the folder of the build, which is gone by then."""
+    damaged = tmp_path / "cache" / "libdamaged.so"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"\x7fELF")
+    monkeypatch.setattr(pipeline, "build_library", lambda *_, **__: damaged)
+    with pytest.raises(
+        BuilderError, match=rf"^{damaged}: TensorRT could not load .*in the cache, delete it"
+    ) as failure:
+        run(gated_mlps)
+    assert failure.value.exit_code == errors.BUILD_FAILED

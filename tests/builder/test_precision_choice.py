@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -174,6 +175,57 @@ def test_how_near_a_mix_comes_does_not_read_as_if_it_met_the_budget(
     monkeypatch.setattr(Score, "value", property(lambda _: 0.99999985))
     with pytest.raises(BuilderError, match=r"nearest comes to cosine 0\.99999985$"):
         run(mlps, samples, "cosine>=0.9999999")
+
+
+def with_outputs(model: Path) -> None:
+    """Adds a gate of the output, saturated and so less exact by some measures, and the indices of the ten greatest."""
+    proto = onnx.load(model)
+    (y,) = (output.name for output in proto.graph.output)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([10]), "ten"))
+    proto.graph.node.extend(
+        [
+            onnx.helper.make_node("Sigmoid", [y], ["gate"]),
+            onnx.helper.make_node("TopK", [y, "ten"], ["greatest", "indices"]),
+        ]
+    )
+    for name, kind in (("gate", onnx.TensorProto.FLOAT16), ("indices", onnx.TensorProto.INT64)):
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
+    onnx.save(proto, model)
+
+
+def test_indices_do_not_count_and_the_worst_output_is_named(mlps: Path, samples: Path) -> None:
+    """As of a detector, whose indices move with errors that its scores hardly show."""
+    before = run(mlps, samples, "cosine>=0.9")
+    with_outputs(mlps)
+    report = run(mlps, samples, "cosine>=0.9")
+    assert report["warnings"] == ["--accuracy-budget counts floating-point outputs alone, and not indices"]
+    assert report["budget"]["achieved"] == before["budget"]["achieved"]
+    assert report["budget"]["worst_output"] == "y2"
+    assert before["budget"]["worst_output"] == ""
+    (reason,) = {entry["reason"] for entry in report["subgraphs"] if entry["name"] == "gated_mlp_0"}
+    assert " of output y2 (" in reason
+    assert "of output" not in str(before["subgraphs"])
+    with pytest.raises(BuilderError, match=r"nearest comes to cosine 0\.\d+ of output y2$"):
+        run(mlps, samples, "cosine>=0.99999", require="nvfp4")
+
+
+def test_an_output_of_any_name(mlps: Path, samples: Path) -> None:
+    """Also one that NumPy's savez has an argument of."""
+    model = onnx.load(mlps)
+    for name in ("file", "allow_pickle"):
+        model.graph.node.append(onnx.helper.make_node("Relu", [model.graph.output[0].name], [name]))
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, None))
+    onnx.save(model, mlps)
+    assert run(mlps, samples, "cosine>=0.9", stop_after="plan")["budget"]["achieved"] >= 0.9
+
+
+def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez", no_space)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/precisions-\w+/held-out-0\.npz'"):
+        run(mlps, samples, "cosine>=0.9")
 
 
 def test_a_budget_that_asks_for_the_original_keeps_it(mlps: Path, samples: Path) -> None:

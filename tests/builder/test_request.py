@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,48 @@ def test_no_model(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["model", "folder", "output"])
+def test_a_name_that_is_not_utf8(tmp_path: Path, save_gated_mlps: Callable[..., Path], place: str) -> None:
+    names = {"folder": "of the user", "model": "model", "output": "o", place: os.fsdecode(b"m\xf6d")}
+    folder = tmp_path / names["folder"]
+    folder.mkdir()
+    model = save_gated_mlps(folder / "model.onnx", external=False)
+    model = model.rename(folder / f"{names['model']}.onnx")
+    refusal(model, "is no name in UTF-8", r"m\udcf6d", output=tmp_path / f"{names['output']}.engine")
+
+
+@pytest.mark.parametrize(
+    ("interface", "text"),
+    [
+        ("(int16[n, 64] x) => (float[n, 64] y)", "input 'x' is of type int16, which TensorRT does not have"),
+        ("(string[n, 64] x) => (float[n, 64] y)", "input 'x' is of type string, which TensorRT does not have"),
+        ("(float[n, 64] x) => (uint16[n, 64] y)", "output 'y' is of type uint16, which TensorRT does not have"),
+        ("(seq(float[n, 64]) x) => (float[n, 64] y)", "input 'x' is of type sequence; an engine takes tensors alone"),
+    ],
+)
+def test_inputs_and_outputs_that_no_engine_has(tmp_path: Path, interface: str, text: str) -> None:
+    cast = 4 if "=> (uint16" in interface else 1
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g {interface} {{ y = Cast<to = {cast}>(x) }}'
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    refusal(path, text, code=errors.MODEL_AT_FAULT)
+
+
+def test_an_input_of_unknown_rank(gated_mlps: Path) -> None:
+    model = onnx.load(gated_mlps, load_external_data=False)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, gated_mlps)
+    refusal(gated_mlps, "input 'x' has no shape, not even a number of dimensions", code=errors.MODEL_AT_FAULT)
+
+
+def test_a_model_from_a_pipe(tmp_path: Path) -> None:
+    """It would be read a second time for ever."""
+    os.mkfifo(tmp_path / "model.onnx")
+    refusal(tmp_path / "model.onnx", "is a pipe or a device", code=errors.MODEL_AT_FAULT)
+
+
 def test_options_that_a_plan_leaves_without_effect(gated_mlps: Path) -> None:
     plan = run(gated_mlps)
     options = {"precision": "fp8", "moe": "native", "include": "nosuch"}
@@ -152,8 +195,9 @@ def test_options_that_a_plan_leaves_without_effect(gated_mlps: Path) -> None:
 def test_options_that_a_rewritten_model_leaves_without_effect(gated_mlps: Path, samples: Path) -> None:
     plan = run(gated_mlps, stop_after="rewrite")
     rewritten = plan.with_name("o.rewritten.onnx")
-    options: dict[str, Any] = {"packed_weights": samples, "recipe": "max", "exclude": "zzz"}
-    texts = ["o.rewritten.onnx has been rewritten already", "--exclude, --recipe, --packed-weights, --stop-after"]
+    options: dict[str, Any] = {"calib_data": samples, "packed_weights": samples, "recipe": "max", "exclude": "zzz"}
+    unheard = "--exclude, --calib-data, --recipe, --packed-weights, --stop-after"
+    texts = ["o.rewritten.onnx has been rewritten already", unheard]
     refusal(rewritten, *texts, plan=plan, **options)
 
 

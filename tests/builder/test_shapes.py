@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.shapes import derive_profiles, parse_shapes
+from trt_nvfp4.builder.shapes import Profile, derive_profiles, parse_shapes, typical_shapes
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), min_size=1).filter(lambda name: name.strip())
 shapes = st.lists(st.integers(0, 10**6), min_size=1, max_size=6).map(tuple)
@@ -89,3 +89,76 @@ def test_override_that_does_not_fit(override: dict[str, tuple[int, ...]], text: 
 def test_bounds_out_of_order() -> None:
     with pytest.raises(BuilderError, match="out of order"):
         derive_profiles({"x": ["batch"]}, least={"x": (4,)}, most={"x": (2,)})
+
+
+CACHE = "past_key_values.0.key"
+
+
+def decoder(mask: str, new: str | int, past: str) -> dict[str, list[int | str]]:
+    cache: list[int | str] = ["batch", 2, past, 16]
+    inputs: dict[str, list[int | str]] = {"input_ids": ["batch", new], "attention_mask": ["batch", mask]}
+    return inputs | {CACHE: cache, "past_key_values.0.value": cache}
+
+
+@pytest.mark.parametrize(
+    ("mask", "new", "past"),
+    [
+        ("total_sequence", "sequence", "past_sequence"),
+        ("total_sequence_length", "sequence_length", "past_sequence_length"),
+        ("past_sequence_length + sequence_length", "sequence_length", "past_sequence_length"),
+        ("past_sequence_length + 1", "sequence_length", "past_sequence_length"),
+        ("past_sequence_length + 1", 1, "past_sequence_length"),
+        ("s17 + s26", "s17", "s26"),
+    ],
+)
+def test_mask_of_a_decoder_spans_cached_and_new_tokens(mask: str, new: str | int, past: str) -> None:
+    profiles = derive_profiles(
+        decoder(mask, new, past),
+        least={CACHE: (1, 2, 0, 16)},
+        most={CACHE: (4, 2, 4096, 16)},
+    )
+    cache = profiles["past_key_values.0.value"]  # whose dimensions have the names of the key's
+    assert (cache.least, cache.most) == ((1, 2, 0, 16), (4, 2, 4096, 16))
+    for bound in ("least", "typical", "most"):
+        ids, total, cached = (getattr(profiles[name], bound) for name in ("input_ids", "attention_mask", CACHE))
+        assert total == (ids[0], ids[1] + cached[2])
+        assert ids[0] == cached[0]
+
+
+def test_total_without_its_parts_asks_for_a_range() -> None:
+    inputs = decoder("total_len", "seq_len", "past_len")
+    with pytest.raises(BuilderError, match=r"total_len.* not all of past_len and len are in .* attention_mask:1x1"):
+        derive_profiles(inputs)
+    assert derive_profiles(inputs, most={"attention_mask": (8, 1024)})["attention_mask"].most == (8, 1024)
+    assert derive_profiles({"input_ids": ["batch", "total_len"]})["input_ids"].most == (8, 512)  # no cache, no sum
+
+
+def test_override_holds_for_dimensions_of_the_same_name() -> None:
+    inputs = {"ids": ["batch", "seq"], "mask": ["batch", "seq"], "image": ["", 3]}
+    profiles = derive_profiles(inputs, typical={"ids": (2, 64)}, most={"ids": (4, 1024), "mask": (4, 100)})
+    assert profiles["ids"] == Profile((1, 1), (2, 64), (4, 1024))
+    assert profiles["mask"] == Profile((1, 1), (2, 64), (4, 100))
+    assert profiles["image"] == Profile((1, 3), (1, 3), (8, 3))
+
+
+@pytest.mark.parametrize(
+    ("least", "typical", "most"),
+    [({"ids": (1, 0)}, {}, {}), ({}, {"past": (1, 0)}, {}), ({}, {}, {"past": (1, 0)}), ({"past": (0, 1)}, {}, {})],
+)
+def test_only_the_least_cache_may_be_empty(
+    least: dict[str, tuple[int, ...]], typical: dict[str, tuple[int, ...]], most: dict[str, tuple[int, ...]]
+) -> None:
+    inputs = {"ids": ["batch", "seq"], "past": ["batch", "past_seq"]}
+    with pytest.raises(BuilderError, match="out of order") as failure:
+        derive_profiles(inputs, least, typical, most)
+    assert failure.value.exit_code == USAGE
+    assert derive_profiles(inputs, {"past": (1, 0)})["past"] == Profile((1, 0), (1, 128), (8, 512))
+
+
+def test_cache_of_a_single_run_may_be_empty() -> None:
+    inputs = decoder("total_seq", "seq", "past_seq")
+    shapes = typical_shapes(inputs, {"input_ids": (1, 5), CACHE: (1, 2, 0, 16)})
+    assert shapes["attention_mask"] == (1, 5)
+    assert shapes["past_key_values.0.value"] == (1, 2, 0, 16)
+    with pytest.raises(BuilderError, match=r"'input_ids', dimension 1 \(seq\): least 0, typical 0.*\(--shapes\)"):
+        typical_shapes(inputs, {"input_ids": (1, 0)})

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import sys
+import types
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
 from trt_nvfp4.builder.cli.console import failures, print_json
 
 
@@ -44,3 +48,16 @@ def test_stdout_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         print_json("{}")
     assert ended.value.exit_code == errors.BUILD_FAILED
     assert "No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [bench_engine, build_engine, compare_engine, inspect_engine], ids=lambda module: module.__name__
+)
+@pytest.mark.parametrize("arguments", [["--no-such-option"], []], ids=["an option that is none", "an argument missing"])
+def test_wrong_options_are_json_too(command: types.ModuleType, arguments: list[str]) -> None:
+    result = CliRunner().invoke(command.app, ["--json", *arguments])
+    assert result.exit_code == errors.USAGE
+    failure = json.loads(result.stdout)
+    assert failure["exit_code"] == errors.USAGE
+    assert failure["error"] in " ".join(result.stderr.replace("│", " ").split())
+    assert CliRunner().invoke(command.app, arguments).stdout == ""
