@@ -11,7 +11,7 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.calibration import fp8
-from trt_nvfp4.graph_passes.nodes import insert_behind, register
+from trt_nvfp4.graph_passes.nodes import insert_behind, operand, register
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
 from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
@@ -20,28 +20,56 @@ from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
 _CHUNK_VALUES = 1 << 23
 
 
+def fp8_obstacle(subgraph: Subgraph) -> str | None:
+    """Why the linears of the subgraph, no "moe", cannot be FP8: one weight has scales of one axis."""
+    transposed: dict[ir.Value, bool] = {}
+    for weight in (linear.weight for linear in subgraph.linears):
+        if transposed.setdefault(weight.stored, weight.stored_transposed) != weight.stored_transposed:
+            return f"its linears read weight '{weight.stored.name}' in both orientations, and FP8 scales serve one"
+    return None
+
+
 def lower_fp8(
-    graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], quantized_inputs: dict[ir.Value, ir.Value]
+    graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], quantized: dict[ir.Value, ir.Value]
 ) -> list[str]:
     """Quantizes weights per output channel, and inputs per tensor where `amax` has them; returns the multiplying nodes.
 
-    Without statistics only the weights are FP8. `quantized_inputs` collects inputs that subgraphs may share.
+    Without statistics only the weights are FP8. `quantized` collects operands, which subgraphs may share.
     """
     names = []
     # A fused projection is one multiplication that two linears share.
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
-        _quantize_weight(graph, linear)
+        node.replace_input_with(1, _quantized_weight(graph, linear, operand(node, 1), quantized))
         if (largest := amax.get(linear.x.name or "")) is not None:
-            if linear.x not in quantized_inputs:
-                quantized_inputs[linear.x] = _quantize_input(graph, linear, largest)
-            node.replace_input_with(0, quantized_inputs[linear.x])
+            if linear.x not in quantized:
+                quantized[linear.x] = _quantize_input(graph, linear, largest)
+            node.replace_input_with(0, quantized[linear.x])
         names.append(node.name or "")
     return names
 
 
-def _quantize_weight(graph: ir.Graph, linear: Linear) -> None:
-    """Stored weight -> FP8 initializer -> DequantizeLinear, in front of whatever consumed the stored weight."""
+def _quantized_weight(
+    graph: ir.Graph, linear: Linear, value: ir.Value, quantized: dict[ir.Value, ir.Value]
+) -> ir.Value:
+    """`value`, the linear's weight or what its `weight_nodes` make of it, made anew from FP8: others may read it."""
+    if value not in quantized:
+        if value is linear.weight.stored:
+            node = _dequantize_weight(graph, linear)
+            graph.insert_before(graph[0], node)
+        else:
+            step = next(node for node in linear.weight_nodes if value in node.outputs)
+            source = _quantized_weight(graph, linear, operand(step, 0), quantized)
+            name = f"{value.name}.fp8"
+            node = ir.node(step.op_type, [source], step.attributes, name=name)
+            node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
+            insert_behind(graph, source, [node])
+        quantized[value] = node.outputs[0]
+    return quantized[value]
+
+
+def _dequantize_weight(graph: ir.Graph, linear: Linear) -> ir.Node:
+    """The stored weight as an FP8 initializer, in front of DequantizeLinear."""
     stored = linear.weight.stored
     tensor = get_const_tensor(stored)
     assert tensor is not None
@@ -79,8 +107,7 @@ def _quantize_weight(graph: ir.Graph, linear: Linear) -> None:
     dequantize = ir.node("DequantizeLinear", inputs, {"axis": axis}, name=f"{prefix}.dequantize")
     dequantize.outputs[0].name = f"{prefix}.dequantized"
     dequantize.outputs[0].type, dequantize.outputs[0].shape = ir.TensorType(tensor.dtype), weight.shape
-    graph.insert_before(graph[0], dequantize)
-    stored.replace_all_uses_with(dequantize.outputs[0])
+    return dequantize
 
 
 def _scale(amax: torch.Tensor, dtype: ir.DataType) -> np.ndarray:

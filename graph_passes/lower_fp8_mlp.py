@@ -20,6 +20,9 @@ def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8GatedMLP` cannot compute the subgraph."""
     if subgraph.kind != "gated_mlp":
         return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
+    for linear in subgraph.linears:
+        if linear.shares_weight:
+            return f"several nodes read weight '{linear.weight.stored.name}', of which every {OP} has its own"
     return subgraph.mixed_types or subgraph.k_obstacle(OP)
 
 

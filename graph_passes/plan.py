@@ -13,6 +13,7 @@ from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
+from trt_nvfp4.graph_passes.lower_fp8 import fp8_obstacle
 from trt_nvfp4.graph_passes.lower_fp8_mlp import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
 from trt_nvfp4.graph_passes.lower_fp8_moe import OP as FP8_MOE
@@ -50,8 +51,8 @@ DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16
 NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
 # Those that compute a whole MLP in one type.
 _ONE_TYPE = ("nvfp4_w4a4", "nvfp4_w4a16", "bf16", "fp16")
-# Those that convert a weight for the one node that reads it; plugins share what is made of it.
-_OWN_WEIGHTS = ("native_nvfp4", "fp8", "bf16", "fp16")
+# Those that convert a weight for the one node that reads it; the others share what is made of it.
+_OWN_WEIGHTS = ("native_nvfp4", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -392,8 +393,8 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
         for linear in subgraph.linears:
             if linear.shares_weight:
                 return (
-                    f"several subgraphs read weight '{linear.weight.stored.name}', which NVFP4 plugins share and "
-                    f"{decision} does not"
+                    f"several subgraphs read weight '{linear.weight.stored.name}', which NVFP4 plugins and "
+                    f"FP8 share and {decision} does not"
                 )
     if decision == "native_nvfp4":
         return native_nvfp4_obstacle(subgraph)
@@ -401,6 +402,6 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
         if subgraph.moe is None:
             return f"TensorRT's own MoE layer is none for a {subgraph.kind}"
         return native_obstacle(subgraph.moe, subgraph.dtype)
-    if subgraph.kind == "moe" and decision == "fp8":
-        return fp8_moe_obstacle(subgraph)
+    if decision == "fp8":
+        return fp8_moe_obstacle(subgraph) if subgraph.kind == "moe" else fp8_obstacle(subgraph)
     return None

@@ -154,7 +154,7 @@ def lower(
     amax = {} if statistics is None else {name: most for name, most in statistics.amax.items() if most > 0}
     realized: dict[str, list[str]] = {}
     made: dict[str, PlannedSubgraph] = {}
-    fp8_inputs: dict[ir.Value, ir.Value] = {}
+    fp8_operands: dict[ir.Value, ir.Value] = {}
     nvfp4_inputs: dict[ir.Value, ir.Value] = {}
     nvfp4_weights: MadeWeights = {}
     readers = weight_readers(target.graph)
@@ -182,7 +182,7 @@ def lower(
             realized[entry.name] = lowering_fp8(target.graph, subgraph, amax)
             functions[entry.fp8_plugin] = OPS[entry.fp8_plugin].function(target.opset)
         elif entry.decision == "fp8":
-            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_inputs)
+            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_operands)
         elif entry.decision in ("bf16", "fp16"):
             realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +16,7 @@ from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
+from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
 from trt_nvfp4.graph_passes.plan import PlanError
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.graph_passes.source import SourceModel
@@ -101,6 +103,19 @@ def test_consecutive_steps_are_not_stacked(loaded: Load) -> None:
     assert [mlp.shapes["layers"] for mlp in mlps] == [1] * STEPS
 
 
+def with_step_of(other: onnx.ModelProto, step: int, model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model`, whose weights are read by Transposes, with the matrices of `other` in one step."""
+    matrices = [tensor for tensor in other.graph.initializer if len(tensor.dims) == 2]
+    model.graph.initializer.extend(
+        numpy_helper.from_array(numpy_helper.to_array(tensor), f"own_{tensor.name}") for tensor in matrices
+    )
+    suffix = f"_{step}" if step else ""
+    for node in list(model.graph.node):
+        if node.op_type == "Transpose" and (node.name.endswith(suffix) if step else "_" not in node.name):
+            node.input[0] = f"own_{node.input[0]}"
+    return model
+
+
 @pytest.mark.parametrize("kept", range(STEPS))
 def test_one_step_is_kept(kept: int, loaded: Load, seed: int) -> None:
     """It computes with the model's own weights, the others with the quantized ones: both are written."""
@@ -109,13 +124,7 @@ def test_one_step_is_kept(kept: int, loaded: Load, seed: int) -> None:
     plan = plan_all(source)
     plan.subgraphs[kept].decision = "keep"
     result = rewritten(source, plan)
-    twin = quantized_twin(graph, model)
-    matrices = [name for name, array in graph.weights.items() if array.ndim == 2]
-    twin.graph.initializer.extend(numpy_helper.from_array(graph.weights[name], f"own_{name}") for name in matrices)
-    suffix = f"_{kept}" if kept else ""
-    for node in list(twin.graph.node):
-        if node.op_type == "Transpose" and (node.name.endswith(suffix) if kept else "_" not in node.name):
-            node.input[0] = f"own_{node.input[0]}"
+    twin = with_step_of(model, kept, quantized_twin(graph, model))
     x = draw(seed, 2, 5, 32)
     for found, expected in zip(run(result.path, x), run(twin, x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
@@ -165,15 +174,101 @@ def test_awq_leaves_them(loaded: Load) -> None:
     assert len(obstacles) == STEPS
 
 
-@pytest.mark.parametrize("precision", ["fp8", "bf16"])
-def test_other_precisions_leave_them(precision: str, loaded: Load) -> None:
+def fp8_twin(graph: Graph, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every weight rounded to E4M3 by output channel."""
+    twin = onnx.ModelProto.FromString(model.SerializeToString())
+    tensors = {tensor.name: tensor for tensor in twin.graph.initializer}
+    for name, in_out in (part for group in graph.groups for part in group):
+        values = graph.weights[name]
+        scale = np.abs(values).max(0 if in_out else 1, keepdims=True) / np.float32(448)
+        rounded = np.clip(values / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+        tensors[name].CopyFrom(numpy_helper.from_array(rounded, name))
+    return twin
+
+
+@pytest.mark.parametrize("linear", ["matmul", "transpose", "gemm_transposed"])
+def test_fp8(linear: str, loaded: Load, seed: int) -> None:
+    """All read one FP8 weight each; every output is that of the model with weights rounded to FP8."""
+    model, graph = unrolled(small(linear=linear, seed=seed))
+    source = loaded(model)
+    plan = plan_all(source, "fp8")
+    assert [entry.decision for entry in plan.subgraphs] == ["fp8"] * STEPS
+    result = rewritten(source, plan)
+    onnx.checker.check_model(result.path)
+    written = onnx.load(result.path)
+    assert [node.op_type for node in written.graph.node].count("DequantizeLinear") == 3
+    assert result.weights_bytes_after == written_bytes(written) < result.weights_bytes_before / 2
+    x = draw(seed, 5, 32) if linear.startswith("gemm") else draw(seed, 2, 5, 32)
+    for found, expected in zip(run(result.path, x), run(fp8_twin(graph, model), x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_fp8_activations(loaded: Load, seed: int) -> None:
+    """Every step quantizes its own inputs, by their own scales."""
+    source = loaded(model := unrolled(small(seed=seed))[0])
+    plan = plan_all(source, "fp8", calibrated=True)
+    x = draw(seed, 2, 5, 32)
+    statistics = collect(source.path, calibration_tensors(plan), [{"x": x}])
+    result = rewritten(source, plan, statistics)
+    written = onnx.load(result.path)
+    tensors = {
+        tensor.name: float(numpy_helper.to_array(tensor)) for tensor in written.graph.initializer if not tensor.dims
+    }
+    scales = {node.input[0]: tensors[node.input[1]] for node in written.graph.node if node.op_type == "QuantizeLinear"}
+    assert scales == pytest.approx({name: amax / 448 for name, amax in statistics.amax.items()})
+    assert len(scales) == 2 * STEPS
+    for found, expected in zip(run(result.path, x), run(model, x), strict=True):
+        assert 0 < np.linalg.norm(found - expected) < 0.12 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("others", ["keep", "nvfp4_w4a16"])
+@pytest.mark.parametrize("fp8", range(STEPS))
+def test_one_step_in_fp8(fp8: int, others: str, loaded: Load, seed: int) -> None:
+    """It alone reads FP8 weights, although the others read the same ones of the model."""
+    model, graph = unrolled(small(linear="transpose", seed=seed))
+    source = loaded(model)
+    plan = plan_all(source)
+    for step, entry in enumerate(plan.subgraphs):
+        entry.decision = "fp8" if step == fp8 else others
+    result = rewritten(source, plan)
+    x = draw(seed, 2, 5, 32)
+    rest = quantized_twin(graph, model) if others != "keep" else onnx.ModelProto.FromString(model.SerializeToString())
+    twin = with_step_of(fp8_twin(graph, model), fp8, rest)
+    for found, expected in zip(run(result.path, x), run(twin, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_fp8_gated_mlp_leaves_them(loaded: Load) -> None:
+    """Each would hold the weights: Q/DQ nodes share them."""
     source = loaded(unrolled(small())[0])
-    entries = plan_all(source, precision).subgraphs
+    for subgraph in find_subgraphs(source):
+        assert "several nodes read weight 'gate'" in (fp8_mlp_obstacle(subgraph) or "")
+    plan = plan_all(source, "fp8")
+    plan.subgraphs[1].op = "FP8GatedMLP"
+    with pytest.raises(PlanError, match="cannot be fp8: several nodes read weight 'gate', of which every FP8GatedMLP"):
+        plan.check(source, EVERYTHING)
+
+
+def test_fp8_of_a_weight_in_both_orientations(loaded: Load, seed: int) -> None:
+    """A tied autoencoder: no axis of the weight is the outputs' in both products."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[b, 32] x) => (float[b, 32] y)
+        { a = MatMul(x, w)  r = Relu(a)  t = Transpose<perm = [1, 0]>(w)  y = MatMul(r, t) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(draw(seed, 32, 48), "w"))
+    (entry,) = plan_all(loaded(model), "fp8").subgraphs
+    assert entry.decision == "keep"
+    assert "its linears read weight 'w' in both orientations" in entry.reason
+
+
+def test_16_bits_leave_them(loaded: Load) -> None:
+    source = loaded(unrolled(small())[0])
+    entries = plan_all(source, "bf16").subgraphs
     assert [entry.decision for entry in entries] == ["keep"] * STEPS
     assert all("several subgraphs read weight 'gate'" in entry.reason for entry in entries)
     edited = plan_all(source)
-    edited.subgraphs[1].decision = precision
-    with pytest.raises(PlanError, match=f"cannot be {precision}: several subgraphs read weight 'gate'"):
+    edited.subgraphs[1].decision = "bf16"
+    with pytest.raises(PlanError, match="cannot be bf16: several subgraphs read weight 'gate'"):
         edited.check(source, EVERYTHING)
 
 

@@ -1,0 +1,72 @@
+"""Weights [1, K, N] are those [K, N]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnx_models.graphs import mlp_model, quantized_twin, run, spec
+from onnx_models.passes import found_mlps, plan_all, rewritten
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.source import SourceModel, load
+
+Load = Callable[[onnx.ModelProto], SourceModel]
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "fp8"])
+def test_mlp(precision: str, loaded: Load, seed: int) -> None:
+    """Found, and rewritten to what is computed with weights [K, N]; the original's values are ONNX Runtime's."""
+    model, graph = mlp_model(spec(gated=True, seed=seed))
+    x = np.random.default_rng(seed).standard_normal((2, 3, graph.spec.k)).astype(np.float32)
+    source = loaded(model)
+    (expected,) = run(rewritten(source, plan_all(source, precision)).path, x)
+    (exact,) = run(model, x)
+    twin = quantized_twin(graph, model)
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) == 2:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[None], tensor.name))
+    np.testing.assert_allclose(run(model, x)[0], exact, rtol=1e-5, atol=1e-5)
+    source = loaded(model)
+    (mlp,) = found_mlps(source)
+    assert mlp.refusal is None
+    (found,) = run(rewritten(source, plan_all(source, precision)).path, x)
+    np.testing.assert_array_equal(found, expected)
+    if precision == "nvfp4":
+        np.testing.assert_allclose(found, run(twin, x)[0], rtol=2e-5, atol=2e-5)
+
+
+LEFT = {
+    "input of fewer dimensions": "float[8, 16] x) => (float[1, 8, 16] y) { y = MatMul(x, w) }",
+    "input of unknown rank": "float[1, 8, 16] x, int64[?] s) => (y) { r = Reshape(x, s)  y = MatMul(r, w) }",
+    "weight on the left": "float[1, 16, 8] x) => (float[1, 16, 8] y) { y = MatMul(w, x) }",
+    "read by another operator": "float[1, 16, 16] x) => (float[1, 16, 16] y) { a = MatMul(x, w)  y = Add(a, w) }",
+}
+
+
+@pytest.mark.parametrize("body", LEFT.values(), ids=LEFT.keys())
+def test_products_that_need_the_dimension(body: str, loaded: Load, seed: int) -> None:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]> g ({body}""")
+    weight = np.random.default_rng(seed).standard_normal((1, 16, 16)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    source = loaded(model)
+    assert source.tensor("w").shape == (1, 16, 16)
+    assert find_subgraphs(source) == []
+
+
+def test_external_data(tmp_path: Path, seed: int) -> None:
+    """Its values are those in the file."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[1, 8, 16] x) => (float[1, 8, 16] y) { y = MatMul(x, w) }"""
+    )
+    weight = np.random.default_rng(seed).standard_normal((1, 16, 16)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    source = load(path)
+    np.testing.assert_array_equal(source.tensor("w"), weight[0])
+    assert [subgraph.kind for subgraph in find_subgraphs(source)] == ["linear"]
