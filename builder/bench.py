@@ -19,7 +19,7 @@ import numpy as np
 from rich.table import Table
 
 from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.samples import input_specs, load_samples
+from trt_nvfp4.calibration.samples import input_specs, load_samples, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
@@ -408,7 +408,8 @@ def _is_result(path: Path) -> bool:
 
 
 def _save_sample(sample: Mapping[str, np.ndarray], path: Path) -> Path:
-    np.savez(path, allow_pickle=False, **sample)
+    with path.open("wb") as stream:
+        save_sample(stream, sample)
     return path
 
 

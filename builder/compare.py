@@ -14,7 +14,7 @@ from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
 
-from trt_nvfp4.calibration.samples import InputSpec
+from trt_nvfp4.calibration.samples import InputSpec, save_sample
 
 from .agreement import Agreement, Thresholds, is_discrete
 from .backend import replacing
@@ -60,7 +60,7 @@ class Comparison:
         for number, sample in sorted(self.worst.items()):
             file = folder / f"sample-{number:05}.npz"
             with replacing(file) as temporary, temporary.open("wb") as stream:
-                np.savez(stream, allow_pickle=False, **sample)
+                save_sample(stream, sample)
             saved.append(file)
         return saved
 
@@ -73,12 +73,13 @@ def compare(
     plan: Path | None = None,
     judge_subgraphs: bool = False,
     with_kl: bool = False,
+    advice: str = "",
 ) -> Comparison:
     """Agreement of `result` with `reference` in every output, and in every replaced subgraph that both show.
 
     The inner tensors of an engine cannot be seen, so a comparison with one is about outputs alone. `thresholds` are
     asked of outputs, and of subgraphs with `judge_subgraphs`; of integers and booleans only where all outputs are such.
-    One sample is in memory at a time, and the worst ones.
+    One sample is in memory at a time, and the worst ones. `advice` ends the message where a side fails on one.
 
     Raises BuilderError: the inputs or outputs differ or are no numbers, no sample, a plan of other models, a side that
     cannot run here, or (verification) outputs that differ in size.
@@ -106,7 +107,8 @@ def compare(
     with quiet, unwarned, reference.runner(inner) as first, result.runner(inner) as second:
         specs = _check_same_inputs(reference, first, result, second)
         for number, sample in enumerate(samples(specs)):
-            expected, actual = _infer(reference, first, sample), _infer(result, second, sample)
+            expected = _infer(reference, first, sample, advice)
+            actual = _infer(result, second, sample, advice)
             if number == 0:
                 outputs = _outputs(result, actual)
                 _check_same_names("outputs", reference, _outputs(reference, expected), result, outputs)
@@ -192,13 +194,13 @@ def _outputs(side: Side, results: IterationResult) -> set[str]:
     return set(results) if side.model is None else side.outputs()
 
 
-def _infer(side: Side, runner: BaseRunner, sample: Sample) -> IterationResult:
+def _infer(side: Side, runner: BaseRunner, sample: Sample, advice: str) -> IterationResult:
     try:
         outputs = runner.infer(feed_dict=dict(sample))
     except PolygraphyException as error:
-        raise BuilderError(USAGE, f"{side.path}: cannot run on these samples: {error}") from error
+        raise BuilderError(USAGE, f"{side.path}: cannot run on these samples: {error}{advice}") from error
     except Exception as error:  # ONNX Runtime's own error types
-        raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {error}") from error
+        raise BuilderError(BUILD_FAILED, f"{side.path}: failed while it ran: {str(error).strip()}{advice}") from error
     return IterationResult(outputs, runner_name=runner.name)
 
 

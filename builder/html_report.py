@@ -222,7 +222,9 @@ def _plan(report: Mapping[str, Any]) -> str:
             ]
         )
     headings = ["subgraphs", "count", "kind", "shape", "decision", "built", "activations", "reason"]
-    return _table(headings, rows, "Plan", ["name", "n", "", "", "", "", "", "reason"])
+    table = _table(headings, rows, "Plan", ["name", "n", "", "", "", "", "", "reason"])
+    unplanned = build_report.unplanned_line(report)
+    return table + (f"<p class='dim'>Not in the plan: {escape(unplanned)} stay as they are.</p>" if unplanned else "")
 
 
 def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) -> str:

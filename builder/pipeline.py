@@ -23,6 +23,7 @@ from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.unplanned_products import unplanned_products
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
@@ -163,6 +164,7 @@ def _take_plan(request: Request, model: SourceModel, plan: Plan, report: Report)
     plan.save(request.file(".plan.yaml"))
     report.files["plan"] = str(request.file(".plan.yaml"))
     report.take_plan(plan, request.calib_data is not None)
+    report.unplanned = unplanned_products(model, plan)
     limits = roofline.LIMITS[request.target.name]
     subgraphs = roofline.predict(plan, subgraph_tokens(model, plan, request.typical), limits)
     report.predicted = {**asdict(limits), "subgraphs": subgraphs}

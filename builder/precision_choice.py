@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from trt_nvfp4.calibration.samples import Sample
+from trt_nvfp4.calibration.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, allowed_decisions, replacing_op
 from trt_nvfp4.graph_passes.rewrite import lower
@@ -41,8 +41,6 @@ from .targets import Target
 _PERIOD, _HELD_OUT = 4, 1
 # Weights that were in the model's file and are no larger stay in the model.
 _INLINE_BYTES = 4096
-# Before the names of outputs, which may be those of savez's own arguments.
-_KEY = "output:"
 _ON_DISK = (ir.ExternalTensor, StreamedTensor)
 
 
@@ -115,7 +113,7 @@ class Trials:
                     f"so that {self._budget.metric} cannot be measured against it",
                 )
             with replacing(file) as temporary, temporary.open("wb") as stream:
-                np.savez(stream, **{_KEY + key: values for key, values in outputs.items()})
+                save_sample(stream, outputs)
             recorded.append((sample, file))
         if not recorded:
             raise BuilderError(
@@ -141,7 +139,7 @@ class Trials:
         score = Score(self._budget.metric)
         for sample, file in recorded:
             with np.load(file) as stored:
-                expected = {name: stored[_KEY + name] for name in names}
+                expected = {name: stored[name] for name in names}
             score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
         return score
 

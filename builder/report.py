@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trt_nvfp4.graph_passes.plan import Plan
+    from trt_nvfp4.graph_passes.unplanned_products import UnplannedProducts
 
 ACTIVATIONS = {
     ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
@@ -51,6 +52,8 @@ class Report:
     plugin_library_bytes: int | None = None
     bundle: str | None = None
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    # Products that the plan has no entry for, by operator.
+    unplanned: dict[str, UnplannedProducts] = field(default_factory=dict)
     weights_bytes: dict[str, int] = field(default_factory=dict)
     plugin_layers: int | None = None
     # What an accuracy budget led to (see `precision_choice.Choice`).
@@ -179,6 +182,12 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     return [table, reasons]
 
 
+def unplanned_line(report: Mapping[str, Any]) -> str:
+    """The products that the plan has no entry for, in one line; empty where there are none."""
+    parts = [f"{found['count']} {op_type} ({found['share']:.1%})" for op_type, found in report["unplanned"].items()]
+    return ", ".join(parts).replace("%)", "% of weight bytes)", 1)
+
+
 def _shape(shapes: Mapping[str, int]) -> str:
     """Widths from input to output, then how often: in how many layers, or for how many of the experts."""
     names = ("in_features", "intermediate_features", "out_features")
@@ -206,6 +215,8 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     if weights := report["weights_bytes"]:
         ratio = weights["before"] / max(weights["after"], 1)
         table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
+    if unplanned := unplanned_line(report):
+        table.add_row("not in the plan", f"{unplanned} stay as they are")
     if budget := report["budget"]:
         achieved = budget["achieved"]
         shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -63,6 +65,18 @@ def load_samples(
         return _Samples(path, specs, python_loader.load(Path(file), function or python_loader.DEFAULT))
     read = _reader(Path(file), specs, None if tokenizer is None else Path(tokenizer))
     return _CountedSamples(path, specs, read)
+
+
+def save_sample(stream: BinaryIO, sample: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name as an .npz file, which `load_samples` reads back.
+
+    A name may be any: NumPy's own `savez` takes some for its arguments. Raises ValueError for arrays of objects.
+    """
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in sample.items():
+            # The size is not known before it is written.
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 # Where a sample comes from, for messages, and what reads it.

@@ -28,6 +28,11 @@ RANGES = {
     "--max-rel": (0.0, math.inf),
     "--max-kl": (0.0, math.inf),
 }
+# Where a model cannot run on inputs that the user did not give.
+OF_RANDOM = (
+    "; the inputs were random, of typical shapes: give samples with --data FILE|DIR, or shapes that fit together with "
+    "--shapes"
+)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
@@ -118,6 +123,7 @@ def compare_engine(
                 plan,
                 judge_subgraphs=check == "all",
                 with_kl=kl,
+                advice=OF_RANDOM if data is None else "",
             )
             plugins = _on_this_gpu(found, inputs, progress)
         saved = found.save_worst(save_worst) if save_worst is not None else []

@@ -597,6 +597,39 @@ def test_command_says_a_failure_once(tmp_path: Path) -> None:
     assert shown.stderr.count("Received unexpected dtype") == 1
 
 
+def test_command_saves_inputs_of_any_name(tmp_path: Path) -> None:
+    """Also those that NumPy's savez has arguments of."""
+    model = '<ir_version: 10, opset_import: ["": 21]> g (float[n, 8] file, float[n, 8] allow_pickle) => (float[n, 8] y)'
+    onnx.save(parser.parse_model(f"{model} {{ y = Add(file, allow_pickle) }}"), tmp_path / "m.onnx")
+    arguments = [str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")]
+    shown = CliRunner().invoke(app, [*arguments, "--save-worst", str(tmp_path / "worst")])
+    assert shown.exit_code == 0, shown.output
+    again = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "worst")])
+    assert again.exit_code == 0, again.output
+
+
+def test_command_says_that_inputs_which_do_not_fit_were_random(tmp_path: Path) -> None:
+    """As of a decoder whose mask covers the cache and the new tokens, under a name that does not say so."""
+    inputs = "float[1, sequence_length] x, float[1, past_length] past, float[1, kv_length] mask"
+    body = "all = Concat<axis = 1>(past, x) y = Mul(all, mask)"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float[1, m] y) {{ {body} }}'
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    arguments = [str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == errors.BUILD_FAILED
+    advice = "; the inputs were random, of typical shapes: give samples with --data FILE|DIR, or shapes that fit"
+    assert advice in shown.stderr
+
+    fitting = CliRunner().invoke(app, [*arguments, "--shapes", "x:1x3,past:1x5,mask:1x8"])
+    assert fitting.exit_code == 0, fitting.output
+
+    arrays = {name: np.ones((1, length), np.float32) for name, length in (("x", 3), ("past", 5), ("mask", 7))}
+    np.savez(tmp_path / "s.npz", **arrays)
+    given = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "s.npz")])
+    assert given.exit_code == errors.BUILD_FAILED
+    assert "random" not in given.stderr
+
+
 @pytest.mark.parametrize("manifest", ["{", "[]", "{}", '{"checksums": {}, "name": "a web application"}'])
 def test_folders_that_are_no_bundle(gated_mlps: Path, tmp_path: Path, manifest: str) -> None:
     folder = tmp_path / "folder"

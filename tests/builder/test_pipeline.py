@@ -96,6 +96,18 @@ def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:
     assert inspect(output)["subgraphs"] == report["subgraphs"]
 
 
+def test_what_the_plan_has_no_entry_for(gated_mlps: Path) -> None:
+    """As the plan is, also where entries were taken out of it; with the linears that stay, it adds up to the model."""
+    planned = run(gated_mlps, stop_after="plan")
+    assert planned["unplanned"] == {}
+    plan = Path(planned["files"]["plan"])
+    values = yaml.safe_load(plan.read_text())
+    del values["subgraphs"][0]
+    plan.write_text(yaml.safe_dump(values))
+    found = run(gated_mlps, plan=plan, stop_after="rewrite")["unplanned"]
+    assert found == {"MatMul": {"count": 3, "weight_bytes": 3 * 64 * 128 * 2, "share": 0.5}}
+
+
 def test_without_samples_weights_alone_are_quantized(gated_mlps: Path) -> None:
     report = run(gated_mlps)
     assert {entry["decision"] for entry in report["subgraphs"]} == {"nvfp4_w4a16"}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.builder.report import Report
+from trt_nvfp4.builder.html_report import page
+from trt_nvfp4.builder.report import Report, summary_table
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import make_plan
 from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.graph_passes.unplanned_products import UnplannedProducts
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,19 @@ def test_fp8_activations(gated_mlps: Path, target: str, calibrated: bool, activa
     report.take_plan(plan, calibrated)
     assert [entry["decision"] for entry in report.subgraphs] == ["fp8", "fp8"]
     assert {entry["activations"] for entry in report.subgraphs} == {activations}
+
+
+def test_products_that_the_plan_has_no_entry_for(gated_mlps: Path) -> None:
+    """One line, by operator, on the terminal and on the page; none where there are none."""
+    report = Report(str(gated_mlps), "ada")
+    assert "not in the plan" not in cells(report)
+    report.unplanned = {"Conv": UnplannedProducts(12, 3400, 0.34), "Einsum": UnplannedProducts(2, 4, 0.0004)}
+    line = "12 Conv (34.0% of weight bytes), 2 Einsum (0.0%) stay as they are"
+    assert cells(report)["not in the plan"] == line
+    assert f"<p class='dim'>Not in the plan: {line}.</p>" in page(json.loads(report.json()), None, "o")
+
+
+def cells(report: Report) -> dict[str, str]:
+    """The summary: its first column, and the second."""
+    names, values = (column.cells for column in summary_table(json.loads(report.json())).columns)
+    return {str(name): str(value) for name, value in zip(names, values, strict=True)}

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, save
 from polygraphy.json import save_json
 
 from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
+from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples, save_sample
 
 SPECS = {
     "ids": InputSpec(("batch", 8), np.dtype(np.int64)),
@@ -40,6 +40,22 @@ def test_one_npz_file(tmp_path: Path, seed: int) -> None:
     samples = load_samples(tmp_path / "s.npz", SPECS)
     assert_same(list(samples), [sample(seed)])
     assert_same(list(samples), [sample(seed)])  # a second pass reads again
+
+
+def test_saved_samples_are_read_back(tmp_path: Path, seed: int) -> None:
+    """Whatever the inputs' names are: NumPy's savez has arguments of the first three."""
+    generator = np.random.default_rng(seed)
+    names = ["file", "allow_pickle", "args", "/model/x:0", "past.0.npy", "größe"]
+    saved = {name: generator.standard_normal((2, 3)).astype(np.float32) for name in names}
+    saved["mask"] = np.asfortranarray(generator.integers(0, 2, (3, 4)).astype(np.bool_))
+    saved["step"] = np.array(generator.integers(100))
+    saved["cache"] = np.zeros((1, 2, 0, 4), np.float16)
+    with (tmp_path / "s.npz").open("wb") as stream:
+        save_sample(stream, saved)
+    specs = {name: InputSpec(array.shape, array.dtype) for name, array in saved.items()}
+    assert_same(list(load_samples(tmp_path / "s.npz", specs)), [saved])
+    with np.load(tmp_path / "s.npz") as arrays:
+        assert set(arrays) == set(saved)
 
 
 def test_a_folder_of_npz_files_in_the_order_of_their_names(tmp_path: Path, seed: int) -> None:
