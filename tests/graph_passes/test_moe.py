@@ -192,7 +192,7 @@ def test_spellings(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     result = rewritten(source, plan_all(source, kinds=("moe",)))
     x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
     with torch.no_grad():
-        expected = quantized_spelling(model)(x).numpy()  # type: ignore[union-attr]
+        expected = quantized_spelling(model)(x).numpy()
     (y,) = run(result.path, x.numpy())
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -266,7 +266,7 @@ def test_group_limited(scoring: str, tmp_path: Path, seed: int) -> None:
     )
     x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
     with torch.no_grad():
-        expected = quantized_spelling(model)(x).numpy()  # type: ignore[union-attr]
+        expected = quantized_spelling(model)(x).numpy()
     (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -423,7 +423,7 @@ def test_other_exports(dispatch: str, dtype: str, opset: int, dynamic: bool, tmp
     x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
     (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.to(DTYPES[dtype]).numpy())
     with torch.no_grad():
-        expected = quantized_spelling(model.float())(x).numpy()  # type: ignore[union-attr]
+        expected = quantized_spelling(model.float())(x).numpy()
     np.testing.assert_allclose(y, expected, atol=5e-3 * np.abs(expected).max())
 
 

@@ -1,0 +1,52 @@
+"""Metrics of agreement against NumPy and Torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from trt_nvfp4.builder.agreement import Agreement, kl_divergence
+
+
+def test_metrics_against_their_definitions(rng: np.random.Generator) -> None:
+    row = Agreement("y", "output", with_kl=True)
+    pairs = [(x := rng.standard_normal((3, 5, 7)), x + 0.3 * rng.standard_normal(x.shape)) for _ in range(4)]
+    for x, y in pairs:
+        row.add(x, y)
+    cosines = [np.vdot(x, y) / np.sqrt(np.vdot(x, x) * np.vdot(y, y)) for x, y in pairs]
+    xs, ys = np.stack([x for x, _ in pairs]), np.stack([y for _, y in pairs])
+    assert row.cosine == pytest.approx(min(cosines), rel=1e-12)
+    assert row.worst_sample == int(np.argmin(cosines))
+    assert row.sqnr_db == pytest.approx(10 * np.log10((xs**2).sum() / ((xs - ys) ** 2).sum()), rel=1e-12)
+    assert row.max_abs == np.abs(xs - ys).max()
+    assert row.max_rel == pytest.approx((np.abs(xs - ys) / np.abs(xs)).max(), rel=1e-12)
+    assert row.argmax == np.mean(xs.argmax(-1) == ys.argmax(-1))
+    by_torch = [
+        torch.nn.functional.kl_div(
+            torch.from_numpy(y).log_softmax(-1), torch.from_numpy(x).log_softmax(-1), reduction="sum", log_target=True
+        ).item()
+        / 15
+        for x, y in pairs
+    ]
+    assert row.kl == pytest.approx(max(by_torch), rel=1e-9)
+    assert kl_divergence(xs, xs) == 0
+
+
+def test_nan_is_no_agreement() -> None:
+    row = Agreement("y", "output")
+    row.add(np.ones(4), np.ones(4))
+    row.add(np.ones(4), np.array([1, np.nan, 1, 1]))
+    row.add(np.ones(4), np.ones(4))
+    assert np.isnan(row.cosine)
+    assert np.isnan(row.max_abs)
+    assert row.worst_sample == 1
+    assert row.as_dict()["cosine"] is None
+
+
+def test_zeros_agree_with_zeros_alone() -> None:
+    row = Agreement("y", "output")
+    row.add(np.zeros(4), np.zeros(4))
+    assert (row.cosine, row.max_rel) == (1, 0)
+    row.add(np.zeros(4), np.ones(4))
+    assert (row.cosine, row.max_rel, row.sqnr_db) == (0, np.inf, -np.inf)
