@@ -19,10 +19,11 @@ from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_s
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.packed_weights import PackedExperts
-from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
+from trt_nvfp4.graph_passes.packed_subgraphs import holds_weights, packed_ranges
+from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph, has_ranges, make_plan, selection
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.subgraph import Subgraph
 from trt_nvfp4.graph_passes.unplanned_products import unplanned_products
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
@@ -66,18 +67,23 @@ def run(request: Request, progress: Progress) -> Report:
         profiles = _profiles(request, path, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
-        plan = _plan(request, model)
+        checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
+        subgraphs = find_subgraphs(model)
+        calibrated = _calibrated(request, checkpoint, subgraphs)
+        plan = _plan(request, model, subgraphs, calibrated)
+        if checkpoint is not None:
+            _check_packed(checkpoint, subgraphs, request, plan, report)
         if request.accuracy_budget is None:
-            _take_plan(request, model, plan, report)
+            _take_plan(request, model, plan, calibrated, report)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
     with report.timed("calibrate"):
-        statistics = _calibrate(request, path, plan, report, progress)
+        statistics = _calibrate(request, path, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
             plan = _choose(request, path, model, plan, statistics, profiles, report, progress)
-            _take_plan(request, model, plan, report)
+            _take_plan(request, model, plan, calibrated, report)
         if request.stop_after == "plan":
             return _finish(request, report)
     if request.stop_after == "calibrate":
@@ -85,7 +91,6 @@ def run(request: Request, progress: Progress) -> Report:
 
     with report.timed("rewrite"):
         progress.stage("quantizing weights and rewriting")
-        checkpoint = _checkpoint(request, plan, report)
         destination = request.file(".rewritten.onnx")
         rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint)
         report.files["rewritten model"] = str(rewritten.path)
@@ -160,10 +165,12 @@ def _selected(request: Request, plan: Plan) -> list[PlannedSubgraph]:
     return [entry for entry in plan.subgraphs if why_not(entry) is None]
 
 
-def _take_plan(request: Request, model: SourceModel, plan: Plan, report: Report) -> None:
+def _take_plan(
+    request: Request, model: SourceModel, plan: Plan, calibrated: bool | Collection[str], report: Report
+) -> None:
     plan.save(request.file(".plan.yaml"))
     report.files["plan"] = str(request.file(".plan.yaml"))
-    report.take_plan(plan, request.calib_data is not None)
+    report.take_plan(plan, calibrated)
     report.unplanned = unplanned_products(model, plan)
     limits = roofline.LIMITS[request.target.name]
     subgraphs = roofline.predict(plan, subgraph_tokens(model, plan, request.typical), limits)
@@ -180,7 +187,18 @@ def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
     return exported
 
 
-def _plan(request: Request, model: SourceModel) -> Plan:
+def _calibrated(
+    request: Request, checkpoint: NVFP4Checkpoint | None, subgraphs: Sequence[Subgraph]
+) -> bool | Collection[str]:
+    """Whether there will be statistics of activations, or of which tensors the checkpoint has the ranges."""
+    if request.calib_data is not None or checkpoint is None:
+        return request.calib_data is not None
+    return packed_ranges(checkpoint, subgraphs).keys()
+
+
+def _plan(
+    request: Request, model: SourceModel, subgraphs: Sequence[Subgraph], calibrated: bool | Collection[str]
+) -> Plan:
     if request.plan is not None:
         plan = Plan.load(request.plan)
         if request.recipe is not None:
@@ -191,13 +209,13 @@ def _plan(request: Request, model: SourceModel) -> Plan:
     try:
         plan = make_plan(
             model,
-            find_subgraphs(model),
+            subgraphs,
             request.target.capabilities,
             precision=request.precision,
             kinds=request.kinds,
             include=request.include,
             exclude=request.exclude,
-            calibrated=request.calib_data is not None,
+            calibrated=calibrated,
             recipe=request.recipe or DEFAULT,
             moe=request.moe,
         )
@@ -221,13 +239,21 @@ def _plan(request: Request, model: SourceModel) -> Plan:
     return plan
 
 
-def _calibrate(request: Request, path: Path, plan: Plan, report: Report, progress: Progress) -> Statistics | None:
+def _calibrate(
+    request: Request,
+    path: Path,
+    plan: Plan,
+    calibrated: bool | Collection[str],
+    report: Report,
+    progress: Progress,
+) -> Statistics | None:
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
         check_statistics(plan, None)
-        if not any(entry.decision in (*NVFP4, "fp8") for entry in plan.subgraphs):
+        unknown = [entry for entry in plan.subgraphs if not has_ranges(entry, calibrated)]
+        if not any(entry.decision in (*NVFP4, "fp8") for entry in unknown):
             return None  # data would change nothing
-        scaled = any(entry.decision == "nvfp4_w4a4" or entry.fp8_plugin for entry in plan.subgraphs)
+        scaled = any(entry.decision == "nvfp4_w4a4" or entry.fp8_plugin for entry in unknown)
         consequence = "quantized activations are scaled at run time" if scaled else "activations are not quantized"
         report.warnings.append(f"no calibration data, so {consequence}; add --calib-data FILE|DIR with input samples")
         return None
@@ -304,28 +330,28 @@ def _choose(
     return choice.plan
 
 
-def _checkpoint(request: Request, plan: Plan, report: Report) -> NVFP4Checkpoint | None:
-    """The NVFP4 checkpoint whose experts are taken over; BuilderError (usage) where it has none of the plan's."""
-    if request.packed_weights is None:
-        return None
-    checkpoint = NVFP4Checkpoint(request.packed_weights)
-    blocks = [e.name for e in plan.subgraphs if e.kind == "moe" and e.decision.startswith("nvfp4")]
-    if not blocks:
+def _check_packed(
+    checkpoint: NVFP4Checkpoint, subgraphs: Sequence[Subgraph], request: Request, plan: Plan, report: Report
+) -> None:
+    """Raise BuilderError (usage) where nothing in the plan takes weights of the checkpoint; name what it lacks."""
+    planned = {entry.name for entry in plan.subgraphs if entry.decision.startswith("nvfp4")}
+    if not planned:
         raise BuilderError(
             USAGE,
-            f"{request.packed_weights}: the plan lowers no MoE block to NVFP4, so that packed experts have no use; "
+            f"{request.packed_weights}: the plan has no NVFP4 plugin, so that packed weights have no use; "
             "leave --packed-weights out, or choose --precision auto or nvfp4",
         )
-    absent = [name for name in blocks if PackedExperts.find(checkpoint, name) is None]
-    if absent == blocks:
+    absent = [part.name for part in subgraphs if part.name in planned and not holds_weights(checkpoint, part)]
+    if len(absent) == len(planned):
         raise BuilderError(
-            USAGE, f"{request.packed_weights}: holds NVFP4 experts of none of the {len(blocks)} MoE blocks in the plan"
+            USAGE,
+            f"{request.packed_weights}: holds NVFP4 weights of none of the {len(planned)} subgraphs in the plan, such "
+            f"as '{absent[0]}'; it has such as '{next(iter(checkpoint))}'",
         )
     if absent:
         report.warnings.append(
-            f"{request.packed_weights} lacks the experts of {', '.join(absent)}: quantized from the model's own weights"
+            f"{request.packed_weights} lacks the weights of {', '.join(absent)}: quantized from the model's own"
         )
-    return checkpoint
 
 
 def _accuracy(request: Request, original: Path, rewritten: Path, progress: Progress) -> dict[str, Any]:

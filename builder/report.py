@@ -8,13 +8,13 @@ import platform
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_nvfp4.graph_passes.plan import NVFP4
+from trt_nvfp4.graph_passes.plan import NVFP4, has_ranges
 
 from .backend import replacing
 from .errors import USAGE, BuilderError
@@ -84,8 +84,11 @@ class Report:
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.peak_rss_bytes = max(self.peak_rss_bytes, own + child_bytes)
 
-    def take_plan(self, plan: Plan, calibrated: bool) -> None:
-        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights."""
+    def take_plan(self, plan: Plan, calibrated: bool | Collection[str]) -> None:
+        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights.
+
+        `calibrated`: as `make_plan`'s.
+        """
         self.recipe = plan.recipe if any(entry.decision in NVFP4 for entry in plan.subgraphs) else None
         self.subgraphs = [
             {
@@ -96,7 +99,8 @@ class Report:
                 "decision": subgraph.decision,
                 "reason": subgraph.reason,
                 "activations": ACTIVATIONS.get(
-                    ("fp8_plugin" if subgraph.fp8_plugin else subgraph.decision, calibrated), "as in the model"
+                    ("fp8_plugin" if subgraph.fp8_plugin else subgraph.decision, has_ranges(subgraph, calibrated)),
+                    "as in the model",
                 ),
                 "realized": None,
             }

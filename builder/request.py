@@ -114,6 +114,11 @@ def _check_budget(request: Request) -> None:
         )
     if request.plan is not None:
         raise BuilderError(USAGE, "--plan and --accuracy-budget both decide on precisions; leave one out")
+    if request.packed_weights is not None:
+        raise BuilderError(
+            USAGE,
+            "--accuracy-budget measures weights quantized from the model's own; leave it or --packed-weights out",
+        )
     if request.calib_data is None or is_statistics(request.calib_data):
         raise BuilderError(USAGE, "--accuracy-budget needs input samples to measure with: add --calib-data FILE|DIR")
 
@@ -142,6 +147,12 @@ def _check_selection(request: Request) -> None:
 
 
 def _check_recipe(request: Request) -> None:
+    if request.packed_weights is not None and request.recipe is not None and parse(request.recipe).awq:
+        raise BuilderError(
+            USAGE,
+            f"recipe '{request.recipe}' scales channels of weights, and --packed-weights takes them as they are; leave "
+            "awq or --packed-weights out",
+        )
     needs = parse(request.recipe).needs if request.recipe is not None else frozenset()
     if needs and request.calib_data is None:
         raise BuilderError(

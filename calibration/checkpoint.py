@@ -46,12 +46,13 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._file_of = _tensor_files(self._path)
-        self._modules = dict.fromkeys(
-            name.removesuffix(".weight_scale")
+        self._opened: dict[Path, Any] = {}  # kept: a model has thousands of tensors, and opening reads all their names
+        self._modules = {
+            (module := name.removesuffix(".weight_scale")): _without_model(module)
             for name in sorted(self._file_of)
             if name.endswith(".weight_scale")
             and {f"{name}_2", name.removesuffix("scale") + "global_scale"} & self._file_of.keys()
-        )
+        }
         if not self._modules:
             found = sorted({name.rpartition(".")[2] for name in self._file_of})
             raise CalibrationError(
@@ -72,16 +73,42 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         return len(self._modules)
 
     def __getitem__(self, module: str) -> NVFP4Weight:
+        return self.rows(module, slice(None))
+
+    def rows(self, module: str, rows: slice) -> NVFP4Weight:
+        """Some of a weight's rows, without reading the others; `rows` in steps of one."""
         tensor_scale, input_scale = self.tensor_scales(module)
-        packed = self._tensor(f"{module}.weight" if self._is_modelopt(module) else f"{module}.weight_packed")
-        weight = NVFP4Weight(packed, self._tensor(f"{module}.weight_scale"), tensor_scale, input_scale)
+        self.shape(module)  # which says where values and block scales do not fit each other
+        packed, block_scales = (self._tensor(name, rows) for name in (self._packed(module), f"{module}.weight_scale"))
+        weight = NVFP4Weight(packed, block_scales, tensor_scale, input_scale)
         self._check(module, weight)
         return weight
+
+    def shape(self, module: str) -> tuple[int, int]:
+        """Of a weight, [N, K].
+
+        Raises CalibrationError where the tensors of its values and block scales do not fit each other.
+        """
+        packed, scales = self._shape(self._packed(module)), self._shape(f"{module}.weight_scale")
+        if len(packed) != 2 or scales != (packed[0], packed[1] * 2 // BLOCK):
+            raise CalibrationError(
+                f"{self._path}: {module} must hold values [N, K/2] and block scales [N, K/16], "
+                f"found {packed} and {scales}"
+            )
+        return packed[0], 2 * packed[1]
+
+    def _packed(self, module: str) -> str:
+        return f"{module}.weight" if self._is_modelopt(module) else f"{module}.weight_packed"
 
     def tensor_scales(self, module: str) -> tuple[Tensor, Tensor | None]:
         """The tensor scales of a module's weight and input, without reading the weight."""
         if module not in self._modules:
             raise KeyError(module)
+        if f"{module}.pre_quant_scale" in self._file_of:
+            raise CalibrationError(
+                f"{self._path}: {module} has a pre_quant_scale, by which its input must be multiplied (AWQ), which "
+                "the plugins do not; give a checkpoint without, such as ModelOpt's NVFP4_DEFAULT_CFG makes"
+            )
         if self._is_modelopt(module):
             return self._scalar(f"{module}.weight_scale_2"), self._optional(f"{module}.input_scale")
         return (
@@ -89,15 +116,40 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             self._optional(f"{module}.input_global_scale", divides=True),
         )
 
+    def module(self, path: str) -> str | None:
+        """The module that a model calls `path`, or None.
+
+        Either name may have more in front, and components "model", which libraries put in different places, do not
+        count ("model.language_model.layers.0.mlp.up_proj", "language_model.model.layers.0.mlp.up_proj").
+        """
+        if path in self._modules or not path:
+            return path or None
+        wanted = _without_model(path)
+        found = [module for module, own in self._modules.items() if own.endswith(wanted) or wanted.endswith(own)]
+        return found[0] if len(found) == 1 else None
+
     def _is_modelopt(self, module: str) -> bool:
         return f"{module}.weight_scale_2" in self._file_of
 
-    def _tensor(self, name: str) -> Tensor:
+    @contextmanager
+    def _file(self, name: str) -> Iterator[Any]:
+        """The file that holds a tensor, opened."""
         if name not in self._file_of:
             raise CalibrationError(f"{self._path}: tensor {name} is missing")
-        with _opened(self._file_of[name]) as file:
-            tensor: Tensor = file.get_tensor(name)
+        path = self._file_of[name]
+        with _readable(path):
+            if path not in self._opened:
+                self._opened[path] = safe_open(path, framework="pt").__enter__()
+            yield self._opened[path]
+
+    def _tensor(self, name: str, rows: slice | None = None) -> Tensor:
+        with self._file(name) as file:
+            tensor: Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
         return tensor
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        with self._file(name) as file:
+            return tuple(file.get_slice(name).get_shape())
 
     def _scalar(self, name: str, divides: bool = False) -> Tensor:
         """A tensor scale as a multiplier; where it `divides`, its reciprocal."""
@@ -121,21 +173,19 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
                 f"{self._path}: {module} must hold uint8 values and float8_e4m3fn block scales, "
                 f"found {packed.dtype} and {scales.dtype}"
             )
-        if packed.dim() != 2 or scales.shape != (packed.shape[0], packed.shape[1] * 2 // BLOCK):
-            raise CalibrationError(
-                f"{self._path}: {module} must hold values [N, K/2] and block scales [N, K/16], "
-                f"found {tuple(packed.shape)} and {tuple(scales.shape)}"
-            )
         values = scales.float()
         if not (values >= 0).all():
             raise CalibrationError(f"{self._path}: {module}.weight_scale holds negative or NaN block scales")
 
 
+def _without_model(module: str) -> str:
+    return "." + ".".join(part for part in module.split(".") if part != "model")
+
+
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _readable(file: Path) -> Iterator[None]:
     try:
-        with safe_open(file, framework="pt") as opened:
-            yield opened
+        yield
     except (SafetensorError, OSError) as error:
         raise CalibrationError(
             f"{file}: not a safetensors file, or an incomplete one (then download it again): {error}"
@@ -187,5 +237,5 @@ def _indexed_files(index: Path) -> dict[str, Path]:
 
 
 def _names(file: Path) -> set[str]:
-    with _opened(file) as opened:
+    with _readable(file), safe_open(file, framework="pt") as opened:
         return set(opened.keys())

@@ -9,7 +9,8 @@ import torch
 
 from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linears_of, replace_moe
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
-from trt_nvfp4.graph_passes.packed_weights import PackedExperts, input_scale, packed_initializers
+from trt_nvfp4.graph_passes.packed_experts import PackedExperts
+from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, initializer
@@ -51,12 +52,10 @@ def lower_moe(
 
     constants = expert_inputs(_OP, moe, name, weights, no_shared_expert)
     static_scales = quantize_activations
-    for label, is_down, largest in zip(("input", "hidden"), (False, True), largest_inputs(moe, amax), strict=True):
+    for label, largest in zip(("input", "hidden"), largest_inputs(moe, amax), strict=True):
         scale = torch.tensor(0.0)
         if quantize_activations and largest is not None:
             scale = tensor_scale(torch.tensor(largest))
-        elif quantize_activations and packed is not None:
-            scale = input_scale(packed.routed(moe.experts, is_down))
         static_scales = static_scales and bool(scale)
         constants[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
     return replace_moe(

@@ -11,6 +11,8 @@ import torch
 
 from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
+from trt_nvfp4.graph_passes.packed_subgraphs import packed_sources
+from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
@@ -96,10 +98,17 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
 def _weights(
     prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, quantization: Quantization
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights."""
+    """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights.
+
+    From the checkpoint where it has all of them, as one initializer holds all layers' scales.
+    """
     weights = tuple(linear.weight.identity for linears in parts for linear in linears)
     key = (stacked, len(parts), str(quantization.recipe), weights)
     if key not in quantization.made:
+        groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
+        if all(groups):
+            quantization.made[key] = packed_initializers(prefix, groups, stacked)
+            return quantization.made[key]
         matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
         inputs = quantization.inputs(linears[0] for linears in parts)
         quantization.made[key] = nvfp4_initializers(prefix, matrices, stacked, quantization.recipe, inputs)
@@ -133,7 +142,7 @@ def _scales(
 ) -> ir.Value:
     """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
     scales = [
-        tensor_scale(torch.tensor(amax[name])) if (name := linear.x.name or "") in amax else torch.tensor(0.0)
+        tensor_scale(torch.tensor(amax[x])) if (x := linear.x.name or "") in amax else torch.tensor(0.0)
         for linear in linears
     ]
     return initializer(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 def subgraph_name(nodes: Sequence[ir.Node], kind: str, taken: set[str]) -> str:
     """The module path that the multiplying `nodes` have in common (or their kind, if none), made unique."""
-    paths = [_module_path(node) for node in nodes]
+    paths = [module_path(node) for node in nodes]
     common: list[str] = []
     for parts in zip(*paths, strict=False):
         if len(set(parts)) != 1:
@@ -25,8 +25,11 @@ def subgraph_name(nodes: Sequence[ir.Node], kind: str, taken: set[str]) -> str:
     return name
 
 
-def _module_path(node: ir.Node) -> list[str]:
-    """Dynamo records scopes in metadata, TorchScript in the node's name ("/model/layers.0/mlp/up_proj/MatMul")."""
+def module_path(node: ir.Node) -> list[str]:
+    """The names of the modules that the node is in, outermost first; empty where the exporter recorded none.
+
+    Dynamo records scopes in metadata, TorchScript in the node's name ("/model/layers.0/mlp/up_proj/MatMul").
+    """
     module = _recorded_module(node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
     if module is not None:
         return module.split(".") if module else []

@@ -1,106 +1,68 @@
-"""Experts' weights as an NVFP4 checkpoint publishes them: packed tensors per expert, taken over bit by bit."""
+"""Weights as an NVFP4 checkpoint publishes them, taken over bit by bit."""
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, NVFP4Weight
 from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.graph_passes.subgraph import Mlp
-from trt_nvfp4.graph_passes.weights import StreamedTensor
+from trt_nvfp4.graph_passes.subgraph import Weight
+from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
 
-# Names of a block's module, of its expert or shared expert in it, and of that one's linears (gate, up, down), in use.
-_BLOCKS = ("", "block_sparse_moe", "mlp", "feed_forward")
-_EXPERTS = "experts.{}."
-_SHARED = ("shared_experts.", "shared_expert.")
-_LINEARS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-
-
-class PackedExperts:
-    """The experts of one MoE block in a checkpoint, and its shared expert where it has one."""
-
-    def __init__(self, checkpoint: NVFP4Checkpoint, block: str, names: Sequence[str]) -> None:
-        self._checkpoint, self._block, self._names = checkpoint, block, names
-
-    @staticmethod
-    def find(checkpoint: NVFP4Checkpoint, subgraph: str) -> PackedExperts | None:
-        """Those of the block of the given name (a module path, perhaps with more in front), or None."""
-        path = subgraph.split(".")
-        for start in range(len(path)):
-            for block in _BLOCKS:
-                module = ".".join([*path[start:-1], block] if block else path[start:])
-                for names in _LINEARS:
-                    if f"{module}.{_EXPERTS.format(0)}{names[-1]}" in checkpoint:
-                        return PackedExperts(checkpoint, module, names)
-        return None
-
-    def routed(self, experts: Sequence[Mlp], down: bool) -> list[tuple[NVFP4Source, ...]]:
-        """The sources of every expert's gate and up, or of its down projection.
-
-        Raises:
-            CalibrationError: an expert is missing, or the checkpoint has more than the model.
-        """
-        numbers = re.compile(re.escape(f"{self._block}.") + _EXPERTS.format(r"(\d+)"))
-        found = 1 + max(int(match[1]) for module in self._checkpoint if (match := numbers.match(module)))
-        if found != len(experts):
-            raise CalibrationError(
-                f"'{self._block}' has {found} NVFP4 experts in the checkpoint and {len(experts)} in the model; give "
-                "the checkpoint of this very model, or leave --packed-weights out to quantize from the model's own "
-                "weights"
-            )
-        modules = [f"{self._block}.{_EXPERTS.format(index)}" for index in range(len(experts))]
-        return [self._sources(module, mlp, down) for module, mlp in zip(modules, experts, strict=True)]
-
-    def shared(self, mlp: Mlp, down: bool) -> list[tuple[NVFP4Source, ...]] | None:
-        """The same of the shared expert; None where the checkpoint left it in 16 bits."""
-        for name in _SHARED:
-            module = f"{self._block}.{name}"
-            if f"{module}{self._names[-1]}" in self._checkpoint:
-                return [self._sources(module, mlp, down)]
-        return None
-
-    def _sources(self, module: str, mlp: Mlp, down: bool) -> tuple[NVFP4Source, ...]:
-        gate_name, up_name, down_name = self._names
-        names = (down_name,) if down else (up_name,) if mlp.gate is None else (gate_name, up_name)
-        linears = mlp.linears[-1:] if down else mlp.linears[:-1]
-        for name in names:
-            if f"{module}{name}" not in self._checkpoint:
-                raise CalibrationError(
-                    f"the checkpoint has no NVFP4 weight '{module}{name}', but others of '{self._block}': "
-                    "its experts are incomplete"
-                )
-        return tuple(
-            NVFP4Source(self._checkpoint, f"{module}{name}", linear.weight.shape)
-            for name, linear in zip(names, linears, strict=True)
-        )
+# Enough to tell another matrix, few enough to read for every expert.
+_COMPARED_ROWS = 8
+# Of a rounded matrix from the original, by norms: NVFP4 makes 0.09 to 0.13, other weights or scaled channels more.
+_LARGEST_DIFFERENCE = 0.25
 
 
 class NVFP4Source:
-    """One matrix of a checkpoint, read when asked for; `shape` is that of the model's weight."""
+    """One matrix of a checkpoint, read when asked for: `rows` of a module's, in place of the model's `weight`."""
 
-    def __init__(self, checkpoint: NVFP4Checkpoint, module: str, shape: tuple[int, int]) -> None:
-        self._checkpoint, self.module, self.shape = checkpoint, module, shape
+    def __init__(self, checkpoint: NVFP4Checkpoint, module: str, weight: Weight, rows: slice = slice(None)) -> None:
+        self._checkpoint, self.module, self._weight, self._rows = checkpoint, module, weight, rows
+        self.shape = weight.shape
 
     def tensor_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of the weight and of its input."""
         return self._checkpoint.tensor_scales(self.module)
 
     def read(self) -> NVFP4Weight:
-        """The weight.
+        """The weight."""
+        whole = self._checkpoint[self.module]
+        return replace(whole, packed=whole.packed[self._rows], block_scales=whole.block_scales[self._rows])
+
+    def check(self) -> None:
+        """Compares shape and first rows with the model's.
 
         Raises:
-            CalibrationError: of another shape than the model's.
+            CalibrationError: of another shape than the model's, or not the model's rows, rounded.
         """
-        weight = self._checkpoint[self.module]
-        found = (weight.packed.shape[0], 2 * weight.packed.shape[1])
-        if found != self.shape:
-            raise CalibrationError(f"{self.module} is {found} in the checkpoint and {self.shape} in the model")
-        return weight
+        rows, k = self._checkpoint.shape(self.module)
+        own_rows = range(rows)[self._rows]
+        if (len(own_rows), k) != self.shape:
+            raise CalibrationError(
+                f"{self.module} is {(len(own_rows), k)} in the checkpoint and {self.shape} in the model"
+            )
+        first = own_rows[:_COMPARED_ROWS]
+        found = self._checkpoint.rows(self.module, slice(first[0], first[-1] + 1))
+        packed, block_scales = found.packed[:: first.step], found.block_scales[:: first.step]
+        rounded = nvfp4.dequantize(packed, block_scales, found.tensor_scale)
+        model = next(Matrix([self._weight]).chunks(_COMPARED_ROWS))
+        # Negated, so that NaN is a difference.
+        if not (difference := (rounded - model).norm()) <= _LARGEST_DIFFERENCE * model.norm():
+            raise CalibrationError(
+                f"{self.module} of the checkpoint is not the model's '{self._weight.stored.name}' in NVFP4: their "
+                f"first {len(first)} rows differ by {difference / model.norm():.0%}, rounding makes about 10%; give "
+                "the checkpoint of this very model, without channel scales folded into other layers (AWQ), or leave "
+                "--packed-weights out to quantize from the model's own weights"
+            )
 
 
 def packed_initializers(
@@ -109,11 +71,14 @@ def packed_initializers(
     """As `nvfp4_initializers`; the rows of a group's matrices are interleaved. One group in memory at a time.
 
     Raises:
-        CalibrationError: gate and up of an expert have tensor scales of their own, where the op has one for both.
+        CalibrationError: a matrix is not the model's; gate and up have tensor scales of their own, where the op has
+            one for both.
     """
+    scales = torch.stack([_tensor_scale(group) for group in groups])
+    for source in itertools.chain(*groups):
+        source.check()
     rows, k = len(groups[0]) * groups[0][0].shape[0], groups[0][0].shape[1]
     lead = (len(groups),) if stacked else ()
-    scales = torch.stack([_tensor_scale(group) for group in groups])
 
     def packed() -> Iterator[torch.Tensor]:
         for group in groups:

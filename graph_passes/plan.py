@@ -200,7 +200,7 @@ def make_plan(
     kinds: Collection[str] = DEFAULT_KINDS,
     include: str | None = None,
     exclude: str | None = None,
-    calibrated: bool = False,
+    calibrated: bool | Collection[str] = False,
     recipe: str = "max",
     moe: str = "plugin",
 ) -> Plan:
@@ -211,7 +211,8 @@ def make_plan(
             "native-nvfp4" takes TensorRT's own NVFP4 layers instead of plugins.
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
-        calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales.
+        calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales; or of which
+            tensors.
         recipe: how NVFP4 weights are made.
         moe: "plugin", or "native": TensorRT's own MoE layer where target and block have it, else as for "plugin".
 
@@ -227,7 +228,11 @@ def make_plan(
     entries = []
     for subgraph in subgraphs:
         kept = why_not(subgraph)
-        decision, reason = ("keep", kept) if kept else _decide(subgraph, capabilities, precision, calibrated, moe)
+        decision, reason = (
+            ("keep", kept)
+            if kept
+            else _decide(subgraph, capabilities, precision, has_ranges(subgraph, calibrated), moe)
+        )
         entries.append(
             PlannedSubgraph(
                 name=subgraph.name,
@@ -279,6 +284,11 @@ def selection(
         return None
 
     return why_not
+
+
+def has_ranges(subgraph: Subgraph | PlannedSubgraph, calibrated: bool | Collection[str]) -> bool:
+    """Whether statistics are known of what the linears multiply, for `calibrated` as in `make_plan`."""
+    return calibrated if isinstance(calibrated, bool) else set(subgraph.linear_inputs) <= set(calibrated)
 
 
 def replacing_op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:

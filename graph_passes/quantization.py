@@ -22,7 +22,7 @@ MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ir.Value, ir.V
 
 @dataclass(frozen=True)
 class Quantization:
-    """A recipe, the model's statistics where there are any, and a checkpoint that has experts quantized already.
+    """A recipe, the model's statistics where there are any, and a checkpoint that has weights quantized already.
 
     `readers` are the inputs of all linears that multiply a weight (see `weight_readers`), `made` the weights of
     subgraphs so far.

@@ -27,6 +27,7 @@ from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
+from trt_nvfp4.graph_passes.packed_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.quantization import MadeWeights, Quantization, weight_readers
 from trt_nvfp4.graph_passes.source import SourceModel
@@ -134,7 +135,7 @@ def rewrite(
 def lower(
     model: SourceModel, plan: Plan, statistics: Statistics | None, checkpoint: NVFP4Checkpoint | None = None
 ) -> Lowered:
-    """Carries out the plan on a copy of `model`. Experts that `checkpoint` has in NVFP4 are taken over as they are.
+    """Carries out the plan on a copy of `model`. Weights that `checkpoint` has in NVFP4 are taken over as they are.
 
     Raises:
         PlanError: the plan does not fit the model.
@@ -146,12 +147,12 @@ def lower(
     planned = plan.check(target)
     foldings: list[Folding] = []
     if statistics is not None and parse(plan.recipe).awq:
-        packed = checkpoint is not None  # experts that are quantized already cannot be scaled
-        parts = [part for entry, part in planned if entry.decision in NVFP4 and not (packed and part.kind == "moe")]
-        foldings, _ = find_foldings(parts)
+        foldings, _ = find_foldings([part for entry, part in planned if entry.decision in NVFP4])
         statistics = fold(foldings, parse(plan.recipe), statistics)
     # Of what was 0 in all samples nothing is known: a scale made of that would turn real values to 0.
     amax = {} if statistics is None else {name: most for name, most in statistics.amax.items() if most > 0}
+    if checkpoint is not None:
+        amax = packed_ranges(checkpoint, (part for _, part in planned)) | amax
     realized: dict[str, list[str]] = {}
     made: dict[str, PlannedSubgraph] = {}
     fp8_operands: dict[ir.Value, ir.Value] = {}
@@ -199,7 +200,7 @@ def lower(
             "target": plan.target,
             "precision": plan.precision,
             "recipe": plan.recipe,
-            "calibrated": statistics is not None,
+            "calibrated": bool(amax),
             "decisions": Counter(entry.decision for entry in plan.subgraphs),
         }
     )

@@ -242,6 +242,14 @@ class Subgraph:
             return self.moe.linears
         return tuple(part for block in self.blocks for part in block.mlp.linears)
 
+    @property
+    def matrices(self) -> list[tuple[Linear, ...]]:
+        """The linears of each weight that an op takes: gate with up, the others alone; not of a "moe"."""
+        if self.linear is not None:
+            return [(self.linear,)]
+        mlps = [block.mlp for block in self.blocks]
+        return [*(mlp.linears[:-1] for mlp in mlps), *((mlp.down,) for mlp in mlps)]
+
     def k_obstacle(self, what: str) -> str | None:
         """Why the K of a weight keeps `what`, whose scales or kernels take 16 values at a time, from computing it."""
         for linear in self.linears:

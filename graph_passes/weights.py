@@ -48,10 +48,10 @@ class Matrix:
         self.parts = parts
         self.shape = (len(parts) * parts[0].shape[0], parts[0].shape[1])
 
-    def chunks(self) -> Iterator[torch.Tensor]:
-        """Rows in order, some at a time."""
+    def chunks(self, step: int | None = None) -> Iterator[torch.Tensor]:
+        """Rows in order, `step` of each part at a time; by default, as many as memory easily holds."""
         rows, k = self.parts[0].shape
-        step = max(1, _CHUNK_VALUES // (k * len(self.parts)))
+        step = step or max(1, _CHUNK_VALUES // (k * len(self.parts)))
         views = [self._view(part) for part in self.parts]
         for start in range(0, rows, step):
             chunk = [

@@ -99,7 +99,8 @@ def build_engine(
     packed_weights: Annotated[
         Path | None,
         typer.Option(
-            help="NVFP4 checkpoint of the same model (ModelOpt or compressed-tensors): MoE experts are taken from it.",
+            help="NVFP4 checkpoint of the same model (ModelOpt or compressed-tensors), whose 4-bit weights and "
+            "activation scales are taken over.",
             metavar="DIR",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""--packed-weights: experts from an NVFP4 checkpoint, and what is said where it has none."""
+"""--packed-weights: weights from an NVFP4 checkpoint, and what is said where it has none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from onnx_models import moe_spellings
+from onnx_models import moe_spellings, zoo
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
@@ -24,48 +24,105 @@ from trt_nvfp4.calibration import nvfp4
 def build(folder: Path, *more: str) -> dict[str, Any]:
     """The report, or the error, of a build that stops before TensorRT."""
     arguments = [str(folder / "model.onnx"), "-o", str(folder / "o.engine"), "--target", "rtx-blackwell", "--json"]
-    options = ["--max-shapes", "x:2x16x64", "--stop-after", "rewrite", "--packed-weights", str(folder / "weights")]
+    options = ["--stop-after", "rewrite", "--packed-weights", str(folder / "weights")]
     output: dict[str, Any] = json.loads(CliRunner().invoke(app, [*arguments, *options, *more]).stdout)
     return output
 
 
 @pytest.fixture
-def folder(tmp_path: Path, seed: int) -> Path:
-    moe_spellings.export(Moe(MoeSpec(), seed), tmp_path / "model.onnx", seed)
-    (tmp_path / "weights").mkdir()
-    return tmp_path
+def moe(tmp_path: Path, seed: int) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A folder with a model, and the weights of its MoE block as checkpoints call them."""
+    model = Moe(MoeSpec(), seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    return tmp_path, {
+        f"mlp.experts.{number}.{name}_proj": getattr(expert, name).weight.detach()
+        for number, expert in enumerate(model.experts)
+        for name in ("gate", "up", "down")
+    }
 
 
-def save(folder: Path, modules: dict[str, tuple[int, int]]) -> None:
+@pytest.fixture
+def llama(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The same of a decoder's MLPs."""
+    model, draw = zoo.build("llama")
+    zoo.export(model, draw(0), tmp_path / "model.onnx", "torchscript")
+    mlps = {
+        path: module.weight.detach() for path, module in model.named_modules() if ".mlp." in path and "proj" in path
+    }
+    return tmp_path, mlps
+
+
+Model = tuple[Path, dict[str, torch.Tensor]]
+
+
+def save(folder: Path, modules: dict[str, torch.Tensor], **scales: float) -> None:
+    """With tensor scales that this project would not choose."""
     tensors = {}
-    for module, shape in modules.items():
-        packed, scales, scale = nvfp4.quantize(torch.randn(shape))
-        tensors |= {f"{module}.weight": packed, f"{module}.weight_scale": scales}
-        tensors[f"{module}.weight_scale_2"] = torch.full_like(scale, 0.001)
+    for module, weight in modules.items():
+        scale = torch.tensor(0.001)
+        packed, block_scales, _ = nvfp4.quantize(weight.contiguous(), scale)
+        tensors |= {f"{module}.weight": packed, f"{module}.weight_scale": block_scales}
+        tensors |= {f"{module}.weight_scale_2": scale, **{f"{module}.{k}": torch.tensor(v) for k, v in scales.items()}}
+    (folder / "weights").mkdir()
     save_file(tensors, folder / "weights" / "model.safetensors")
 
 
-def test_experts_are_taken_over(folder: Path) -> None:
+def scales_of(folder: Path, kind: str) -> list[np.ndarray]:
+    written = onnx.load(folder / "o.rewritten.onnx")
+    return [numpy_helper.to_array(t) for t in written.graph.initializer if t.name.endswith(f"{kind}_tensor_scale")]
+
+
+def test_experts_are_taken_over(moe: Model) -> None:
     """Their tensor scales are the checkpoint's, not those of the model's weights."""
-    sizes = {"gate_proj": (48, 64), "up_proj": (48, 64), "down_proj": (64, 48)}
-    save(folder, {f"mlp.experts.{expert}.{name}": shape for expert in range(4) for name, shape in sizes.items()})
-    report = build(folder)
+    folder, weights = moe
+    save(folder, weights)
+    report = build(folder, "--max-shapes", "x:2x16x64")
     assert [entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "moe"] == ["nvfp4_w4a16"]
     written = onnx.load(folder / "o.rewritten.onnx")
     scales = [t for t in written.graph.initializer if t.name.endswith("down_weight.tensor_scale")]
     np.testing.assert_array_equal(numpy_helper.to_array(scales[-1]), np.full(4, 0.001, np.float32))
 
 
-def test_checkpoint_of_another_model(folder: Path) -> None:
-    save(folder, {"model.layers.0.mlp.up_proj": (48, 64)})
-    found = build(folder)
+def test_published_activation_scales(llama: Model) -> None:
+    """W4A4 without calibration data, and nothing to warn of."""
+    folder, weights = llama
+    save(folder, weights, input_scale=0.002)
+    report = build(folder)
+    found = [entry for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"]
+    assert [entry["decision"] for entry in found] == ["nvfp4_w4a4"] * zoo.LAYERS
+    assert {entry["activations"] for entry in found} == {"NVFP4, calibrated scales"}
+    assert report["warnings"] == []
+    np.testing.assert_allclose(scales_of(folder, "input") + scales_of(folder, "hidden"), 0.002, rtol=2e-7)
+
+
+def test_layers_left_in_16_bits(llama: Model) -> None:
+    folder, weights = llama
+    save(folder, {name: weight for name, weight in weights.items() if "layers.1." not in name}, input_scale=0.002)
+    report = build(folder)
+    decisions = [entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"]
+    assert decisions == ["nvfp4_w4a4", "nvfp4_w4a16"]
+    lacking, uncalibrated = sorted(report["warnings"])
+    assert "lacks the weights of model.layers.1.mlp: quantized from the model's own" in lacking
+    assert "no calibration data, so activations are not quantized" in uncalibrated
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            [],
+            "holds NVFP4 weights of none of the 2 subgraphs in the plan, such as 'model.layers.0.mlp'; it has such as",
+        ),
+        (["--precision", "bf16"], "the plan has no NVFP4 plugin"),
+        (["--recipe", "awq", "--calib-data", "x.npz"], "recipe 'awq' scales channels of weights"),
+        (["--accuracy-budget", "cosine>=0.9", "--calib-data", "x.npz"], "--accuracy-budget measures weights quantized"),
+    ],
+)
+def test_nothing_takes_them(options: list[str], text: str, llama: Model) -> None:
+    folder, _ = llama
+    save(folder, {"vision.blocks.0.fc1": torch.randn(48, 64)})
+    np.savez(folder / "x.npz", x=np.ones((1, 4), np.int64))
+    found = build(folder, *[str(folder / option) if option.endswith(".npz") else option for option in options])
     assert found["exit_code"] == errors.USAGE
-    assert "holds NVFP4 experts of none of the 1 MoE blocks in the plan" in found["error"]
+    assert text in found["error"]
     assert not (folder / "o.rewritten.onnx").exists()
-
-
-def test_nothing_takes_them(folder: Path) -> None:
-    save(folder, {"mlp.experts.0.up_proj": (48, 64)})
-    found = build(folder, "--precision", "bf16")
-    assert found["exit_code"] == errors.USAGE
-    assert "the plan lowers no MoE block to NVFP4" in found["error"]

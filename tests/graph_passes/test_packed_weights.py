@@ -117,7 +117,8 @@ def test_bytes_and_input_scales(exported: Exported, tmp_path: Path) -> None:
             for module, scale in tensors.items()
             if ".layers.0.mlp.experts." in module and module.endswith(tuple(f"{part}.input_scale" for part in parts))
         ]
-        assert arrays[inputs[f"{key}_tensor_scale"]] == max(scales)
+        # It becomes a largest magnitude in between, as statistics have it.
+        assert arrays[inputs[f"{key}_tensor_scale"]] == pytest.approx(max(scales).item(), rel=2e-7)
 
 
 @pytest.mark.parametrize(
