@@ -33,7 +33,7 @@ from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .origin import is_calibrated, is_rewritten
 from .precision_choice import Part, choose_precisions, with_all_statistics
-from .progress import Progress
+from .progress import Progress, Silent
 from .report import Report, versions
 from .request import Request, check
 from .shapes import Profile, derive_profiles
@@ -46,12 +46,13 @@ __all__ = ["Request", "run"]
 LARGEST_FLOAT16 = 65504
 
 
-def run(request: Request, progress: Progress) -> Report:
+def run(request: Request, progress: Progress | None = None) -> Report:
     """Carry out a request as far as it says; returns the report, which also lies beside the output.
 
     Raises BuilderError, ModelError, CalibrationError, ToolchainError or OSError; what had been finished stays, nothing
     is left half-written.
     """
+    progress = progress or Silent()
     report = Report(model=str(request.model), target=request.target.name, versions=versions())
     rewritten_already = is_rewritten(request.model)
     check(request, rewritten_already)

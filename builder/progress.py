@@ -11,3 +11,13 @@ class Progress(Protocol):
     def stage(self, text: str) -> None: ...
 
     def step(self, done: int, total: int, text: str = "") -> None: ...
+
+
+class Silent:
+    """For runs that nobody follows."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        pass

@@ -22,16 +22,8 @@ from trt_nvfp4.plugins.library import build_library
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
 
-class Silent:
-    def stage(self, text: str) -> None:
-        pass
-
-    def step(self, done: int, total: int, text: str = "") -> None:
-        pass
-
-
 def make_bundle(model: Path, destination: Path, target: str = "rtx-blackwell") -> dict[str, object]:
-    pipeline.run(pipeline.Request(model=model, target=find_target(target), bundle=destination), Silent())
+    pipeline.run(pipeline.Request(model=model, target=find_target(target), bundle=destination))
     manifest: dict[str, object] = json.loads((destination / bundle.MANIFEST).read_text())
     return manifest
 
@@ -75,7 +67,7 @@ def bundle_with_sources(tmp_path: Path, gated_mlps: Path) -> Path:
     request = pipeline.Request(
         model=gated_mlps, target=find_target("rtx-blackwell"), output=tmp_path / "o.engine", stop_after="rewrite"
     )
-    pipeline.run(request, Silent())
+    pipeline.run(request)
     planned = [{"name": "a", "decision": "nvfp4", "engine_nodes": ["gated_mlp_0"]}]
     profiles = {"x": bundle.Profile((1, 64), (1, 64), (4, 64))}
     folder = tmp_path / "bundle"
@@ -140,7 +132,7 @@ def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> 
     cache = tmp_path / "mine.cache"
     cache.write_bytes(b"timings")
     request = pipeline.Request(gated_mlps, find_target("rtx-blackwell"), bundle=tmp_path / "b", timing_cache=cache)
-    pipeline.run(request, Silent())
+    pipeline.run(request)
     assert (tmp_path / "b" / "timing.cache").read_bytes() == b"timings"
     (tmp_path / "b" / "timing.cache").write_bytes(b"timings and more")
     assert not inspect(tmp_path / "b")["changed_files"]
@@ -160,7 +152,7 @@ def test_plan_that_the_model_was_not_rewritten_by(
     """It was edited after the rewrite, or is another run's: nothing would check what the model holds beyond it."""
     target = find_target("rtx-blackwell")
     before = pipeline.Request(gated_mlps, target, tmp_path / "o.engine", precision, stop_after="rewrite")
-    pipeline.run(before, Silent())
+    pipeline.run(before)
     plan = Plan.load(tmp_path / "o.plan.yaml")
     if change == "keep":
         plan.subgraphs[1].decision = "keep"
@@ -170,6 +162,6 @@ def test_plan_that_the_model_was_not_rewritten_by(
     model = tmp_path / "o.rewritten.onnx"
     request = pipeline.Request(model, target, tmp_path / "p.engine", plan=tmp_path / "edited.plan.yaml")
     with pytest.raises(BuilderError, match=rf"o\.rewritten\.onnx: was rewritten by a plan of {text};") as failure:
-        pipeline.run(request, Silent())
+        pipeline.run(request)
     assert failure.value.exit_code == USAGE
     assert not (tmp_path / "p.engine").exists()

@@ -40,14 +40,6 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-class Silent:
-    def stage(self, text: str) -> None:
-        pass
-
-    def step(self, done: int, total: int, text: str = "") -> None:
-        pass
-
-
 def saved_model(name: str, folder: Path, seed: int, dtype: torch.dtype = torch.float32) -> Any:
     config_class, model_class, options = CONFIGS[name]
     torch.manual_seed(seed)
@@ -95,7 +87,7 @@ def test_directory_to_engine(tmp_path: Path, seed: int, name: str, dtype: torch.
     request = pipeline.Request(
         tmp_path / name, find_target("rtx-blackwell"), output=tmp_path / "out" / "o.engine", require="nvfp4"
     )
-    report = json.loads(pipeline.run(request, Silent()).json())
+    report = json.loads(pipeline.run(request).json())
     mlps = [entry for entry in report["subgraphs"] if entry["kind"] != "linear"]
     assert sum(entry["shapes"].get("layers", 1) for entry in mlps) == 2
     assert {entry["realized"] for entry in mlps} == {"nvfp4 plugin"}

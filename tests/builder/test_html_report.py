@@ -22,12 +22,6 @@ from trt_nvfp4.builder.targets import find_target
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-class Silent:
-    def stage(self, text: str) -> None: ...
-
-    def step(self, done: int, total: int, text: str = "") -> None: ...
-
-
 @pytest.fixture
 def report(gated_mlps: Path, rng: np.random.Generator) -> Path:
     return _report(gated_mlps, rng)
@@ -45,7 +39,6 @@ def _report(model: Path, rng: np.random.Generator) -> Path:
             calib_data=model.parent / "samples",
             stop_after="rewrite",
         ),
-        Silent(),
     )
     return model.parent / "out" / "o.report.json"
 
@@ -188,7 +181,7 @@ def test_advice_is_of_outputs_that_a_budget_counts(report: Path) -> None:
 
 def test_every_stage_has_a_page(gated_mlps: Path) -> None:
     output = gated_mlps.parent / "out" / "o.engine"
-    pipeline.run(pipeline.Request(gated_mlps, find_target("h200"), output, stop_after="plan"), Silent())
+    pipeline.run(pipeline.Request(gated_mlps, find_target("h200"), output, stop_after="plan"))
     text = " ".join(Page(output.with_suffix(".report.html").read_text()).text)
     assert "Not measured" in text
     assert "--calib-data" in text

@@ -15,20 +15,12 @@ from trt_nvfp4.builder.cli.inspect_engine import app
 from trt_nvfp4.builder.targets import find_target
 
 
-class Silent:
-    def stage(self, text: str) -> None:
-        pass
-
-    def step(self, done: int, total: int, text: str = "") -> None:
-        pass
-
-
 @pytest.fixture
 def out(gated_mlps: Path) -> Path:
     """Plan, rewritten model and report of a run that stopped before the build, and an engine of unknown origin."""
     folder = gated_mlps.parent / "out"
     target = find_target("rtx-blackwell")
-    pipeline.run(pipeline.Request(gated_mlps, target, folder / "o.engine", stop_after="rewrite"), Silent())
+    pipeline.run(pipeline.Request(gated_mlps, target, folder / "o.engine", stop_after="rewrite"))
     (folder / "o.engine").write_bytes(b"not read")
     return folder
 

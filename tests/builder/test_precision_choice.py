@@ -27,12 +27,6 @@ from trt_nvfp4.graph_passes import nvfp4_weights
 from trt_nvfp4.graph_passes.plan import Plan
 
 
-class Silent:
-    def stage(self, text: str) -> None: ...
-
-    def step(self, done: int, total: int, text: str = "") -> None: ...
-
-
 def random_options(rng: np.random.Generator, subgraphs: int) -> dict[str, list[Option]]:
     """Dearer is usually better, not always; some cost or lose the same."""
     options = {}
@@ -120,7 +114,7 @@ def run(model: Path, samples: Path, budget: str, **options: Any) -> dict[str, An
     request = pipeline.Request(
         model, output=model.parent / "out" / "o.engine", accuracy_budget=Budget.parse(budget), **options
     )
-    report: dict[str, Any] = json.loads(pipeline.run(request, Silent()).json())
+    report: dict[str, Any] = json.loads(pipeline.run(request).json())
     return report
 
 

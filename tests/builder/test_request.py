@@ -19,19 +19,11 @@ from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.graph_passes.plan import Plan
 
 
-class Silent:
-    def stage(self, text: str) -> None:
-        pass
-
-    def step(self, done: int, total: int, text: str = "") -> None:
-        pass
-
-
 def run(model: Path, target: str = "rtx-blackwell", **options: Any) -> Path:
     """Run the pipeline into `out/` beside the model, as far as the plan; returns where the plan is."""
     options = {"output": model.parent / "out" / "o.engine", "stop_after": "plan", **options}
     request = Request(model, find_target(target), **options)
-    pipeline.run(request, Silent())
+    pipeline.run(request)
     return request.file(".plan.yaml")
 
 
