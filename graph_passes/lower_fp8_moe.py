@@ -11,7 +11,7 @@ from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linea
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix
 from trt_nvfp4.plugins.ops import OPS
-from trt_nvfp4.plugins.ops.fp8_moe import no_shared_expert
+from trt_nvfp4.plugins.ops.weight_format import E4M3
 
 OP = "FP8MoE"
 
@@ -34,7 +34,7 @@ def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]
         matrices = [Matrix([linear.weight for linear in linears_of(mlp, is_down)]) for mlp in mlps]
         return fp8_initializers(prefix, matrices, stacked)
 
-    constants = expert_inputs(OPS[OP], moe, name, weights, no_shared_expert)
+    constants = expert_inputs(OPS[OP], moe, name, weights, E4M3)
     given = largest_inputs(moe, amax)
     constants |= activation_scales(name, given)
     return replace_moe(graph, subgraph, OPS[OP], constants, static_scales=int(None not in given))

@@ -16,7 +16,7 @@ from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, initializer
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
-from trt_nvfp4.plugins.ops.nvfp4_moe import no_shared_expert
+from trt_nvfp4.plugins.ops.weight_format import NVFP4
 
 _OP = OPS["NVFP4MoE"]
 
@@ -50,7 +50,7 @@ def lower_moe(
             values = nvfp4_initializers(f"{prefix}_weight", matrices, stacked, quantization.recipe, known)
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
-    constants = expert_inputs(_OP, moe, name, weights, no_shared_expert)
+    constants = expert_inputs(_OP, moe, name, weights, NVFP4)
     static_scales = quantize_activations
     for label, largest in zip(("input", "hidden"), largest_inputs(moe, amax), strict=True):
         scale = torch.tensor(0.0)

@@ -12,8 +12,8 @@ from trt_nvfp4.graph_passes.nodes import register
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
 from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
 from trt_nvfp4.plugins.ops import DOMAIN, Activation, OpDefinition
-from trt_nvfp4.plugins.ops.definition import Shape
 from trt_nvfp4.plugins.ops.moe_routing import Scoring
+from trt_nvfp4.plugins.ops.weight_format import WeightFormat
 
 #: Makes the initializers of one projection, by the rest of their inputs' names (weight, ...), from the MLPs, whether it
 #: is down (otherwise gate and up), whether the MLPs are the routed experts, and the names' beginning.
@@ -25,9 +25,7 @@ def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
     return mlp.linears[-1:] if is_down else mlp.linears[:-1]
 
 
-def expert_inputs(
-    op: OpDefinition, moe: Moe, name: str, make: MakeWeights, no_shared_expert: Callable[[int, int], dict[str, Shape]]
-) -> dict[str, ir.Value]:
+def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt: WeightFormat) -> dict[str, ir.Value]:
     """The op's constant inputs but for the activations' scales."""
     first = moe.experts[0]
     dtype = first.up.weight.dtype
@@ -38,7 +36,7 @@ def expert_inputs(
     inputs |= _mlp_inputs(moe.experts, f"{name}/", True, make)
     if moe.shared is None:
         types = {formal.name: formal.type for formal in op.inputs}
-        for key, shape in no_shared_expert(features, int(first.gate is not None)).items():
+        for key, shape in fmt.smallest_shared_expert(features, first.gate is not None).items():
             kind = {"tensor(int8)": ir.DataType.INT8, "tensor(float)": ir.DataType.FLOAT}.get(types[key], dtype)
             inputs[key] = initializer(f"{name}/{key}", torch.zeros([int(d or 0) for d in shape]), kind)
         return inputs

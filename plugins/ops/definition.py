@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .activation import Activation
-from .number_formats import BLOCK, tiled_shape
+from .number_formats import BLOCK
 
 DOMAIN = "trt_nvfp4"
 VERSION = 1
@@ -199,17 +199,8 @@ class ShapeRule:
         self._check_blocks(tensor, shape[-1])
         return shape[:-1], shape[-1]
 
-    def weight(self, tensor: str, scales: str, k: int, batch: Shape = ()) -> int:
-        """Check packed weights [*batch, N, k/2] and their tiled block scales; return N."""
-        n = self._check_weight(tensor, k, batch, values_per_byte=2)
-        self.expect(scales, (*batch, *tiled_shape(n, k // BLOCK)))
-        return n
-
-    def plain_weight(self, tensor: str, k: int, batch: Shape = ()) -> int:
-        """Check weights [*batch, N, k] of a byte per value; return N."""
-        return self._check_weight(tensor, k, batch, values_per_byte=1)
-
-    def _check_weight(self, tensor: str, k: int, batch: Shape, values_per_byte: int) -> int:
+    def weight(self, tensor: str, k: int, values_per_byte: int, batch: Shape = ()) -> int:
+        """Check weights [*batch, N, k / values_per_byte]; return N."""
         self._check_blocks(tensor, k)
         shape, columns = self.shapes[tensor], k // values_per_byte
         if len(shape) != len(batch) + 2 or not isinstance(shape[-2], int):

@@ -3,8 +3,6 @@ weighted sum, shared expert."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,41 +12,11 @@ from . import function_body as text
 from .activation import Activation, activate, activate_onnx, gate, gate_onnx
 from .definition import STATIC_SCALES, Formal, OpDefinition, Shape, ShapeRule
 from .moe_routing import MAX_EXPERTS, ROUTING, ROUTING_ATTRIBUTES, ROUTING_RANGES, check_groups, route
-from .reference import linear
+from .weight_format import WeightFormat
 
 
-@dataclass(frozen=True)
-class ExpertFormat:
-    """The format of the experts' weights and of what they are multiplied with.
-
-    A weight's inputs are `<projection>_<part>` of `parts`, its values first; its bias follows. `values_per_byte` says
-    how wide the values are. In Torch, `weight` makes [N, K] of the parts and `seen` what a product sees of float32
-    rows (rows, dtype, given scale, and the op's own flags by name); `weight_onnx` and `seen_onnx` are their
-    statements (y and the parts; y, rows and given scale), behind `constants`. `check` checks a weight's inputs
-    (projection, K, leading dimensions) and returns N.
-    """
-
-    parts: tuple[str, ...]
-    values_per_byte: int
-    scales: tuple[str, str]  # of the inputs and the hidden activations
-    weight: Callable[..., Tensor]
-    seen: Callable[..., Tensor]
-    constants: str
-    weight_onnx: Callable[..., str]
-    seen_onnx: Callable[[str, str, str], str]
-    check: Callable[[ShapeRule, str, int, Shape], int]
-
-
-def moe_op(
-    name: str,
-    doc: str,
-    weights: tuple[Formal, ...],
-    scales: tuple[Formal, Formal],
-    experts: ExpertFormat,
-    flags: Mapping[str, int],
-) -> OpDefinition:
-    """The op: `weights` are its inputs from the routed experts' to the shared one's, `flags` the attributes that
-    only it has."""
+def moe_op(name: str, doc: str, weights: tuple[Formal, ...], fmt: WeightFormat) -> OpDefinition:
+    """The op: `weights` are its inputs from the routed experts' to the shared one's."""
     return OpDefinition(
         name=name,
         doc=doc,
@@ -58,7 +26,7 @@ def moe_op(
             Formal("correction_bias", "tensor(float)", "[E] added to the scores for the choice only"),
             *weights,
             Formal("shared_gate", "T", "[H]; its values are not read unless shared_gated is 1"),
-            *scales,
+            *fmt.scales,
         ),
         outputs=(Formal("y", "T", "[..., H]"),),
         attributes={
@@ -70,19 +38,18 @@ def moe_op(
             "limit": 7.0,
             "shared": 0,
             "shared_gated": 0,
-            **flags,
+            **fmt.flags,
             STATIC_SCALES: 0,
         },
-        body=_body(experts, flags),
-        torch_reference=partial(_reference, experts, frozenset(flags)),
-        shape_rule=partial(_shapes, experts),
+        body=_body(fmt),
+        torch_reference=partial(_reference, fmt),
+        shape_rule=partial(_shapes, fmt),
         ranges=ROUTING_RANGES,
     )
 
 
 def _reference(
-    fmt: ExpertFormat,
-    flags: frozenset[str],
+    fmt: WeightFormat,
     x: Tensor,
     router_logits: Tensor,
     correction_bias: Tensor,
@@ -98,17 +65,12 @@ def _reference(
 ) -> Tensor:
     act = Activation(activation)
     matrix = x.float().reshape(-1, x.shape[-1])
-    own = {name: others.pop(name) for name in flags}
-    width = len(fmt.parts) + 1
-    gate_up, down, shared_gate_up, shared_down = (tensors[i * width : (i + 1) * width] for i in range(4))
-    shared_gate, input_scale, hidden_scale = tensors[4 * width :]
+    flags = {name: others.pop(name) for name in fmt.flags}
+    gate_up, down, shared_gate_up, shared_down = (tensors[i * fmt.width : (i + 1) * fmt.width] for i in range(4))
+    shared_gate, input_scale, hidden_scale = tensors[4 * fmt.width :]
 
     def seen(rows: Tensor, given_scale: Tensor) -> Tensor:
-        return fmt.seen(rows, x.dtype, given_scale, **own)
-
-    def product(rows: Tensor, *projection: Tensor) -> Tensor:
-        *parts, bias = projection
-        return linear(rows, fmt.weight(*parts), bias)
+        return fmt.seen(rows, x.dtype, given_scale, **flags)
 
     def hidden_of(product: Tensor) -> Tensor:
         return gate(act, product[:, 0::2], product[:, 1::2], alpha, limit) if gated else activate(act, product)
@@ -120,22 +82,22 @@ def _reference(
     outputs = rows.new_empty(*experts.shape, down[0].shape[-2])
     chosen = sorted(set(experts.flatten().tolist()))
     for e in chosen:
-        hidden[experts == e] = hidden_of(product(rows[experts == e], *(t[e] for t in gate_up)))
+        hidden[experts == e] = hidden_of(fmt.product(rows[experts == e], *(t[e] for t in gate_up)))
     hidden = seen(hidden, hidden_scale)
     for e in chosen:
-        outputs[experts == e] = product(hidden[experts == e], *(t[e] for t in down))
+        outputs[experts == e] = fmt.product(hidden[experts == e], *(t[e] for t in down))
 
     y = torch.zeros_like(outputs[:, 0])
     for rank in range(experts.shape[1]):
         y = y + (outputs[:, rank] if scale_input else weights[:, rank, None] * outputs[:, rank])
     if shared:
-        shared_hidden = hidden_of(product(seen(matrix, input_scale), *shared_gate_up))
-        output = product(seen(shared_hidden, hidden_scale), *shared_down)
+        shared_hidden = hidden_of(fmt.product(seen(matrix, input_scale), *shared_gate_up))
+        output = fmt.product(seen(shared_hidden, hidden_scale), *shared_down)
         y = y + (output * (matrix @ shared_gate.float()).sigmoid().unsqueeze(-1) if shared_gated else output)
     return y.to(x.dtype).reshape(x.shape)
 
 
-def _shapes(fmt: ExpertFormat, rule: ShapeRule) -> list[Shape]:
+def _shapes(fmt: WeightFormat, rule: ShapeRule) -> list[Shape]:
     gated = rule.attributes["gated"]
     if not gated:
         rule.expect_ungated_activation()
@@ -148,20 +110,12 @@ def _shapes(fmt: ExpertFormat, rule: ShapeRule) -> list[Shape]:
     rule.expect("correction_bias", (experts,))
     check_groups(rule, experts)
 
-    def mlp(prefix: str, batch: Shape) -> None:
-        up, down = f"{prefix}gate_up", f"{prefix}down"
-        n = fmt.check(rule, up, h, batch)
-        if gated and n % 2:
-            raise rule.error(f"{up}_weight must have an even number of rows (gate and up), found {n}")
-        fmt.check(rule, down, n // 2 if gated else n, batch)
-        rule.expect(f"{down}_bias", (*batch, h))
-        rule.expect(f"{up}_bias", (*batch, n))
-
-    mlp("", (experts,))
-    mlp("shared_", ())
+    batches: dict[str, Shape] = {"": (experts,), "shared_": ()}
+    for prefix, batch in batches.items():
+        if (n := fmt.check_mlp(rule, prefix, h, gated, batch)) != h:
+            raise rule.error(f"{prefix}down_weight must have as many rows as x has columns, {h}, found {n}")
     rule.expect("shared_gate", (h,))
-    for scale in fmt.scales:
-        rule.expect(scale, ())
+    fmt.check_scales(rule)
     return [(*lead, h)]
 
 
@@ -174,15 +128,11 @@ def _hidden(y: str, product: str) -> str:
         >"""
 
 
-def _weight(y: str, fmt: ExpertFormat, projection: str) -> str:
-    return fmt.weight_onnx(y, *(f"{projection}_{part}" for part in fmt.parts))
-
-
-def _each_expert(y: str, fmt: ExpertFormat, first: str, rows: str, projection: str, activated: bool) -> str:
+def _each_expert(y: str, fmt: WeightFormat, first: str, rows: str, projection: str, activated: bool) -> str:
     """y [M, top_k, N]: the projection of rows [M, top_k, K] by the expert of each; `first` is y's zeros. An expert
     that nobody chose is not decoded."""
     result = _hidden(f"{y}_result", f"{y}_product") if activated else f"{y}_result = Identity({y}_product)"
-    gathered = "\n".join(f"{y}_{part} = Gather({projection}_{part}, {y}_e)" for part in (*fmt.parts, "bias"))
+    gathered = "\n".join(f"{y}_{part} = Gather({projection}_{part}, {y}_e)" for part in (*fmt.names, "bias"))
     return f"""{y} = Loop(expert_count, always, {first}) <
             body = {y}_expert (int64 {y}_e, bool {y}_condition, float[tokens, ranks, {y}_n] {y}_before)
                 => (bool {y}_go_on, float[tokens, ranks, {y}_n] {y}_after) {{
@@ -197,7 +147,7 @@ def _each_expert(y: str, fmt: ExpertFormat, first: str, rows: str, projection: s
                         {y}_masked = Where({y}_chosen_rows, {rows}, zero_f)
                         {y}_rows = ReduceSum<keepdims = 0>({y}_masked, axis_ranks)
                         {gathered}
-                        {_weight(f"{y}_w", fmt, y)}
+                        {fmt.decoded_onnx(f"{y}_w", y)}
                         {text.linear(f"{y}_product", f"{y}_rows", f"{y}_w", f"{y}_bias")}
                         {result}
                         {y}_result_rows = Unsqueeze({y}_result, axis_ranks)
@@ -208,14 +158,14 @@ def _each_expert(y: str, fmt: ExpertFormat, first: str, rows: str, projection: s
         >"""
 
 
-def _with_shared(y: str, routed: str, fmt: ExpertFormat) -> str:
+def _with_shared(y: str, routed: str, fmt: WeightFormat) -> str:
     """y [M, H]: the routed experts' sum and the shared expert's output. The hidden activations stand between two
     branches: within one, ONNX Runtime loses the order of the nodes when it inlines the branches inside."""
-    input_scale, hidden_scale = fmt.scales
+    input_scale, hidden_scale = (scale.name for scale in fmt.scales)
     return f"""shared_product = If(shared) <
             then_branch = with_shared_product () => (shared_up_product) {{
                 {fmt.seen_onnx("shared_seen", "x_rows", input_scale)}
-                {_weight("shared_up_w", fmt, "shared_gate_up")}
+                {fmt.decoded_onnx("shared_up_w", "shared_gate_up")}
                 {text.linear("shared_up_product", "shared_seen", "shared_up_w", "shared_gate_up_bias")} }},
             else_branch = without_shared_product () => (no_product) {{ no_product = Identity({routed}) }}
         >
@@ -223,7 +173,7 @@ def _with_shared(y: str, routed: str, fmt: ExpertFormat) -> str:
         {y} = If(shared) <
             then_branch = with_shared () => ({y}_with_shared) {{
                 {fmt.seen_onnx("shared_hidden_seen", "shared_hidden", hidden_scale)}
-                {_weight("shared_down_w", fmt, "shared_down")}
+                {fmt.decoded_onnx("shared_down_w", "shared_down")}
                 {text.linear("shared_output", "shared_hidden_seen", "shared_down_w", "shared_down_bias")}
                 shared_gate_float = Cast<to = {text.FLOAT}>(shared_gate)
                 shared_gate_column = Unsqueeze(shared_gate_float, axis_last)
@@ -236,8 +186,8 @@ def _with_shared(y: str, routed: str, fmt: ExpertFormat) -> str:
         >"""
 
 
-def _body(fmt: ExpertFormat, flags: Mapping[str, int]) -> str:
-    input_scale, hidden_scale = fmt.scales
+def _body(fmt: WeightFormat) -> str:
+    input_scale, hidden_scale = (scale.name for scale in fmt.scales)
     return f"""
         {fmt.constants}
         {ROUTING}
@@ -248,7 +198,7 @@ def _body(fmt: ExpertFormat, flags: Mapping[str, int]) -> str:
         {text.attribute_float("limit")}
         {text.attribute_flag("shared")}
         {text.attribute_flag("shared_gated")}
-        {"".join(map(text.attribute_flag, flags))}
+        {"".join(map(text.attribute_flag, fmt.flags))}
         always = Constant<value = bool {{1}}>()
         expert_axis = Shape<start = 0, end = 1>(correction_bias)
         expert_count = Squeeze(expert_axis, first_axis)

@@ -7,6 +7,7 @@ from torch import Tensor
 from . import function_body as text
 from .activation import Activation, activate, activate_onnx
 from .definition import Formal, OpDefinition, Shape, ShapeRule
+from .number_formats import BLOCK, tiled_shape
 from .reference import dequantize_weight, gemm_input, linear
 
 
@@ -30,7 +31,8 @@ def _reference(
 def _shapes(rule: ShapeRule) -> list[Shape]:
     rule.expect_ungated_activation()
     lead, k = rule.rows("x")
-    n = rule.weight("weight", "weight_scales", k)
+    n = rule.weight("weight", k, values_per_byte=2)
+    rule.expect("weight_scales", tiled_shape(n, k // BLOCK))
     rule.expect("bias", (n,))
     rule.expect("weight_tensor_scale", ())
     rule.expect("input_tensor_scale", ())

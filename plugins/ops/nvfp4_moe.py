@@ -2,43 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
-from torch import Tensor
-
-from . import function_body as text
-from .definition import Formal, Shape, ShapeRule
-from .moe import ExpertFormat, moe_op
-from .number_formats import BLOCK, tiled_shape
-from .reference import dequantize_weight, gemm_input
-
-
-def no_shared_expert(hidden: int, gated: int) -> dict[str, Shape]:
-    """Shapes of the inputs of the smallest shared expert, by name: what a model without one gives as zeros."""
-    rows = 2 * BLOCK if gated else BLOCK
-    return {
-        "shared_gate_up_weight": (rows, hidden // 2),
-        "shared_gate_up_scales": tiled_shape(rows, hidden // BLOCK),
-        "shared_gate_up_tensor_scale": (),
-        "shared_gate_up_bias": (rows,),
-        "shared_down_weight": (hidden, BLOCK // 2),
-        "shared_down_scales": tiled_shape(hidden, 1),
-        "shared_down_tensor_scale": (),
-        "shared_down_bias": (hidden,),
-        "shared_gate": (hidden,),
-    }
-
-
-def _check(rule: ShapeRule, projection: str, k: int, batch: Shape) -> int:
-    n = rule.weight(f"{projection}_weight", f"{projection}_scales", k, batch)
-    rule.expect(f"{projection}_tensor_scale", batch)
-    return n
-
-
-def _seen(rows: Tensor, dtype: torch.dtype, given_scale: Tensor, quantize_activations: int) -> Tensor:
-    return gemm_input(rows, dtype, quantize_activations, given_scale)
-
+from .definition import Formal
+from .moe import moe_op
+from .weight_format import NVFP4
 
 _WEIGHTS = (
     Formal("gate_up_weight", "tensor(int8)", "[E, N1, H/2] E2M1, two per byte; N1 = 2I if gated, else I"),
@@ -71,20 +37,5 @@ expert (shared 1), * sigmoid(x . shared_gate) (shared_gated 1); with scale_input
 instead. expert(x) = down(act(gate(x)) * up(x)) or, gated 0, down(act(up(x))); hidden activations are rounded to x's
 type, or with quantize_activations to NVFP4, as x is. E is at most 1024, top_k at most 64.""",
     weights=_WEIGHTS,
-    scales=(
-        Formal("input_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
-        Formal("hidden_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
-    ),
-    experts=ExpertFormat(
-        parts=("weight", "scales", "tensor_scale"),
-        values_per_byte=2,
-        scales=("input_tensor_scale", "hidden_tensor_scale"),
-        weight=dequantize_weight,
-        seen=_seen,
-        constants=text.constants(),
-        weight_onnx=text.dequantize_weight,
-        seen_onnx=partial(text.gemm_input, type_of="x"),
-        check=_check,
-    ),
-    flags={"quantize_activations": 0},
+    fmt=NVFP4,
 )

@@ -8,6 +8,7 @@ from . import function_body as text
 from .activation import Activation, activate, activate_onnx, gate, gate_onnx
 from .definition import Formal, OpDefinition, Shape, ShapeRule
 from .reference import dequantize_weight, gemm_input, linear, rms_norm
+from .weight_format import NVFP4
 
 _PER_LAYER = (
     "norm_weight",
@@ -69,14 +70,13 @@ def _shapes(rule: ShapeRule) -> list[Shape]:
     if not isinstance(layers, int) or layers < 1:
         raise rule.error(f"norm_weight must have shape [L, {k}] with L >= 1 layers, found L = {layers}")
     rule.expect("norm_weight", (layers, k))
-    n = rule.weight("up_weight", "up_scales", k, (layers,))
+    n = NVFP4.check(rule, "up", k, (layers,))
     rule.expect("up_bias", (layers, n))
     if attributes["gated"] and n % 2:
         raise rule.error(f"up_weight must have an even number of rows (gate and up), found {n}")
-    h = rule.weight("down_weight", "down_scales", n // 2 if attributes["gated"] else n, (layers,))
+    h = NVFP4.check(rule, "down", n // 2 if attributes["gated"] else n, (layers,))
     rule.expect("down_bias", (layers, h))
-    for scale in ("up_tensor_scale", "down_tensor_scale", "input_tensor_scale", "hidden_tensor_scale"):
-        rule.expect(scale, (layers,))
+    NVFP4.check_scales(rule, (layers,))
     if h != k and (layers > 1 or attributes["residual"]):
         raise rule.error(f"several layers or a residual need H == K, found H = {h}, K = {k}")
     return [(*lead, h)]

@@ -7,13 +7,14 @@ import torch
 from op_bodies import Inputs, assert_agrees, onnxruntime_outputs
 from torch import Tensor
 
-from trt_nvfp4.plugins.ops import OPS, fp8_moe, nvfp4_moe
+from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.moe_routing import ROUTING_ATTRIBUTES, route
+from trt_nvfp4.plugins.ops.weight_format import E4M3, NVFP4, WeightFormat
 
-#: The op, the op of one expert, and the module that knows the smallest shared expert.
+#: The op, the op of one expert, and the format of their weights.
 BOTH = pytest.mark.parametrize(
-    ("op", "mlp", "module"),
-    [("NVFP4MoE", "NVFP4GatedMLP", nvfp4_moe), ("FP8MoE", "FP8GatedMLP", fp8_moe)],
+    ("op", "mlp", "fmt"),
+    [("NVFP4MoE", "NVFP4GatedMLP", NVFP4), ("FP8MoE", "FP8GatedMLP", E4M3)],
     ids=["NVFP4MoE", "FP8MoE"],
 )
 
@@ -30,7 +31,7 @@ def inputs(op: str, seed: int, dtype: torch.dtype, *shared: int) -> dict[str, Te
 
 
 @BOTH
-def test_is_the_weighted_sum_of_gated_mlps(op: str, mlp: str, module: object, seed: int) -> None:
+def test_is_the_weighted_sum_of_gated_mlps(op: str, mlp: str, fmt: WeightFormat, seed: int) -> None:
     tensors = inputs(op, seed, torch.float32, 1, 16)
     expert = OPS[mlp]
     parts = [formal.name for formal in expert.inputs[1:-2]]
@@ -49,10 +50,10 @@ def test_is_the_weighted_sum_of_gated_mlps(op: str, mlp: str, module: object, se
 
 
 @BOTH
-def test_smallest_shared_expert_fits_and_is_not_read(op: str, mlp: str, module: object, seed: int) -> None:
+def test_smallest_shared_expert_fits_and_is_not_read(op: str, mlp: str, fmt: WeightFormat, seed: int) -> None:
     tensors = inputs(op, seed, torch.float16)
     expected = OPS[op].reference(*tensors.values(), top_k=2)
-    for name, shape in module.no_shared_expert(32, 1).items():  # type: ignore[attr-defined]
+    for name, shape in fmt.smallest_shared_expert(32, gated=True).items():
         found = tensors[name]
         assert tuple(found.shape) == shape
         tensors[name] = torch.full_like(found, 127 if found.dtype == torch.int8 else torch.nan)

@@ -183,6 +183,7 @@ def test_attribute_errors(attributes: dict[str, Any], message: str, seed: int) -
         ("router_logits", (4, 8), r"router_logits must have shape \[3, 8\], found \[4, 8\]"),
         ("gate_up_weight", (7, 32, 16), r"gate_up_weight must have shape \[8, 32, 16\], found \[7, 32, 16\]"),
         ("gate_up_weight", (8, 33, 16), "even number of rows"),
+        ("down_weight", (8, 48, 8), r"down_bias must have shape \[8, 48\], found \[8, 32\]"),
         ("down_tensor_scale", (), r"down_tensor_scale must have shape \[8\]"),
         ("shared_down_weight", (1, 1), r"shared_down_weight must have shape \[1, 8\]|shared_down_bias must have"),
         ("shared_gate", (31,), r"shared_gate must have shape \[32\]"),
@@ -196,6 +197,17 @@ def test_shape_errors(name: str, shape: tuple[int, ...], message: str, seed: int
         shapes[NAMES.index("gate_up_scales")] = (shape[0], 128, 4)
         shapes[NAMES.index("gate_up_bias")] = shape[:2]
     with pytest.raises(OpError, match=message):
+        MOE.output_shapes(shapes)
+
+
+@pytest.mark.parametrize("prefix", ["", "shared_"])
+def test_experts_give_rows_like_those_they_take(prefix: str, seed: int) -> None:
+    shapes = [tuple(tensor.shape) for tensor in Inputs(seed, torch.float16).moe((3,), 32, 16, 8)]
+    for name, rows in ((f"{prefix}down_weight", -2), (f"{prefix}down_bias", -1)):
+        shape = list(shapes[NAMES.index(name)])
+        shape[rows] = 48
+        shapes[NAMES.index(name)] = tuple(shape)
+    with pytest.raises(OpError, match=f"{prefix}down_weight must have as many rows as x has columns, 32, found 48"):
         MOE.output_shapes(shapes)
 
 

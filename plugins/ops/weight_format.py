@@ -1,0 +1,125 @@
+"""The formats of weights, and of what they are multiplied with, that an op may exist in: NVFP4 and E4M3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from . import function_body as text
+from .definition import Formal, Shape, ShapeRule
+from .number_formats import BLOCK, tiled_shape
+from .reference import dequantize_e4m3, dequantize_weight, gemm_input, linear, through_e4m3
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How an op's projections are given, and computed.
+
+    A weight's inputs are `<projection>_<part>`, its values first; `parts` gives their shapes for a weight [N, K]. Its
+    bias follows. `values_per_byte` says how wide the values are, `scales` are the inputs that scale the op's input and
+    its hidden activations, `flags` the attributes that only this format has. In Torch, `weight` makes [N, K] of the
+    parts and `seen` what a product sees of float32 rows (rows, dtype, given scale, and the flags by name);
+    `weight_onnx` and `seen_onnx` are their statements (y and the parts; y, rows and given scale), behind `constants`.
+    """
+
+    parts: Callable[[int, int], dict[str, Shape]]
+    values_per_byte: int
+    scales: tuple[Formal, Formal]
+    weight: Callable[..., Tensor]
+    seen: Callable[..., Tensor]
+    constants: str
+    weight_onnx: Callable[..., str]
+    seen_onnx: Callable[[str, str, str], str]
+    flags: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The parts."""
+        return list(self.parts(BLOCK, BLOCK))
+
+    @property
+    def width(self) -> int:
+        """The number of inputs of a projection."""
+        return len(self.names) + 1
+
+    def product(self, rows: Tensor, *projection: Tensor) -> Tensor:
+        """rows W^T + b, of the inputs of a projection."""
+        *parts, bias = projection
+        return linear(rows, self.weight(*parts), bias)
+
+    def decoded_onnx(self, y: str, projection: str) -> str:
+        """Statements for y [N, K] float32, the weight of a projection."""
+        return self.weight_onnx(y, *(f"{projection}_{part}" for part in self.names))
+
+    def check(self, rule: ShapeRule, projection: str, k: int, batch: Shape = ()) -> int:
+        """Check the inputs of a projection of K = `k`, but for its bias; return N."""
+        n = rule.weight(f"{projection}_weight", k, self.values_per_byte, batch)
+        for part, shape in self.parts(n, k).items():
+            rule.expect(f"{projection}_{part}", (*batch, *shape))
+        return n
+
+    def check_mlp(self, rule: ShapeRule, prefix: str, k: int, gated: bool, batch: Shape = ()) -> int:
+        """Check the inputs of `<prefix>gate_up` and `<prefix>down` for inputs of K = `k`; return down's N."""
+        up, down = f"{prefix}gate_up", f"{prefix}down"
+        n = self.check(rule, up, k, batch)
+        if gated and n % 2:
+            raise rule.error(f"{up}_weight must have an even number of rows (gate and up), found {n}")
+        h = self.check(rule, down, n // 2 if gated else n, batch)
+        for projection, channels in ((up, n), (down, h)):
+            rule.expect(f"{projection}_bias", (*batch, channels))
+        return h
+
+    def smallest_shared_expert(self, hidden: int, gated: bool) -> dict[str, Shape]:
+        """Shapes of its inputs by name: what a model without a shared expert gives as zeros."""
+        shapes: dict[str, Shape] = {}
+        for projection, n, k in (("gate_up", 2 * BLOCK if gated else BLOCK, hidden), ("down", hidden, BLOCK)):
+            inputs = self.parts(n, k) | {"bias": (n,)}
+            shapes |= {f"shared_{projection}_{part}": shape for part, shape in inputs.items()}
+        return shapes | {"shared_gate": (hidden,)}
+
+    def check_scales(self, rule: ShapeRule, batch: Shape = ()) -> None:
+        """Check the scales of activations, one for each of `batch`."""
+        for scale in self.scales:
+            rule.expect(scale.name, batch)
+
+
+def _seen_nvfp4(rows: Tensor, dtype: torch.dtype, given_scale: Tensor, quantize_activations: int) -> Tensor:
+    return gemm_input(rows, dtype, quantize_activations, given_scale)
+
+
+def _seen_e4m3(rows: Tensor, dtype: torch.dtype, given_scale: Tensor) -> Tensor:
+    return through_e4m3(rows, given_scale)
+
+
+NVFP4 = WeightFormat(
+    parts=lambda n, k: {"weight": (n, k // 2), "scales": tiled_shape(n, k // BLOCK), "tensor_scale": ()},
+    values_per_byte=2,
+    scales=(
+        Formal("input_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
+        Formal("hidden_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
+    ),
+    weight=dequantize_weight,
+    seen=_seen_nvfp4,
+    constants=text.constants(),
+    weight_onnx=text.dequantize_weight,
+    seen_onnx=partial(text.gemm_input, type_of="x"),
+    flags={"quantize_activations": 0},
+)
+
+E4M3 = WeightFormat(
+    parts=lambda n, k: {"weight": (n, k), "scale": (n,)},
+    values_per_byte=1,
+    scales=(
+        Formal("input_scale", "tensor(float)", "[]; 0: amax / 448, computed at run time"),
+        Formal("hidden_scale", "tensor(float)", "[]; 0: amax / 448, computed at run time"),
+    ),
+    weight=dequantize_e4m3,
+    seen=_seen_e4m3,
+    constants=text.e4m3_constants(),
+    weight_onnx=text.dequantize_e4m3,
+    seen_onnx=text.through_e4m3,
+)
