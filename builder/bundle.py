@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 
 from trt_nvfp4 import plugins
+from trt_nvfp4.calibration.external_data import locations
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA
@@ -141,12 +142,10 @@ def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], 
     # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
     # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
     del proto.functions[:]
-    locations: dict[str, str] = {}
-    for tensor in onnx.external_data_helper._get_all_tensors(proto):
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = locations.setdefault(entry.value, f"{destination.name}.{len(locations)}.data")
-    for location, name in locations.items():
+    names: dict[str, str] = {}
+    for _, entry in locations(proto):
+        entry.value = names.setdefault(entry.value, f"{destination.name}.{len(names)}.data")
+    for location, name in names.items():
         place(source.parent / location, destination.parent / name)
     onnx.save(proto, destination)
 

@@ -16,6 +16,8 @@ from typing import Any
 import onnx
 import psutil
 
+from trt_nvfp4.calibration.external_data import locations
+
 from .bundle import MANIFEST, SCRIPT
 from .errors import BUILD_FAILED, BuilderError
 
@@ -40,13 +42,7 @@ class MemoryEstimate:
 
 def estimate_memory(model: Path) -> MemoryEstimate:
     """Estimate the memory of building `model` (its external data counted by file size)."""
-    proto = onnx.load(model, load_external_data=False)
-    files = {
-        entry.value
-        for tensor in onnx.external_data_helper._get_all_tensors(proto)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    files = {entry.value for _, entry in locations(onnx.load(model, load_external_data=False))}
     weights = model.stat().st_size + sum((model.parent / name).stat().st_size for name in files)
     return MemoryEstimate(weights, COPIES_OF_WEIGHTS * weights + FIXED_BYTES, psutil.virtual_memory().available)
 

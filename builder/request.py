@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from trt_nvfp4.calibration.external_data import locations
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
@@ -247,10 +248,8 @@ def _inputs(request: Request) -> Iterator[Path]:
         if path is not None:
             yield without_function(path)
     model = _read(request.model)
-    if model is None:
-        return
-    for tensor in onnx.external_data_helper._get_all_tensors(model):
-        yield from (request.model.parent / entry.value for entry in tensor.external_data if entry.key == "location")
+    if model is not None:
+        yield from (request.model.parent / entry.value for _, entry in locations(model))
 
 
 def _read(path: Path) -> onnx.ModelProto | None:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+from onnx.external_data_helper import _get_all_tensors
+
+
+def locations(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.StringStringEntryProto]]:
+    """The tensors of `model` that lie in other files: the name of each, and the entry whose value names its file."""
+    for tensor in _get_all_tensors(model):
+        yield from ((tensor.name, entry) for entry in tensor.external_data if entry.key == "location")
 
 
 def follow_links(model: onnx.ModelProto, folder: Path) -> Path:
@@ -16,17 +24,15 @@ def follow_links(model: onnx.ModelProto, folder: Path) -> Path:
     """
     inside = folder.resolve()
     named = []
-    for tensor in onnx.external_data_helper._get_all_tensors(model):
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                file = folder / entry.value
-                place = file.parent.resolve() / file.name
-                if Path(entry.value).is_absolute() or inside not in place.parents:
-                    raise ValueError(
-                        f"external data of tensor '{tensor.name}' lies outside the model's folder: {place}; put it "
-                        "beside the model (a link of that name will do) and save the model with its name"
-                    )
-                named.append((entry, place.resolve() if place.exists() else place))
+    for tensor, entry in locations(model):
+        file = folder / entry.value
+        place = file.parent.resolve() / file.name
+        if Path(entry.value).is_absolute() or inside not in place.parents:
+            raise ValueError(
+                f"external data of tensor '{tensor}' lies outside the model's folder: {place}; put it beside the model "
+                "(a link of that name will do) and save the model with its name"
+            )
+        named.append((entry, place.resolve() if place.exists() else place))
     base = Path(os.path.commonpath([inside, *(file.parent for _, file in named)]))
     for entry, file in named:
         entry.value = str(file.relative_to(base))
