@@ -33,7 +33,7 @@ from . import backend, pipeline, roofline, runtime
 from .engine_bench import bench_engines
 from .errors import UNAVAILABLE, USAGE, BuilderError
 from .html_report import CONTESTANTS
-from .origin import is_rewritten
+from .onnx_file import is_rewritten, read_if_any
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
 from .report import versions
@@ -152,7 +152,7 @@ def _subject(request: Request) -> Subject:
             if not file.is_file():
                 needed = "baselines are built from the original ONNX and the plan"
                 raise BuilderError(USAGE, f"{path}: {needed}: add {option} ({file} is not there)")
-        if is_rewritten(onnx):
+        if is_rewritten(read_if_any(onnx)):
             raise BuilderError(
                 USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
             )
@@ -161,7 +161,7 @@ def _subject(request: Request) -> Subject:
         raise BuilderError(USAGE, f"{path}: expected an engine (.engine) or an ONNX file")
     if request.model is not None:
         raise BuilderError(USAGE, f"--model {request.model}: {path} is no engine but the model itself; leave that out")
-    if is_rewritten(path):
+    if is_rewritten(read_if_any(path)):
         raise BuilderError(
             USAGE, f"{path} has been rewritten already: give its engine, or the original ONNX and --plan"
         )

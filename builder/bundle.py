@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from trt_nvfp4 import plugins
 from trt_nvfp4.calibration.external_data import locations
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import METADATA
 from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import backend
 from .errors import USAGE, BuilderError
+from .onnx_file import read, rewritten_by
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 
@@ -33,21 +32,23 @@ MANIFEST = "manifest.json"
 SOURCES = "plugin_sources"
 
 
-def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Path) -> list[dict[str, Any]]:
+def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
     """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
 
     Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
     BuilderError (usage) where `model` was rewritten by other decisions: nothing would check what they left in it.
     """
-    proto = onnx.load(model, load_external_data=False)
-    (followed,) = [json.loads(entry.value)["decisions"] for entry in proto.metadata_props if entry.key == METADATA]
-    decisions = dict(Counter(subgraph.decision for subgraph in plan.subgraphs))
-    if decisions != followed:
-        raise BuilderError(
-            USAGE,
-            f"{model}: was rewritten by a plan of {_counted(followed)}, and this plan has {_counted(decisions)}; give "
-            "the plan that it was rewritten by, or rewrite the original model by this one",
-        )
+    proto = read(model)
+    followed = rewritten_by(proto)
+    decisions = {subgraph.name: subgraph.decision for subgraph in plan.subgraphs}
+    for name in decisions | followed["decisions"]:
+        was, now = (found.get(name, "not in it") for found in (followed["decisions"], decisions))
+        if was != now:
+            raise BuilderError(
+                USAGE,
+                f"{model}: was rewritten by another plan: subgraph '{name}' was {was} and is {now} in this one; give "
+                "the plan that it was rewritten by, or rewrite the original model by this one",
+            )
     nodes = {node.name: node for node in proto.graph.node}
     producers = {output: node for node in proto.graph.node for output in node.output}
 
@@ -70,13 +71,9 @@ def planned_entries(plan: Plan, realized: Mapping[str, Sequence[str]], model: Pa
         decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
         if subgraph.fp8_plugin:
             decision = "fp8_plugin"
-        carriers = [carrier(name) for name in realized[subgraph.name]]
+        carriers = [carrier(name) for name in followed["realized"][subgraph.name]]
         entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": list(filter(None, carriers))})
     return entries
-
-
-def _counted(decisions: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {decision}" for decision, count in sorted(decisions.items())) or "no subgraph"
 
 
 def write_folder(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
-from .origin import EXPORTED
+from .onnx_file import EXPORTED
 from .real_arithmetic import real_arithmetic
 
 if TYPE_CHECKING:

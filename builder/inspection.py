@@ -17,6 +17,7 @@ from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import backend, bundle, report
 from .errors import USAGE, BuilderError
+from .onnx_file import read
 
 # A report of the build script alone has the number of layers.
 BUILD_RESULT = {"target", "backend", "engine", "engine_bytes", "engine_layers", "plugin_layers", "subgraphs"}
@@ -24,7 +25,10 @@ MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "pl
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe a file or bundle folder: `kind` and what is known; BuilderError (usage) for anything else."""
+    """Describe a file or bundle folder: `kind` and what is known.
+
+    Raises BuilderError: model for an ONNX file that is broken, usage for anything else.
+    """
     if path.is_dir():
         return _bundle(path)
     if not path.exists():
@@ -63,12 +67,7 @@ def _built_from_bundle(path: Path) -> dict[str, Any] | None:
 
 
 def _model(path: Path) -> dict[str, Any]:
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's own error types
-        raise BuilderError(USAGE, f"{path}: not an ONNX file ({error})") from error
-    if not proto.graph.node:
-        raise BuilderError(USAGE, f"{path}: not an ONNX file (it has no nodes)")
+    proto = read(path)
     plugins = [node for node in proto.graph.node if node.domain == DOMAIN]
     return {
         "kind": "model",

@@ -6,7 +6,7 @@ import itertools
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from trt_nvfp4.plugins.toolchain import ToolchainError
 from . import backend, bundle, engine, export, html_report, roofline
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
-from .origin import is_calibrated, is_rewritten
+from .onnx_file import is_rewritten, read, read_if_any, rewritten_by
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .progress import Progress, Silent
 from .report import Report, versions
@@ -54,7 +54,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     """
     progress = progress or Silent()
     report = Report(model=str(request.model), target=request.target.name, versions=versions())
-    rewritten_already = is_rewritten(request.model)
+    rewritten_already = is_rewritten(read_if_any(request.model))
     check(request, rewritten_already)
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)
@@ -103,7 +103,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     if request.stop_after == "rewrite":
         return _finish(request, report)
 
-    _build(request, plan, rewritten.path, rewritten.realized, profiles, report, progress)
+    _build(request, plan, rewritten.path, profiles, report, progress)
     return _finish(request, report)
 
 
@@ -115,18 +115,10 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
         )
     plan = Plan.load(request.plan)
     _check_plan_target(request, plan)
-    report.take_plan(plan, calibrated=is_calibrated(request.model))
+    report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])
     check_required(request, plan)
     profiles = _profiles(request, request.model, report)
-    # A plugin or TRT_MoE node bears its subgraph's name, with a number where there are several; other decisions keep
-    # their nodes.
-    realized = {
-        entry.name: [entry.name, *(f"{entry.name}/{i}" for i in range(len(entry.nodes)))]
-        if entry.decision in ("nvfp4_w4a4", "nvfp4_w4a16", "native") or entry.fp8_plugin
-        else entry.nodes
-        for entry in plan.subgraphs
-    }
-    _build(request, plan, request.model, realized, profiles, report, progress)
+    _build(request, plan, request.model, profiles, report, progress)
     return _finish(request, report)
 
 
@@ -379,12 +371,11 @@ def _build(
     request: Request,
     plan: Plan,
     model: Path,
-    realized: Mapping[str, Sequence[str]],
     profiles: Mapping[str, Profile],
     report: Report,
     progress: Progress,
 ) -> None:
-    planned = bundle.planned_entries(plan, realized, model)
+    planned = bundle.planned_entries(plan, model)
     with report.timed("compile"):
         library, with_sources = _plugins(request, planned, report, progress)
     destination = request.bundle or request.output

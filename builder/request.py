@@ -16,7 +16,7 @@ from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
 
 from .accuracy_budget import Budget
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
-from .origin import is_exported
+from .onnx_file import is_exported, read_if_any
 from .shapes import Shape
 from .sides import ENGINES
 from .targets import Target
@@ -178,7 +178,7 @@ def _check_inputs(request: Request) -> None:
 
 def _check_interface(request: Request) -> None:
     """What of the model's inputs and outputs no engine can have."""
-    model = _read(request.model)
+    model = read_if_any(request.model)
     if model is None:
         return
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -227,7 +227,7 @@ def _check_destination(request: Request, rewritten: bool) -> None:
             if any(file.samefile(read) for read in inputs):
                 raise BuilderError(USAGE, f"{file}: would be written over, and this run reads it; choose another -o")
     exported = request.file(".onnx")
-    if request.model.is_dir() and exported.exists() and not is_exported(exported):
+    if request.model.is_dir() and exported.exists() and not is_exported(read_if_any(exported)):
         raise BuilderError(
             USAGE, f"{exported}: is not the export of an earlier run, and would be written over; choose another -o"
         )
@@ -247,16 +247,6 @@ def _inputs(request: Request) -> Iterator[Path]:
     for path in (request.model, request.plan, request.calib_data, request.accuracy_data, request.packed_weights):
         if path is not None:
             yield without_function(path)
-    model = _read(request.model)
+    model = read_if_any(request.model)
     if model is not None:
         yield from (request.model.parent / entry.value for _, entry in locations(model))
-
-
-def _read(path: Path) -> onnx.ModelProto | None:
-    """The model without its external data; None for a folder, and for a file that is none."""
-    if path.is_dir():
-        return None
-    try:
-        return onnx.load(path, load_external_data=False)
-    except Exception:  # protobuf's own error types; whoever reads the model reports them
-        return None

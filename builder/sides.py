@@ -18,12 +18,12 @@ from trt_nvfp4.calibration.external_data import follow_links
 from trt_nvfp4.calibration.samples import InputSpec, input_specs
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import METADATA
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
 from . import runtime
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .inspection import changed_files, read_manifest
+from .onnx_file import is_rewritten, read
 
 ENGINES = (".engine", ".plan")
 
@@ -47,8 +47,7 @@ class Side:
             return cls(path, "engine", None)
         if path.suffix != ".onnx":
             raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
-        rewritten = any(entry.key == METADATA for entry in _read(path).metadata_props)
-        return cls(path, "rewritten" if rewritten else "onnx", path)
+        return cls(path, "rewritten" if is_rewritten(read(path)) else "onnx", path)
 
     def subgraphs(self, plan: Path | None = None) -> dict[str, str]:
         """Output tensor -> name of every replaced subgraph that can be seen inside.
@@ -62,17 +61,17 @@ class Side:
         if plan is not None or beside.is_file():
             entries = Plan.load(plan or beside).subgraphs
             return {entry.output: entry.name for entry in entries if entry.decision != "keep"}
-        return {node.output[0]: node.name for node in _plugin_nodes(_read(self.model))}
+        return {node.output[0]: node.name for node in _plugin_nodes(read(self.model))}
 
     def tensors(self) -> set[str]:
         """Names of the tensors that can be marked as outputs."""
         if self.model is None:
             return set()
-        return {output for node in _read(self.model).graph.node for output in node.output}
+        return {output for node in read(self.model).graph.node for output in node.output}
 
     def outputs(self) -> set[str]:
         """Names of the outputs that the ONNX file has by itself."""
-        return set() if self.model is None else {value.name for value in _read(self.model).graph.output}
+        return set() if self.model is None else {value.name for value in read(self.model).graph.output}
 
     def runner(self, inner: Iterable[str]) -> BaseRunner:
         """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
@@ -104,7 +103,7 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
     hold (a bundle's) get them. Constant folding is off: it would hold every weight decoded to float32. Raises
     BuilderError (model) for a file that ONNX Runtime cannot run.
     """
-    proto = _read(model)
+    proto = read(model)
     try:
         folder = follow_links(proto, model.parent)
     except ValueError as error:
@@ -139,16 +138,6 @@ def session_of(
         )
     except Exception as error:  # ONNX Runtime's own error types
         raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
-
-
-def _read(model: Path) -> onnx.ModelProto:
-    try:
-        proto = onnx.load(model, load_external_data=False)
-    except Exception as error:  # protobuf's own error types
-        raise BuilderError(MODEL_AT_FAULT, f"{model}: not an ONNX file, or a truncated one ({error})") from error
-    if not proto.graph.node:
-        raise BuilderError(MODEL_AT_FAULT, f"{model}: not an ONNX model: it has no nodes")
-    return proto
 
 
 def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:

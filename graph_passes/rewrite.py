@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,8 @@ from trt_nvfp4.plugins.ops import OPS
 
 # Decisions that can use the largest magnitude of activations.
 _CALIBRATED = ("nvfp4_w4a4", "native_nvfp4", "fp8")
-# What a rewritten model's metadata says about the plan that it follows.
+# What a rewritten model's metadata says about the plan that it follows; by subgraph, its decisions and what became of
+# them.
 METADATA = "trt_nvfp4.plan"
 
 
@@ -201,7 +201,8 @@ def lower(
             "precision": plan.precision,
             "recipe": plan.recipe,
             "calibrated": bool(amax),
-            "decisions": Counter(entry.decision for entry in plan.subgraphs),
+            "decisions": {entry.name: entry.decision for entry in plan.subgraphs},
+            "realized": realized,
         }
     )
     return Lowered(target.ir_model, realized, made, tuple(folding.tensor for folding in foldings))

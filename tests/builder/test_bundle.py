@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,29 +140,33 @@ def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("precision", "change", "text"),
+    ("before", "after", "text"),
     [
-        ("auto", "keep", "2 nvfp4_w4a16, and this plan has 1 keep, 1 nvfp4_w4a16"),
-        ("auto", "remove", "2 nvfp4_w4a16, and this plan has 1 nvfp4_w4a16"),
-        ("fp8", "keep", "2 fp8, and this plan has 1 fp8, 1 keep"),
+        (("nvfp4_w4a16", "nvfp4_w4a16"), ("nvfp4_w4a16", "keep"), "'gated_mlp_1' was nvfp4_w4a16 and is keep"),
+        (("nvfp4_w4a16", "nvfp4_w4a16"), ("nvfp4_w4a16",), "'gated_mlp_1' was nvfp4_w4a16 and is not in it"),
+        (("fp8", "fp8"), ("fp8", "keep"), "'gated_mlp_1' was fp8 and is keep"),
+        (("nvfp4_w4a16", "keep"), ("keep", "nvfp4_w4a16"), "'gated_mlp_0' was nvfp4_w4a16 and is keep"),
     ],
 )
 def test_plan_that_the_model_was_not_rewritten_by(
-    tmp_path: Path, gated_mlps: Path, precision: str, change: str, text: str
+    tmp_path: Path, gated_mlps: Path, before: tuple[str, ...], after: tuple[str, ...], text: str
 ) -> None:
     """It was edited after the rewrite, or is another run's: nothing would check what the model holds beyond it."""
-    target = find_target("rtx-blackwell")
-    before = pipeline.Request(gated_mlps, target, tmp_path / "o.engine", precision, stop_after="rewrite")
-    pipeline.run(before)
+    target, output = find_target("rtx-blackwell"), tmp_path / "o.engine"
+    pipeline.run(pipeline.Request(gated_mlps, target, output, stop_after="plan"))
     plan = Plan.load(tmp_path / "o.plan.yaml")
-    if change == "keep":
-        plan.subgraphs[1].decision = "keep"
-    else:
-        del plan.subgraphs[1]
-    plan.save(tmp_path / "edited.plan.yaml")
+
+    def edited(decisions: tuple[str, ...]) -> Path:
+        entries = [replace(entry, decision=d) for entry, d in zip(plan.subgraphs, decisions, strict=False)]
+        replace(plan, subgraphs=entries).save(tmp_path / "edited.plan.yaml")
+        return tmp_path / "edited.plan.yaml"
+
+    pipeline.run(pipeline.Request(gated_mlps, target, output, plan=edited(before), stop_after="rewrite"))
     model = tmp_path / "o.rewritten.onnx"
-    request = pipeline.Request(model, target, tmp_path / "p.engine", plan=tmp_path / "edited.plan.yaml")
-    with pytest.raises(BuilderError, match=rf"o\.rewritten\.onnx: was rewritten by a plan of {text};") as failure:
+    request = pipeline.Request(model, target, bundle=tmp_path / "b", plan=edited(after))
+    with pytest.raises(
+        BuilderError, match=rf"o\.rewritten\.onnx: was rewritten by another plan: .*{text} in"
+    ) as failure:
         pipeline.run(request)
     assert failure.value.exit_code == USAGE
-    assert not (tmp_path / "p.engine").exists()
+    assert not (tmp_path / "b").exists()

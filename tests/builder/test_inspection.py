@@ -58,7 +58,7 @@ def test_engine_without_its_report(out: Path) -> None:
         ("x.json", "{", "not JSON"),
         ("x.json", "{}", "not a report"),
         ("x.json", '{"subgraphs": [], "timings_s": {}}', "not a report of this version of build-engine: it lacks acc"),
-        ("x.onnx", "x" * 50, "not an ONNX file"),
+        ("x.onnx", "x" * 50, "not an ONNX model: it has no nodes"),
         ("folder", "", "not a bundle"),
     ],
 )
@@ -69,7 +69,7 @@ def test_what_cannot_be_inspected(tmp_path: Path, file: str, content: str | None
     elif content is not None:
         path.write_text(content)
     shown = CliRunner().invoke(app, [str(path)])
-    assert shown.exit_code == errors.USAGE
+    assert shown.exit_code == (errors.MODEL_AT_FAULT if path.suffix == ".onnx" else errors.USAGE)
     assert text in " ".join(shown.stderr.split())
 
 

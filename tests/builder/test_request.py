@@ -13,7 +13,7 @@ import onnx
 import pytest
 import yaml
 
-from trt_nvfp4.builder import errors, origin, pipeline
+from trt_nvfp4.builder import errors, onnx_file, pipeline
 from trt_nvfp4.builder.request import Request
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.graph_passes.plan import Plan
@@ -92,7 +92,7 @@ def test_an_export_replaces_exports_alone(directory: Path, gated_mlps: Path) -> 
     output = gated_mlps.with_suffix(".engine")
     refusal(directory, "model.onnx: is not the export of an earlier run", output=output)
     earlier = onnx.load(gated_mlps)
-    earlier.metadata_props.add(key=origin.EXPORTED, value="model")
+    earlier.metadata_props.add(key=onnx_file.EXPORTED, value="model")
     onnx.save(earlier, gated_mlps)
     refusal(directory, "config.json: no model_type", code=errors.MODEL_AT_FAULT, output=output)
 
