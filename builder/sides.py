@@ -14,6 +14,7 @@ import onnxruntime
 from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 
+from trt_nvfp4.calibration.cpu_session import cpu_session
 from trt_nvfp4.calibration.external_data import follow_links
 from trt_nvfp4.calibration.samples import InputSpec, input_specs
 from trt_nvfp4.calibration.widen import widen
@@ -100,8 +101,7 @@ def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.Infer
     """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
 
     bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32; ops whose function bodies the file does not
-    hold (a bundle's) get them. Constant folding is off: it would hold every weight decoded to float32. Raises
-    BuilderError (model) for a file that ONNX Runtime cannot run.
+    hold (a bundle's) get them. Raises BuilderError (model) for a file that ONNX Runtime cannot run.
     """
     proto = read(model)
     try:
@@ -120,22 +120,8 @@ def session_of(
         onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
     )
     _add_bodies(proto)
-    proto = widen(proto)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # The level above, new layouts, aborts on function bodies in ONNX Runtime 1.23, Python 3.10's last.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # fuses FP8 into kernels for INT8
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        return onnxruntime.InferenceSession(
-            proto.SerializeToString(),
-            options,
-            providers=["CPUExecutionProvider"],
-            # The second drops a Relu in front of what quantizes, which is right for unsigned integers alone.
-            disabled_optimizers=["ConstantFolding", "ReluQuantRewrite"],
-        )
+        return cpu_session(widen(proto), folder)
     except Exception as error:  # ONNX Runtime's own error types
         raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
 

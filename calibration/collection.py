@@ -18,6 +18,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from . import statistics_file
+from .cpu_session import cpu_session
 from .device import device
 from .errors import CalibrationError
 from .external_data import follow_links
@@ -284,17 +285,7 @@ def _session(
         for tensor, kind in reductions:
             graph.output(REDUCTIONS[kind].value(graph, tensor))
     keep_only_outputs(model)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        return onnxruntime.InferenceSession(
-            model.SerializeToString(),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=["ConstantFolding"],  # a widened copy of every weight
-        )
+        return cpu_session(model, folder)
     except Exception as error:  # ONNX Runtime's exceptions have no common base but this
         raise CalibrationError(f"{path}: ONNX Runtime cannot load it: {error}") from error

@@ -15,9 +15,9 @@ _TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_precis
 def widen(model: ModelProto) -> ModelProto:
     """Make every bfloat16 tensor of `model` float32; changes the model itself, and returns it.
 
-    Weights stay as they are, in memory or in their external file: a Cast behind each one widens it when it is used.
-    Run the session with the ConstantFolding optimizer disabled, or ONNX Runtime holds all of them widened. Inputs
-    and outputs become float32; roundings to bfloat16 in between disappear. A model without bfloat16 is not touched.
+    Weights stay as they are, in memory or in their external file: a Cast behind each one widens it when it is used, and
+    `cpu_session` keeps ONNX Runtime from holding all of them widened. Inputs and outputs become float32; roundings to
+    bfloat16 in between disappear. A model without bfloat16 is not touched.
     """
     for graph in _graphs(model.graph):
         _widen_graph(graph)
