@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, SMALLEST_TENSOR_SCALE, e4m3_round
+from trt_nvfp4.plugins.ops.number_formats import e4m3_round, e4m3_scale
 
 from .finite import finite_amax, finite_amax_per_slice
 
@@ -29,7 +29,7 @@ def quantize(x: Tensor, scale: Tensor | float | None = None, axis: int | None = 
         raise ValueError(f"fp8.quantize: axis {axis} is out of range for shape {tuple(x.shape)}")
     if scale is None:
         amax = finite_amax(x, "fp8.quantize") if axis is None else finite_amax_per_slice(x, axis, "fp8.quantize")
-        scale = (amax / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
+        scale = e4m3_scale(amax)
     else:
         finite_amax(x, "fp8.quantize")
     multiplier = _broadcast(torch.as_tensor(scale, dtype=torch.float32, device=x.device), x, axis, "fp8.quantize")

@@ -10,7 +10,7 @@ import torch
 from trt_nvfp4.calibration import fp8
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, initializer
-from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, SMALLEST_TENSOR_SCALE
+from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 
 
 def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> dict[str, ir.Value]:
@@ -41,16 +41,11 @@ def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> 
 
 def activation_scales(prefix: str, largest: Sequence[float | None]) -> dict[str, ir.Value]:
     """`input_scale` and `hidden_scale`, named `<prefix>/...`, of the largest magnitudes; None: 0, found at run time."""
-    scales = [torch.tensor(0.0) if amax is None else fp8_scale(torch.tensor(amax)) for amax in largest]
+    scales = [torch.tensor(0.0) if amax is None else e4m3_scale(torch.tensor(amax)) for amax in largest]
     return {
         name: initializer(f"{prefix}/{name}", scale, ir.DataType.FLOAT)
         for name, scale in zip(("input_scale", "hidden_scale"), scales, strict=True)
     }
-
-
-def fp8_scale(amax: torch.Tensor) -> torch.Tensor:
-    """What E4M3's values up to `amax` are multiplied with."""
-    return (amax / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
 
 
 def _row_scales(matrix: Matrix) -> torch.Tensor:
@@ -58,4 +53,4 @@ def _row_scales(matrix: Matrix) -> torch.Tensor:
     if not torch.isfinite(amax).all():
         stored = " or ".join(dict.fromkeys(f"'{part.stored.name}'" for part in matrix.parts))
         raise ModelError(f"weight {stored} holds NaN or Inf and cannot be quantized; repair the checkpoint")
-    return fp8_scale(amax)
+    return e4m3_scale(amax)

@@ -95,6 +95,11 @@ def tensor_scale(amax: Tensor) -> Tensor:
     return (amax.float() / (E2M1_MAX * E4M3_MAX)).clamp_min(SMALLEST_TENSOR_SCALE)
 
 
+def e4m3_scale(amax: Tensor) -> Tensor:
+    """The scale (float32) that maps `amax` to the largest E4M3 value, 448."""
+    return (amax.float() / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
+
+
 def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize [..., K] under the tensor scale `scale` (float32 scalar): E2M1 codes (uint8 [..., K]) and block scales
     (float8_e4m3fn [..., K/16], row-major).

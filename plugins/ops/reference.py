@@ -8,10 +8,9 @@ from torch.nn import functional
 
 from .number_formats import (
     BLOCK,
-    E4M3_MAX,
-    SMALLEST_TENSOR_SCALE,
     dequantize_blocks,
     e4m3_round,
+    e4m3_scale,
     quantize_blocks,
     tensor_scale,
     unpack,
@@ -41,8 +40,7 @@ def gemm_input(x: Tensor, dtype: torch.dtype, quantize_activations: int, given_s
 
 def through_e4m3(x: Tensor, given_scale: Tensor) -> Tensor:
     """float32 x quantized to E4M3 and back, under the given scale or, where that is 0, amax / 448."""
-    computed = (x.abs().max() / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
-    scale = given_scale if given_scale != 0 else computed
+    scale = given_scale if given_scale != 0 else e4m3_scale(x.abs().max())
     return e4m3_round(x / scale).float() * scale
 
 
