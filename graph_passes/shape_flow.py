@@ -17,23 +17,9 @@ from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op
 
 # Each output dimension of these is that of their broadcast inputs.
 _BROADCASTING = (
-    *(
-        "Abs",
-        "Add",
-        "Cast",
-        "Clip",
-        "Div",
-        "Dropout",
-        "Elu",
-        "Erf",
-        "Exp",
-        "Gelu",
-        "HardSigmoid",
-        "HardSwish",
-        "Identity",
-    ),
-    *("LayerNormalization", "LeakyRelu", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "RMSNormalization", "Reciprocal"),
-    *("Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where"),
+    *("Abs", "Add", "Cast", "Clip", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish"),
+    *("Identity", "LayerNormalization", "LeakyRelu", "Max", "Min", "Mish", "Mul", "Neg", "Pow", "RMSNormalization"),
+    *("Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where"),
 )
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
