@@ -15,6 +15,7 @@ from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
 
 from trt_nvfp4.calibration.samples import InputSpec, save_sample
+from trt_nvfp4.plugins.ops.definition import shapes_fit
 
 from .agreement import Agreement, Thresholds, is_discrete
 from .backend import replacing
@@ -210,10 +211,7 @@ def _check_same_inputs(a: Side, first: BaseRunner, b: Side, second: BaseRunner) 
     _check_same_names("inputs", a, ours.keys(), b, theirs.keys())
     for name, spec in ours.items():
         other = theirs[name]
-        fits = len(spec.shape) == len(other.shape) and all(
-            x == y for x, y in zip(spec.shape, other.shape, strict=True) if isinstance(x, int) and isinstance(y, int)
-        )
-        if not fits or spec.dtype != other.dtype:
+        if not shapes_fit(spec.shape, other.shape) or spec.dtype != other.dtype:
             raise BuilderError(
                 USAGE,
                 f"not the same model: input {name} is {spec.dtype} {list(spec.shape)} in {a.path}, "

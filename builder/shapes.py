@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trt_nvfp4.calibration.samples import CACHE
+from trt_nvfp4.plugins.ops.definition import shapes_fit
 
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 
@@ -101,10 +102,7 @@ def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Seq
     if name not in inputs:
         raise BuilderError(USAGE, f"{flag}: the model has no input {name!r}; it has {', '.join(inputs)}")
     dims = inputs[name]
-    fits = len(shape) == len(dims) and all(
-        dim == given or not isinstance(dim, int) for dim, given in zip(dims, shape, strict=True)
-    )
-    if not fits:
+    if not shapes_fit(shape, dims):
         expected = "x".join(str(dim) if isinstance(dim, int) else (dim or "?") for dim in dims)
         raise BuilderError(
             USAGE,

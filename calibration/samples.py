@@ -13,6 +13,8 @@ from typing import BinaryIO
 import numpy as np
 import onnx
 
+from trt_nvfp4.plugins.ops.definition import shapes_fit
+
 from . import python_loader, text
 from .errors import CalibrationError
 
@@ -180,12 +182,7 @@ def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, I
         spec = specs[name]
         if array.dtype != spec.dtype:
             raise CalibrationError(f"{where}: {name} must be {spec.dtype}, found {array.dtype}")
-        fits = len(array.shape) == len(spec.shape) and all(
-            found == expected
-            for found, expected in zip(array.shape, spec.shape, strict=True)
-            if isinstance(expected, int)
-        )
-        if not fits:
+        if not shapes_fit(array.shape, spec.shape):
             expected = ", ".join(str(d) or "?" for d in spec.shape)
             raise CalibrationError(f"{where}: {name} must have shape [{expected}], found {list(array.shape)}")
         if not array.size and not CACHE.search(name):

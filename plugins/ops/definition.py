@@ -183,12 +183,9 @@ class ShapeRule:
     attributes: Mapping[str, Any]
 
     def expect(self, tensor: str, expected: Shape) -> None:
-        """`tensor` has the shape `expected`; symbols and unknowns, on either side, fit anything."""
+        """`tensor` has the shape `expected`, as far as both are known."""
         found = self.shapes[tensor]
-        fits = len(found) == len(expected) and all(
-            f == e for f, e in zip(found, expected, strict=True) if isinstance(f, int) and isinstance(e, int)
-        )
-        if not fits:
+        if not shapes_fit(found, expected):
             raise OpError(f"{self.op}: {tensor} must have shape {_text(expected)}, found {_text(found)}")
 
     def rows(self, tensor: str) -> tuple[Shape, int]:
@@ -220,6 +217,13 @@ class ShapeRule:
 
     def error(self, message: str) -> OpError:
         return OpError(f"{self.op}: {message}")
+
+
+def shapes_fit(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether a tensor can have both shapes: symbols and unknowns, on either side, fit anything."""
+    return len(a) == len(b) and all(
+        x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int)
+    )
 
 
 def _text(shape: Shape) -> str:
