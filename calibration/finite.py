@@ -17,12 +17,3 @@ def finite_amax(x: Tensor, what: str) -> Tensor:
         position = tuple((~x.float().isfinite()).nonzero()[0].tolist())
         raise ValueError(f"{what}: x{list(position)} is {x[position].item()}; expected finite float32 values")
     return amax
-
-
-def finite_amax_per_slice(x: Tensor, axis: int, what: str) -> Tensor:
-    """max |x| over all axes but `axis` (float32 [x.shape[axis]]); raises as `finite_amax`."""
-    finite_amax(x, what)
-    others = [a for a in range(x.dim()) if a != axis % x.dim()]
-    if not others:
-        return x.float().abs()
-    return torch.maximum(x.amax(others).float(), -x.amin(others).float())

@@ -29,7 +29,7 @@ def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> 
         for matrix, scale in zip(matrices, scales, strict=True):
             start = 0
             for chunk in matrix.chunks():
-                yield fp8.quantize(chunk, scale[start : start + len(chunk)], axis=0)[0].view(torch.int8)
+                yield fp8.quantize(chunk, scale[start : start + len(chunk)], axis=0).view(torch.int8)
                 start += len(chunk)
 
     values = StreamedTensor(f"{prefix}_weight", ir.DataType.INT8, (*lead, *matrices[0].shape), quantized)

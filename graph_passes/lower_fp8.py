@@ -94,7 +94,7 @@ def _dequantize_weight(graph: ir.Graph, linear: Linear) -> ir.Node:
     def quantized() -> Iterator[torch.Tensor]:
         start = 0
         for chunk in chunks():
-            yield fp8.quantize(chunk, exact if axis == 1 else exact[start : start + len(chunk)], axis)[0]
+            yield fp8.quantize(chunk, exact if axis == 1 else exact[start : start + len(chunk)], axis)
             start += len(chunk)
 
     prefix = f"{stored.name}.fp8"
