@@ -36,6 +36,7 @@ from .html_report import CONTESTANTS
 from .onnx_file import is_rewritten, read_if_any
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
+from .replacing import replacing
 from .report import versions
 from .request import without_function
 from .shapes import Shape
@@ -91,7 +92,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        with backend.replacing(path) as temporary:
+        with replacing(path) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 

@@ -21,15 +21,32 @@ from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
-from . import backend
+from . import build_script
 from .errors import USAGE, BuilderError
 from .onnx_file import read, rewritten_by
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 
 SCRIPT = "build_engine.py"
-MANIFEST = "manifest.json"
-SOURCES = "plugin_sources"
+MANIFEST = build_script.MANIFEST
+SOURCES = "sources"
+#: The builder's modules that the script runs; they import nothing else.
+MODULES = ("__init__.py", "backend.py", "build_script.py", "errors.py", "layers.py", "replacing.py")
+_SCRIPT = f'''#!/usr/bin/env python3
+"""Builds the engine of this folder, and checks it; --help lists the options."""
+
+import sys
+from pathlib import Path
+
+folder = Path(__file__).resolve().parent
+sys.path.insert(0, str(folder / "{SOURCES}"))
+try:
+    from trt_nvfp4.builder.build_script import main
+except ModuleNotFoundError as error:
+    print(f"error: {{folder / '{SOURCES}'}}: {{error}}; copy the whole bundle again", file=sys.stderr)
+    sys.exit({USAGE})
+sys.exit(main(folder))
+'''
 
 
 def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
@@ -99,7 +116,11 @@ def write_folder(
     if with_sources:
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
-    shutil.copy(backend.__file__, folder / SCRIPT)
+    (folder / SCRIPT).write_text(_SCRIPT)
+    code = folder / SOURCES / "trt_nvfp4" / "builder"
+    code.mkdir(parents=True)
+    for name in MODULES:
+        shutil.copy(Path(__file__).with_name(name), code)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.
     if timing_cache is not None and timing_cache.exists():
@@ -117,7 +138,7 @@ def write_folder(
         "timing_cache": "timing.cache" if timing_cache is not None else None,
         "profiles": {name: [p.least, p.typical, p.most] for name, p in profiles.items()},
         "planned": planned,
-        "checksums": {str(file.relative_to(folder)): backend.sha256(file) for file in files} if keep else {},
+        "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files} if keep else {},
     }
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")

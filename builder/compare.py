@@ -18,8 +18,8 @@ from trt_nvfp4.calibration.samples import InputSpec, save_sample
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
 from .agreement import Agreement, Thresholds, is_discrete
-from .backend import replacing
 from .errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
+from .replacing import replacing
 from .sides import Side
 
 Sample = Mapping[str, np.ndarray]

@@ -18,7 +18,7 @@ import psutil
 
 from trt_nvfp4.calibration.external_data import locations
 
-from .bundle import MANIFEST, SCRIPT
+from .bundle import SCRIPT
 from .errors import BUILD_FAILED, BuilderError
 
 # What TensorRT-RTX 1.7 needs beside the weights: its own libraries, the parsed graph, kernels being compiled.
@@ -56,15 +56,7 @@ def run_script(
     gets a process group of its own, so that Ctrl-C reaches only this process, which then ends it. Raises BuilderError
     with the script's exit code and message.
     """
-    command = [
-        sys.executable,
-        str(folder / SCRIPT),
-        "--manifest",
-        str(folder / MANIFEST),
-        "--output",
-        str(output),
-        "--events",
-    ]
+    command = [sys.executable, str(folder / SCRIPT), "--output", str(output), "--events"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
     )

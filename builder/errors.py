@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from . import backend
+import errno
 
-USAGE = backend.USAGE
-MODEL_AT_FAULT = backend.MODEL_AT_FAULT
-UNAVAILABLE = backend.UNAVAILABLE
-VERIFICATION_FAILED = backend.VERIFICATION_FAILED
-BUILD_FAILED = backend.BUILD_FAILED
-INTERRUPTED = backend.INTERRUPTED
-
-DEFECT = 1
+DEFECT, USAGE, MODEL_AT_FAULT, UNAVAILABLE, VERIFICATION_FAILED, BUILD_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
 
-class BuilderError(backend.EngineError):
+class BuilderError(Exception):
     """One message for the user and the exit code of the command."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def exit_code(error: BaseException) -> int | None:
@@ -25,7 +22,7 @@ def exit_code(error: BaseException) -> int | None:
     from trt_nvfp4.graph_passes.source import ModelError
     from trt_nvfp4.plugins.toolchain import ToolchainError
 
-    if isinstance(error, backend.EngineError):
+    if isinstance(error, BuilderError):
         return error.exit_code
     # The model is sound: what came with it is not.
     if isinstance(error, (PlanError, CalibrationError)):
@@ -45,6 +42,13 @@ def message(error: BaseException) -> str:
     """What is printed: the error's own words; for a full or read-only disk, what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing half-written was left"
-    if isinstance(error, OSError):
-        return backend.describe(error)
-    return str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    advice = {
+        errno.ENOSPC: "; free some space, or write elsewhere with -o",
+        errno.EACCES: "; choose a folder you can write to with -o",
+        errno.EROFS: "; choose a folder you can write to with -o",
+    }.get(error.errno or 0, "")
+    # Two files are a copy's, and the disk that is full is the second's.
+    file = error.filename2 or error.filename or ""
+    return f"{file}: {error.strerror or error}{advice}".lstrip(": ")

@@ -19,7 +19,7 @@ from rich.filesize import decimal
 
 from . import report as build_report
 from . import svg_charts
-from .backend import replacing
+from .replacing import replacing
 
 LOW_SQNR_DB = 12.0
 CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4", "fp8": "FP8", "bf16": "BF16"}

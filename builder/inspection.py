@@ -15,7 +15,7 @@ from rich.table import Table
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
-from . import backend, bundle, report
+from . import build_script, bundle, report
 from .errors import USAGE, BuilderError
 from .onnx_file import read
 
@@ -118,13 +118,13 @@ def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
     return [
         name
         for name, digest in checksums.items()
-        if not (folder / name).exists() or backend.sha256(folder / name) != digest
+        if not (folder / name).exists() or build_script.sha256(folder / name) != digest
     ]
 
 
 def _engine(path: Path) -> dict[str, Any]:
     """An engine's layers need the target's GPU to be read; without one its report says what was verified."""
-    beside = backend.report_file(path)
+    beside = build_script.report_file(path)
     if not path.stat().st_size:
         raise BuilderError(USAGE, f"{path}: empty, and no engine; build it again, or copy it again")
     found: dict[str, Any] = {"kind": "engine", "bytes": path.stat().st_size}

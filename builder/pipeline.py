@@ -28,9 +28,10 @@ from trt_nvfp4.graph_passes.unplanned_products import unplanned_products
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import ToolchainError
 
-from . import backend, bundle, engine, export, html_report, roofline
+from . import bundle, engine, export, html_report, roofline
 from .compare import compare
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from .layers import PLUGINS
 from .onnx_file import is_rewritten, read, read_if_any, rewritten_by
 from .precision_choice import Part, choose_precisions, with_all_statistics
 from .progress import Progress, Silent
@@ -419,7 +420,7 @@ def _plugins(
     request: Request, planned: list[dict[str, Any]], report: Report, progress: Progress
 ) -> tuple[Path | None, bool]:
     """The plugin library of the target, and whether its sources must travel because it cannot be built here."""
-    if not any(entry["decision"] in backend.PLUGINS for entry in planned):
+    if not any(entry["decision"] in PLUGINS for entry in planned):
         return None, False
     progress.stage(f"compiling the plugin library for {request.target.arch} (once; cached)")
     try:

@@ -30,9 +30,9 @@ from trt_nvfp4.graph_passes.subgraph import Subgraph
 from trt_nvfp4.graph_passes.weights import StreamedTensor
 
 from .accuracy_budget import Budget, Score
-from .backend import replacing
 from .errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .progress import Progress
+from .replacing import replacing
 from .roofline import LIMITS, subgraph_cost
 from .sides import session, session_of
 from .targets import Target

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.graph_passes.plan import NVFP4, has_ranges
 
-from .backend import replacing
 from .errors import USAGE, BuilderError
+from .replacing import replacing
 
 if TYPE_CHECKING:
     from rich.table import Table

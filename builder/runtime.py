@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import backend
+from . import backend, build_script
 from .errors import UNAVAILABLE, USAGE, BuilderError
 
 MODULES = ("tensorrt", "tensorrt_rtx")
@@ -16,7 +16,7 @@ MODULES = ("tensorrt", "tensorrt_rtx")
 def built_by(engine: Path) -> dict[str, Any]:
     """The report beside an engine, where there is one: its `backend`, `versions`, `model`, `target`, ..."""
     try:
-        found = json.loads(backend.report_file(engine).read_text())
+        found = json.loads(build_script.report_file(engine).read_text())
     except (OSError, ValueError):
         return {}
     described = isinstance(found, dict) and all(isinstance(found.get(key, {}), dict) for key in ("versions", "files"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.builder import backend, bundle, pipeline
+from trt_nvfp4.builder import bundle, pipeline
 from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.targets import find_target
@@ -29,14 +30,31 @@ def make_bundle(model: Path, destination: Path, target: str = "rtx-blackwell") -
     return manifest
 
 
-def test_script_is_the_back_end_itself(tmp_path: Path, gated_mlps: Path) -> None:
+def test_script_runs_the_builders_own_modules(tmp_path: Path, gated_mlps: Path) -> None:
     make_bundle(gated_mlps, tmp_path / "bundle")
-    assert (tmp_path / "bundle" / bundle.SCRIPT).read_bytes() == Path(backend.__file__).read_bytes()
+    code = tmp_path / "bundle" / bundle.SOURCES / "trt_nvfp4" / "builder"
+    assert {file.name for file in code.iterdir()} == set(bundle.MODULES)
+    for file in code.iterdir():
+        assert file.read_bytes() == Path(bundle.__file__).with_name(file.name).read_bytes()
+
+
+def test_script_needs_nothing_but_what_it_carries(tmp_path: Path, gated_mlps: Path) -> None:
+    """-I: no site-packages of the user's, no PYTHONPATH, and -S: none at all. Without its modules it says so."""
+    make_bundle(gated_mlps, tmp_path / "bundle")
+    command = [sys.executable, "-IS", tmp_path / "bundle" / bundle.SCRIPT, "-o", tmp_path / "o.engine"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == UNAVAILABLE
+    assert "cannot import tensorrt_rtx" in done.stderr
+    shutil.rmtree(tmp_path / "bundle" / bundle.SOURCES)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == USAGE
+    assert "copy the whole bundle again" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_bundle_shares_no_file_with_what_it_was_made_from(tmp_path: Path, gated_mlps: Path) -> None:
     make_bundle(gated_mlps, tmp_path / "bundle")
-    assert all(file.stat().st_nlink == 1 for file in (tmp_path / "bundle").iterdir())
+    assert all(file.stat().st_nlink == 1 for file in (tmp_path / "bundle").rglob("*") if file.is_file())
 
 
 @pytest.mark.slow

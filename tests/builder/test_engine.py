@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from trt_nvfp4.builder import backend, bundle
+from trt_nvfp4.builder import build_script, bundle, errors
 from trt_nvfp4.builder.engine import estimate_memory, run_script
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
@@ -25,6 +25,8 @@ from trt_nvfp4.builder.errors import (
     VERIFICATION_FAILED,
     BuilderError,
 )
+from trt_nvfp4.builder.layers import Layer
+from trt_nvfp4.builder.replacing import replacing
 from trt_nvfp4.builder.shapes import Profile
 from trt_nvfp4.builder.targets import find_target
 
@@ -151,8 +153,8 @@ def test_the_first_package_that_serves_builds(
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: versions.get(name))
     monkeypatch.setattr("importlib.metadata.version", lambda name: versions[name])
-    monkeypatch.setattr(backend, "local_compute_capability", lambda: gpu)
-    assert backend.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine").module == chosen
+    monkeypatch.setattr(build_script, "local_compute_capability", lambda: gpu)
+    assert build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine").module == chosen
 
 
 def test_an_old_package_is_passed_over(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +194,7 @@ def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:
     destination.write_text("old")
 
     def interrupted() -> None:
-        with backend.replacing(destination) as temporary:
+        with replacing(destination) as temporary:
             temporary.write_text("half")
             raise KeyboardInterrupt
 
@@ -204,12 +206,12 @@ def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_names_the_destination(tmp_path: Path) -> None:
     def full() -> None:
-        with backend.replacing(tmp_path / "file"):
+        with replacing(tmp_path / "file"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(OSError, match="No space") as failure:
         full()
-    assert backend.describe(failure.value).startswith(f"{tmp_path / 'file'}: No space left on device; free some space")
+    assert errors.message(failure.value).startswith(f"{tmp_path / 'file'}: No space left on device; free some space")
 
 
 def test_messages_name_the_users_files(tmp_path: Path) -> None:
@@ -262,11 +264,11 @@ def test_folder_that_cannot_be_written_to_is_found_before_the_build(
 ) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
     # Root may write anywhere.
-    monkeypatch.setattr(backend.os, "access", lambda path, mode: path != folder)
-    monkeypatch.setattr(backend, "_offer_unversioned_library", lambda module: None)
-    monkeypatch.setattr(backend, "run", lambda job, report: pytest.fail("it built"))
-    monkeypatch.setattr(sys, "argv", [bundle.SCRIPT, "--manifest", str(folder / bundle.MANIFEST), "--events"])
-    assert backend.main() == BUILD_FAILED
+    monkeypatch.setattr(build_script.os, "access", lambda path, mode: path != folder)
+    monkeypatch.setattr(build_script, "_offer_unversioned_library", lambda module: None)
+    monkeypatch.setattr(build_script, "run", lambda job, report: pytest.fail("it built"))
+    monkeypatch.setattr(sys, "argv", [bundle.SCRIPT, "--events"])
+    assert build_script.main(folder) == BUILD_FAILED
     assert f"{folder}: cannot be written to; choose another folder with -o" in capsys.readouterr().out
 
 
@@ -289,8 +291,8 @@ def test_the_links_lie_in_the_cache_that_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TRT_NVFP4_CACHE", "~/kept")
     monkeypatch.delenv("TRT_NVFP4_LIBRARY_LINKS", raising=False)
     started: list[dict[str, str]] = []
-    monkeypatch.setattr(backend.os, "execve", lambda file, arguments, environment: started.append(environment))
-    backend._offer_unversioned_library("tensorrt_rtx")
+    monkeypatch.setattr(build_script.os, "execve", lambda file, arguments, environment: started.append(environment))
+    build_script._offer_unversioned_library("tensorrt_rtx")
     assert Path(started[0]["TRT_NVFP4_LIBRARY_LINKS"]).parent == tmp_path / "kept" / "links"
 
 
@@ -300,13 +302,13 @@ def test_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(backend.Path, "home", no_home)
+    monkeypatch.setattr(build_script.Path, "home", no_home)
     monkeypatch.delenv("TRT_NVFP4_CACHE", raising=False)
     monkeypatch.delenv("TRT_NVFP4_LIBRARY_LINKS", raising=False)
-    monkeypatch.setattr(backend.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(build_script.tempfile, "tempdir", str(tmp_path))
     started: list[dict[str, str]] = []
-    monkeypatch.setattr(backend.os, "execve", lambda file, arguments, environment: started.append(environment))
-    backend._offer_unversioned_library("tensorrt_rtx")
+    monkeypatch.setattr(build_script.os, "execve", lambda file, arguments, environment: started.append(environment))
+    build_script._offer_unversioned_library("tensorrt_rtx")
     links = Path(started[0]["TRT_NVFP4_LIBRARY_LINKS"])
     assert links.parent == tmp_path
     assert (links / "libtensorrt_rtx.so").exists()
@@ -314,11 +316,13 @@ def test_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_empty_engine_is_no_success(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
-    layer = backend.Layer("a", "gemm", frozenset(), frozenset())
-    monkeypatch.setattr(backend.Backend, "build", lambda self, job, library, report: (memoryview(b""), [layer], []))
-    job = backend.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
-    with pytest.raises(backend.EngineError, match="returned an empty engine") as failure:
-        backend.run(job, lambda event: None)
+    layer = Layer("a", "gemm", frozenset(), frozenset())
+    monkeypatch.setattr(
+        build_script.Backend, "build", lambda self, job, library, report: (memoryview(b""), [layer], [])
+    )
+    job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
+    with pytest.raises(BuilderError, match="returned an empty engine") as failure:
+        build_script.run(job, lambda event: None)
     assert failure.value.exit_code == VERIFICATION_FAILED
     assert not list(tmp_path.glob("*out.engine*"))
 

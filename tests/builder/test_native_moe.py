@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
-from trt_nvfp4.builder.backend import Layer, check_layers
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import USAGE
+from trt_nvfp4.builder.layers import Layer, check_layers
 from trt_nvfp4.graph_passes.plan import Plan
 
 OPTIONS = ["--moe", "native", "--kinds", "moe", "--max-shapes", "x:2x16x64", "--json"]

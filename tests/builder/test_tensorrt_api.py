@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from trt_nvfp4.builder import backend
+from trt_nvfp4.builder import backend, build_script, errors
+from trt_nvfp4.builder.replacing import replacing
 
 VERSIONS = ["10.13.3.9", "10.16.1.11", "11.4.0.106"]
 STUBS = {
@@ -144,16 +145,16 @@ def used_members(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             engine.build(job, tmp_path / "plugins.so", lambda event: None)
             assert (tmp_path / "timing.cache").read_bytes() == b"cache"
         else:
-            with pytest.raises(backend.EngineError, match="plugin library does not provide it"):
+            with pytest.raises(errors.BuilderError, match="plugin library does not provide it"):
                 engine.build(job, tmp_path / "plugins.so", lambda event: None)
         notes |= module.notes
     return notes
 
 
-def job_in(tmp_path: Path) -> backend.Job:
+def job_in(tmp_path: Path) -> build_script.Job:
     cache = tmp_path / "timing.cache"
     cache.write_bytes(b"old")
-    return backend.Job(
+    return build_script.Job(
         target="thor",
         arch="sm_110a",
         compute_capability=(11, 0),
@@ -206,9 +207,9 @@ def test_error_that_tensorrt_logged_fails_a_build_that_it_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = Logging(SKIPPED, "Error Code 1: Myelin (no kernel)")
-    with pytest.raises(backend.EngineError, match=r"reported errors and went on: Error Code 1: Myelin") as failure:
+    with pytest.raises(errors.BuilderError, match=r"reported errors and went on: Error Code 1: Myelin") as failure:
         build_with(module, tmp_path, monkeypatch)
-    assert failure.value.exit_code == backend.VERIFICATION_FAILED
+    assert failure.value.exit_code == errors.VERIFICATION_FAILED
     assert (tmp_path / "timing.cache").read_bytes() == b"old"
 
 
@@ -251,7 +252,7 @@ def unpacked_bindings(version: str) -> Path:
         wheel = next(cache.glob(f"*{version}-cp{sys.version_info.major}{sys.version_info.minor}*.whl"), None)
         if done.returncode or wheel is None:
             pytest.skip(f"cannot download {package}: {done.stderr.strip()[-200:]}")
-        with backend.replacing(folder) as temporary, zipfile.ZipFile(wheel) as archive:
+        with replacing(folder) as temporary, zipfile.ZipFile(wheel) as archive:
             archive.extractall(temporary)
     return folder
 
