@@ -36,7 +36,7 @@ from .html_report import CONTESTANTS
 from .onnx_file import is_rewritten, read_if_any
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
-from .replacing import replacing
+from .replacing import check_writable, replacing
 from .report import versions
 from .request import without_function
 from .shapes import Shape
@@ -393,11 +393,7 @@ def check_destination(path: Path) -> None:
         raise BuilderError(
             USAGE, f"-o {path}: is not a result of bench-engine, and would be written over; choose another -o"
         )
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        error.filename = str(path)
-        raise
+    check_writable(path.parent, path)
 
 
 def _is_result(path: Path) -> bool:

@@ -32,7 +32,7 @@ from typing import Any
 from .backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from .errors import BUILD_FAILED, INTERRUPTED, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError, message
 from .layers import check_layers
-from .replacing import replacing
+from .replacing import check_writable, replacing
 
 MANIFEST = "manifest.json"
 
@@ -104,8 +104,7 @@ def _check_output(job: Job, manifest: Path) -> None:
         raise BuilderError(USAGE, f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
     folder = job.engine.parent
     folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise BuilderError(BUILD_FAILED, f"{folder}: cannot be written to; choose another folder with -o")
+    check_writable(folder)
 
 
 def report_file(engine: Path) -> Path:

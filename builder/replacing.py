@@ -1,11 +1,21 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and whether they can appear where they are to."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def check_writable(folder: Path, destination: Path | None = None) -> None:
+    """Before the work: raise OSError, naming the folder or the `destination` in it, where nothing can be written."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        error.filename = str(destination or folder)
+        raise
 
 
 @contextlib.contextmanager

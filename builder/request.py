@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
 from .accuracy_budget import Budget
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .onnx_file import is_exported, read_if_any
+from .replacing import check_writable
 from .shapes import Shape
 from .sides import ENGINES
 from .targets import Target
@@ -233,11 +233,7 @@ def _check_destination(request: Request, rewritten: bool) -> None:
         )
     folder = request.base.parent
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        error.filename = str(folder)
-        raise
+    check_writable(folder)
     if request.bundle is not None and request.bundle.exists():
         raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
 

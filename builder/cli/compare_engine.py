@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -152,13 +151,14 @@ def compare_engine(
 def _prepare(folder: Path) -> None:
     """Make --save-worst's folder before the work. Raises BuilderError or OSError where nothing can be saved."""
     from trt_nvfp4.builder.errors import USAGE, BuilderError
+    from trt_nvfp4.builder.replacing import check_writable
 
     if folder.exists() and not folder.is_dir():
         raise BuilderError(USAGE, f"--save-worst {folder}: a file is there; choose a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise BuilderError(USAGE, f"--save-worst {folder}: not empty; choose a new folder")
-    tempfile.TemporaryFile(dir=folder).close()
+    check_writable(folder)
 
 
 def _inputs(

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -263,13 +264,16 @@ def test_folder_that_cannot_be_written_to_is_found_before_the_build(
     tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
-    # Root may write anywhere.
-    monkeypatch.setattr(build_script.os, "access", lambda path, mode: path != folder)
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write anywhere
     monkeypatch.setattr(build_script, "_offer_unversioned_library", lambda module: None)
     monkeypatch.setattr(build_script, "run", lambda job, report: pytest.fail("it built"))
     monkeypatch.setattr(sys, "argv", [bundle.SCRIPT, "--events"])
     assert build_script.main(folder) == BUILD_FAILED
-    assert f"{folder}: cannot be written to; choose another folder with -o" in capsys.readouterr().out
+    assert f"{folder}: Permission denied; choose a folder you can write to with -o" in capsys.readouterr().out
 
 
 def test_output_in_a_new_folder_and_with_dots_in_its_name(tmp_path: Path, fp8_and_bf16: Path) -> None:
