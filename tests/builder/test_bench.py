@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from onnx.reference import ReferenceEvaluator
+from reference_host import ReferenceHost
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,7 +24,6 @@ from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
 from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.plugins.ops import OPS
 
 
 class Recorded:
@@ -63,26 +61,6 @@ class CpuDevice:
 
     def environment(self) -> dict[str, Any]:
         return {"gpu": "a test", "driver": "0", "sm_clock": "1 MHz", "l2_bytes": 1 << 10}
-
-
-class ReferenceHost:
-    """Stands for the plugin host: computes by the ops' Torch references, `wrong` times what is right."""
-
-    def __init__(self, wrong: float = 1.0) -> None:
-        self.wrong, self.workspace_size, self.calls = wrong, 16, 0
-
-    @contextmanager
-    def session(self, op: str, inputs: list[torch.Tensor], attributes: dict[str, Any]) -> Iterator[ReferenceHost]:
-        self.op, self.attributes = op, attributes
-        yield self
-
-    def output_shapes(self, inputs: list[torch.Tensor]) -> list[tuple[int, ...]]:
-        return [tuple(OPS[self.op].reference(*inputs, **self.attributes).shape)]
-
-    def enqueue(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], workspace: torch.Tensor) -> None:
-        assert workspace.numel() >= self.workspace_size
-        self.calls += 1
-        outputs[0].copy_(OPS[self.op].reference(*inputs, **self.attributes) * self.wrong)
 
 
 def test_percentiles() -> None:

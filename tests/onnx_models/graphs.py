@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from trt_nvfp4.calibration import nvfp4
 
@@ -251,3 +251,11 @@ def run(model: onnx.ModelProto | Path, x: np.ndarray) -> list[np.ndarray]:
 def spec(**changes: object) -> Spec:
     """A spec that differs from the default by `changes`."""
     return replace(Spec(), **changes)  # type: ignore[arg-type]
+
+
+def save_model(path: Path, output: str, body: str, x: str = "float[n, 8]") -> Path:
+    """A model of x and y, which has the type `output` and is what `body` makes of x."""
+    onnx.save(
+        parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({x} x) => ({output} y) {{ {body} }}'), path
+    )
+    return path

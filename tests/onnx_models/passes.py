@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import KINDS, Capabilities, Plan, make_plan
+from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, KINDS, Capabilities, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.graph_passes.subgraph import Subgraph
 
 EVERYTHING = Capabilities("everything", nvfp4_w4a4=True, nvfp4_w4a16=True, fp8=True, bf16=True)
@@ -25,3 +27,11 @@ def plan_all(model: SourceModel, precision: str = "nvfp4", kinds: tuple[str, ...
 def rewritten(model: SourceModel, plan: Plan | None = None, statistics: Statistics | None = None) -> RewriteResult:
     """The model rewritten by `plan` (all in NVFP4 with 16-bit activations), beside its source."""
     return rewrite(model, plan or plan_all(model), statistics, model.path.with_name("rewritten.onnx"))
+
+
+def rewritten_file(model: Path) -> Path:
+    """`o.rewritten.onnx` and `o.plan.yaml` beside an ONNX file, MLPs and MoE blocks with NVFP4 weights."""
+    source = load(model)
+    plan = plan_all(source, kinds=DEFAULT_KINDS)
+    plan.save(model.with_name("o.plan.yaml"))
+    return rewrite(source, plan, None, model.with_name("o.rewritten.onnx")).path

@@ -1,0 +1,179 @@
+"""compare-engine: what it prints and saves, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from typer.testing import CliRunner
+
+from onnx_models.graphs import save_model
+from onnx_models.passes import rewritten_file
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.backend import local_compute_capability
+from trt_nvfp4.builder.cli.compare_engine import app
+
+
+@pytest.mark.skipif(local_compute_capability() is not None, reason="a GPU is here")
+def test_engine_without_a_gpu_names_the_way_out(gated_mlps: Path) -> None:
+    rewritten_file(gated_mlps)
+    engine = gated_mlps.with_name("o.engine")
+    engine.write_bytes(b"engine")
+    shown = CliRunner().invoke(app, [str(gated_mlps), str(engine)])
+    assert shown.exit_code == errors.UNAVAILABLE
+    assert "none is here" in shown.stderr
+    assert "o.rewritten.onnx computes the same without one" in shown.stderr
+
+
+def test_command(gated_mlps: Path, tmp_path: Path) -> None:
+    result = rewritten_file(gated_mlps)
+    shown = CliRunner().invoke(app, [str(gated_mlps), str(result), "--json", "--kl"])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert found["reference"]["kind"] == "onnx"
+    assert found["result"]["kind"] == "rewritten"
+    assert found["samples"] == 4
+    assert {row["kind"] for row in found["tensors"]} == {"output", "subgraph"}
+    assert all(0 < row["kl"] < 0.1 and 0.9 < row["cosine"] < 1 for row in found["tensors"])
+
+    table = CliRunner().invoke(app, [str(gated_mlps), str(result), "--samples", "1"])
+    assert table.exit_code == 0, table.output
+    assert "gated_mlp_1" in table.stdout
+
+
+def test_command_fails_below_a_threshold_and_saves_what_to_replay(gated_mlps: Path, tmp_path: Path) -> None:
+    arguments = [str(gated_mlps), str(rewritten_file(gated_mlps)), "--min-cosine", "0.99999"]
+    worst = tmp_path / "worst"
+    strict = CliRunner().invoke(app, [*arguments, "--json", "--save-worst", str(worst)])
+    assert strict.exit_code == errors.VERIFICATION_FAILED
+    found = json.loads(strict.stdout)
+    assert len(found["failures"]) == 4
+    assert "cosine >= 0.99999 is not met" in strict.stderr
+    assert found["worst_samples"] == [str(file) for file in sorted(worst.iterdir())]
+
+    replay = found["replay"].split()
+    assert replay[0] == "compare-engine"
+    again = CliRunner().invoke(app, [*replay[1:], "--json"])
+    assert again.exit_code == 0, again.output
+    cosines = [
+        [row["cosine"] for row in run["tensors"] if row["kind"] == "output"]
+        for run in (found, json.loads(again.stdout))
+    ]
+    assert cosines[0] == cosines[1]
+
+    occupied = CliRunner().invoke(app, [*arguments, "--save-worst", str(worst)])
+    assert occupied.exit_code == errors.USAGE
+    assert "not empty" in occupied.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-abs", "nan"], "--max-abs nan: expected a number from 0 to inf"),
+        (["--max-rel", "-1"], "--max-rel -1.0: expected a number from 0 to inf"),
+        (["--min-cosine", "1.5"], "--min-cosine 1.5: expected a number from -1 to 1"),
+        (["--min-sqnr", "nan"], "--min-sqnr nan: expected a number"),
+        (["--seed", "-1"], "--seed"),
+        (["--save-worst", "model.onnx"], "--save-worst model.onnx: a file is there"),
+        (["--plan", "o.plan.yaml"], "none of its replaced subgraphs can be seen in both"),
+    ],
+)
+def test_command_refuses_what_cannot_be_met(
+    gated_mlps: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewritten_file(gated_mlps)
+    monkeypatch.chdir(gated_mlps.parent)
+    shown = CliRunner().invoke(app, ["model.onnx", "model.onnx", *options])
+    assert shown.exit_code == errors.USAGE, shown.output
+    assert message in shown.stderr
+
+
+def test_command_says_where_an_option_has_no_effect(tmp_path: Path) -> None:
+    """KL of single entries is 0 whatever they are, and a model without replaced subgraphs has none to check."""
+    model = save_model(tmp_path / "m.onnx", "float[n, 1]", "i = Constant<value_ints = [1]>() y = ReduceMax(x, i)")
+    shown = CliRunner().invoke(app, [str(model), str(model), "--max-kl", "0.1", "--check", "all", "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["warnings"] == [
+        "KL says nothing of integers, nor where the last axis has fewer than two entries: y",
+        "no replaced subgraph can be seen in both: outputs alone are compared",
+    ]
+
+
+def test_command_says_a_failure_once(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "m.onnx", "string[n]", "y = Identity(x)", x="string[n]")
+    shown = CliRunner().invoke(app, [str(model), str(model), "--json"])
+    assert json.loads(shown.stdout)["exit_code"] == shown.exit_code == errors.USAGE
+    assert shown.stderr.count("Received unexpected dtype") == 1
+
+
+def test_command_saves_inputs_of_any_name(tmp_path: Path) -> None:
+    """Also those that NumPy's savez has arguments of."""
+    model = '<ir_version: 10, opset_import: ["": 21]> g (float[n, 8] file, float[n, 8] allow_pickle) => (float[n, 8] y)'
+    onnx.save(parser.parse_model(f"{model} {{ y = Add(file, allow_pickle) }}"), tmp_path / "m.onnx")
+    arguments = [str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")]
+    shown = CliRunner().invoke(app, [*arguments, "--save-worst", str(tmp_path / "worst")])
+    assert shown.exit_code == 0, shown.output
+    again = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "worst")])
+    assert again.exit_code == 0, again.output
+
+
+def test_command_says_that_inputs_which_do_not_fit_were_random(tmp_path: Path) -> None:
+    """As of a decoder whose mask covers the cache and the new tokens, under a name that does not say so."""
+    inputs = "float[1, sequence_length] x, float[1, past_length] past, float[1, kv_length] mask"
+    body = "all = Concat<axis = 1>(past, x) y = Mul(all, mask)"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float[1, m] y) {{ {body} }}'
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    arguments = [str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == errors.BUILD_FAILED
+    advice = "; the inputs were random, of typical shapes: give samples with --data FILE|DIR, or shapes that fit"
+    assert advice in shown.stderr
+
+    fitting = CliRunner().invoke(app, [*arguments, "--shapes", "x:1x3,past:1x5,mask:1x8"])
+    assert fitting.exit_code == 0, fitting.output
+
+    arrays = {name: np.ones((1, length), np.float32) for name, length in (("x", 3), ("past", 5), ("mask", 7))}
+    np.savez(tmp_path / "s.npz", **arrays)
+    given = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "s.npz")])
+    assert given.exit_code == errors.BUILD_FAILED
+    assert "random" not in given.stderr
+
+
+def test_command_takes_given_samples_or_random_ones(gated_mlps: Path, tmp_path: Path) -> None:
+    given = [str(gated_mlps), str(gated_mlps), "--data", str(tmp_path)]
+    for options in (["--shapes", "x:1x64"], ["--samples", "4"], ["--seed", "0"]):
+        shown = CliRunner().invoke(app, [*given, *options])
+        assert shown.exit_code == errors.USAGE
+        assert f"{options[0]} would make random samples instead" in shown.stderr
+
+
+def test_command_on_zeros_warns(gated_mlps: Path, tmp_path: Path) -> None:
+    """Of what is 0 in every sample alone; an MLP without bias gives 0 for 0."""
+    model, result, arguments = gated_mlps, rewritten_file(gated_mlps), ["--data", str(tmp_path / "data"), "--json"]
+    (tmp_path / "data").mkdir()
+    samples = np.zeros((2, 64), np.float16)
+    np.save(tmp_path / "data" / "x.npy", samples)
+    shown = CliRunner().invoke(app, [str(model), str(result), *arguments])
+    assert shown.exit_code == 0, shown.output
+    for said in ("warning: every input is 0 in every sample", "warning: the reference is 0 in every sample", "mlp_1"):
+        assert said in shown.stderr
+    assert len(json.loads(shown.stdout)["warnings"]) == 2
+    samples[1, 5] = 1
+    np.save(tmp_path / "data" / "x.npy", samples)
+    shown = CliRunner().invoke(app, [str(model), str(result), *arguments])
+    assert "warning" not in shown.stderr
+    assert json.loads(shown.stdout)["warnings"] == []
+
+
+def test_command_on_empty_data(gated_mlps: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    np.save(tmp_path / "empty" / "x.npy", np.zeros((0, 64), np.float16))
+    shown = CliRunner().invoke(
+        app, [str(gated_mlps), str(rewritten_file(gated_mlps)), "--data", str(tmp_path / "empty")]
+    )
+    assert shown.exit_code == errors.USAGE
+    assert "holds no sample" in shown.stderr
