@@ -8,7 +8,9 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.calibration import fp8
+from trt_nvfp4.graph_passes.moe_node import linears_of
 from trt_nvfp4.graph_passes.source import ModelError
+from trt_nvfp4.graph_passes.subgraph import Mlp
 from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, initializer
 from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 
@@ -37,6 +39,12 @@ def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> 
         "weight": ir.val(values.name, const_value=values),
         "scale": initializer(f"{prefix}_scale", torch.stack(scales).reshape(*lead, -1), ir.DataType.FLOAT),
     }
+
+
+def mlp_weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
+    """`fp8_initializers` of gate and up, whose rows interleave, or of down; see `moe_node.MakeWeights`."""
+    matrices = [Matrix([linear.weight for linear in linears_of(mlp, is_down)]) for mlp in mlps]
+    return fp8_initializers(prefix, matrices, stacked)
 
 
 def activation_scales(prefix: str, largest: Sequence[float | None]) -> dict[str, ir.Value]:

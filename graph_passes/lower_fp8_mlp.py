@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers
+from trt_nvfp4.graph_passes.fp8_weights import activation_scales, mlp_weights
+from trt_nvfp4.graph_passes.moe_node import mlp_inputs
 from trt_nvfp4.graph_passes.nodes import flatten, register
-from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, bias_vector, initializer
+from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 
@@ -41,13 +41,9 @@ def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]
 
 
 def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> None:
-    assert mlp.gate is not None
-    inputs = [mlp.x]
-    for part, linears in (("gate_up", [mlp.gate, mlp.up]), ("down", [mlp.down])):
-        inputs += _weights(f"{name}/{part}", linears)
     given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
-    inputs += activation_scales(name, given).values()
-    for value in inputs[1:]:
+    constants = mlp_inputs([mlp], f"{name}/", False, mlp_weights) | activation_scales(name, given)
+    for value in constants.values():
         register(graph, value)
     attributes = OPS[OP].complete_attributes(
         activation=int(Activation[mlp.activation.upper()]),
@@ -55,18 +51,9 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> N
         limit=mlp.limit,
         **{STATIC_SCALES: int(None not in given)},
     )
-    nodes = [ir.node(OP, inputs, attributes, domain=DOMAIN, version=1, name=name)]
+    nodes = [ir.node(OP, [mlp.x, *constants.values()], attributes, domain=DOMAIN, version=1, name=name)]
     if mlp.flattens:
         nodes.append(flatten(graph, nodes[0], mlp.down.weight.shape[0]))
     replaced = set(mlp.nodes)
     old_nodes = [node for node in graph if node in replaced]
     ir.convenience.replace_nodes_and_values(graph, old_nodes[-1], old_nodes, nodes, [mlp.y], [nodes[-1].outputs[0]])
-
-
-def _weights(prefix: str, linears: list[Linear]) -> list[ir.Value]:
-    """E4M3 bytes, a scale per row, and the bias of linears whose rows interleave."""
-    bias = bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0])
-    return [
-        *fp8_initializers(prefix, [Matrix([linear.weight for linear in linears])], stacked=False).values(),
-        initializer(f"{prefix}_bias", bias, linears[0].weight.dtype),
-    ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.fp8_weights import activation_scales, fp8_initializers
-from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linears_of, replace_moe
-from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix
+from trt_nvfp4.graph_passes.fp8_weights import activation_scales, mlp_weights
+from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, replace_moe
+from trt_nvfp4.graph_passes.subgraph import Subgraph
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.weight_format import E4M3
 
@@ -29,12 +28,7 @@ def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]
     """
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
-
-    def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
-        matrices = [Matrix([linear.weight for linear in linears_of(mlp, is_down)]) for mlp in mlps]
-        return fp8_initializers(prefix, matrices, stacked)
-
-    constants = expert_inputs(OPS[OP], moe, name, weights, E4M3)
+    constants = expert_inputs(OPS[OP], moe, name, mlp_weights, E4M3)
     given = largest_inputs(moe, amax)
     constants |= activation_scales(name, given)
     return replace_moe(graph, subgraph, OPS[OP], constants, static_scales=int(None not in given))

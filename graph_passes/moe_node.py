@@ -33,14 +33,14 @@ def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt:
     bias = moe.routing.correction_bias
     values = torch.zeros(len(moe.experts)) if bias is None else as_torch(constant(bias)).float().reshape(-1)
     inputs = {"correction_bias": initializer(f"{name}/correction_bias", values, ir.DataType.FLOAT)}
-    inputs |= _mlp_inputs(moe.experts, f"{name}/", True, make)
+    inputs |= mlp_inputs(moe.experts, f"{name}/", True, make)
     if moe.shared is None:
         types = {formal.name: formal.type for formal in op.inputs}
         for key, shape in fmt.smallest_shared_expert(features, first.gate is not None).items():
             kind = {"tensor(int8)": ir.DataType.INT8, "tensor(float)": ir.DataType.FLOAT}.get(types[key], dtype)
             inputs[key] = initializer(f"{name}/{key}", torch.zeros([int(d or 0) for d in shape]), kind)
         return inputs
-    shared = _mlp_inputs([moe.shared], f"{name}/shared_", False, make)
+    shared = mlp_inputs([moe.shared], f"{name}/shared_", False, make)
     inputs |= {f"shared_{key}": value for key, value in shared.items()}
     gate = torch.zeros(features)
     if moe.shared_gate is not None:
@@ -49,7 +49,7 @@ def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt:
     return inputs
 
 
-def _mlp_inputs(mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights) -> dict[str, ir.Value]:
+def mlp_inputs(mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights) -> dict[str, ir.Value]:
     """Weights, their scales and biases of `mlps`, one matrix each for gate and up together and for down."""
     inputs: dict[str, ir.Value] = {}
     for key, is_down in (("gate_up", False), ("down", True)):
