@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx
@@ -23,7 +23,7 @@ def widen(model: ModelProto) -> ModelProto:
         _widen_graph(graph)
     for function in model.functions:
         for node in function.node:
-            _widen_node(node)
+            widen_node(node)
             for graph in _subgraphs(node):
                 _widen_graph(graph)
         for value in function.value_info:
@@ -41,7 +41,7 @@ def _widen_graph(graph: GraphProto) -> None:
         for value in values:
             _widen_type(value.type)
     for node in graph.node:
-        _widen_node(node)
+        widen_node(node)
     casts = []
     for tensor in weights:
         narrow = f"{tensor.name}/bfloat16"
@@ -55,12 +55,13 @@ def _widen_graph(graph: GraphProto) -> None:
         graph.node.extend(nodes)
 
 
-def _widen_node(node: NodeProto) -> None:
+def widen_node(node: NodeProto, narrow: Collection[int] = (TensorProto.BFLOAT16,)) -> None:
+    """Make the types of `narrow` that attributes of `node` name or have float32, subgraphs aside."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.INT:
-            if attribute.name in _TYPE_ATTRIBUTES and attribute.i == TensorProto.BFLOAT16:
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.i in narrow:
                 attribute.i = TensorProto.FLOAT
-        elif attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.BFLOAT16:
+        elif attribute.type == AttributeProto.TENSOR and attribute.t.data_type in narrow:
             attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(np.float32)))
 
 

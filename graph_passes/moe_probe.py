@@ -17,6 +17,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.calibration.widen import widen_node
 from trt_nvfp4.graph_passes.moe_samples import draw
 from trt_nvfp4.graph_passes.nodes import float_attribute, int_attribute, is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Weight
@@ -264,10 +265,5 @@ class Probe:
 def _widened(proto: onnx.NodeProto) -> onnx.NodeProto:
     """The node, without a name, with float32 in place of 16-bit types."""
     proto.ClearField("name")
-    for attribute in proto.attribute:
-        if attribute.name == "to" and attribute.i in _HALF:
-            attribute.i = TensorProto.FLOAT
-        elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _HALF:
-            array = numpy_helper.to_array(attribute.t).astype(np.float32)
-            attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
+    widen_node(proto, _HALF)
     return proto
