@@ -216,38 +216,18 @@ def wrapped(
 
 def export(model: torch.nn.Module, example: torch.Tensor, path: Path, exporter: str, opset: int | None = None) -> None:
     """Exports with `exporter`, "dynamo" or "torchscript"; text models with dynamic batch and sequence."""
-    dynamic = not example.is_floating_point()
+    axes = {0: "batch"} if example.is_floating_point() else {0: "batch", 1: "sequence"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:
+            options: dict[str, Any] = {} if opset is None else {"opset_version": opset}
             if exporter == "dynamo":
-                axes = (
-                    ({0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")},)
-                    if dynamic
-                    else ({0: torch.export.Dim("batch")},)
-                )
-                torch.onnx.export(
-                    model,
-                    (example,),
-                    path,
-                    input_names=["x"],
-                    output_names=["y"],
-                    dynamic_shapes=axes,
-                    dynamo=True,
-                    verbose=False,
-                    **({} if opset is None else {"opset_version": opset}),
-                )
+                dims = {axis: torch.export.Dim(name) for axis, name in axes.items()}
+                options |= {"dynamic_shapes": (dims,), "verbose": False}
             else:
-                torch.onnx.export(
-                    model,
-                    (example,),
-                    path,
-                    input_names=["x"],
-                    output_names=["y"],
-                    dynamo=False,
-                    opset_version=opset or 17,
-                    dynamic_axes={"x": {0: "batch", 1: "sequence"} if dynamic else {0: "batch"}},
-                )
+                options = {"opset_version": 17, "dynamic_axes": {"x": axes}} | options
+            dynamo = exporter == "dynamo"
+            torch.onnx.export(model, (example,), path, input_names=["x"], output_names=["y"], dynamo=dynamo, **options)
         finally:
             logging.disable(logging.NOTSET)
