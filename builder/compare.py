@@ -44,6 +44,12 @@ class Comparison:
     samples: int = 0
     worst: dict[int, Sample] = field(default_factory=dict)
 
+    def take(self, number: int, sample: Sample) -> None:
+        """Count a sample that `agreements` account for, and keep it while it is an output's worst."""
+        self.samples += 1
+        worst = {row.worst_sample for row in self.agreements if row.kind == "output"}
+        self.worst = {n: kept for n, kept in (*self.worst.items(), (number, sample)) if n in worst}
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "reference": {"path": str(self.reference.path), "kind": self.reference.kind},
@@ -94,12 +100,12 @@ def compare(
             f"--plan {plan}: none of its replaced subgraphs can be seen in both {reference.path} and {result.path}; "
             "leave it out, or give the plan that RESULT was rewritten by",
         )
-    inner = [tensor for tensor in names if tensor in shared]
+    inner = {tensor: name for tensor, name in names.items() if tensor in shared}
     outcome = Comparison(reference, result)
     thresholds = thresholds or Thresholds()
     with_kl = with_kl or thresholds.max_kl is not None
     rows: list[tuple[str, Agreement]] = []
-    left_out: list[Agreement] = []
+    judged: list[Agreement] = []
     any_input = False
     # Above critical: what Polygraphy raises it logs as well, with a word on stdout about colours.
     quiet = G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1)
@@ -111,50 +117,57 @@ def compare(
             expected = _infer(reference, first, sample, advice)
             actual = _infer(result, second, sample, advice)
             if number == 0:
-                outputs = _outputs(result, actual)
-                _check_same_names("outputs", reference, _outputs(reference, expected), result, outputs)
-                rows = [
-                    (name, Agreement(name, "output", with_kl, is_discrete(_numbers(reference, name, expected[name]))))
-                    for name in actual
-                    if name in outputs
-                ]
-                # Where there is nothing else to judge, integers are.
-                left_out = [row for _, row in rows if row.discrete]
-                left_out = left_out if len(left_out) < len(rows) else []
-                rows += [(name, Agreement(names[name], "subgraph", with_kl)) for name in inner]
+                rows = _rows(reference, expected, result, actual, inner, with_kl)
+                outcome.agreements = [row for _, row in rows]
+                judged = _judged(outcome.agreements, judge_subgraphs)
             for name, row in rows:
                 x, y = _numbers(reference, name, expected[name]), _numbers(result, name, actual[name])
-                if x.ndim == y.ndim and x.shape != y.shape:
-                    raise BuilderError(
-                        VERIFICATION_FAILED,
-                        f"{row.kind} {row.name}, sample {number}: shape {list(x.shape)} in {reference.path}, "
-                        f"{list(y.shape)} in {result.path}; where values decide how many entries there are, as of "
-                        "detections, compare a tensor before that",
-                    )
+                _check_same_size(outcome, f"{row.kind} {row.name}, sample {number}", x, y)
                 row.add(x, y)
-                if row not in left_out and (judge_subgraphs or row.kind == "output"):
-                    outcome.failures += [
-                        f"{row.kind} {row.name}, sample {number}: {asked} is not met"
-                        for asked in _missed(thresholds, x, y)
-                    ]
-                if row.kind == "output" and row.worst_sample == number:
-                    outcome.worst[number] = sample
-            worst = {row.worst_sample for _, row in rows if row.kind == "output"}
-            outcome.worst = {number: kept for number, kept in outcome.worst.items() if number in worst}
-            outcome.samples += 1
+                asked = thresholds if row in judged else Thresholds()
+                outcome.failures += [
+                    f"{row.kind} {row.name}, sample {number}: {missed} is not met" for missed in _missed(asked, x, y)
+                ]
+            outcome.take(number, sample)
             any_input = any_input or any(np.any(value) for value in sample.values())
     if not outcome.samples:
         raise BuilderError(USAGE, "no sample to compare on: --data is empty")
-    outcome.agreements = [row for _, row in rows]
     if not any_input:
         outcome.warnings.append("every input is 0 in every sample: this agreement says nothing about other inputs")
     outcome.warnings += _warnings(outcome.agreements, with_kl)
+    left_out = [row for row in outcome.agreements if row.kind == "output" and row not in judged]
     if left_out and thresholds != Thresholds(max_kl=thresholds.max_kl):  # of KL it is said already
         shares = ", ".join(f"{row.name} ({row.equal:.2%} of its values are equal)" for row in left_out)
         outcome.warnings.append(f"thresholds are asked of floating-point outputs alone, and not of {shares}")
     if judge_subgraphs and not inner:
         outcome.warnings.append("no replaced subgraph can be seen in both: outputs alone are compared")
     return outcome
+
+
+def _rows(
+    reference: Side,
+    expected: IterationResult,
+    result: Side,
+    actual: IterationResult,
+    inner: Mapping[str, str],
+    with_kl: bool,
+) -> list[tuple[str, Agreement]]:
+    """What is compared of the first results: each output, and each tensor of `inner` for the subgraph named there."""
+    outputs = _outputs(result, actual)
+    _check_same_names("outputs", reference, _outputs(reference, expected), result, outputs)
+    rows = [
+        (name, Agreement(name, "output", with_kl, is_discrete(_numbers(reference, name, expected[name]))))
+        for name in actual
+        if name in outputs
+    ]
+    return rows + [(tensor, Agreement(name, "subgraph", with_kl)) for tensor, name in inner.items()]
+
+
+def _judged(agreements: list[Agreement], judge_subgraphs: bool) -> list[Agreement]:
+    """Those that thresholds are asked of. Where there is nothing else to judge, integers are."""
+    outputs = [row for row in agreements if row.kind == "output"]
+    subgraphs = [row for row in agreements if row.kind == "subgraph" and judge_subgraphs]
+    return ([row for row in outputs if not row.discrete] or outputs) + subgraphs
 
 
 def _warnings(agreements: list[Agreement], with_kl: bool) -> Iterator[str]:
@@ -176,6 +189,16 @@ def _numbers(side: Side, name: str, values: Any) -> np.ndarray:
             "from the outputs of both models",
         )
     return np.asarray(values)
+
+
+def _check_same_size(outcome: Comparison, what: str, expected: np.ndarray, actual: np.ndarray) -> None:
+    if expected.ndim == actual.ndim and expected.shape != actual.shape:
+        raise BuilderError(
+            VERIFICATION_FAILED,
+            f"{what}: shape {list(expected.shape)} in {outcome.reference.path}, {list(actual.shape)} in "
+            f"{outcome.result.path}; where values decide how many entries there are, as of detections, compare a "
+            "tensor before that",
+        )
 
 
 def _missed(thresholds: Thresholds, expected: np.ndarray, actual: np.ndarray) -> list[str]:
