@@ -50,3 +50,11 @@ def test_zeros_agree_with_zeros_alone() -> None:
     assert (row.cosine, row.max_rel) == (1, 0)
     row.add(np.zeros(4), np.ones(4))
     assert (row.cosine, row.max_rel, row.sqnr_db) == (0, np.inf, -np.inf)
+
+
+def test_scalars_and_single_entries_are_no_logits() -> None:
+    for x, y in ((np.array(2.0), np.array(2.5)), (np.array([[2.0]]), np.array([[2.5]]))):
+        row = Agreement("loss", "output", with_kl=True)
+        row.add(x, y)
+        assert (row.max_abs, row.max_rel, row.argmax, row.kl) == (0.5, 0.25, 1, None)
+        assert row.cosine == pytest.approx(1)

@@ -171,8 +171,8 @@ def test_reference_stack(bare: bool, tmp_path: Path) -> None:
     assert 3 < result.weights_bytes_before / result.weights_bytes_after < 3.56
 
 
-@pytest.mark.parametrize("decision", ["bf16", "fp16", "fp8"])
-def test_layers_without_anything_between(decision: str, loaded: Load, seed: int) -> None:
+@pytest.mark.parametrize(("decision", "most"), [("bf16", 0.03), ("fp16", 0.003), ("fp8", 0.3)])
+def test_layers_without_anything_between(decision: str, most: float, loaded: Load, seed: int) -> None:
     """The output of an MLP is the input of the next: other decisions take the layers one by one."""
     model, _ = stack(3, None, False, seed)
     source = loaded(model)
@@ -182,7 +182,8 @@ def test_layers_without_anything_between(decision: str, loaded: Load, seed: int)
     entry.decision = decision
     x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
     (found,), (expected,) = run(widen(onnx.load(rewritten(source, plan).path)), x), run(model, x)
-    assert np.linalg.norm(found - expected) < 0.3 * np.linalg.norm(expected)
+    # About a third of the most; exact agreement would mean that nothing was rounded.
+    assert most / 50 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < most
 
 
 FLATTENING = {
