@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_nvfp4.calibration.replacing import replacing
+
 from .errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
 from .layers import Layer, layers_of_inspector, layers_of_log
-from .replacing import replacing
 
 if TYPE_CHECKING:
     from .build_script import Job

@@ -19,6 +19,7 @@ import numpy as np
 from rich.table import Table
 
 from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.replacing import check_writable, replacing
 from trt_nvfp4.calibration.samples import input_specs, load_samples, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.calibration.statistics_file import is_statistics
@@ -36,7 +37,6 @@ from .html_report import CONTESTANTS
 from .onnx_file import is_rewritten, read_if_any
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
-from .replacing import check_writable, replacing
 from .report import versions
 from .request import without_function
 from .shapes import Shape

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_nvfp4.calibration.replacing import check_writable, replacing
+
 from .backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from .errors import BUILD_FAILED, INTERRUPTED, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError, message
 from .layers import check_layers
-from .replacing import check_writable, replacing
 
 MANIFEST = "manifest.json"
 

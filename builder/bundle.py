@@ -30,8 +30,11 @@ from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 SCRIPT = "build_engine.py"
 MANIFEST = build_script.MANIFEST
 SOURCES = "sources"
-#: The builder's modules that the script runs; they import nothing else.
-MODULES = ("__init__.py", "backend.py", "build_script.py", "errors.py", "layers.py", "replacing.py")
+#: The modules that the script runs; they import no others.
+MODULES = (
+    *("builder/__init__.py", "builder/backend.py", "builder/build_script.py", "builder/errors.py", "builder/layers.py"),
+    *("calibration/__init__.py", "calibration/replacing.py"),
+)
 _SCRIPT = f'''#!/usr/bin/env python3
 """Builds the engine of this folder, and checks it; --help lists the options."""
 
@@ -117,10 +120,10 @@ def write_folder(
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
     (folder / SCRIPT).write_text(_SCRIPT)
-    code = folder / SOURCES / "trt_nvfp4" / "builder"
-    code.mkdir(parents=True)
+    code = folder / SOURCES / "trt_nvfp4"
     for name in MODULES:
-        shutil.copy(Path(__file__).with_name(name), code)
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(__file__).parents[1] / name, code / name)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.
     if timing_cache is not None and timing_cache.exists():

@@ -14,12 +14,12 @@ from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
 
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.calibration.samples import InputSpec, save_sample
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
 from .agreement import Agreement, Thresholds, is_discrete
 from .errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
-from .replacing import replacing
 from .sides import Side
 
 Sample = Mapping[str, np.ndarray]

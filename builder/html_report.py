@@ -17,9 +17,10 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from trt_nvfp4.calibration.replacing import replacing
+
 from . import report as build_report
 from . import svg_charts
-from .replacing import replacing
 
 LOW_SQNR_DB = 12.0
 CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4", "fp8": "FP8", "bf16": "BF16"}

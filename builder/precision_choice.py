@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.calibration.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph, allowed_decisions, replacing_op
@@ -32,7 +33,6 @@ from trt_nvfp4.graph_passes.weights import StreamedTensor
 from .accuracy_budget import Budget, Score
 from .errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from .progress import Progress
-from .replacing import replacing
 from .roofline import LIMITS, subgraph_cost
 from .sides import session, session_of
 from .targets import Target

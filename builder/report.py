@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.graph_passes.plan import NVFP4, has_ranges
 
 from .errors import USAGE, BuilderError
-from .replacing import replacing
 
 if TYPE_CHECKING:
     from rich.table import Table

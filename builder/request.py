@@ -10,13 +10,13 @@ import onnx
 
 from trt_nvfp4.calibration.external_data import locations
 from trt_nvfp4.calibration.recipes import parse
+from trt_nvfp4.calibration.replacing import check_writable
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
 
 from .accuracy_budget import Budget
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .onnx_file import is_exported, read_if_any
-from .replacing import check_writable
 from .shapes import Shape
 from .sides import ENGINES
 from .targets import Target

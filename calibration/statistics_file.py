@@ -10,14 +10,14 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .errors import CalibrationError
+from .replacing import replacing
 
 Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
 _FORMAT = "trt-nvfp4 activation statistics 3"
@@ -40,14 +40,8 @@ def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
         for kind, array in kinds.items():
             files.setdefault(tensor, {})[kind] = _stored(array, folder(path)) or _store(array, folder(path), kind)
     text = json.dumps({"format": _FORMAT, **content, "arrays": files}, indent=1)
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        with _naming(path):
-            temporary.write_text(text + "\n")
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n")
     named = {name for kinds in files.values() for name in kinds.values()}
     for old in folder(path).glob("*.npy"):
         if old.name not in named:
@@ -97,16 +91,9 @@ def _stored(array: np.ndarray, folder: Path) -> str | None:
 def _store(array: np.ndarray, folder: Path, kind: str) -> str:
     folder.mkdir(exist_ok=True)
     name = f"{kind}-{uuid.uuid4().hex}.npy"
-    with _naming(folder / name):
-        np.save(folder / name, array)
-    return name
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Failed writes, as to a full disk, name no file of their own; NumPy's not even the reason."""
     try:
-        yield
-    except OSError as error:
+        np.save(folder / name, array)
+    except OSError as error:  # names no file, and NumPy's not even the reason
         code = error.errno or errno.ENOSPC
-        raise OSError(code, os.strerror(code), str(file)) from error
+        raise OSError(code, os.strerror(code), str(folder / name)) from error
+    return name

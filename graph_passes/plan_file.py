@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.graph_passes.source import ModelError
 
 _HEADER = """\
@@ -30,12 +30,8 @@ class PlanError(ModelError):
 def write(path: Path, plan: dict[str, Any], decisions: tuple[str, ...]) -> None:
     """Writes a plan; the file appears only when it is complete."""
     text = _HEADER.format(decisions=" | ".join(decisions)) + yaml.safe_dump(plan, sort_keys=False, width=120)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(

@@ -151,7 +151,7 @@ def compare_engine(
 def _prepare(folder: Path) -> None:
     """Make --save-worst's folder before the work. Raises BuilderError or OSError where nothing can be saved."""
     from trt_nvfp4.builder.errors import USAGE, BuilderError
-    from trt_nvfp4.builder.replacing import check_writable
+    from trt_nvfp4.calibration.replacing import check_writable
 
     if folder.exists() and not folder.is_dir():
         raise BuilderError(USAGE, f"--save-worst {folder}: a file is there; choose a new folder")

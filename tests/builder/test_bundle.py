@@ -32,10 +32,9 @@ def make_bundle(model: Path, destination: Path, target: str = "rtx-blackwell") -
 
 def test_script_runs_the_builders_own_modules(tmp_path: Path, gated_mlps: Path) -> None:
     make_bundle(gated_mlps, tmp_path / "bundle")
-    code = tmp_path / "bundle" / bundle.SOURCES / "trt_nvfp4" / "builder"
-    assert {file.name for file in code.iterdir()} == set(bundle.MODULES)
-    for file in code.iterdir():
-        assert file.read_bytes() == Path(bundle.__file__).with_name(file.name).read_bytes()
+    code = tmp_path / "bundle" / bundle.SOURCES / "trt_nvfp4"
+    carried = {str(file.relative_to(code)): file.read_bytes() for file in code.rglob("*.py")}
+    assert carried == {name: (Path(bundle.__file__).parents[1] / name).read_bytes() for name in bundle.MODULES}
 
 
 def test_script_needs_nothing_but_what_it_carries(tmp_path: Path, gated_mlps: Path) -> None:

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from trt_nvfp4.builder import build_script, bundle, errors
+from trt_nvfp4.builder import build_script, bundle
 from trt_nvfp4.builder.engine import estimate_memory, run_script
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
@@ -27,7 +27,6 @@ from trt_nvfp4.builder.errors import (
     BuilderError,
 )
 from trt_nvfp4.builder.layers import Layer
-from trt_nvfp4.builder.replacing import replacing
 from trt_nvfp4.builder.shapes import Profile
 from trt_nvfp4.builder.targets import find_target
 
@@ -188,31 +187,6 @@ def test_memory_estimate_counts_external_data(gated_mlps: Path) -> None:
     assert estimate.weights == gated_mlps.stat().st_size + data
     assert estimate.needed > 2 * estimate.weights
     assert estimate.fits
-
-
-def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:
-    destination = tmp_path / "file"
-    destination.write_text("old")
-
-    def interrupted() -> None:
-        with replacing(destination) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert destination.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [destination]
-
-
-def test_a_write_that_fails_names_the_destination(tmp_path: Path) -> None:
-    def full() -> None:
-        with replacing(tmp_path / "file"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(OSError, match="No space") as failure:
-        full()
-    assert errors.message(failure.value).startswith(f"{tmp_path / 'file'}: No space left on device; free some space")
 
 
 def test_messages_name_the_users_files(tmp_path: Path) -> None:
