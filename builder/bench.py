@@ -304,7 +304,7 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
         folder = Path(name)
         engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
         sample = _sample(request, subject)
-        data = request.calib_data or _save_sample(sample, folder / "sample.npz")
+        data = request.calib_data or save_sample(folder / "sample.npz", sample)
         builds, notes = _builds(request, subject, data, folder)
         result.notes += notes
         for contestant, build in builds.items():
@@ -402,12 +402,6 @@ def _is_result(path: Path) -> bool:
     except ValueError:
         return False
     return isinstance(found, dict) and {"mode", "contestants"} <= found.keys()
-
-
-def _save_sample(sample: Mapping[str, np.ndarray], path: Path) -> Path:
-    with path.open("wb") as stream:
-        save_sample(stream, sample)
-    return path
 
 
 def tables(result: Result) -> list[Table]:

@@ -14,7 +14,6 @@ from polygraphy.comparator import IterationResult
 from polygraphy.exception import PolygraphyException
 from polygraphy.logger import G_LOGGER
 
-from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.calibration.samples import InputSpec, save_sample
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
@@ -63,13 +62,9 @@ class Comparison:
     def save_worst(self, folder: Path) -> list[Path]:
         """Write the worst samples as .npz files that `--data` reads back; returns them."""
         folder.mkdir(parents=True, exist_ok=True)
-        saved = []
-        for number, sample in sorted(self.worst.items()):
-            file = folder / f"sample-{number:05}.npz"
-            with replacing(file) as temporary, temporary.open("wb") as stream:
-                save_sample(stream, sample)
-            saved.append(file)
-        return saved
+        return [
+            save_sample(folder / f"sample-{number:05}.npz", sample) for number, sample in sorted(self.worst.items())
+        ]
 
 
 def compare(

@@ -112,9 +112,7 @@ class Trials:
                     f"{self._model.path}: {name} sample {index} makes the original's own output {broken} NaN or Inf, "
                     f"so that {self._budget.metric} cannot be measured against it",
                 )
-            with replacing(file) as temporary, temporary.open("wb") as stream:
-                save_sample(stream, outputs)
-            recorded.append((sample, file))
+            recorded.append((sample, save_sample(file, outputs)))
         if not recorded:
             raise BuilderError(
                 USAGE,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -17,6 +16,7 @@ from trt_nvfp4.plugins.ops.definition import shapes_fit
 
 from . import python_loader, text
 from .errors import CalibrationError
+from .replacing import replacing
 
 Sample = dict[str, np.ndarray]
 # What exporters call the inputs of a decoder's cache. It may be empty: before the first token it is.
@@ -69,16 +69,17 @@ def load_samples(
     return _CountedSamples(path, specs, read)
 
 
-def save_sample(stream: BinaryIO, sample: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name as an .npz file, which `load_samples` reads back.
+def save_sample(file: Path, sample: Mapping[str, np.ndarray]) -> Path:
+    """Write arrays by name as an .npz file, which `load_samples` reads back; returns its path.
 
     A name may be any: NumPy's own `savez` takes some for its arguments. Raises ValueError for arrays of objects.
     """
-    with zipfile.ZipFile(stream, "w") as archive:
+    with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in sample.items():
             # The size is not known before it is written.
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
+    return file
 
 
 # Where a sample comes from, for messages, and what reads it.

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,7 @@ def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, mon
     def no_space(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trt_nvfp4.builder.precision_choice.save_sample", no_space)
+    monkeypatch.setattr("trt_nvfp4.calibration.samples.zipfile", SimpleNamespace(ZipFile=no_space))
     with pytest.raises(OSError, match=r"No space left on device: '.*/precisions-\w+/held-out-0\.npz'"):
         run(mlps, samples, "cosine>=0.9")
 
