@@ -19,7 +19,7 @@ from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import FLOATS, float_attribute, is_float_cast, is_op, operand, string_attribute
+from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -49,23 +49,23 @@ _FUNCTIONS: dict[str, _Function] = {
 }
 # Functions with attributes: node -> function.
 _WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {
-    "Celu": lambda n: lambda x: F.celu(x, float_attribute(n, "alpha", 1.0)),
+    "Celu": lambda n: lambda x: F.celu(x, n.attributes.get_float("alpha", 1.0)),
     "Clip": lambda n: (
         lambda x, low=None, high=None: torch.clip(
             x,
-            low if low is not None else torch.tensor(float_attribute(n, "min", -np.inf)),
-            high if high is not None else torch.tensor(float_attribute(n, "max", np.inf)),
+            low if low is not None else torch.tensor(n.attributes.get_float("min", -np.inf)),
+            high if high is not None else torch.tensor(n.attributes.get_float("max", np.inf)),
         )
     ),
-    "Elu": lambda n: lambda x: F.elu(x, float_attribute(n, "alpha", 1.0)),
-    "Gelu": lambda n: lambda x: F.gelu(x, approximate=string_attribute(n, "approximate", "none")),
+    "Elu": lambda n: lambda x: F.elu(x, n.attributes.get_float("alpha", 1.0)),
+    "Gelu": lambda n: lambda x: F.gelu(x, approximate=n.attributes.get_string("approximate", "none")),
     "HardSigmoid": lambda n: (
-        lambda x: torch.clip(float_attribute(n, "alpha", 0.2) * x + float_attribute(n, "beta", 0.5), 0, 1)
+        lambda x: torch.clip(n.attributes.get_float("alpha", 0.2) * x + n.attributes.get_float("beta", 0.5), 0, 1)
     ),
-    "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, float_attribute(n, "alpha", 0.01)),
+    "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, n.attributes.get_float("alpha", 0.01)),
     "Selu": lambda n: F.selu,
-    "Swish": lambda n: lambda x: x * torch.sigmoid(float_attribute(n, "alpha", 1.0) * x),
-    "ThresholdedRelu": lambda n: lambda x: F.threshold(x, float_attribute(n, "alpha", 1.0), 0.0),
+    "Swish": lambda n: lambda x: x * torch.sigmoid(n.attributes.get_float("alpha", 1.0) * x),
+    "ThresholdedRelu": lambda n: lambda x: F.threshold(x, n.attributes.get_float("alpha", 1.0), 0.0),
 }
 _PASS_THROUGH = ("Cast", "Dropout", "Identity")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")

@@ -20,7 +20,7 @@ from trt_nvfp4.calibration.device import device
 from trt_nvfp4.calibration.recipes import SEARCHED_ROWS, Recipe, channel_scales
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import int_attribute, is_op, operand, optional_operand, rank
+from trt_nvfp4.graph_passes.nodes import is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.norm_pattern import match_rms_norm
 from trt_nvfp4.graph_passes.subgraph import Bias, Linear, Mlp, Subgraph, Weight
 from trt_nvfp4.graph_passes.weights import Matrix, constant
@@ -202,7 +202,7 @@ def _match_norm(y: ir.Value, features: int) -> _Norm | str:
     bias: ir.Value | None = None
     if is_op(node, "LayerNormalization"):
         dimensions = rank(y)
-        if int_attribute(node, "axis", -1) not in (-1, None if dimensions is None else dimensions - 1):
+        if node.attributes.get_int("axis", -1) not in (-1, None if dimensions is None else dimensions - 1):
             return f"the norm '{node.name}' is not over the last axis"
         weight, offset, bias = operand(node, 1), 0.0, optional_operand(node, 2)
     elif (norm := match_rms_norm(y, features)) is not None:

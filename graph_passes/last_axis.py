@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, rank
+from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand, rank
 
 
 def keeps_last_axis(node: ir.Node, features: int) -> bool:
@@ -16,7 +16,7 @@ def keeps_last_axis(node: ir.Node, features: int) -> bool:
         return _last_element(operand(node, 1)) == features
     if is_op(node, "Flatten"):
         dimensions = rank(operand(node, 0))
-        axis = int_attribute(node, "axis", 1)
+        axis = node.attributes.get_int("axis", 1)
         return axis == -1 or (dimensions is not None and axis == dimensions - 1)
     return False
 

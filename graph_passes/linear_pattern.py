@@ -7,8 +7,6 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.nodes import (
     FLOATS,
-    float_attribute,
-    int_attribute,
     ints_attribute,
     is_float_cast,
     is_op,
@@ -23,10 +21,10 @@ def match_linear(node: ir.Node) -> Linear | None:
     """The linear that `node` multiplies for, or None where an operand is not what a linear has."""
     trans_b, alpha, beta, c = False, 1.0, 1.0, None
     if is_op(node, "Gemm"):
-        if int_attribute(node, "transA", 0):
+        if node.attributes.get_int("transA", 0):
             return None
-        trans_b = bool(int_attribute(node, "transB", 0))
-        alpha, beta = float_attribute(node, "alpha", 1.0), float_attribute(node, "beta", 1.0)
+        trans_b = bool(node.attributes.get_int("transB", 0))
+        alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
         c = optional_operand(node, 2)
     elif not is_op(node, "MatMul"):
         return None

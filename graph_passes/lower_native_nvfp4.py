@@ -76,8 +76,7 @@ def _quantized_weight(graph: ir.Graph, linear: Linear, quantization: Quantizatio
     for value in values:
         register(graph, value)
     nodes = _dequantize(prefix, values, weight.dtype)
-    transposed = node.attributes.get("transB")
-    if transposed is None or not transposed.as_int():
+    if not node.attributes.get_int("transB", 0):
         nodes.append(ir.node("Transpose", nodes[-1].outputs, {"perm": [1, 0]}, name=f"{prefix}.transpose"))
         nodes[-1].outputs[0].name = f"{prefix}.transposed"
     nodes[-1].outputs[0].type = ir.TensorType(weight.dtype)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.activation import recognize
 from trt_nvfp4.graph_passes.elementwise import region_before
-from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, optional_operand, rank
+from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp
 
 
@@ -98,7 +98,7 @@ def _split(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] |
     if len(sizes) != count:
         return None
     start = sum(sizes[:index])
-    return int_attribute(node, "axis", 0), slice(start, min(start + sizes[index], features))
+    return node.attributes.get_int("axis", 0), slice(start, min(start + sizes[index], features))
 
 
 def _slice(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] | None:
@@ -115,4 +115,4 @@ def _gather(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] 
     if indices is None or len(indices) < 2 or indices[0] < 0 or indices[1] <= indices[0]:
         return None
     rows = slice(indices[0], indices[-1] + 1, indices[1] - indices[0])
-    return (int_attribute(node, "axis", 0), rows) if list(range(*rows.indices(features))) == indices else None
+    return (node.attributes.get_int("axis", 0), rows) if list(range(*rows.indices(features))) == indices else None

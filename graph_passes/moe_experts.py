@@ -10,7 +10,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
-from trt_nvfp4.graph_passes.nodes import FLOATS, constant_integers, int_attribute, ints_attribute, is_op, operand
+from trt_nvfp4.graph_passes.nodes import FLOATS, constant_integers, ints_attribute, is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Bias, Linear, Mlp, Weight
 
 
@@ -61,7 +61,7 @@ def _stacked_source(value: ir.Value, dimensions: int) -> tuple[ir.Value, bool, t
                 return None
             swapped ^= perm == [0, 2, 1]
         elif is_op(node, "Gather"):
-            if int_attribute(node, "axis", 0) != 0:
+            if node.attributes.get_int("axis", 0) != 0:
                 return None
         elif not is_op(node, "GatherND", "Cast", "Identity"):
             return None

@@ -19,7 +19,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.calibration.widen import widen_node
 from trt_nvfp4.graph_passes.moe_samples import draw
-from trt_nvfp4.graph_passes.nodes import float_attribute, int_attribute, is_op, operand, optional_operand
+from trt_nvfp4.graph_passes.nodes import is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Weight
 from trt_nvfp4.graph_passes.weights import bias_rows, constant
 from trt_nvfp4.plugins.ops.activation import Activation, activate, gate
@@ -191,8 +191,7 @@ class Probe:
             source = operand(node, 0)
             if source not in self._shapes and source.producer() not in self._computed:
                 # Torch's exporter asks whichever input has it for a dimension, a cache with a length of its own too.
-                end = node.attributes.get("end")
-                read = slice(int_attribute(node, "start", 0), None if end is None else end.as_int())
+                read = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end"))
                 shape = self._shape(source, read)
                 if shape is None:
                     raise ProbeError(f"node '{node.name}' (Shape) reads '{source.name}' from outside")
@@ -230,7 +229,7 @@ class Probe:
             self._multiply([operand(node, 0).name or "", f"{y}#row", f"{y}#column"], product, left=False)
             if bias is not None:
                 self._add_constant(node, bias)
-                self._constants[f"{y}#beta"] = np.array(float_attribute(node, "beta", 1.0), np.float32)
+                self._constants[f"{y}#beta"] = np.array(node.attributes.get_float("beta", 1.0), np.float32)
                 self._protos.append(helper.make_node("Mul", [bias.name or "", f"{y}#beta"], [f"{y}#bias"]))
                 self._protos.append(helper.make_node("Add", [product, f"{y}#bias"], [y]))
             return

@@ -9,7 +9,7 @@ from itertools import product
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand
+from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Routing
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
 
@@ -37,7 +37,7 @@ def match_choice(node: ir.Node) -> Choice | None:
     keys, k = operand(node, 0), constant_integers(operand(node, 1)) if is_top_k else [1]
     if k is None or len(k) != 1 or k[0] < 1 or keys.shape is None or not isinstance(keys.shape[-1], int):
         return None
-    if not int_attribute(node, "largest", 1) or int_attribute(node, "axis", -1 if is_top_k else 0) not in (
+    if not node.attributes.get_int("largest", 1) or node.attributes.get_int("axis", -1 if is_top_k else 0) not in (
         -1,
         len(keys.shape) - 1,
     ):

@@ -34,24 +34,6 @@ def optional_operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or its default."""
-    found = node.attributes.get(name)
-    return default if found is None else found.as_int()
-
-
-def float_attribute(node: ir.Node, name: str, default: float) -> float:
-    """A float attribute, or its default."""
-    found = node.attributes.get(name)
-    return default if found is None else found.as_float()
-
-
-def string_attribute(node: ir.Node, name: str, default: str) -> str:
-    """A string attribute, or its default."""
-    found = node.attributes.get(name)
-    return default if found is None else found.as_string()
-
-
 def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
     """An attribute that lists integers, or None."""
     found = node.attributes.get(name)

@@ -9,8 +9,6 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.linear_pattern import constant_source
 from trt_nvfp4.graph_passes.nodes import (
     constant_integers,
-    float_attribute,
-    int_attribute,
     ints_attribute,
     is_float_cast,
     is_op,
@@ -52,9 +50,9 @@ def _is_last(axes: list[int] | None, x: ir.Value) -> bool:
 
 def _match_operator(node: ir.Node, y: ir.Value) -> RMSNorm | None:
     x, source = operand(node, 0), constant_source(operand(node, 1))
-    if source is None or not _is_last([int_attribute(node, "axis", -1)], x):
+    if source is None or not _is_last([node.attributes.get_int("axis", -1)], x):
         return None
-    return RMSNorm(x, y, source[0], 0.0, float_attribute(node, "epsilon", 1e-5), (node,))
+    return RMSNorm(x, y, source[0], 0.0, node.attributes.get_float("epsilon", 1e-5), (node,))
 
 
 def _strip_casts(value: ir.Value, nodes: list[ir.Node]) -> ir.Value:
@@ -136,7 +134,7 @@ def _match_mean_square(value: ir.Value, x: ir.Value, nodes: list[ir.Node]) -> fl
         return None
     for index in (0, 1):
         epsilon, mean = _number(operand(add, index)), operand(add, 1 - index).producer()
-        if epsilon is None or not is_op(mean, "ReduceMean") or not int_attribute(mean, "keepdims", 1):
+        if epsilon is None or not is_op(mean, "ReduceMean") or not mean.attributes.get_int("keepdims", 1):
             continue
         axes = ints_attribute(mean, "axes") or constant_integers(optional_operand(mean, 1))
         square = operand(mean, 0).producer()

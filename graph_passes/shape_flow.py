@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.nodes import constant_integers, int_attribute, is_op, operand, optional_operand, register
+from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand, optional_operand, register
 
 # Each output dimension of these is that of their broadcast inputs.
 _BROADCASTING = (
@@ -159,7 +159,7 @@ class _Flow:
         if first is None:
             return None
         if is_op(node, "Split"):
-            return self._cut(output, first, [int_attribute(node, "axis", 0)])
+            return self._cut(output, first, [node.attributes.get_int("axis", 0)])
         if is_op(node, "Slice"):
             axes = constant_integers(optional_operand(node, 3))
             return None if axes is None else self._cut(output, first, axes)
@@ -171,7 +171,7 @@ class _Flow:
             return None
         if is_op(node, "MatMul"):
             return (*first[:-1], second[1])
-        return first[int_attribute(node, "transA", 0)], second[1 - int_attribute(node, "transB", 0)]
+        return first[node.attributes.get_int("transA", 0)], second[1 - node.attributes.get_int("transB", 0)]
 
     @staticmethod
     def _cut(output: ir.Value, dims: tuple[Element, ...], axes: list[int]) -> tuple[Element, ...]:
@@ -182,7 +182,7 @@ class _Flow:
     def _reshape(
         node: ir.Node, output: ir.Value, dims: tuple[Element, ...], target: Integers
     ) -> tuple[Element, ...] | None:
-        copies = not int_attribute(node, "allowzero", 0)  # 0 stands for the input's dimension
+        copies = not node.attributes.get_int("allowzero", 0)  # 0 stands for the input's dimension
         result: list[Element] = []
         for axis, element in enumerate(target.elements):
             if element == 0 and copies and axis < len(dims):
@@ -211,8 +211,7 @@ class _Flow:
     def _compute(self, node: ir.Node) -> Integers | None:
         if is_op(node, "Shape"):
             dims = self.dims(operand(node, 0))
-            end = node.attributes.get("end")
-            part = slice(int_attribute(node, "start", 0), None if end is None else end.as_int())
+            part = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end"))
             return None if dims is None else Integers(dims[part])
         operands = [self.integers(value) for value in node.inputs if value is not None]
         inputs = [integers for integers in operands if integers is not None]
