@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .agreement import Agreement, can_be_logits, is_discrete
+from .agreement import Agreement, can_be_logits, is_discrete, log_softmax
 from .errors import USAGE, BuilderError
 
 # Metric -> the relation that a budget states, and its range.
@@ -133,11 +133,9 @@ class Score:
                 f"found {ids.min()} to {ids.max()}",
             )
         counted = mask[..., 1:] != 0
-        scores = logits[..., :-1, :].astype(np.float64)
-        highest = scores.max(-1)
-        log_sum = highest + np.log(np.exp(scores - highest[..., None]).sum(-1))
-        chosen = np.take_along_axis(scores, ids[..., 1:, None].astype(np.int64), -1)[..., 0]
-        self._nll += float((log_sum - chosen)[counted].sum())
+        likelihoods = log_softmax(logits[..., :-1, :].astype(np.float64))
+        chosen = np.take_along_axis(likelihoods, ids[..., 1:, None].astype(np.int64), -1)[..., 0]
+        self._nll -= float(chosen[counted].sum())
         self._tokens += int(counted.sum())
 
     @property

@@ -115,12 +115,13 @@ def can_be_logits(values: np.ndarray) -> bool:
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
     """Mean of KL(softmax x || softmax y) over the vectors of the last axis, in nats; 0 where there is none. What is
     -inf in x, masked, adds nothing."""
-    log_p, log_q = _log_softmax(x), _log_softmax(y)
+    log_p, log_q = log_softmax(x), log_softmax(y)
     terms = np.where(np.isneginf(log_p), 0.0, np.exp(log_p) * (log_p - log_q))
     return float(terms.sum(axis=-1).mean()) if terms.size else 0.0
 
 
-def _log_softmax(x: np.ndarray) -> np.ndarray:
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
     shifted = x - x.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
