@@ -354,14 +354,13 @@ class Session:
         self.output_dtypes = [_TORCH_TYPES[number] for number in types]
 
     def _configure(self) -> None:
-        outputs = [
-            torch.empty(shape, dtype=dtype, device="meta")
-            for shape, dtype in zip(self.output_shapes(self.inputs), self.output_dtypes, strict=True)
-        ]
-        max_outputs = [
-            torch.empty(shape, dtype=dtype, device="meta")
-            for shape, dtype in zip(self.output_shapes(self.max_inputs), self.output_dtypes, strict=True)
-        ]
+        outputs, max_outputs = (
+            [
+                torch.empty(shape, dtype=dtype, device="meta")
+                for shape, dtype in zip(self.output_shapes(inputs), self.output_dtypes, strict=True)
+            ]
+            for inputs in (self.inputs, self.max_inputs)
+        )
         tensors = [
             _DynamicTensorDesc(_desc(x), _dims(x.shape), _dims(largest.shape), _dims(x.shape))
             for x, largest in zip([*self.inputs, *outputs], [*self.max_inputs, *max_outputs], strict=True)
