@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 from .errors import CalibrationError
+from .nested_graphs import within
 
 # The operators that reductions along axes are written in: negative axes of Flatten.
 _LEAST_OPSET = 11
@@ -104,18 +104,8 @@ def keep_only_outputs(model: ModelProto) -> None:
         if needed.intersection(node.output):
             kept.append(node)
             needed.update(node.input)
-            for body in bodies(node):
+            for body in within(node):
                 needed.update(name for inner in body.node for name in inner.input)
                 needed.update(output.name for output in body.output)
     del graph.node[:]
     graph.node.extend(reversed(kept))
-
-
-def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
-    """The graphs in a node's attributes, and in theirs."""
-    own = [
-        graph
-        for attribute in node.attribute
-        for graph in ([attribute.g] if attribute.HasField("g") else attribute.graphs)
-    ]
-    return [*own, *(inner for graph in own for child in graph.node for inner in bodies(child))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+
+from .nested_graphs import nested, within
 
 # Int attributes that name a data type: of Cast, the random generators, QuantizeLinear, normalisations, attention.
 _TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_precision"}
@@ -19,12 +21,12 @@ def widen(model: ModelProto) -> ModelProto:
     `cpu_session` keeps ONNX Runtime from holding all of them widened. Inputs and outputs become float32; roundings to
     bfloat16 in between disappear. A model without bfloat16 is not touched.
     """
-    for graph in _graphs(model.graph):
+    for graph in nested(model.graph):
         _widen_graph(graph)
     for function in model.functions:
         for node in function.node:
             widen_node(node)
-            for graph in _subgraphs(node):
+            for graph in within(node):
                 _widen_graph(graph)
         for value in function.value_info:
             _widen_type(value.type)
@@ -71,16 +73,3 @@ def _widen_type(type_: TypeProto) -> None:
         type_.tensor_type.elem_type = TensorProto.FLOAT
     elif kind in ("sequence_type", "optional_type"):
         _widen_type(getattr(type_, kind).elem_type)
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """All graphs nested in the graph, then the graph itself: its nodes may be replaced when it is its turn."""
-    for node in graph.node:
-        yield from _subgraphs(node)
-    yield graph
-
-
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
-            yield from _graphs(graph)

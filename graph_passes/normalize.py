@@ -10,6 +10,8 @@ import onnx.inliner
 import onnx.shape_inference
 import onnx.version_converter
 
+from trt_nvfp4.calibration.nested_graphs import bodies
+
 # The first opset with FP8 types, which the rewritten model may hold.
 OLDEST_OPSET = 19
 # The first IR version with them.
@@ -43,10 +45,8 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """`nodes` and those in the bodies of control flow."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            yield from all_nodes(attribute.g.node)
-            for graph in attribute.graphs:
-                yield from all_nodes(graph.node)
+        for body in bodies(node):
+            yield from all_nodes(body.node)
 
 
 def _name_default_domain(proto: onnx.ModelProto) -> None:

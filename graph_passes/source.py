@@ -13,6 +13,7 @@ from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.calibration.external_data import follow_links
+from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
 from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
 from trt_nvfp4.graph_passes.normalize import all_nodes, normalize
@@ -186,9 +187,8 @@ def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:
                     f"{path}: node '{node.name}' ({node.op_type}) reads '{name}', which nothing before it produces: "
                     "the graph is incomplete or not in topological order"
                 )
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _check_names(path, body, known)
+        for body in bodies(node):
+            _check_names(path, body, known)
         for name in filter(None, node.output):
             if name in known:
                 raise ModelError(f"{path}: '{name}' is defined twice (by node '{node.name}', {node.op_type})")
