@@ -382,3 +382,22 @@ def test_cmake_compiles_the_same_sources(tmp_path: Path) -> None:
         for arch in ARCHITECTURES
         for source in plugin_library.architecture(arch)[0]
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["CMAKE_CUDA_ARCHITECTURES=89;120-real"], r"120-real is without the instructions .* name 120a"),
+        (["CMAKE_CUDA_ARCHITECTURES=90"], r"90 is without the instructions .* name 90a"),
+        (["CMAKE_CUDA_ARCHITECTURES=native"], r"native is no architecture; name 80, 90a, 120a or the like"),
+        (["CMAKE_CUDA_ARCHITECTURES=120a"], r"CUTLASS, .* was not found: set CUTLASS_DIR to a checkout"),
+    ],
+)
+def test_cmake_says_what_it_needs(settings: list[str], message: str, tmp_path: Path) -> None:
+    """Never a library that silently lacks the kernels made for its GPU."""
+    if shutil.which("cmake") is None or shutil.which("nvcc") is None:
+        pytest.skip("no cmake and nvcc on PATH")
+    command = ["cmake", "-S", plugin_library.ROOT, "-B", tmp_path, *(f"-D{setting}" for setting in settings)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert re.search(message, " ".join(result.stderr.split())), result.stderr
