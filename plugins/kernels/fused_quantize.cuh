@@ -140,8 +140,9 @@ TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, bool static_scal
     // At least one block: the tensor scale is an output of an empty matrix too.
     auto const rows = static_cast<unsigned>(std::max<int64_t>(round_up(args.m, 128), 1));
     for (args.second = false;; args.second = true) {
-        fused_quantize<<<rows, kFusedQuantizeThreads, static_cast<size_t>(args.k) * sizeof(T), stream>>>(args);
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetLastError(), "fused_quantize"));
+        TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(fused_quantize<T>, rows, kFusedQuantizeThreads,
+                                                static_cast<size_t>(args.k) * sizeof(T), false, stream,
+                                                "fused_quantize", args));
         if (static_scale || args.second) return TRT_NVFP4_SUCCESS;
     }
 }

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "api/launch.h"
+#include "programmatic_launch.cuh"
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"
 
@@ -32,8 +32,8 @@ TrtNvfp4Status launch_amax(T const* x, int64_t count, float const* given_scale, 
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(amax_bits, 0, sizeof(uint32_t), stream), "clear amax"));
     if (count == 0) return TRT_NVFP4_SUCCESS;
     int64_t const blocks = std::min<int64_t>((count + kAmaxThreads - 1) / kAmaxThreads, kAmaxMaxBlocks);
-    generic_amax<<<static_cast<unsigned>(blocks), kAmaxThreads, 0, stream>>>(x, count, given_scale, amax_bits);
-    return check_cuda(cudaGetLastError(), "generic_amax");
+    return launch_kernel(generic_amax<T>, static_cast<unsigned>(blocks), kAmaxThreads, 0, false, stream, "generic_amax",
+                         x, count, given_scale, amax_bits);
 }
 
 }  // namespace trt_nvfp4

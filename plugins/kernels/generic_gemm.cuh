@@ -6,6 +6,7 @@
 #include "activation.cuh"
 #include "fp8_matrix.cuh"
 #include "nvfp4_matrix.cuh"
+#include "programmatic_launch.cuh"
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
 #include "ptx/element.cuh"
@@ -170,8 +171,8 @@ template <typename A, typename T, typename Out, typename W>
 TrtNvfp4Status launch_gemm(A const& a, GemmArgs<T, Out, W> const& args, cudaStream_t stream) {
     if (args.m == 0 || args.n == 0) return TRT_NVFP4_SUCCESS;
     int64_t const tiles = ((args.m + kGemmTile - 1) / kGemmTile) * ((args.n + kGemmTile - 1) / kGemmTile);
-    generic_gemm<<<static_cast<unsigned>(tiles), kGemmThreads, 0, stream>>>(a, args);
-    return check_cuda(cudaGetLastError(), "generic_gemm");
+    return launch_kernel(generic_gemm<A, T, Out, W>, static_cast<unsigned>(tiles), kGemmThreads, 0, false, stream,
+                         "generic_gemm", a, args);
 }
 
 }  // namespace trt_nvfp4

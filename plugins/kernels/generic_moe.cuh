@@ -48,17 +48,16 @@ __global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArg
 template <typename T>
 TrtNvfp4Status launch_moe_gather(T const* x, int64_t hidden, int top_k, bool scale_input, int64_t pairs,
                                  MoePlan const& plan, T* out, cudaStream_t stream) {
-    generic_moe_gather<<<static_cast<unsigned>(pairs), kMoeThreads, 0, stream>>>(x, hidden, top_k, scale_input, plan,
-                                                                                 out);
-    return check_cuda(cudaGetLastError(), "generic_moe_gather");
+    return launch_kernel(generic_moe_gather<T>, static_cast<unsigned>(pairs), kMoeThreads, 0, false, stream,
+                         "generic_moe_gather", x, hidden, top_k, scale_input, plan, out);
 }
 
 template <typename A, typename T, typename Out, typename W>
 TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, int64_t jobs, MoePlan const& plan,
                                   cudaStream_t stream) {
     dim3 const grid(static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile), static_cast<unsigned>(jobs));
-    generic_expert_gemm<<<grid, kGemmThreads, 0, stream>>>(a, args, plan);
-    return check_cuda(cudaGetLastError(), "generic_expert_gemm");
+    return launch_kernel(generic_expert_gemm<A, T, Out, W>, grid, kGemmThreads, 0, false, stream, "generic_expert_gemm",
+                         a, args, plan);
 }
 
 }  // namespace trt_nvfp4

@@ -49,8 +49,8 @@ TrtNvfp4Status launch_quantize(T const* x, int64_t m, int64_t k, float const* gi
     if (!static_scale) TRT_NVFP4_RETURN_IF_ERROR(launch_amax(x, m * k, given_scale, out.amax_bits, stream));
     // At least one block: the tensor scale is an output of an empty matrix too.
     int64_t const blocks = std::max<int64_t>((scale_bytes(m, k) + kQuantizeThreads - 1) / kQuantizeThreads, 1);
-    generic_quantize<<<static_cast<unsigned>(blocks), kQuantizeThreads, 0, stream>>>(x, m, k, given_scale, out);
-    return check_cuda(cudaGetLastError(), "generic_quantize");
+    return launch_kernel(generic_quantize<T>, static_cast<unsigned>(blocks), kQuantizeThreads, 0, false, stream,
+                         "generic_quantize", x, m, k, given_scale, out);
 }
 
 }  // namespace trt_nvfp4

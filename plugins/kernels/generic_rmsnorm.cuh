@@ -1,7 +1,7 @@
 // r = T(x + residual); n = T(rmsnorm(r) * weight). One block per row.
 #pragma once
 
-#include "api/launch.h"
+#include "programmatic_launch.cuh"
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"
 
@@ -48,8 +48,8 @@ __global__ __launch_bounds__(kRmsNormThreads) void generic_rmsnorm(RmsNormArgs<T
 template <typename T>
 TrtNvfp4Status launch_rmsnorm(RmsNormArgs<T> const& args, cudaStream_t stream) {
     if (args.m == 0) return TRT_NVFP4_SUCCESS;
-    generic_rmsnorm<<<static_cast<unsigned>(args.m), kRmsNormThreads, 0, stream>>>(args);
-    return check_cuda(cudaGetLastError(), "generic_rmsnorm");
+    return launch_kernel(generic_rmsnorm<T>, static_cast<unsigned>(args.m), kRmsNormThreads, 0, false, stream,
+                         "generic_rmsnorm", args);
 }
 
 }  // namespace trt_nvfp4

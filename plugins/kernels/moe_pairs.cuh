@@ -85,9 +85,9 @@ TrtNvfp4Status launch_quantize_pairs(PairInput<T> const& input, int64_t tokens, 
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(amax_bits, 0, sizeof(uint32_t), stream), "clear amax"));
         int64_t const pairs = tokens * input.top_k;
         int64_t const blocks = (pairs * input.hidden / kPairBlock + kPairThreads - 1) / kPairThreads;
-        moe_pairs_amax<<<static_cast<unsigned>(std::min<int64_t>(blocks, kAmaxMaxBlocks)), kPairThreads, 0, stream>>>(
-            input, pairs, given_scale, amax_bits);
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetLastError(), "moe_pairs_amax"));
+        TRT_NVFP4_RETURN_IF_ERROR(
+            launch_kernel(moe_pairs_amax<T>, static_cast<unsigned>(std::min<int64_t>(blocks, kAmaxMaxBlocks)),
+                          kPairThreads, 0, false, stream, "moe_pairs_amax", input, pairs, given_scale, amax_bits));
     }
     return launch_kernel(moe_pairs_quantize<T, Rows>, jobs * kPairSlices, kPairThreads, 0, true, stream,
                          "moe_pairs_quantize", input, plan, rows);

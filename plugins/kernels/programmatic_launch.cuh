@@ -1,4 +1,5 @@
-// Programmatic dependent launch (sm_90 on): a kernel starts while the one before it ends, and waits for its writes.
+// Kernel launches, also programmatic dependent ones (sm_90 on): a kernel starts while the one before it ends, and waits
+// for its writes.
 #pragma once
 
 #include "api/launch.h"
@@ -26,12 +27,14 @@ inline cudaLaunchAttribute programmatic_attribute() {
     return attribute;
 }
 
-// Launches a kernel that waits for those before it, with `shared` bytes of dynamic shared memory; where `programmatic`
-// is false the stream waits instead.
+// Launches a kernel that waits for those before it; where `programmatic` is false the stream waits instead. `shared`:
+// bytes of dynamic shared memory. Not <<<>>>, behind which only cudaGetLastError tells of a failure: that may be one of
+// the caller's, before.
 template <typename... Parameters, typename... Arguments>
 TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
                              cudaStream_t stream, char const* name, Arguments&&... arguments) {
-    if (shared > 0) {
+    constexpr size_t kWithoutAsking = 48 * 1024;
+    if (shared > kWithoutAsking) {
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name));
     }

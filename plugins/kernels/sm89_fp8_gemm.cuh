@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fp8_epilogue.cuh"
+#include "programmatic_launch.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma_sync.cuh"
 
@@ -132,8 +133,8 @@ TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
         (gemm.m + Config::kRows - 1) / Config::kRows * ((gemm.n + Config::kColumns - 1) / Config::kColumns);
     if (tiles == 0) return TRT_NVFP4_SUCCESS;
     dim3 const grid(static_cast<unsigned>(tiles), static_cast<unsigned>(gemm.splits));
-    fp8_gemm<Output, Config><<<grid, kThreads, Config::kStages * Config::kStageBytes, stream>>>(gemm);
-    return check_cuda(cudaGetLastError(), "FP8 GEMM");
+    return launch_kernel(fp8_gemm<Output, Config>, grid, kThreads, Config::kStages * Config::kStageBytes, false, stream,
+                         "FP8 GEMM", gemm);
 }
 
 }  // namespace trt_nvfp4::sm89

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "heuristics/w4a4.h"
+#include "programmatic_launch.cuh"
 #include "w4a4_epilogue.cuh"
 
 namespace trt_nvfp4 {
@@ -29,8 +30,7 @@ inline TrtNvfp4Status launch_w4a4_dense(W4A4Kernels const& kernels, W4A4Gemm gem
     auto* const reduce =
         gemm.dtype == TRT_NVFP4_FLOAT16 ? w4a4_reduce<TRT_NVFP4_FLOAT16> : w4a4_reduce<TRT_NVFP4_BFLOAT16>;
     int64_t const blocks = (gemm.m * gemm.n + kReduceThreads - 1) / kReduceThreads;
-    reduce<<<static_cast<unsigned>(blocks), kReduceThreads, 0, stream>>>(gemm);
-    return check_cuda(cudaGetLastError(), "w4a4_reduce");
+    return launch_kernel(reduce, static_cast<unsigned>(blocks), kReduceThreads, 0, false, stream, "w4a4_reduce", gemm);
 }
 
 }  // namespace trt_nvfp4

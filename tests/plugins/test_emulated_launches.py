@@ -1,0 +1,45 @@
+"""Launches whatever else the process does with the CUDA runtime, on the PTX emulator's: what comes before a launch is
+looked at, not what the kernels compute."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import op_inputs
+import pytest
+import torch
+
+from ptx_emulator.shim import Gpu, toolkit
+from trt_nvfp4.plugins.host import PluginHost
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("emulated_gpu", ["a100"], indirect=True)]
+
+INVALID_DEVICE = 101
+
+
+@pytest.fixture(autouse=True)
+def launches_alone(emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated_gpu, "execute", False)
+
+
+@pytest.mark.parametrize("w4a4", [0, 1])
+@pytest.mark.parametrize(
+    "op", ["NVFP4Linear", "NVFP4PersistentMLP", "NVFP4Quantize", "NVFP4MoE", "FP8GatedMLP", "FP8MoE"]
+)
+def test_an_error_of_the_callers_is_not_the_plugins(emulated: PluginHost, seed: int, op: str, w4a4: int) -> None:
+    """An application may have tried something that failed, and gone on: the runtime keeps that as its last error."""
+    rng, dtype = np.random.default_rng(seed), torch.float32
+    inputs = {
+        "NVFP4Linear": lambda: op_inputs.linear(rng, 3, 24, 32, dtype),
+        "NVFP4PersistentMLP": lambda: op_inputs.persistent_mlp(rng, 2, 3, 32, 48, 32, dtype, gated=1),
+        "NVFP4Quantize": lambda: op_inputs.quantize(rng, 3, 32784 if w4a4 else 32, dtype),
+        "NVFP4MoE": lambda: op_inputs.moe(rng, 3, 32, 48, 4, dtype),
+        "FP8GatedMLP": lambda: op_inputs.fp8_gated_mlp(rng, 3, 32, 48, 24, dtype),
+        "FP8MoE": lambda: op_inputs.fp8_moe(rng, 3, 32, 48, 4, dtype),
+    }[op]().inputs
+    attributes = {"norm": w4a4} if op == "NVFP4Quantize" else {} if "FP8" in op else {"quantize_activations": w4a4}
+    runtime = ctypes.CDLL(str(toolkit.build_runtime()))
+    with emulated.session(op, inputs, attributes) as session:
+        assert runtime.cudaSetDevice(7) == INVALID_DEVICE
+        session.run(inputs)
