@@ -109,7 +109,8 @@ def find_cutlass() -> tuple[Path, str]:
         text = (include / "cutlass" / "version.h").read_text()
     except OSError as error:
         raise ToolchainError(f"{origin} holds no CUTLASS: {error}") from error
-    found = [int(match[1]) for part in ("MAJOR", "MINOR") if (match := re.search(rf"CUTLASS_{part} (\d+)", text))]
+    parts = ("MAJOR", "MINOR", "PATCH")
+    found = [int(match[1]) for part in parts if (match := re.search(rf"CUTLASS_{part} (\d+)", text))]
     if tuple(found) < OLDEST_CUTLASS:
         oldest = ".".join(map(str, OLDEST_CUTLASS))
         raise ToolchainError(f"{origin} is CUTLASS {'.'.join(map(str, found))}, {oldest} or newer is needed")

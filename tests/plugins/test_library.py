@@ -330,6 +330,18 @@ def test_old_headers_of_the_system_are_left_alone(old_headers: Path, monkeypatch
     assert headers in find_build("sm_80").flags
 
 
+def test_another_cutlass_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = tmp_path / "include" / "cutlass" / "version.h"
+    header.parent.mkdir(parents=True)
+    monkeypatch.setenv("CUTLASS_DIR", str(tmp_path))
+    names = set()
+    for minor, patch in ((2, 0), (2, 1), (3, 1)):
+        lines = (("MAJOR", 4), ("MINOR", minor), ("PATCH", patch))
+        header.write_text("".join(f"#define CUTLASS_{part} {number}\n" for part, number in lines))
+        names.add(find_build("sm_120a").name)
+    assert len(names) == 3
+
+
 def test_named_compiler_must_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRT_NVFP4_NVCC", str(tmp_path / "nvcc"))
     with pytest.raises(ToolchainError, match=r"TRT_NVFP4_NVCC=.*does not run"):
