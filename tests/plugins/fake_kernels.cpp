@@ -30,6 +30,9 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void*, size_t, Trt
     if (args->activation == TRT_NVFP4_RELU) {
         return trt_nvfp4::check_cuda(cudaErrorLaunchOutOfResources, "fake_kernel");
     }
+    if (args->activation == TRT_NVFP4_RELU2) {
+        return trt_nvfp4::check_cuda(cudaErrorNoKernelImageForDevice, "fake_kernel");
+    }
     *static_cast<float*>(args->y) = static_cast<float>(args->tactic);
     return TRT_NVFP4_SUCCESS;
 }

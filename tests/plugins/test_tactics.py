@@ -132,6 +132,12 @@ def test_an_enqueue_that_fails_says_why(fake: PluginHost) -> None:
         pytest.raises(HostError, match="enqueue of NVFP4Linear failed: fake_kernel: cudaErrorLaunchOutOfResources"),
     ):
         session.run(linear(3))
+    of_another_gpu = "cudaErrorNoKernelImageForDevice.*compiled for another GPU: build the engine with the --target of"
+    with (
+        fake.session("NVFP4Linear", linear(3), {"activation": 2}) as session,
+        pytest.raises(HostError, match=of_another_gpu),
+    ):
+        session.run(linear(3))
     larger = [linear(3)[0], *linear(3)[1:4], torch.zeros(9), torch.zeros(())]
     with (
         fake.session("NVFP4Linear", linear(3)) as session,

@@ -19,8 +19,12 @@ TrtNvfp4Status record_error(TrtNvfp4Status status, std::string const& message);
 inline TrtNvfp4Status check_cuda(cudaError_t error, char const* what) {
     if (error == cudaSuccess) return TRT_NVFP4_SUCCESS;
     cudaGetLastError();  // so that who checks the next launch does not find it again
-    return record_error(TRT_NVFP4_CUDA_ERROR,
-                        std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
+    char const* const remedy =
+        error == cudaErrorNoKernelImageForDevice
+            ? "; the plugin library was compiled for another GPU: build the engine with the --target of this one"
+            : "";
+    return record_error(TRT_NVFP4_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorName(error) + " (" +
+                                                  cudaGetErrorString(error) + ")" + remedy);
 }
 
 // Returns from the enclosing function with the first status that is not success.
