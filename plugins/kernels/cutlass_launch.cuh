@@ -40,9 +40,8 @@ template <class Kernel>
 TrtNvfp4Status launch_cutlass(typename Kernel::Params const& params, bool programmatic, cudaStream_t stream,
                               char const* name) {
     auto* const kernel = cutlass::device_kernel<Kernel>;
-    int const shared_bytes = static_cast<int>(Kernel::SharedStorageSize);
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name));
+    constexpr size_t shared_bytes = Kernel::SharedStorageSize;
+    TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, shared_bytes, name));
     constexpr auto cluster = typename Kernel::ClusterShape{};
     cudaLaunchAttribute attributes[2]{};
     unsigned count = 0;

@@ -27,17 +27,22 @@ inline cudaLaunchAttribute programmatic_attribute() {
     return attribute;
 }
 
+// Lets blocks of a kernel have `bytes` of dynamic shared memory. It is the kernel's limit, not a launch's: threads with
+// contexts of their own may launch the same kernel at the same time, so every call has to name the same for it.
+template <typename... Parameters>
+TrtNvfp4Status allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, char const* name) {
+    return check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), name);
+}
+
 // Launches a kernel that waits for those before it; where `programmatic` is false the stream waits instead. `shared`:
-// bytes of dynamic shared memory. Not <<<>>>, behind which only cudaGetLastError tells of a failure: that may be one of
-// the caller's, before.
+// bytes of dynamic shared memory; of a kernel that ever has more than 48 KB the same at every launch. Not <<<>>>,
+// behind which only cudaGetLastError tells of a failure: that may be one of the caller's, before.
 template <typename... Parameters, typename... Arguments>
 TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
                              cudaStream_t stream, char const* name, Arguments&&... arguments) {
     constexpr size_t kWithoutAsking = 48 * 1024;
-    if (shared > kWithoutAsking) {
-        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name));
-    }
+    if (shared > kWithoutAsking) TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, shared, name));
     cudaLaunchAttribute attribute = programmatic_attribute();
     cudaLaunchConfig_t config{};
     config.gridDim = blocks;

@@ -43,3 +43,22 @@ def test_an_error_of_the_callers_is_not_the_plugins(emulated: PluginHost, seed: 
     with emulated.session(op, inputs, attributes) as session:
         assert runtime.cudaSetDevice(7) == INVALID_DEVICE
         session.run(inputs)
+
+
+def test_shared_memory_is_the_kernels_not_a_launchs(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
+    """Contexts of an engine share its kernels: what one asks for must do for a launch by another thread between its
+    asking and its launch. So all shapes ask for the same."""
+    rng, dtype = np.random.default_rng(seed), torch.float16
+    shapes = [(m, k, i) for m in (1, 7, 30) for k, i in ((32, 64), (2048, 96), (320, 1024))]
+    cases = [("NVFP4Linear", op_inputs.linear(rng, m, i, k, dtype)) for m, k, i in shapes]
+    cases += [("NVFP4GatedMLP", op_inputs.gated_mlp(rng, m, k, i, 64, dtype)) for m, k, i in shapes]
+    cases += [("NVFP4MoE", op_inputs.moe(rng, m, k, i, 4, dtype)) for m, k, i in shapes]
+    limits: dict[str, set[int]] = {}
+    for op, case in cases:
+        emulated_gpu.shared_limits.clear()
+        with emulated.session(op, case.inputs) as session:
+            session.run(case.inputs)
+        for kernel, limit in emulated_gpu.shared_limits.items():
+            limits.setdefault(kernel, set()).add(limit)
+    assert len(limits) >= 8  # for one token, and by columns of them
+    assert {kernel: found for kernel, found in limits.items() if len(found) > 1} == {}

@@ -140,9 +140,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     if (used > 0) {
         TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(workspace, kAbsentByte, used, stream), "cudaMemsetAsync"));
     }
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
-        cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, args.shared.bytes),
-        "cudaFuncSetAttribute"));
+    TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel.function, device.shared_bytes - bytes.fixed, kernel.name));
 
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(std::min(tasks, device.sm_count));

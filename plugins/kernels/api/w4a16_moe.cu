@@ -88,6 +88,7 @@ TrtNvfp4Status divide_memory(int tokens, int chunks, Device const& device, Varia
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
         cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, ordinal), "cudaDeviceGetAttribute"));
     int const fixed = static_cast<int>(attributes.sharedSizeBytes);
+    TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(variant.kernel, device.shared_bytes - fixed, "sm80_w4a16_moe"));
     auto const panel_bytes = job_panel_bytes<T, kMostColumns>;
     int const wanted = std::min(chunks * panel_bytes(std::min(8, job_places(tokens))), kMoePanelBytes);
     variant.memory.stages = 0;
@@ -140,9 +141,6 @@ TrtNvfp4Status launch_tokens(TrtNvfp4MoeArgs const& args, Device const& device, 
     moe.memory = variant.memory;
     moe.warps = variant.warps;
     int const bytes = moe.memory.stages * moe.warps * kStageBytes + moe.memory.panel_bytes;
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                   "cudaFuncSetAttribute"));
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&variant.blocks, variant.kernel, variant.threads, bytes),
         "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));

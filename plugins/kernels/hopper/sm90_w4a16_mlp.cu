@@ -73,9 +73,8 @@ template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_t stream) {
     auto const kernel = sm90_w4a16_mlp<T, kTokens>;
     char const* const name = "sm90_w4a16_mlp";
-    int const shared = static_cast<int>(sizeof(MlpShared<T, kTokens>));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name));
+    constexpr size_t shared = sizeof(MlpShared<T, kTokens>);
+    TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, shared, name));
     cudaLaunchAttribute attributes[3]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim = {kMaxCluster, 1, 1};
@@ -85,7 +84,7 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     cudaLaunchConfig_t config{};
     config.gridDim = kMaxCluster;
     config.blockDim = kTaskThreads;
-    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = 1;

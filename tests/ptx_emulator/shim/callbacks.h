@@ -25,6 +25,7 @@ struct ShimCallbacks {
     int32_t (*contains)(uint64_t address, uint64_t size);
     int32_t (*launch)(const ShimLaunch* launch);
     int32_t (*function_info)(const void* image, const char* name, ShimFunctionInfo* info);
+    int32_t (*allow_shared)(const void* image, const char* name, int32_t bytes);  // of dynamic shared memory
     uint64_t (*symbol)(const void* image, const char* name);
     int32_t (*attribute)(int32_t attribute, int32_t* value);
     int32_t (*encode_tiled)(void* map, int32_t type, uint32_t rank, uint64_t address, const uint64_t* dims,

@@ -43,6 +43,7 @@ constexpr ShimCallbacks kNobody = {
     [](uint64_t, uint64_t) -> int32_t { return 0; },
     [](const ShimLaunch*) -> int32_t { return cudaErrorNoDevice; },
     [](const void*, const char*, ShimFunctionInfo*) -> int32_t { return cudaErrorNoDevice; },
+    [](const void*, const char*, int32_t) -> int32_t { return cudaErrorNoDevice; },
     [](const void*, const char*) -> uint64_t { return 0; },
     [](int32_t, int32_t*) -> int32_t { return cudaErrorNoDevice; },
     [](void*, int32_t, uint32_t, uint64_t, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int32_t,
@@ -289,11 +290,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, int value) {
-    if (!find(kernel)) return fail(cudaErrorInvalidDeviceFunction);
-    if (which == cudaFuncAttributeMaxDynamicSharedMemorySize &&
-        (value < 0 || value > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)))
-        return fail(cudaErrorInvalidValue);
-    return cudaSuccess;
+    const Function* function = find(kernel);
+    if (!function) return fail(cudaErrorInvalidDeviceFunction);
+    if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    return check(callbacks.allow_shared(function->module->image, function->name.c_str(), value));
 }
 
 cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ptx_emulator.counters import Counters
     from ptx_emulator.launch import LoadedModule
 
+#: Dynamic shared memory that a kernel has without asking, beside its static one.
+_SHARED_BYTES = 48 * 1024
 # cudaError_t and CUresult values.
 _SUCCESS, _INVALID_VALUE, _INVALID_SYMBOL, _LAUNCH_FAILURE = 0, 1, 13, 719
 
@@ -58,6 +60,7 @@ _SIGNATURES = {
     "contains": ctypes.CFUNCTYPE(_i32, _u64, _u64),
     "launch": ctypes.CFUNCTYPE(_i32, ctypes.POINTER(_Launch)),
     "function_info": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_FunctionInfo)),
+    "allow_shared": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, _i32),
     "symbol": ctypes.CFUNCTYPE(_u64, ctypes.c_void_p, ctypes.c_char_p),
     "attribute": ctypes.CFUNCTYPE(_i32, _i32, ctypes.POINTER(_i32)),
     "encode_tiled": ctypes.CFUNCTYPE(
@@ -104,6 +107,8 @@ class Gpu:
         self.device = Device(self.target.sm_count, self.target.shared_per_block, seed, strict_exit)
         self.execute = execute
         self.launches: list[LaunchRecord] = []
+        #: Dynamic shared memory that kernels have asked for, by name; in force until the next asks.
+        self.shared_limits: dict[str, int] = {}
         self.tensor_maps: list[TensorMap] = []
         self.error: Exception | None = None
         self.on_error = on_error
@@ -187,6 +192,13 @@ class Gpu:
         info[0] = _FunctionInfo(min(int(np.prod(limit)), 1024), program.static_shared, 0, program.param_bytes)
         return _SUCCESS
 
+    def _allow_shared(self, image: int, name: bytes, size: int) -> int:
+        program, _ = self.module(image).program(name.decode())
+        if not 0 <= size <= self.target.shared_per_block - program.static_shared:
+            return _INVALID_VALUE
+        self.shared_limits[name.decode()] = size
+        return _SUCCESS
+
     def _launch(self, pointer: Any) -> int:
         launch = pointer[0]
         name = launch.name.decode()
@@ -199,6 +211,11 @@ class Gpu:
         cluster = tuple(launch.cluster) if launch.cluster[0] else None
         if launch.cooperative and int(np.prod(grid)) > self.target.sm_count:
             raise EmulatorError(f"cooperative launch of {grid} CTAs on {self.target.sm_count} SMs, one CTA each")
+        limit = self.shared_limits.get(name, _SHARED_BYTES - program.static_shared)
+        if launch.shared_bytes > limit:
+            raise EmulatorError(
+                f"{name} has {limit} bytes of dynamic shared memory, launched with {launch.shared_bytes}"
+            )
         counters = None
         if self.execute:
             counters = self.device.launch(module, name, grid, block, bytes(parameters), launch.shared_bytes, cluster)
