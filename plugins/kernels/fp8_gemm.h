@@ -30,7 +30,7 @@ struct Fp8Gemm {
 constexpr int kFp8Warps = 4;  // that share a tile; each adds up its own part of the splits
 
 // Tiles of rows x columns by one CTA, with the CTAs of a cluster along rows x columns. Asynchronous; no workspace
-// beyond what the arguments point to. m, n and k are at most 2^31 - 1.
+// beyond what the arguments point to. m, n and k are 1 to 2^31 - 1.
 TrtNvfp4Status sm90_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
 TrtNvfp4Status sm90_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);  // clusters 2 x 1
 TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);    // clusters 1 x 2

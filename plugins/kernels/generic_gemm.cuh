@@ -1,6 +1,6 @@
-// out = epilogue(a W^T): W in NVFP4, a in T or in NVFP4, or both in E4M3, float32 FMA over a 64x64 tile. Any m, n and k
-// % 16 == 0; one block owns a tile and walks k in order, so results are deterministic. The yardstick that the fast
-// kernels are tested against.
+// out = epilogue(a W^T): W in NVFP4, a in T or in NVFP4, or both in E4M3, float32 FMA over a 64x64 tile. Any m, n > 0
+// and k % 16 == 0; one block owns a tile and walks k in order, so results are deterministic. The yardstick that the
+// fast kernels are tested against.
 #pragma once
 
 #include "activation.cuh"
@@ -169,7 +169,6 @@ __global__ __launch_bounds__(kGemmThreads) void generic_gemm(A a, GemmArgs<T, Ou
 
 template <typename A, typename T, typename Out, typename W>
 TrtNvfp4Status launch_gemm(A const& a, GemmArgs<T, Out, W> const& args, cudaStream_t stream) {
-    if (args.m == 0 || args.n == 0) return TRT_NVFP4_SUCCESS;
     int64_t const tiles = ((args.m + kGemmTile - 1) / kGemmTile) * ((args.n + kGemmTile - 1) / kGemmTile);
     return launch_kernel(generic_gemm<A, T, Out, W>, static_cast<unsigned>(tiles), kGemmThreads, 0, false, stream,
                          "generic_gemm", a, args);

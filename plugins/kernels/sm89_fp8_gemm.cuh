@@ -131,7 +131,6 @@ template <class Output, class Config>
 TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
     int64_t const tiles =
         (gemm.m + Config::kRows - 1) / Config::kRows * ((gemm.n + Config::kColumns - 1) / Config::kColumns);
-    if (tiles == 0) return TRT_NVFP4_SUCCESS;
     dim3 const grid(static_cast<unsigned>(tiles), static_cast<unsigned>(gemm.splits));
     return launch_kernel(fp8_gemm<Output, Config>, grid, kThreads, Config::kStages * Config::kStageBytes, false, stream,
                          "FP8 GEMM", gemm);

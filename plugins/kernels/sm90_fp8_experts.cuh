@@ -57,7 +57,6 @@ using Experts = Fp8Kernel<ExpertsKernel<cutlass::gemm::kernel::GemmUniversal<
 template <class Output, class Config>
 TrtNvfp4Status launch_experts(Fp8ExpertsGemm const& gemm, cudaStream_t stream) {
     using Kernel = Experts<Output, Config>;
-    if (gemm.m == 0) return TRT_NVFP4_SUCCESS;
     typename Kernel::Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     arguments.problem_shape = cute::make_shape(static_cast<int>(gemm.m), static_cast<int>(gemm.n),

@@ -110,7 +110,6 @@ TrtNvfp4Status launch_fp8(typename Kernel::Arguments arguments, cudaStream_t str
 template <class Output, class Config>
 TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
     using Kernel = Dense<Output, Config>;
-    if (gemm.m == 0) return TRT_NVFP4_SUCCESS;
 
     int64_t const k = gemm.k / gemm.splits;
     auto const stride = cute::make_stride(gemm.k, cute::_1{}, k);

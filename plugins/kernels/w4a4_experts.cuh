@@ -47,7 +47,6 @@ TrtNvfp4Status launch_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t str
     using Config = typename Mainloop::Sm1xxBlkScaledConfig;
     using Value = typename Mainloop::ElementA;
     using Scale = cutlass::float_ue4m3_t;
-    if (gemm.m == 0) return TRT_NVFP4_SUCCESS;
 
     auto const problem = cute::make_shape(static_cast<int>(gemm.m), static_cast<int>(gemm.n), static_cast<int>(gemm.k),
                                           static_cast<int>(gemm.experts));

@@ -11,9 +11,9 @@ namespace trt_nvfp4 {
 // i. Partial: partials = the raw sums of each of `splits` equal parts of K, for w4a4_split.cuh to add up. T is float16
 // or bfloat16.
 struct W4A4Gemm {
-    int64_t m, n, k;
-    Nvfp4Rows a;  // [m, k]
-    Nvfp4Rows w;  // [n, k]
+    int64_t m, n, k;  // none is 0
+    Nvfp4Rows a;      // [m, k]
+    Nvfp4Rows w;      // [n, k]
     TrtNvfp4DataType dtype;
     void const* bias;  // T [n]
     TrtNvfp4Activation activation;

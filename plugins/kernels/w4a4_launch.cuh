@@ -31,7 +31,6 @@ TrtNvfp4Status launch_w4a4(W4A4Gemm const& gemm, cudaStream_t stream) {
     using Config = typename Mainloop::Sm1xxBlkScaledConfig;
     using Value = typename Mainloop::ElementA;
     using Scale = cutlass::float_ue4m3_t;
-    if (gemm.m == 0) return TRT_NVFP4_SUCCESS;
 
     // The parts of K are a batch.
     int const m = static_cast<int>(gemm.m);

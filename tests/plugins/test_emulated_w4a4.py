@@ -72,6 +72,19 @@ def test_linear(
         assert (error <= torch.finfo(dtype).eps * np.abs(expected) + k**0.5 * 1e-6 * magnitude * slope).all()
 
 
+@BOTH_FAMILIES
+def test_no_tokens(emulated: PluginHost, seed: int) -> None:
+    """With a K that would be cut into parts."""
+    rng = np.random.default_rng(seed)
+    attributes = {"quantize_activations": 1}
+    linear = op_inputs.linear(rng, 0, 24, 2048, torch.float16)
+    (y,) = run(emulated, "NVFP4Linear", linear.inputs, attributes, AUTO)
+    assert y.shape == (1, 0, 24)
+    mlp = op_inputs.gated_mlp(rng, 0, 32, 2048, 24, torch.float16)
+    (y,) = run(emulated, "NVFP4GatedMLP", mlp.inputs, attributes, AUTO)
+    assert y.shape == (0, 24)
+
+
 @EVERY_GPU
 @pytest.mark.parametrize(
     ("m", "n", "k", "activation", "splits"), [(5, 136, 2048, 4, 4), (130, 77, 1152, 0, 2), (3, 40, 1056, 0, 1)]

@@ -94,6 +94,7 @@ TrtNvfp4Status trtNvfp4Linear(TrtNvfp4LinearArgs const* args, void* workspace, s
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4Linear", pieces.size, bytes));
     TrtNvfp4Tactic const tactic = resolve_tactic(*args);
     if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4Linear", args->tactic);
+    if (args->m == 0) return TRT_NVFP4_SUCCESS;
     if (is_w4a16(tactic)) return w4a16::launch(*args, workspace, stream);
     if (tactic != TRT_NVFP4_TACTIC_GENERIC) return w4a4_linear(*args, tactic, pieces, stream);
     return dispatch_dtype(args->dtype,

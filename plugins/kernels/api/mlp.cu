@@ -197,6 +197,7 @@ TrtNvfp4Status trtNvfp4Mlp(TrtNvfp4MlpArgs const* args, void* workspace, size_t 
     TRT_NVFP4_RETURN_IF_ERROR(require_workspace("NVFP4 MLP", pieces.size, bytes));
     TrtNvfp4Tactic const tactic = resolve_tactic(*args);
     if (tactic == TRT_NVFP4_TACTIC_AUTO) return unsupported_tactic("NVFP4 MLP", args->tactic);
+    if (args->m == 0) return TRT_NVFP4_SUCCESS;
     if (is_w4a16(tactic)) return w4a16::launch(*args, workspace, stream);
     return dispatch_dtype(args->dtype,
                           [&](auto element) { return run_layers<decltype(element)>(*args, tactic, pieces, stream); });

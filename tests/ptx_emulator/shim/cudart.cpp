@@ -88,6 +88,7 @@ const Error& describe(cudaError_t code) {
         {cudaSuccess, "cudaSuccess", "no error"},
         {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
         {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+        {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
         {cudaErrorInvalidSymbol, "cudaErrorInvalidSymbol", "invalid device symbol"},
         {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
         {cudaErrorNotSupported, "cudaErrorNotSupported", "not supported by the emulator's CUDA runtime"},
@@ -138,6 +139,7 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void
                    bool cooperative) {
     const Function* function = find(kernel);
     if (!function) return fail(cudaErrorInvalidDeviceFunction);
+    if (grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0) return fail(cudaErrorInvalidConfiguration);
     ShimLaunch request{function->module->image,
                        function->name.c_str(),
                        {grid.x, grid.y, grid.z},
