@@ -63,6 +63,16 @@ extern "C" int run_cluster(int* out, int blocks, int cluster) {
     return cudaLaunchKernelEx(&config, sum_of_cluster, out);
 }
 
+// `limit`: of dynamic shared memory; 0: as it is.
+extern "C" int run_with_shared(int* out, int blocks, int bytes, int limit) {
+    auto const attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    if (limit > 0) {
+        if (auto e = cudaFuncSetAttribute(sum_of_cluster, attribute, limit)) return e;
+    }
+    sum_of_cluster<<<blocks, 32, bytes>>>(out);
+    return cudaGetLastError();
+}
+
 extern "C" int run_out_of_bounds(float* a, int n) {
     out_of_bounds<<<1, 1>>>(a, n);
     return cudaGetLastError();
@@ -142,6 +152,22 @@ def test_cluster_launch(program: Program) -> None:
     assert out.tolist() == [2032, 2132, 2032, 2132]
     assert program.gpu.launches[0].cluster == (2, 1, 1)
     assert program.gpu.launches[0].shared_bytes == 128
+
+
+def test_launches_that_the_driver_refuses(program: Program) -> None:
+    out = np.zeros(2, np.int32)
+    assert program.call("run_with_shared", out, 0, 128, 0) == 9  # cudaErrorInvalidConfiguration
+    assert program.call("run_with_shared", out, 2, 48 << 10, 0) == 0
+    with pytest.raises(EmulatorError, match="has 49152 bytes of dynamic shared memory, launched with 50000"):
+        program.call("run_with_shared", out, 2, 50000, 0)
+    assert program.call("run_with_shared", out, 2, 50000, 60000) == 0
+    # The kernel's from then on, for every launch.
+    assert program.call("run_with_shared", out, 2, 60000, 0) == 0
+    assert program.call("run_with_shared", out, 2, 128, 1000) == 0
+    with pytest.raises(EmulatorError, match="has 1000 bytes"):
+        program.call("run_with_shared", out, 2, 50000, 0)
+    assert program.call("run_with_shared", out, 2, 128, 1 << 20) == 1  # cudaErrorInvalidValue
+    assert (out == 1032).all()
 
 
 def test_a_fault_in_a_kernel_reaches_the_caller(program: Program) -> None:
