@@ -91,6 +91,11 @@ class Agreement:
         """In every sample: cosine and SQNR have no meaning then."""
         return self._signal == 0
 
+    @property
+    def is_empty(self) -> bool:
+        """In every sample: there is nothing to agree on."""
+        return self._values == 0
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which knows neither NaN nor infinity: those become null (`sqnr_db` of equal tensors is)."""
         shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "with_kl"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,8 @@ def compare(
     asked of outputs, and of subgraphs with `judge_subgraphs`; of integers and booleans only where all outputs are such.
     One sample is in memory at a time, and the worst ones. `advice` ends the message where a side fails on one.
 
-    Raises BuilderError: the inputs or outputs differ or are no numbers, no sample, a plan of other models, a side that
-    cannot run here, or (verification) outputs that differ in size.
+    Raises BuilderError: the inputs or outputs differ or are no numbers, no sample, a plan of other models, a threshold
+    that nothing can be asked, a side that cannot run here, or (verification) outputs that differ in size.
     """
     planned = result.subgraphs(plan)
     names = {**reference.subgraphs(), **planned}
@@ -96,6 +96,12 @@ def compare(
             "leave it out, or give the plan that RESULT was rewritten by",
         )
     inner = {tensor: name for tensor, name in names.items() if tensor in shared}
+    if judge_subgraphs and not inner:
+        raise BuilderError(
+            USAGE,
+            f"--check all: no replaced subgraph can be seen in both {reference.path} and {result.path}; leave it out, "
+            "and the outputs alone are judged",
+        )
     outcome = Comparison(reference, result)
     thresholds = thresholds or Thresholds()
     with_kl = with_kl or thresholds.max_kl is not None
@@ -127,6 +133,7 @@ def compare(
             any_input = any_input or any(np.any(value) for value in sample.values())
     if not outcome.samples:
         raise BuilderError(USAGE, "no sample to compare on: --data is empty")
+    _check_judged(thresholds, judged)
     if not any_input:
         outcome.warnings.append("every input is 0 in every sample: this agreement says nothing about other inputs")
     outcome.warnings += _warnings(outcome.agreements, with_kl)
@@ -134,8 +141,6 @@ def compare(
     if left_out and thresholds != Thresholds(max_kl=thresholds.max_kl):  # of KL it is said already
         shares = ", ".join(f"{row.name} ({row.equal:.2%} of its values are equal)" for row in left_out)
         outcome.warnings.append(f"thresholds are asked of floating-point outputs alone, and not of {shares}")
-    if judge_subgraphs and not inner:
-        outcome.warnings.append("no replaced subgraph can be seen in both: outputs alone are compared")
     return outcome
 
 
@@ -163,6 +168,19 @@ def _judged(agreements: list[Agreement], judge_subgraphs: bool) -> list[Agreemen
     outputs = [row for row in agreements if row.kind == "output"]
     subgraphs = [row for row in agreements if row.kind == "subgraph" and judge_subgraphs]
     return ([row for row in outputs if not row.discrete] or outputs) + subgraphs
+
+
+def _check_judged(thresholds: Thresholds, judged: Sequence[Agreement]) -> None:
+    """Raises BuilderError (usage) for thresholds that no sample was asked: they would pass whatever the result is."""
+    names = ", ".join(row.name for row in judged)
+    if thresholds != Thresholds() and all(row.is_empty for row in judged):
+        raise BuilderError(USAGE, f"no threshold can be asked: {names} hold no value in any sample; give other --data")
+    if thresholds.max_kl is not None and all(row.kl is None for row in judged):
+        raise BuilderError(
+            USAGE,
+            f"--max-kl {thresholds.max_kl}: none of {names} can be logits, which are floating-point numbers whose last "
+            "axis has two entries or more; leave it out",
+        )
 
 
 def _warnings(agreements: list[Agreement], with_kl: bool) -> Iterator[str]:

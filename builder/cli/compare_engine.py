@@ -97,6 +97,8 @@ def compare_engine(
             least, most = RANGES[option]
             if value is not None and not least <= value <= most:
                 raise BuilderError(USAGE, f"{option} {value}: expected a number from {least:g} to {most:g}")
+        if check == "all" and all(value is None for value in limits.values()):
+            raise BuilderError(USAGE, f"--check all: there is no threshold to meet; add one of {', '.join(limits)}")
         of_random = {"--shapes": shapes or None, "--samples": samples, "--seed": seed}
         if data is not None and (unused := [option for option, value in of_random.items() if value is not None]):
             raise BuilderError(

@@ -176,22 +176,36 @@ def test_kl_is_asked_of_floating_point_alone(tmp_path: Path, rng: np.random.Gene
     bodies = f"y = Cast<to = {cast}>(x)", f"r = Relu(x) y = Cast<to = {cast}>(r)"
     first, second = (save_model(tmp_path / f"{i}.onnx", output, body) for i, body in enumerate(bodies))
     x = (3 * rng.standard_normal((3, 8))).astype(np.float32)
-    found = _on(first, second, [{"x": x}], Thresholds(max_kl=0))
+    found = compare(Side.of(first), Side.of(second), lambda specs: [{"x": x}], with_kl=True)
     assert (found.agreements[0].kl is None) == (cast != 10)
-    assert len(found.failures) == (cast == 10)
     warned = [text for text in found.warnings if text == f"{KL_SAYS_NOTHING}: y"]
     assert len(warned) == (cast != 10)
+    if cast == 10:
+        assert len(_on(first, second, [{"x": x}], Thresholds(max_kl=0)).failures) == 1
+    else:
+        assert_nothing_judged(first, second, [{"x": x}], Thresholds(max_kl=0), "--max-kl 0: none of y can be logits")
+
+
+def assert_nothing_judged(
+    reference: Path, result: Path, samples: list[dict[str, Any]], thresholds: Thresholds, message: str
+) -> None:
+    with pytest.raises(BuilderError, match=message) as failure:
+        _on(reference, result, samples, thresholds)
+    assert failure.value.exit_code == errors.USAGE
 
 
 def test_equal_outputs_meet_every_threshold(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Also where a rounding error makes the cosine less than 1, and where they hold nothing."""
+    """Also where a rounding error makes the cosine less than 1, and where some hold nothing."""
     samples = [{"x": rng.standard_normal((n, 8)).astype(np.float32)} for n in range(1, 40)]
     strict = Thresholds(min_cosine=1, min_sqnr=200, max_abs=0, max_rel=0, max_kl=0)
     same = save_model(tmp_path / "same.onnx", "float[n, 8]", NEGATED)
     assert not _on(same, same, samples, strict).failures
-    cut = "i = Constant<value_ints = [0]>() y = Slice(x, i, i)"
-    empty = save_model(tmp_path / "empty.onnx", "float[m, 8]", cut)
-    assert not _on(empty, empty, samples[:2], strict).failures
+    positive = "zero = Constant<value = float {0}>() c = Greater(x, zero) cut = Constant<value_ints = [-1]>()"
+    flat = f"{positive} flags = Reshape(c, cut) values = Reshape(x, cut) y = Compress(values, flags)"
+    some = save_model(tmp_path / "some.onnx", "float[m]", flat)
+    samples = [{"x": -np.ones((2, 8), np.float32)}, {"x": np.ones((2, 8), np.float32)}]
+    assert not _on(some, some, samples, strict).failures
+    assert_nothing_judged(some, some, samples[:1], Thresholds(max_abs=1), "y hold no value in any sample")
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity"])

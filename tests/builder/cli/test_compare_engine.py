@@ -92,17 +92,6 @@ def test_command_refuses_what_cannot_be_met(
     assert message in shown.stderr
 
 
-def test_command_says_where_an_option_has_no_effect(tmp_path: Path) -> None:
-    """KL of single entries is 0 whatever they are, and a model without replaced subgraphs has none to check."""
-    model = save_model(tmp_path / "m.onnx", "float[n, 1]", "i = Constant<value_ints = [1]>() y = ReduceMax(x, i)")
-    shown = CliRunner().invoke(app, [str(model), str(model), "--max-kl", "0.1", "--check", "all", "--json"])
-    assert shown.exit_code == 0, shown.output
-    assert json.loads(shown.stdout)["warnings"] == [
-        "KL says nothing of integers, nor where the last axis has fewer than two entries: y",
-        "no replaced subgraph can be seen in both: outputs alone are compared",
-    ]
-
-
 def test_command_says_a_failure_once(tmp_path: Path) -> None:
     model = save_model(tmp_path / "m.onnx", "string[n]", "y = Identity(x)", x="string[n]")
     shown = CliRunner().invoke(app, [str(model), str(model), "--json"])
@@ -177,3 +166,21 @@ def test_command_on_empty_data(gated_mlps: Path, tmp_path: Path) -> None:
     )
     assert shown.exit_code == errors.USAGE
     assert "holds no sample" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-kl", "0.1"], "--max-kl 0.1: none of y can be logits"),
+        (["--min-cosine", "0.9", "--check", "all"], "--check all: no replaced subgraph can be seen in both"),
+        (["--check", "all"], "--check all: there is no threshold to meet"),
+    ],
+)
+def test_what_would_judge_nothing(tmp_path: Path, options: list[str], message: str) -> None:
+    """One number per sample, which is no logits, and no subgraph that could be replaced."""
+    model = save_model(tmp_path / "m.onnx", "float[n, 1]", "i = Constant<value_ints = [1]>() y = ReduceMax(x, i)")
+    shown = CliRunner().invoke(app, [str(model), str(model), *options])
+    assert shown.exit_code == errors.USAGE, shown.output
+    assert message in shown.stderr
+    judged = CliRunner().invoke(app, [str(model), str(model), "--min-cosine", "0.9"])
+    assert judged.exit_code == 0, judged.output
