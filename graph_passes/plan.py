@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.errors import CalibrationError
@@ -24,6 +26,7 @@ from trt_nvfp4.graph_passes.lower_native_nvfp4 import native_nvfp4_obstacle
 from trt_nvfp4.graph_passes.plan_file import PlanError
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Subgraph
+from trt_nvfp4.plugins.ops import OPS
 
 __all__ = [
     "DECISIONS",
@@ -51,6 +54,8 @@ DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16
 NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
 # Those that compute a whole MLP in one type.
 _ONE_TYPE = ("nvfp4_w4a4", "nvfp4_w4a16", "bf16", "fp16")
+# What an entry's `op` may be.
+_REPLACING_OPS = (*OPS, NATIVE_MOE)
 # Those that convert a weight for the one node that reads it; the others share what is made of it.
 _OWN_WEIGHTS = ("native_nvfp4", "bf16", "fp16")
 
@@ -143,9 +148,14 @@ class Plan:
         entry with the subgraph that it is about, in graph order.
 
         Raises:
-            PlanError: an unknown recipe; an entry with an unknown decision, for a subgraph or node that is not there,
-                of the wrong kind, twice, or with a decision that its subgraph or the target does not allow.
+            PlanError: an unknown precision or recipe; an entry with an unknown decision or op, for a subgraph or node
+                that is not there, twice, that says of its subgraph what is not so, or with a decision that its
+                subgraph or the target does not allow.
         """
+        if self.precision not in PRECISIONS:
+            raise PlanError(
+                f"{self.path or 'plan'}: unknown precision '{self.precision}'; one of {', '.join(PRECISIONS)}"
+            )
         try:
             recipes.parse(self.recipe)
         except CalibrationError as error:
@@ -157,6 +167,8 @@ class Plan:
             where = f"{self.path or 'plan'}{f', line {entry.line}' if entry.line else ''}: subgraph '{entry.name}'"
             if entry.decision not in DECISIONS:
                 raise PlanError(f"{where}: unknown decision '{entry.decision}'; one of {', '.join(DECISIONS)}")
+            if entry.op and entry.op not in _REPLACING_OPS:
+                raise PlanError(f"{where}: unknown op '{entry.op}'; one of {', '.join(_REPLACING_OPS)}")
             if entry.name in checked:
                 raise PlanError(f"{where} is planned twice")
             gone = [name for name in entry.nodes if name not in node_names]
@@ -167,15 +179,13 @@ class Plan:
                 near = difflib.get_close_matches(entry.name, found, 1)
                 hint = f"; did you mean '{near[0]}'?" if near else ""
                 raise PlanError(f"{where}: {model.path} has no such subgraph{hint}")
-            if entry.kind != subgraph.kind:
-                raise PlanError(f"{where}: it is a {subgraph.kind}, the plan says {entry.kind}")
-            if list(entry.nodes) != list(subgraph.nodes):
-                raise PlanError(f"{where}: its nodes in {model.path} are not those of the plan; plan this model anew")
-            if list(entry.linear_inputs) != subgraph.linear_inputs:
-                raise PlanError(
-                    f"{where}: its linear_inputs in {model.path} are {subgraph.linear_inputs}, the plan says "
-                    f"{list(entry.linear_inputs)}; leave them as they were, calibration goes by them"
-                )
+            for key, actual in _facts(subgraph).items():
+                if (said := getattr(entry, key)) != actual:
+                    is_so, is_not = (textwrap.shorten(str(value), 200) for value in (actual, said))
+                    raise PlanError(
+                        f"{where}: '{key}' is {is_so} in {model.path}, and {is_not} in the plan; leave it as it was, "
+                        "or plan this model anew"
+                    )
             obstacle = None if entry.decision == "keep" else _obstacle(subgraph, entry.decision)
             if capabilities is not None:
                 obstacle = _lack(entry.decision, capabilities) or obstacle
@@ -190,6 +200,20 @@ class Plan:
 # What a plan file holds: all but where it was read from.
 _ENTRY_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
 _PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name != "path")
+
+
+def _facts(subgraph: Subgraph) -> dict[str, Any]:
+    """What an entry says of its subgraph beside the name, which no edit can change."""
+    return {
+        "kind": subgraph.kind,
+        "shapes": dict(subgraph.shapes),
+        "activation": subgraph.activation,
+        "dtype": subgraph.dtype,
+        "input": subgraph.input,
+        "output": subgraph.output,
+        "nodes": list(subgraph.nodes),
+        "linear_inputs": subgraph.linear_inputs,
+    }
 
 
 def make_plan(
@@ -236,17 +260,10 @@ def make_plan(
         entries.append(
             PlannedSubgraph(
                 name=subgraph.name,
-                kind=subgraph.kind,
                 decision=decision,
                 reason=reason,
                 op=replacing_op(subgraph, decision, capabilities),
-                shapes=dict(subgraph.shapes),
-                activation=subgraph.activation,
-                dtype=subgraph.dtype,
-                input=subgraph.input,
-                output=subgraph.output,
-                nodes=list(subgraph.nodes),
-                linear_inputs=subgraph.linear_inputs,
+                **_facts(subgraph),
             )
         )
     if recipes.parse(recipe).awq:

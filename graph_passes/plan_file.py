@@ -18,8 +18,8 @@ _HEADER = """\
 #     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
 #     keep         left as it is
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
-# An entry may be deleted: its subgraph is then kept. Name, kind, nodes and linear_inputs say which subgraph is meant
-# and must stay; the rest is for readers. A reason starts with the decision that it is for.
+# An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
+# entry says which subgraph is meant and what it computes, and must stay.
 """
 
 

@@ -97,16 +97,23 @@ def test_round_trip(source: SourceModel, tmp_path: Path) -> None:
 Edit = Callable[[dict[str, object], list[dict[str, object]]], object]
 EDITS: dict[str, tuple[Edit, str]] = {
     "decision": (lambda plan, e: e[0].update(decision="int3"), r"unknown decision 'int3'"),
-    "kind": (lambda plan, e: e[0].update(kind="mlp"), r"is a gated_mlp, the plan says mlp"),
+    "kind": (lambda plan, e: e[0].update(kind="mlp"), r"'kind' is gated_mlp in .*, and mlp in the plan"),
     "name": (lambda plan, e: e[0].update(name=f"{e[0]['name']}x"), r"no such subgraph; did you mean"),
     "node": (lambda plan, e: e[0].update(nodes=["gone", *e[0]["nodes"]]), r"has no node 'gone'"),  # type: ignore[misc]
-    "fewer nodes": (lambda plan, e: e[0].update(nodes=e[0]["nodes"][1:]), r"not those of the plan"),  # type: ignore[index]
+    "fewer nodes": (lambda plan, e: e[0].update(nodes=e[0]["nodes"][1:]), r"'nodes' is \["),  # type: ignore[index]
     "twice": (lambda plan, e: e.append(e[0]), r"planned twice"),
     "missing key": (lambda plan, e: e[0].pop("nodes"), r"lacks nodes"),
     "unknown key": (lambda plan, e: e[0].update(speed="high"), r"unknown key 'speed'"),
     "no list": (lambda plan, e: plan.update(subgraphs="none"), r"'subgraphs' must be a list"),
     "nodes no list": (lambda plan, e: e[0].update(nodes="n0"), r"'nodes' must be a list"),
-    "fewer inputs": (lambda plan, e: e[0].update(linear_inputs=[]), r"its linear_inputs .* the plan says \[\]"),
+    "fewer inputs": (lambda plan, e: e[0].update(linear_inputs=[]), r"'linear_inputs' is .*, and \[\] in the plan"),
+    "shapes": (lambda plan, e: e[0].update(shapes={}), r"'shapes' is .*, and \{\} in the plan"),
+    "dtype": (lambda plan, e: e[0].update(dtype="float64"), r"'dtype' is float32 in .*, and float64 in the plan"),
+    "output": (lambda plan, e: e[0].update(output="y"), r"'output' is m in .*, and y in the plan"),
+    "op": (
+        lambda plan, e: e[0].update(decision="fp8", op="FP8GatedMlp"),
+        r"unknown op 'FP8GatedMlp'; one of NVFP4",
+    ),
     "shape no number": (lambda plan, e: e[0].update(shapes={"layers": "many"}), r"'shapes.layers' must be a number"),
 }
 
@@ -120,6 +127,14 @@ def test_wrong_edits(edit: Edit, message: str, source: SourceModel, tmp_path: Pa
     path.write_text("# edited\n" + yaml.safe_dump(content, sort_keys=False))
     with pytest.raises(PlanError, match=rf"plan\.yaml, line \d+.*{message}"):
         Plan.load(path).check(source)
+
+
+@pytest.mark.parametrize(("key", "text"), [("precision", "int3"), ("recipe", "spqr")])
+def test_wrong_values_of_the_plan(key: str, text: str, source: SourceModel) -> None:
+    plan = plan_all(source)
+    setattr(plan, key, text)
+    with pytest.raises(PlanError, match=rf"plan: .*unknown .*'{text}'"):
+        plan.check(source)
 
 
 @pytest.mark.parametrize(
