@@ -23,7 +23,7 @@ from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import build_script
 from .errors import USAGE, BuilderError
-from .onnx_file import read, rewritten_by
+from .onnx_file import check_plan, read, rewritten_by
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 
@@ -56,19 +56,11 @@ def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
     """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
 
     Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
-    BuilderError (usage) where `model` was rewritten by other decisions: nothing would check what they left in it.
+    BuilderError (usage) where `model` was rewritten by another plan.
     """
+    check_plan(model, plan)
     proto = read(model)
     followed = rewritten_by(proto)
-    decisions = {subgraph.name: subgraph.decision for subgraph in plan.subgraphs}
-    for name in decisions | followed["decisions"]:
-        was, now = (found.get(name, "not in it") for found in (followed["decisions"], decisions))
-        if was != now:
-            raise BuilderError(
-                USAGE,
-                f"{model}: was rewritten by another plan: subgraph '{name}' was {was} and is {now} in this one; give "
-                "the plan that it was rewritten by, or rewrite the original model by this one",
-            )
     nodes = {node.name: node for node in proto.graph.node}
     producers = {output: node for node in proto.graph.node for output in node.output}
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import onnx
 
+from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
 
-from .errors import MODEL_AT_FAULT, BuilderError
+from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 
 # What an exported model's metadata says: the directory's name.
 EXPORTED = "trt_nvfp4.exported"
@@ -49,3 +50,20 @@ def rewritten_by(model: onnx.ModelProto) -> dict[str, Any]:
     """What this program noted of the plan when it rewrote the model; see `graph_passes.rewrite`."""
     (noted,) = (json.loads(entry.value) for entry in model.metadata_props if entry.key == REWRITTEN)
     return dict(noted)
+
+
+def check_plan(rewritten: Path, plan: Plan) -> None:
+    """Raises BuilderError (usage) where a rewritten model follows another plan: nothing would check what the model
+    holds, and reports would say what is not so."""
+    followed = rewritten_by(read(rewritten))
+    theirs = {"its target": followed["target"], "its recipe": followed["recipe"], **followed["decisions"]}
+    ours = {entry.name: entry.decision for entry in plan.subgraphs}
+    ours |= {"its target": plan.target, "its recipe": plan.recipe}
+    for name in {**theirs, **ours}:
+        there, here = theirs.get(name, "missing"), ours.get(name, "missing")
+        if there != here:
+            raise BuilderError(
+                USAGE,
+                f"{rewritten}: was rewritten by another plan than {plan.path or 'this one'}: {name} is {there} there, "
+                f"and {here} here; give the plan that it was rewritten by, or rewrite the original model by this one",
+            )

@@ -24,7 +24,7 @@ from trt_nvfp4.plugins.ops import DOMAIN, OPS
 from . import runtime
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .inspection import changed_files, read_manifest
-from .onnx_file import is_rewritten, read
+from .onnx_file import check_plan, is_rewritten, read
 
 ENGINES = (".engine", ".plan")
 
@@ -54,14 +54,16 @@ class Side:
         """Output tensor -> name of every replaced subgraph that can be seen inside.
 
         From `plan` or the plan file beside; from the plugin nodes, which bear their subgraphs' names, without one.
+        Raises BuilderError (usage) where that plan is not the one that the model was rewritten by.
         """
         if self.model is None or self.kind == "onnx":
             return {}
         base = self.path.name.removesuffix(".onnx").removesuffix(".rewritten")
         beside = self.path.with_name(base + ".plan.yaml")
         if plan is not None or beside.is_file():
-            entries = Plan.load(plan or beside).subgraphs
-            return {entry.output: entry.name for entry in entries if entry.decision != "keep"}
+            followed = Plan.load(plan or beside)
+            check_plan(self.model, followed)
+            return {entry.output: entry.name for entry in followed.subgraphs if entry.decision != "keep"}
         return {node.output[0]: node.name for node in _plugin_nodes(read(self.model))}
 
     def tensors(self) -> set[str]:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,34 +156,38 @@ def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> 
     assert not inspect(tmp_path / "b")["changed_files"]
 
 
+Edit = Callable[[Plan], object]
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "text"),
+    ("precision", "edit", "text"),
     [
-        (("nvfp4_w4a16", "nvfp4_w4a16"), ("nvfp4_w4a16", "keep"), "'gated_mlp_1' was nvfp4_w4a16 and is keep"),
-        (("nvfp4_w4a16", "nvfp4_w4a16"), ("nvfp4_w4a16",), "'gated_mlp_1' was nvfp4_w4a16 and is not in it"),
-        (("fp8", "fp8"), ("fp8", "keep"), "'gated_mlp_1' was fp8 and is keep"),
-        (("nvfp4_w4a16", "keep"), ("keep", "nvfp4_w4a16"), "'gated_mlp_0' was nvfp4_w4a16 and is keep"),
+        (
+            "auto",
+            lambda plan: setattr(plan.subgraphs[1], "decision", "keep"),
+            "gated_mlp_1 is nvfp4_w4a16 .*keep",
+        ),
+        ("auto", lambda plan: plan.subgraphs.pop(), "gated_mlp_1 is nvfp4_w4a16 there, and missing here"),
+        ("auto", lambda plan: setattr(plan.subgraphs[0], "decision", "nvfp4_w4a4"), "gated_mlp_0 .* nvfp4_w4a4 here"),
+        ("fp8", lambda plan: setattr(plan.subgraphs[1], "decision", "keep"), "gated_mlp_1 is fp8 there, and keep here"),
+        ("auto", lambda plan: setattr(plan, "recipe", "max"), "its recipe is mse there, and max here"),
+        ("auto", lambda plan: setattr(plan, "target", "ada"), "its target is rtx-blackwell there, and ada here"),
     ],
 )
 def test_plan_that_the_model_was_not_rewritten_by(
-    tmp_path: Path, gated_mlps: Path, before: tuple[str, ...], after: tuple[str, ...], text: str
+    tmp_path: Path, gated_mlps: Path, precision: str, edit: Edit, text: str
 ) -> None:
     """It was edited after the rewrite, or is another run's: nothing would check what the model holds beyond it."""
-    target, output = find_target("rtx-blackwell"), tmp_path / "o.engine"
-    pipeline.run(pipeline.Request(gated_mlps, target, output, stop_after="plan"))
+    target = find_target("rtx-blackwell")
+    pipeline.run(pipeline.Request(gated_mlps, target, tmp_path / "o.engine", precision, stop_after="rewrite"))
     plan = Plan.load(tmp_path / "o.plan.yaml")
-
-    def edited(decisions: tuple[str, ...]) -> Path:
-        entries = [replace(entry, decision=d) for entry, d in zip(plan.subgraphs, decisions, strict=False)]
-        replace(plan, subgraphs=entries).save(tmp_path / "edited.plan.yaml")
-        return tmp_path / "edited.plan.yaml"
-
-    pipeline.run(pipeline.Request(gated_mlps, target, output, plan=edited(before), stop_after="rewrite"))
+    edit(plan)
+    plan.save(tmp_path / "edited.plan.yaml")
     model = tmp_path / "o.rewritten.onnx"
-    request = pipeline.Request(model, target, bundle=tmp_path / "b", plan=edited(after))
-    with pytest.raises(
-        BuilderError, match=rf"o\.rewritten\.onnx: was rewritten by another plan: .*{text} in"
-    ) as failure:
+    target = find_target(plan.target)
+    request = pipeline.Request(model, target, tmp_path / "p.engine", plan=tmp_path / "edited.plan.yaml")
+    expected = rf"o\.rewritten\.onnx: was rewritten by another plan than .*edited\.plan\.yaml: {text}"
+    with pytest.raises(BuilderError, match=expected) as failure:
         pipeline.run(request)
     assert failure.value.exit_code == USAGE
-    assert not (tmp_path / "b").exists()
+    assert not (tmp_path / "p.engine").exists()

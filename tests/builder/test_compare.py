@@ -67,6 +67,16 @@ def test_subgraphs_are_known_without_a_plan_file(gated_mlps: Path, rng: np.rando
     assert len(without.agreements) == 3
 
 
+def test_plan_of_another_run_is_refused(gated_mlps: Path, rng: np.random.Generator) -> None:
+    """It would leave a subgraph out that the model holds replaced."""
+    result = rewritten_file(gated_mlps)
+    beside = gated_mlps.with_name("o.plan.yaml")
+    beside.write_text(beside.read_text().replace("decision: nvfp4_w4a16", "decision: keep", 1))
+    with pytest.raises(BuilderError, match=r"another plan than .*o\.plan\.yaml: gated_mlp_0 is nvfp4_w4a16") as failure:
+        compared(gated_mlps, result, 1, rng, thresholds=Thresholds(min_cosine=0.9), judge_subgraphs=True)
+    assert failure.value.exit_code == errors.USAGE
+
+
 def test_bundle_computes_what_its_rewritten_model_computes(gated_mlps: Path, rng: np.random.Generator) -> None:
     folder = bundled(gated_mlps)
     found = compared(gated_mlps.with_name("o.rewritten.onnx"), folder, 2, rng)
