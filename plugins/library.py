@@ -6,18 +6,18 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import signal
 import struct
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from trt_nvfp4.plugins.toolchain import (
     Toolchain,
@@ -33,6 +33,9 @@ Progress = Callable[[int, int, str], None]
 
 #: Environment variable: what demo and tests compile they then share (see build_library).
 KEEP_OBJECTS = "TRT_NVFP4_KEEP_OBJECTS"
+
+#: What the folders begin with in which builds go on.
+_BUILD = ".build"
 
 ROOT = Path(__file__).resolve().parent
 _SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu")
@@ -114,11 +117,11 @@ class Build:
         def make(report: Path) -> None:
             # One at a time: each takes all cores, and CUTLASS takes gigabytes on every one.
             lock = FileLock(report.parent.parent / "compiled.lock")
-            with lock, tempfile.TemporaryDirectory(dir=report.parent) as temporary:
-                objects, text = self.compile(Path(temporary), progress)
+            with lock, _emptied(report.parent / _BUILD) as temporary:
+                objects, text = self.compile(temporary, progress)
                 for path in objects:
                     os.replace(path, report.parent / path.name)
-                written = Path(temporary) / report.name
+                written = temporary / report.name
                 written.write_text(text)
                 # Last: where the report is, the objects are.
                 os.replace(written, report)
@@ -147,9 +150,9 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
 
     def make(library: Path) -> None:
         steps = len(build.sources) + 1
-        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
-            objects, text = build.compile_once(progress) if keep else build.compile(Path(temporary), progress)
-            linked, report = Path(temporary) / library.name, Path(temporary) / "report"
+        with _emptied(_build_folder(library)) as temporary:
+            objects, text = build.compile_once(progress) if keep else build.compile(temporary, progress)
+            linked, report = temporary / library.name, temporary / "report"
             build.link(objects, linked)
             report.write_text(text)
             # The library goes last: where it is, its report is.
@@ -224,8 +227,8 @@ def build_host() -> Path:
     source = ROOT / "plugin_host" / "plugin_host.cpp"
 
     def build(library: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as temporary:
-            linked = Path(temporary) / library.name
+        with _emptied(_build_folder(library)) as temporary:
+            linked = temporary / library.name
             _run([compiler, *flags, source, "-o", linked, "-ldl"])
             _keep(linked, library)
 
@@ -244,12 +247,37 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
         if _is_whole(library):
             return library
         library.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(library.parent)
         with FileLock(library.with_suffix(".lock")):
             if not _is_whole(library):
                 build(library)
     except OSError as error:
         raise ToolchainError(f"cannot write {library}: {error}; set TRT_NVFP4_CACHE to a writable folder") from error
     return library
+
+
+def _build_folder(library: Path) -> Path:
+    return library.with_name(f"{_BUILD}-{library.stem}")
+
+
+@contextmanager
+def _emptied(folder: Path) -> Iterator[Path]:
+    """A folder to build in, under the lock of what is built; a build that was killed may have left its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _remove_left(cache: Path) -> None:
+    """Remove the folders of builds that were killed: those whose lock nobody holds."""
+    for folder in cache.glob(f"{_BUILD}-*"):
+        lock = cache / f"{folder.name[len(_BUILD) + 1 :]}.lock"
+        if lock.is_file():
+            with suppress(Timeout), FileLock(lock, timeout=0):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_whole(file: Path) -> bool:

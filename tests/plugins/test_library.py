@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from compiled import compiled
+from filelock import FileLock
 
 from trt_nvfp4.plugins import library as plugin_library
 from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_library, find_build, resource_report
@@ -151,6 +153,38 @@ def test_an_interrupted_build_leaves_nothing(small_tree: Path, tmp_path: Path) -
         build_library("sm_90a", progress=interrupt)
     assert cached(tmp_path) == []
     build_library("sm_90a")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trt_nvfp4.plugins import library, toolchain
+
+def run(command, *rest, **options):
+    Path(command[command.index("-o") + 1]).write_text("half an object")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+library._run, library.ROOT = run, Path(sys.argv[1])
+library.find_nvcc = lambda machine: toolchain.Toolchain(Path("nvcc"), "13.0.0", Path("g++"), Path("/"), "x86_64")
+library.find_cutlass = lambda: (Path("/"), "4.2")
+library.build_library("sm_90a")
+"""
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(small_tree: Path, tmp_path: Path) -> None:
+    """And not what belongs to a build that goes on."""
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, small_tree],
+    )
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = (tmp_path / "cache" / "plugins").glob(".build-*")
+    assert list(left.glob("*.o"))
+    with FileLock(left.parent / "libother.lock"):
+        (left.parent / ".build-libother").mkdir()
+        plugin_library.cached("libnext.so", lambda library: None)
+        assert cached(tmp_path) == [".build-libother"]
+    plugin_library.cached("libnext.so", lambda library: None)
+    assert cached(tmp_path) == []
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["in the foreground", "in the background"])
