@@ -22,7 +22,7 @@ from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import build_script
-from .errors import USAGE, BuilderError
+from .errors import USAGE
 from .onnx_file import check_plan, read, rewritten_by
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target

@@ -85,11 +85,12 @@ class Report:
         self.peak_rss_bytes = max(self.peak_rss_bytes, own + child_bytes)
 
     def take_plan(self, plan: Plan, calibrated: bool | Collection[str]) -> None:
-        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights.
-
-        `calibrated`: as `make_plan`'s.
+        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights; warn where there are
+        none and no other precision was asked for. `calibrated`: as `make_plan`'s.
         """
         self.recipe = plan.recipe if any(entry.decision in NVFP4 for entry in plan.subgraphs) else None
+        if self.recipe is None and plan.precision not in ("fp8", "bf16"):
+            self.warnings.append("the plan has no subgraph in NVFP4; with --require nvfp4 that ends with exit code 5")
         self.subgraphs = [
             {
                 "name": subgraph.name,

@@ -35,6 +35,25 @@ def test_fp8_activations(gated_mlps: Path, target: str, calibrated: bool, activa
     assert {entry["activations"] for entry in report.subgraphs} == {activations}
 
 
+@pytest.mark.parametrize(
+    ("precision", "kept", "warned"), [("auto", 0, False), ("auto", 1, False), ("auto", 2, True), ("bf16", 2, False)]
+)
+def test_a_plan_without_nvfp4_is_warned_of_unless_asked_for(
+    gated_mlps: Path, precision: str, kept: int, warned: bool
+) -> None:
+    model = load(gated_mlps)
+    plan = make_plan(model, find_subgraphs(model), TARGETS["ada"].capabilities, precision)
+    for entry in plan.subgraphs[:kept]:
+        entry.decision = "keep"
+    report = Report(str(gated_mlps), "ada")
+    report.take_plan(plan, calibrated=False)
+    assert [("no subgraph in NVFP4" in warning) for warning in report.warnings] == [True] * warned
+    empty = Report(str(gated_mlps), "ada")
+    plan.subgraphs.clear()
+    empty.take_plan(plan, calibrated=False)
+    assert len(empty.warnings) == (precision == "auto")
+
+
 def test_products_that_the_plan_has_no_entry_for(gated_mlps: Path) -> None:
     """One line, by operator, on the terminal and on the page; none where there are none."""
     report = Report(str(gated_mlps), "ada")
