@@ -21,7 +21,7 @@ RANGES = {
 }
 # Within names of lengths of a decoder's cache, and of the cache with the new tokens.
 _PAST = re.compile(r"past_?", re.IGNORECASE)
-_TOTAL = re.compile(r"total_?", re.IGNORECASE)
+_TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,19 @@ class _Ranges:
             # Optimum writes "past_sequence_length + 1" where "sequence_length" is dynamic, too.
             new = [_PAST.sub("", term) for term in terms if _PAST.match(term)]
             return [new[0] if term == "1" and new and self._places(new[0]) else term for term in terms]
-        cached = any(CACHE.search(str(part)) for name, dims in self.inputs.items() for part in (name, *dims))
-        return [_TOTAL.sub("past_", dim), _TOTAL.sub("", dim)] if cached and _TOTAL.match(dim) else None
+        names = {part for dims in self.inputs.values() for part in dims if isinstance(part, str) and part}
+        cached = any(CACHE.search(part) for part in (*self.inputs, *names))
+        of_the_cache = any(CACHE.search(name) for name, _ in self._places(dim))
+        if not cached or of_the_cache or not _TOTAL.match(dim):
+            return None
+        terms = [_TOTAL.sub("past_", dim, count=1), _TOTAL.sub("", dim, count=1)]
+        if names.issuperset(terms):
+            return terms
+        # Under other names, where there is one of each alone.
+        past = [part for part in names if _PAST.match(part) and "+" not in part]
+        new = [part for part in names if RANGES["sequence"][0].search(part) and not _PAST.match(part)]
+        new = [part for part in new if not _TOTAL.match(part) and "+" not in part]
+        return [*past, *new] if len(past) == len(new) == 1 else terms
 
     def _sum(self, terms: Sequence[str]) -> Range | None:
         """The sum of the ranges of numbers and of dimensions; None where an input has no such dimension."""

@@ -109,6 +109,9 @@ def decoder(mask: str, new: str | int, past: str) -> dict[str, list[int | str]]:
         ("past_sequence_length + 1", "sequence_length", "past_sequence_length"),
         ("past_sequence_length + 1", 1, "past_sequence_length"),
         ("s17 + s26", "s17", "s26"),
+        ("kv_length", "sequence_length", "past_length"),
+        ("kv_len", "len", "past_len"),
+        ("total_len", "seq_len", "past_len"),
     ],
 )
 def test_mask_of_a_decoder_spans_cached_and_new_tokens(mask: str, new: str | int, past: str) -> None:
@@ -126,11 +129,16 @@ def test_mask_of_a_decoder_spans_cached_and_new_tokens(mask: str, new: str | int
 
 
 def test_total_without_its_parts_asks_for_a_range() -> None:
-    inputs = decoder("total_len", "seq_len", "past_len")
+    inputs = decoder("total_len", "seq_len", "past_len") | {"encoder_ids": ["batch", "encoder_len"]}
     with pytest.raises(BuilderError, match=r"total_len.* not all of past_len and len are in .* attention_mask:1x1"):
         derive_profiles(inputs)
     assert derive_profiles(inputs, most={"attention_mask": (8, 1024)})["attention_mask"].most == (8, 1024)
     assert derive_profiles({"input_ids": ["batch", "total_len"]})["input_ids"].most == (8, 512)  # no cache, no sum
+
+
+def test_length_of_the_cache_itself_is_no_sum() -> None:
+    profiles = derive_profiles(decoder("seq_len", "seq_len", "kv_len"))
+    assert profiles[CACHE] == Profile((1, 2, 1, 16), (1, 2, 128, 16), (8, 2, 512, 16))
 
 
 def test_override_holds_for_dimensions_of_the_same_name() -> None:

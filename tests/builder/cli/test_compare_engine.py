@@ -112,7 +112,7 @@ def test_command_saves_inputs_of_any_name(tmp_path: Path) -> None:
 
 def test_command_says_that_inputs_which_do_not_fit_were_random(tmp_path: Path) -> None:
     """As of a decoder whose mask covers the cache and the new tokens, under a name that does not say so."""
-    inputs = "float[1, sequence_length] x, float[1, past_length] past, float[1, kv_length] mask"
+    inputs = "float[1, sequence_length] x, float[1, past_length] past, float[1, mask_length] mask"
     body = "all = Concat<axis = 1>(past, x) y = Mul(all, mask)"
     text = f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float[1, m] y) {{ {body} }}'
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
