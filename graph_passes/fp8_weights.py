@@ -11,19 +11,27 @@ from trt_nvfp4.calibration import fp8
 from trt_nvfp4.graph_passes.moe_node import linears_of
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Mlp
-from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, initializer
+from trt_nvfp4.graph_passes.weights import MadeWeights, Matrix, StreamedTensor, initializer
 from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 
 
-def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> dict[str, ir.Value]:
+def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool, made: MadeWeights) -> dict[str, ir.Value]:
     """`weight` and `scale`, their names being `<prefix>_weight` and `<prefix>_scale`; quantized while they are written.
 
     Args:
         stacked: each gets a leading dimension, one entry per matrix; otherwise there is one matrix.
+        made: collects them; of matrices that are in there it gives the same.
 
     Raises:
         ModelError: a weight holds NaN or Inf.
     """
+    key = ("fp8", stacked, *(matrix.identity for matrix in matrices))
+    if key not in made:
+        made[key] = _quantized(prefix, matrices, stacked)
+    return dict(zip(("weight", "scale"), made[key], strict=True))
+
+
+def _quantized(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> tuple[ir.Value, ir.Value]:
     scales = [_row_scales(matrix) for matrix in matrices]
     lead = (len(matrices),) if stacked else ()
 
@@ -35,16 +43,16 @@ def fp8_initializers(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> 
                 start += len(chunk)
 
     values = StreamedTensor(f"{prefix}_weight", ir.DataType.INT8, (*lead, *matrices[0].shape), quantized)
-    return {
-        "weight": ir.val(values.name, const_value=values),
-        "scale": initializer(f"{prefix}_scale", torch.stack(scales).reshape(*lead, -1), ir.DataType.FLOAT),
-    }
+    scale = initializer(f"{prefix}_scale", torch.stack(scales).reshape(*lead, -1), ir.DataType.FLOAT)
+    return ir.val(values.name, const_value=values), scale
 
 
-def mlp_weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
-    """`fp8_initializers` of gate and up, whose rows interleave, or of down; see `moe_node.MakeWeights`."""
+def mlp_weights(
+    made: MadeWeights, mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str
+) -> dict[str, ir.Value]:
+    """`fp8_initializers` of gate and up, whose rows interleave, or of down; `moe_node.MakeWeights` but for `made`."""
     matrices = [Matrix([linear.weight for linear in linears_of(mlp, is_down)]) for mlp in mlps]
-    return fp8_initializers(prefix, matrices, stacked)
+    return fp8_initializers(prefix, matrices, stacked, made)
 
 
 def activation_scales(prefix: str, largest: Sequence[float | None]) -> dict[str, ir.Value]:

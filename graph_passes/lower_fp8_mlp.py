@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import onnx_ir as ir
 
@@ -10,6 +11,7 @@ from trt_nvfp4.graph_passes.fp8_weights import activation_scales, mlp_weights
 from trt_nvfp4.graph_passes.moe_node import mlp_inputs
 from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
+from trt_nvfp4.graph_passes.weights import MadeWeights
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 
@@ -20,29 +22,26 @@ def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
     """Why `FP8GatedMLP` cannot compute the subgraph."""
     if subgraph.kind != "gated_mlp":
         return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
-    for linear in subgraph.linears:
-        if linear.shares_weight:
-            return f"several nodes read weight '{linear.weight.stored.name}', of which every {OP} has its own"
     return subgraph.mixed_types or subgraph.k_obstacle(OP)
 
 
-def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
+def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], made: MadeWeights) -> list[str]:
     """Replaces each MLP by one node; returns their names: the subgraph's, numbered where there are several.
 
     `amax` holds largest magnitudes of activations by tensor name; those without one are scaled at run time.
-    Raises ModelError where a weight holds NaN or Inf.
+    `made` collects weights, which subgraphs may share. Raises ModelError where a weight holds NaN or Inf.
     """
     mlps = [block.mlp for block in subgraph.blocks]
     names = [subgraph.name] if len(mlps) == 1 else [f"{subgraph.name}/{i}" for i in range(len(mlps))]
     # From the last to the first, so that no MLP is replaced before those that read its output.
     for name, mlp in reversed(list(zip(names, mlps, strict=True))):
-        _lower(graph, name, mlp, amax)
+        _lower(graph, name, mlp, amax, made)
     return names
 
 
-def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float]) -> None:
+def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float], made: MadeWeights) -> None:
     given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
-    constants = mlp_inputs([mlp], f"{name}/", False, mlp_weights) | activation_scales(name, given)
+    constants = mlp_inputs([mlp], f"{name}/", False, partial(mlp_weights, made)) | activation_scales(name, given)
     for value in constants.values():
         register(graph, value)
     attributes = OPS[OP].complete_attributes(

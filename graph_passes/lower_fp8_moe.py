@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.fp8_weights import activation_scales, mlp_weights
 from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, replace_moe
 from trt_nvfp4.graph_passes.subgraph import Subgraph
+from trt_nvfp4.graph_passes.weights import MadeWeights
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.weight_format import E4M3
 
@@ -20,15 +22,15 @@ def fp8_moe_obstacle(subgraph: Subgraph) -> str | None:
     return subgraph.k_obstacle(OP)
 
 
-def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]) -> list[str]:
+def lower_fp8_moe(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], made: MadeWeights) -> list[str]:
     """Replaces the nodes of `subgraph`, a "moe", by one node of its name; returns that name.
 
     `amax` holds largest magnitudes of activations by tensor name; those without one are scaled at run time.
-    Raises ModelError where a weight holds NaN or Inf.
+    `made` collects weights, which blocks may share. Raises ModelError where a weight holds NaN or Inf.
     """
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
-    constants = expert_inputs(OPS[OP], moe, name, mlp_weights, E4M3)
+    constants = expert_inputs(OPS[OP], moe, name, partial(mlp_weights, made), E4M3)
     given = largest_inputs(moe, amax)
     constants |= activation_scales(name, given)
     return replace_moe(graph, subgraph, OPS[OP], constants, static_scales=int(None not in given))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -15,12 +16,15 @@ from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, t
 
 _TYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 _CHUNK_VALUES = 1 << 23
+# Constants, and what nodes make of them, in the types that they were converted to.
+Converted: TypeAlias = dict[tuple[ir.Value, ir.DataType], ir.Value]
 
 
-def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str) -> list[str]:
+def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str, converted: Converted) -> list[str]:
     """Computes the MLPs, the linear, or every linear of the experts of `subgraph` in 16 bits.
 
-    Norms and residuals of merged blocks stay, as does the routing. Returns the names of the multiplying nodes.
+    Norms and residuals of merged blocks stay, as does the routing. `converted` collects constants, which subgraphs may
+    share. Returns the names of the multiplying nodes.
     """
     to = _TYPES[decision]
     parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
@@ -28,7 +32,6 @@ def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str) -> list[str]:
         parts.append(subgraph.linear)
     if subgraph.moe is not None:
         parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
-    converted: dict[ir.Value, ir.Value] = {}
     # From the last to the first, so that no part is lowered before those that read its output.
     for part in reversed(parts):
         _lower(graph, part, to, converted)
@@ -43,22 +46,19 @@ def _whole(linear: Linear) -> Linear:
     return linear
 
 
-def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType, converted: dict[ir.Value, ir.Value]) -> None:
-    """`converted` collects constants that parts may share."""
+def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType, converted: Converted) -> None:
     linears = part.linears if isinstance(part, Mlp) else (part,)
     of = linears[0].weight.dtype
-    nodes = dict.fromkeys((*(node for linear in linears for node in linear.weight_nodes), *part.nodes))
-    ordered = [node for node in graph if node in nodes]
+    nodes = {*part.nodes, *(node for linear in linears for node in linear.weight_nodes)}
+    ordered = [node for node in graph if node in nodes and _constant_type(node.outputs[0]) is None]
     outside = _cast(part.x, to)
     graph.insert_before(next(node for node in ordered if part.x in node.inputs), outside)
     for node in ordered:
         for index, value in enumerate(node.inputs):
             if value is part.x:
                 node.replace_input_with(index, outside.outputs[0])
-            elif value is not None and (tensor := get_const_tensor(value)) is not None and tensor.dtype == of:
-                if value not in converted:
-                    converted[value] = _converted(graph, value, to)
-                node.replace_input_with(index, converted[value])
+            elif value is not None and _constant_type(value) == of:
+                node.replace_input_with(index, _converted(graph, value, to, converted))
         if node.op_type == "Cast" and node.attributes["to"].as_int() == of:
             node.attributes["to"] = ir.AttrInt64("to", to)
         for output in node.outputs:
@@ -82,7 +82,46 @@ def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
     return node
 
 
-def _converted(graph: ir.Graph, value: ir.Value, to: ir.DataType) -> ir.Value:
+def _constant_type(value: ir.Value) -> ir.DataType | None:
+    """The type of a constant, or of what nodes that cast and move make of one; None where it is none."""
+    if (tensor := get_const_tensor(value)) is not None:
+        return tensor.dtype
+    node = value.producer()
+    if not is_op(node, "Cast", "Gather", "GatherND", "Identity", "Transpose"):
+        return None
+    source, *others = (None if operand is None else _constant_type(operand) for operand in node.inputs)
+    if source is None or None in others:
+        return None
+    return ir.DataType(node.attributes["to"].as_int()) if node.op_type == "Cast" else source
+
+
+def _converted(graph: ir.Graph, value: ir.Value, to: ir.DataType, converted: Converted) -> ir.Value:
+    """`value`, a constant or what nodes make of one, made anew in type `to`: others may read it."""
+    if (value, to) not in converted:
+        if get_const_tensor(value) is not None:
+            converted[value, to] = _initializer(graph, value, to)
+        else:
+            converted[value, to] = _copy(graph, value, to, converted)
+    return converted[value, to]
+
+
+def _copy(graph: ir.Graph, value: ir.Value, to: ir.DataType, converted: Converted) -> ir.Value:
+    """The output of a copy of the node that makes `value` of constants."""
+    node = value.producer()
+    assert node is not None
+    source, *others = node.inputs
+    assert source is not None
+    moved = source if node.op_type == "Cast" else _converted(graph, source, to, converted)
+    name = f"{value.name}.{to.name.lower()}"
+    copy = ir.node(node.op_type, [moved, *others], node.attributes, name=name)
+    if node.op_type == "Cast":
+        copy.attributes["to"] = ir.AttrInt64("to", to)
+    copy.outputs[0].name, copy.outputs[0].shape, copy.outputs[0].type = name, value.shape, ir.TensorType(to)
+    graph.insert_after(node, copy)
+    return copy.outputs[0]
+
+
+def _initializer(graph: ir.Graph, value: ir.Value, to: ir.DataType) -> ir.Value:
     """The constant in type `to`, as an initializer that is converted while it is written."""
     tensor = get_const_tensor(value)
     assert tensor is not None
@@ -92,7 +131,7 @@ def _converted(graph: ir.Graph, value: ir.Value, to: ir.DataType) -> ir.Value:
         for start in range(0, flat.size, _CHUNK_VALUES):
             yield as_torch(flat[start : start + _CHUNK_VALUES]).to(torch_dtype(to))
 
-    converted = StreamedTensor(f"{value.name}.{to.name.lower()}", to, tensor.shape.numpy(), pieces)
-    result = ir.val(converted.name, const_value=converted)
+    streamed = StreamedTensor(f"{value.name}.{to.name.lower()}", to, tensor.shape.numpy(), pieces)
+    result = ir.val(streamed.name, const_value=streamed)
     register(graph, result)
     return result

@@ -8,12 +8,11 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linears_of, replace_moe
-from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
 from trt_nvfp4.graph_passes.packed_experts import PackedExperts
 from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, initializer
+from trt_nvfp4.graph_passes.weights import initializer
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 from trt_nvfp4.plugins.ops.weight_format import NVFP4
@@ -42,12 +41,10 @@ def lower_moe(
         if packed is not None:
             groups = packed.routed(mlps, is_down) if stacked else packed.shared(mlps[0], is_down)
         if groups is not None:
-            values = packed_initializers(f"{prefix}_weight", groups, stacked)
+            values = packed_initializers(f"{prefix}_weight", groups, stacked, quantization.made)
         else:
             parts = [linears_of(mlp, is_down) for mlp in mlps]
-            matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-            known = quantization.inputs(linears[0] for linears in parts)
-            values = nvfp4_initializers(f"{prefix}_weight", matrices, stacked, quantization.recipe, known)
+            values = quantization.initializers(f"{prefix}_weight", parts, stacked)
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
     constants = expert_inputs(_OP, moe, name, weights, NVFP4)

@@ -13,7 +13,15 @@ import torch
 
 from trt_nvfp4.graph_passes.nodes import register
 from trt_nvfp4.graph_passes.subgraph import Linear, Moe, Routing, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor, as_torch, constant, initializer, torch_dtype
+from trt_nvfp4.graph_passes.weights import (
+    MadeWeights,
+    Matrix,
+    StreamedTensor,
+    as_torch,
+    constant,
+    initializer,
+    torch_dtype,
+)
 
 DOMAIN, OP = "trt", "TRT_MoE"
 
@@ -35,8 +43,11 @@ def native_obstacle(moe: Moe, dtype: str) -> str | None:
     return None
 
 
-def lower_native_moe(graph: ir.Graph, subgraph: Subgraph) -> list[str]:
-    """Replaces the routed experts of `subgraph`, a "moe"; a shared one stays. Returns the name of the TRT_MoE node."""
+def lower_native_moe(graph: ir.Graph, subgraph: Subgraph, made: MadeWeights) -> list[str]:
+    """Replaces the routed experts of `subgraph`, a "moe"; a shared one stays. Returns the name of the TRT_MoE node.
+
+    `made` collects weights, which blocks may share.
+    """
     assert subgraph.moe is not None
     moe, name = subgraph.moe.routed or subgraph.moe, subgraph.name
     bias = moe.routing.correction_bias
@@ -44,9 +55,9 @@ def lower_native_moe(graph: ir.Graph, subgraph: Subgraph) -> list[str]:
         "logits": moe.logits,
         "x": moe.x,
         "y_like": moe.x if moe.y_like is None else moe.y_like,
-        "gate": _stacked(f"{name}/gate", [mlp.linears[0] for mlp in moe.experts]),
-        "up": _stacked(f"{name}/up", [mlp.up for mlp in moe.experts]),
-        "down": _stacked(f"{name}/down", [mlp.down for mlp in moe.experts]),
+        "gate": _stacked(f"{name}/gate", [mlp.linears[0] for mlp in moe.experts], made),
+        "up": _stacked(f"{name}/up", [mlp.up for mlp in moe.experts], made),
+        "down": _stacked(f"{name}/down", [mlp.down for mlp in moe.experts], made),
         "correction_bias": initializer(
             f"{name}/correction_bias",
             torch.zeros(len(moe.experts)) if bias is None else as_torch(constant(bias)).float().reshape(-1),
@@ -161,13 +172,16 @@ def function(opset: int) -> onnx.FunctionProto:
     }}""")
 
 
-def _stacked(name: str, linears: Sequence[Linear]) -> ir.Value:
+def _stacked(name: str, linears: Sequence[Linear], made: MadeWeights) -> ir.Value:
     """The weights of one linear of every expert, [experts, in, out], converted while they are written."""
+    key = ("native", *(linear.weight.identity for linear in linears))
     first = linears[0].weight
 
     def pieces() -> Iterator[torch.Tensor]:
         for linear in linears:
             yield torch.cat(list(Matrix([linear.weight]).chunks())).T.to(torch_dtype(first.dtype))
 
-    tensor = StreamedTensor(name, first.dtype, (len(linears), first.shape[1], first.shape[0]), pieces)
-    return ir.val(name, const_value=tensor)
+    if key not in made:
+        tensor = StreamedTensor(name, first.dtype, (len(linears), first.shape[1], first.shape[0]), pieces)
+        made[key] = (ir.val(name, const_value=tensor),)
+    return made[key][0]

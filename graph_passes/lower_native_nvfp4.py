@@ -16,10 +16,10 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.lower_native_moe import DOMAIN
 from trt_nvfp4.graph_passes.nodes import insert_behind, register
-from trt_nvfp4.graph_passes.nvfp4_weights import Layout, nvfp4_initializers
+from trt_nvfp4.graph_passes.nvfp4_weights import Layout
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, initializer
+from trt_nvfp4.graph_passes.weights import initializer
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tensor_scale
 
 QUANTIZE, DEQUANTIZE = "TRT_FP4DynamicQuantize", "DequantizeLinear"
@@ -68,14 +68,12 @@ def _quantized_weight(graph: ir.Graph, linear: Linear, quantization: Quantizatio
     assert stored is not None
     columns, rows = stored.shape.numpy() if weight.stored_transposed else reversed(stored.shape.numpy())
     # All of a fused projection; what scales the product stays where it is.
-    whole = replace(weight, rows=slice(None), scale=1.0, shape=(rows, columns))
+    whole = replace(linear, weight=replace(weight, rows=slice(None), scale=1.0, shape=(rows, columns)))
     prefix = f"{node.name}/weight"
-    values = nvfp4_initializers(
-        prefix, [Matrix([whole])], False, quantization.recipe, quantization.inputs([linear]), Layout.TENSORRT
-    )
-    for value in values:
+    values, block_scales, scale = quantization.initializers(prefix, [[whole]], False, Layout.TENSORRT)
+    for value in (values, block_scales, scale):
         register(graph, value)
-    nodes = _dequantize(prefix, values, weight.dtype)
+    nodes = _dequantize(prefix, (values, block_scales, scale), weight.dtype)
     if not node.attributes.get_int("transB", 0):
         nodes.append(ir.node("Transpose", nodes[-1].outputs, {"perm": [1, 0]}, name=f"{prefix}.transpose"))
         nodes[-1].outputs[0].name = f"{prefix}.transposed"

@@ -10,12 +10,11 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.nodes import flatten, register
-from trt_nvfp4.graph_passes.nvfp4_weights import nvfp4_initializers
 from trt_nvfp4.graph_passes.packed_subgraphs import packed_sources
 from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
 from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
+from trt_nvfp4.graph_passes.weights import as_torch, bias_vector, constant, initializer
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
@@ -97,22 +96,13 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
 
 def _weights(
     prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, quantization: Quantization
-) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights.
-
-    From the checkpoint where it has all of them, as one initializer holds all layers' scales.
-    """
-    weights = tuple(linear.weight.identity for linears in parts for linear in linears)
-    key = (stacked, len(parts), str(quantization.recipe), weights)
-    if key not in quantization.made:
-        groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
-        if all(groups):
-            quantization.made[key] = packed_initializers(prefix, groups, stacked)
-            return quantization.made[key]
-        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
-        inputs = quantization.inputs(linears[0] for linears in parts)
-        quantization.made[key] = nvfp4_initializers(prefix, matrices, stacked, quantization.recipe, inputs)
-    return quantization.made[key]
+) -> tuple[ir.Value, ...]:
+    """Values, block scales and tensor scale: from the checkpoint where it has all of them, else quantized."""
+    groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
+    known = [group for group in groups if group]
+    if len(known) == len(groups):
+        return packed_initializers(prefix, known, stacked, quantization.made)
+    return quantization.initializers(prefix, parts, stacked)
 
 
 def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any]:

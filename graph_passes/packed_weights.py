@@ -13,7 +13,7 @@ from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, NVFP4Weight
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes.subgraph import Weight
-from trt_nvfp4.graph_passes.weights import Matrix, StreamedTensor
+from trt_nvfp4.graph_passes.weights import MadeWeights, Matrix, StreamedTensor
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
 
 # Enough to tell another matrix, few enough to read for every expert.
@@ -28,6 +28,11 @@ class NVFP4Source:
     def __init__(self, checkpoint: NVFP4Checkpoint, module: str, weight: Weight, rows: slice = slice(None)) -> None:
         self._checkpoint, self.module, self._weight, self._rows = checkpoint, module, weight, rows
         self.shape = weight.shape
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Hashable; sources of equal identity are the same matrix."""
+        return self.module, self._rows.start, self._rows.stop, self._rows.step
 
     def tensor_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of the weight and of its input."""
@@ -66,14 +71,19 @@ class NVFP4Source:
 
 
 def packed_initializers(
-    prefix: str, groups: Sequence[tuple[NVFP4Source, ...]], stacked: bool
-) -> tuple[ir.Value, ir.Value, ir.Value]:
+    prefix: str, groups: Sequence[tuple[NVFP4Source, ...]], stacked: bool, made: MadeWeights
+) -> tuple[ir.Value, ...]:
     """As `nvfp4_initializers`; the rows of a group's matrices are interleaved. One group in memory at a time.
+
+    `made` collects them: blocks may share them.
 
     Raises:
         CalibrationError: a matrix is not the model's; gate and up have tensor scales of their own, where the op has
             one for both.
     """
+    key = ("packed", stacked, *(source.identity for group in groups for source in group))
+    if key in made:
+        return made[key]
     scales = torch.stack([_tensor_scale(group) for group in groups])
     for source in itertools.chain(*groups):
         source.check()
@@ -94,8 +104,8 @@ def packed_initializers(
         StreamedTensor(f"{prefix}.block_scales", ir.DataType.INT8, (*lead, *tiled_shape(rows, k // BLOCK)), tiled),
         ir.Tensor(scales.reshape(lead).numpy(), name=f"{prefix}.tensor_scale"),
     )
-    weight, block_scales, scale = (ir.val(t.name, const_value=t) for t in tensors)
-    return weight, block_scales, scale
+    made[key] = tuple(ir.val(t.name, const_value=t) for t in tensors)
+    return made[key]
 
 
 def input_scale(groups: Sequence[tuple[NVFP4Source, ...]]) -> torch.Tensor:

@@ -56,8 +56,6 @@ NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
 _ONE_TYPE = ("nvfp4_w4a4", "nvfp4_w4a16", "bf16", "fp16")
 # What an entry's `op` may be.
 _REPLACING_OPS = (*OPS, NATIVE_MOE)
-# Those that convert a weight for the one node that reads it; the others share what is made of it.
-_OWN_WEIGHTS = ("native_nvfp4", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -416,13 +414,6 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
         return subgraph.mixed_types
     if decision in NVFP4 and (obstacle := subgraph.k_obstacle("NVFP4")) is not None:
         return obstacle
-    if decision in _OWN_WEIGHTS and subgraph.kind != "moe":
-        for linear in subgraph.linears:
-            if linear.shares_weight:
-                return (
-                    f"several subgraphs read weight '{linear.weight.stored.name}', which NVFP4 plugins and "
-                    f"FP8 share and {decision} does not"
-                )
     if decision == "native_nvfp4":
         return native_nvfp4_obstacle(subgraph)
     if decision == "native":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -14,10 +13,10 @@ from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import InputStatistics, Recipe
 from trt_nvfp4.calibration.statistics import KINDS, Statistics
 from trt_nvfp4.graph_passes.linear_pattern import match_linear
+from trt_nvfp4.graph_passes.moe_experts import match_stacked_linear
+from trt_nvfp4.graph_passes.nvfp4_weights import Layout, nvfp4_initializers
 from trt_nvfp4.graph_passes.subgraph import Linear
-
-# Values, block scales and tensor scale, by what they are made of and how.
-MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ir.Value, ir.Value]]
+from trt_nvfp4.graph_passes.weights import MadeWeights, Matrix
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,18 @@ class Quantization:
     readers: Mapping[ir.Value, Sequence[str]] = field(default_factory=dict)
     made: MadeWeights = field(default_factory=dict)
 
-    def inputs(self, linears: Iterable[Linear]) -> Iterable[InputStatistics]:
+    def initializers(
+        self, prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, layout: Layout = Layout.PLUGINS
+    ) -> tuple[ir.Value, ...]:
+        """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights."""
+        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
+        key = (layout, stacked, str(self.recipe), *(matrix.identity for matrix in matrices))
+        if key not in self.made:
+            inputs = self._inputs(linears[0] for linears in parts)
+            self.made[key] = nvfp4_initializers(prefix, matrices, stacked, self.recipe, inputs, layout)
+        return self.made[key]
+
+    def _inputs(self, linears: Iterable[Linear]) -> Iterable[InputStatistics]:
         """What is known of each linear's input or, where its weight is multiplied with several, of all of them."""
         if self.statistics is None:
             return [InputStatistics() for _ in linears]
@@ -55,7 +65,7 @@ class Quantization:
 def weight_readers(graph: ir.Graph) -> dict[ir.Value, list[str]]:
     """Stored weights, each with the names of the tensors that linears multiply it with."""
     readers: dict[ir.Value, dict[str, None]] = {}
-    for linear in filter(None, map(match_linear, graph)):
+    for linear in filter(None, (match_linear(node) or match_stacked_linear(node) for node in graph)):
         readers.setdefault(linear.weight.stored, {})[linear.x.name or ""] = None
     return {stored: list(names) for stored, names in readers.items()}
 

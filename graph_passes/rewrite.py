@@ -18,7 +18,7 @@ from trt_nvfp4.graph_passes.fold_channel_scales import Folding, find_foldings, f
 from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
 from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
 from trt_nvfp4.graph_passes.lower_fp8_moe import lower_fp8_moe
-from trt_nvfp4.graph_passes.lower_half import lower_half
+from trt_nvfp4.graph_passes.lower_half import Converted, lower_half
 from trt_nvfp4.graph_passes.lower_moe import lower_moe
 from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
@@ -28,8 +28,9 @@ from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
 from trt_nvfp4.graph_passes.packed_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
-from trt_nvfp4.graph_passes.quantization import MadeWeights, Quantization, weight_readers
+from trt_nvfp4.graph_passes.quantization import Quantization, weight_readers
 from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.weights import MadeWeights
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
 
@@ -157,35 +158,35 @@ def lower(
     made: dict[str, PlannedSubgraph] = {}
     fp8_operands: dict[ir.Value, ir.Value] = {}
     nvfp4_inputs: dict[ir.Value, ir.Value] = {}
-    nvfp4_weights: MadeWeights = {}
+    converted: Converted = {}
+    made_weights: MadeWeights = {}
     readers = weight_readers(target.graph)
     functions: dict[str, onnx.FunctionProto] = {}
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(planned):
-        known = set(target.graph.initializers)
+        known, recipe = set(target.graph.initializers), _recipe(plan, entry.decision)
         if entry.decision.startswith("nvfp4"):
             lowering = lower_moe if subgraph.kind == "moe" else lower_nvfp4
-            recipe = _recipe(plan, entry.decision)
-            quantization = Quantization(recipe, statistics, checkpoint, readers, nvfp4_weights)
+            quantization = Quantization(recipe, statistics, checkpoint, readers, made_weights)
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lowering(target.graph, subgraph, w4a4, amax, quantization)
             functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
         elif entry.decision == "native_nvfp4":
-            quantization = Quantization(_recipe(plan, entry.decision), statistics)
+            quantization = Quantization(recipe, statistics, None, readers, made_weights)
             realized[entry.name] = lower_native_nvfp4(target.graph, subgraph, amax, quantization, nvfp4_inputs)
             functions |= {function.name: function for function in native_nvfp4_functions()}
             target.ir_model.ir_version = max(target.ir_model.ir_version, OLDEST_IR_VERSION)
         elif entry.decision == "native":
-            realized[entry.name] = lower_native_moe(target.graph, subgraph)
+            realized[entry.name] = lower_native_moe(target.graph, subgraph, made_weights)
             functions[NATIVE_MOE] = native_function(target.opset)
         elif entry.fp8_plugin:
             lowering_fp8 = lower_fp8_moe if subgraph.kind == "moe" else lower_fp8_mlp
-            realized[entry.name] = lowering_fp8(target.graph, subgraph, amax)
+            realized[entry.name] = lowering_fp8(target.graph, subgraph, amax, made_weights)
             functions[entry.fp8_plugin] = OPS[entry.fp8_plugin].function(target.opset)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_operands)
         elif entry.decision in ("bf16", "fp16"):
-            realized[entry.name] = lower_half(target.graph, subgraph, entry.decision)
+            realized[entry.name] = lower_half(target.graph, subgraph, entry.decision, converted)
         else:
             realized[entry.name] = []
         made |= dict.fromkeys(target.graph.initializers.keys() - known, entry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +13,8 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.source import ModelError, read_tensor
 from trt_nvfp4.graph_passes.subgraph import Bias, Weight
 
+# Initializers by what they were made of, and how: subgraphs with the same weights read the same ones.
+MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ...]]
 # Values held in float32 at a time.
 _CHUNK_VALUES = 1 << 23
 
@@ -47,6 +49,11 @@ class Matrix:
     def __init__(self, parts: Sequence[Weight]) -> None:
         self.parts = parts
         self.shape = (len(parts) * parts[0].shape[0], parts[0].shape[1])
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Hashable; matrices of equal identity are the same."""
+        return tuple(part.identity for part in self.parts)
 
     def chunks(self, step: int | None = None) -> Iterator[torch.Tensor]:
         """Rows in order, `step` of each part at a time; by default, as many as memory easily holds."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from onnx_models import moe_spellings, moe_zoo
 from onnx_models.graphs import run
-from onnx_models.moe_spellings import DISPATCHES, HIDDEN, Moe, MoeSpec
+from onnx_models.moe_spellings import DISPATCHES, HIDDEN, Moe, MoeSpec, quantize_together, quantized_spelling
 from onnx_models.passes import EVERYTHING, plan_all, rewritten
 from onnx_models.zoo import DTYPES, LAYERS
 from trt_nvfp4.calibration import nvfp4
@@ -71,14 +71,6 @@ def moes(model: SourceModel) -> list[Subgraph]:
     return [subgraph for subgraph in find_subgraphs(model) if subgraph.kind == "moe"]
 
 
-def quantize_together(*matrices: torch.Tensor) -> None:
-    """Replaces matrices [out, in] by what NVFP4 with one tensor scale makes of them, in place."""
-    with torch.no_grad():
-        scale = nvfp4.quantize(torch.cat([matrix.reshape(1, -1) for matrix in matrices], 1))[2]
-        for matrix in matrices:
-            matrix.copy_(nvfp4.dequantize(*nvfp4.quantize(matrix.contiguous(), scale), torch.float32))
-
-
 def quantized_transformers(model: torch.nn.Module, name: str) -> torch.nn.Module:
     """A copy in float32 whose experts, routed and shared, hold quantized weights; one tensor scale per expert."""
     model = copy.deepcopy(model).float()
@@ -90,18 +82,6 @@ def quantized_transformers(model: torch.nn.Module, name: str) -> torch.nn.Module
         if key.endswith(("shared_expert", "shared_experts")):
             quantize_together(module.gate_proj.weight, module.up_proj.weight)
             quantize_together(module.down_proj.weight)
-    return model
-
-
-def quantized_spelling(model: Moe) -> Moe:
-    model = copy.deepcopy(model)
-    for expert in [*model.experts, *([model.shared] if model.shared is not None else [])]:
-        quantize_together(*[part.weight for part in (expert.gate, expert.up) if part is not None])
-        quantize_together(expert.down.weight)
-    for index in range(len(model.experts)):
-        if hasattr(model, "stacked_up"):
-            quantize_together(model.stacked_gate[index].T, model.stacked_up[index].T)
-            quantize_together(model.stacked_down[index].T)
     return model
 
 
@@ -442,7 +422,7 @@ def test_native_layer(name: str, exported: Callable[[str, str, str], Exported], 
     )
     for subgraph in find_subgraphs(source):
         if subgraph.moe is not None:  # in float32 after all: ONNX Runtime has no 16-bit kernels to compare with
-            lower_native_moe(source.graph, subgraph)
+            lower_native_moe(source.graph, subgraph, {})
     model = ir.serde.serialize_model(source.ir_model)
     model.functions.append(native_function(source.opset))
     model.opset_import.append(helper.make_opsetid("trt", 1))

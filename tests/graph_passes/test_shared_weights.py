@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, quantized_twin, run, spec
 from onnx_models.passes import EVERYTHING, found_mlps, plan_all, rewritten
@@ -16,10 +18,10 @@ from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
-from trt_nvfp4.graph_passes.lower_fp8_mlp import fp8_mlp_obstacle
-from trt_nvfp4.graph_passes.plan import PlanError
-from trt_nvfp4.graph_passes.rewrite import calibration_tensors
+from trt_nvfp4.graph_passes.plan import make_plan
+from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 STEPS = 3
@@ -238,38 +240,113 @@ def test_one_step_in_fp8(fp8: int, others: str, loaded: Load, seed: int) -> None
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_fp8_gated_mlp_leaves_them(loaded: Load) -> None:
-    """Each would hold the weights: Q/DQ nodes share them."""
-    source = loaded(unrolled(small())[0])
-    for subgraph in find_subgraphs(source):
-        assert "several nodes read weight 'gate'" in (fp8_mlp_obstacle(subgraph) or "")
-    plan = plan_all(source, "fp8")
-    plan.subgraphs[1].op = "FP8GatedMLP"
-    with pytest.raises(PlanError, match="cannot be fp8: several nodes read weight 'gate', of which every FP8GatedMLP"):
+@pytest.mark.parametrize("linear", ["matmul", "transpose"])
+def test_fp8_gated_mlps(linear: str, loaded: Load, seed: int) -> None:
+    """All plugins read one FP8 weight each; the outputs are those of a plugin alone, step after step."""
+    model, graph = unrolled(small(linear=linear, seed=seed))
+    once = Graph(graph.spec)
+    once.mlp("x", "y0")
+
+    def in_fp8(proto: onnx.ModelProto, name: str) -> RewriteResult:
+        source = loaded(proto)
+        plan = plan_all(source, "fp8")
+        for entry in plan.subgraphs:
+            entry.op = "FP8GatedMLP"
         plan.check(source, EVERYTHING)
+        return rewrite(source, plan, None, source.path.with_name(name))
+
+    several, one = in_fp8(model, "several.onnx"), in_fp8(once.model(["y0"]), "one.onnx")
+    plugins = [node for node in onnx.load(several.path).graph.node if node.domain]
+    assert [node.op_type for node in plugins] == ["FP8GatedMLP"] * STEPS
+    names = [formal.name for formal in OPS["FP8GatedMLP"].inputs]
+    for part in ("gate_up_weight", "gate_up_scale", "down_weight", "down_scale"):
+        assert len({node.input[names.index(part)] for node in plugins}) == 1
+    x = draw(seed, 2, 5, 32)
+    for found in run(several.path, x):
+        (expected,) = run(one.path, x)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+        x = np.tanh(expected)
 
 
-def test_fp8_of_a_weight_in_both_orientations(loaded: Load, seed: int) -> None:
-    """A tied autoencoder: no axis of the weight is the outputs' in both products."""
+def tied_autoencoder(seed: int) -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> g (float[b, 32] x) => (float[b, 32] y)
         { a = MatMul(x, w)  r = Relu(a)  t = Transpose<perm = [1, 0]>(w)  y = MatMul(r, t) }"""
     )
     model.graph.initializer.append(numpy_helper.from_array(draw(seed, 32, 48), "w"))
-    (entry,) = plan_all(loaded(model), "fp8").subgraphs
-    assert entry.decision == "keep"
+    return model
+
+
+def test_fp8_of_a_weight_in_both_orientations(loaded: Load, seed: int) -> None:
+    """No axis of the weight is the outputs' in both products."""
+    (entry,) = plan_all(loaded(tied_autoencoder(seed)), "fp8").subgraphs
+    assert entry.decision != "fp8"
     assert "its linears read weight 'w' in both orientations" in entry.reason
 
 
-def test_16_bits_leave_them(loaded: Load) -> None:
-    source = loaded(unrolled(small())[0])
-    entries = plan_all(source, "bf16").subgraphs
-    assert [entry.decision for entry in entries] == ["keep"] * STEPS
-    assert all("several subgraphs read weight 'gate'" in entry.reason for entry in entries)
-    edited = plan_all(source)
-    edited.subgraphs[1].decision = "bf16"
-    with pytest.raises(PlanError, match="cannot be bf16: several subgraphs read weight 'gate'"):
-        edited.check(source, EVERYTHING)
+@pytest.mark.parametrize("linear", ["matmul", "transpose", "gemm_transposed"])
+def test_16_bits(linear: str, loaded: Load, seed: int) -> None:
+    """All read one set of constants in float16, written once, and compute what each alone computes."""
+    model, graph = unrolled(small(linear=linear, seed=seed))
+    source = loaded(model)
+    plan = plan_all(source, "bf16")
+    assert [entry.decision for entry in plan.subgraphs] == ["bf16"] * STEPS
+    for entry in plan.subgraphs:
+        entry.decision = "fp16"  # ONNX Runtime has no kernels for bfloat16
+    result = rewritten(source, plan)
+    onnx.checker.check_model(result.path, full_check=True)
+    weights = sum(array.nbytes for array in graph.weights.values())
+    assert result.weights_bytes_after == written_bytes(onnx.load(result.path)) == weights / 2
+    x = draw(seed, 5, 32) if linear.startswith("gemm") else draw(seed, 2, 5, 32)
+    for found, expected in zip(run(result.path, x), run(model, x), strict=True):
+        assert 0 < np.linalg.norm(found - expected) < 3e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("others", ["keep", "nvfp4_w4a16", "fp8"])
+@pytest.mark.parametrize("half", range(STEPS))
+def test_one_step_in_16_bits(half: int, others: str, loaded: Load, seed: int) -> None:
+    """It alone reads converted weights and what Transposes make of them."""
+    model, graph = unrolled(small(linear="transpose", seed=seed))
+    source = loaded(model)
+    plan = plan_all(source)
+    for step, entry in enumerate(plan.subgraphs):
+        entry.decision = "fp16" if step == half else others
+    result = rewritten(source, plan)
+    onnx.checker.check_model(result.path, full_check=True)
+    x = draw(seed, 2, 5, 32)
+    twins = {"keep": lambda *_: onnx.ModelProto.FromString(model.SerializeToString()), "fp8": fp8_twin}
+    twin = with_step_of(model, half, twins.get(others, quantized_twin)(graph, model))
+    for found, expected in zip(run(result.path, x), run(twin, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
+
+
+def test_16_bits_of_a_weight_in_both_orientations(loaded: Load, seed: int) -> None:
+    source = loaded(tied_autoencoder(seed))
+    plan = plan_all(source, "fp8")
+    (entry,) = plan.subgraphs
+    assert entry.decision == "bf16"
+    entry.decision = "fp16"
+    result = rewritten(source, plan)
+    assert result.weights_bytes_after == result.weights_bytes_before / 2
+    x = draw(seed, 5, 32)
+    (found,), (expected,) = run(result.path, x), run(source.path, x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-3 * np.abs(expected).max())
+
+
+def test_native_nvfp4(loaded: Load, seed: int) -> None:
+    """Every product reads the same FP4 values, block scales and tensor scale."""
+    model, _ = unrolled(small(seed=seed))
+    source = loaded(model)
+    native = replace(EVERYTHING, native_nvfp4=True)
+    plan = make_plan(source, find_subgraphs(source), native, "native-nvfp4", calibrated=True)
+    assert [entry.decision for entry in plan.subgraphs] == ["native_nvfp4"] * STEPS
+    x = draw(seed, 2, 5, 32)
+    result = rewritten(source, plan, collect(source.path, calibration_tensors(plan), [{"x": x}]))
+    written = onnx.load(result.path)
+    types = [tensor.data_type for tensor in written.graph.initializer]
+    assert types.count(onnx.TensorProto.FLOAT4E2M1) == types.count(onnx.TensorProto.FLOAT8E4M3FN) == 3
+    for found, expected in zip(ReferenceEvaluator(written).run(None, {"x": x}), run(model, x), strict=True):
+        assert np.linalg.norm(found - expected) < 0.5 * np.linalg.norm(expected)
 
 
 def test_a_step_that_cannot_be_replaced(loaded: Load) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its customary name)
+
+from trt_nvfp4.calibration import nvfp4
 
 HIDDEN, INTERMEDIATE = 64, 48
 DISPATCHES = ("loop", "mask", "scatter", "stack", "gathered", "dense")
@@ -133,3 +136,24 @@ def export(model: Moe, path: Path, seed: int, opset: int = 17, dynamic: bool = T
             )
         finally:
             logging.disable(logging.NOTSET)
+
+
+def quantize_together(*matrices: Tensor) -> None:
+    """Replaces matrices [out, in] by what NVFP4 with one tensor scale makes of them, in place."""
+    with torch.no_grad():
+        scale = nvfp4.quantize(torch.cat([matrix.reshape(1, -1) for matrix in matrices], 1))[2]
+        for matrix in matrices:
+            matrix.copy_(nvfp4.dequantize(*nvfp4.quantize(matrix.contiguous(), scale), torch.float32))
+
+
+def quantized_spelling(model: Moe) -> Moe:
+    """A copy whose experts, routed and shared, hold quantized weights; one tensor scale per expert."""
+    model = copy.deepcopy(model)
+    for expert in [*model.experts, *([model.shared] if model.shared is not None else [])]:
+        quantize_together(*[part.weight for part in (expert.gate, expert.up) if part is not None])
+        quantize_together(expert.down.weight)
+    for index in range(len(model.experts)):
+        if hasattr(model, "stacked_up"):
+            quantize_together(model.stacked_gate[index].T, model.stacked_up[index].T)
+            quantize_together(model.stacked_down[index].T)
+    return model
