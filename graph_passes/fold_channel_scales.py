@@ -144,7 +144,7 @@ def _hidden(mlps: Sequence[Mlp]) -> Folding | str:
         if linear.shares_weight:
             return f"weight '{linear.weight.stored.name}' is used more than once"
     for bias in (up.bias for up in ups if up.bias is not None):
-        if constant(bias.stored).size == 1 or (bias.expert is None and len(bias.stored.uses()) > 1):
+        if constant(bias.stored).size == 1 or len(bias.stored.uses()) > 1:
             return f"bias '{bias.stored.name}' is used more than once"
     return Folding([[mlp.down] for mlp in mlps], [], ups=ups, power=power)
 

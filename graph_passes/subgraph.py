@@ -70,8 +70,8 @@ class Linear:
 
     @property
     def shares_weight(self) -> bool:
-        """Whether the weight is read more than once; a constant that stacks experts may be read for each."""
-        return self.weight.expert is None and any(len(value.uses()) > 1 for value in self.weight_values)
+        """Whether the weight is read more than once."""
+        return any(len(value.uses()) > 1 for value in self.weight_values)
 
 
 @dataclass(frozen=True)

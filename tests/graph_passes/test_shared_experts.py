@@ -16,11 +16,12 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
+from trt_nvfp4.calibration.statistics import collect
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
 from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
 from trt_nvfp4.graph_passes.quantization import weight_readers
-from trt_nvfp4.graph_passes.rewrite import RewriteResult
+from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors
 from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.plugins.ops import OPS
 
@@ -142,3 +143,22 @@ def test_weights_are_made_for_the_inputs_of_both(dispatch: str, tmp_path: Path, 
         assert one.weight.identity == other.weight.identity
         assert one.x is not other.x
         assert readers[one.weight.stored] == [one.x.name, other.x.name]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "kept"), [("loop", None), ("gathered", None), ("gathered", 0), ("dense", 1)], ids=str
+)
+def test_awq_leaves_them(dispatch: str, kept: int | None, tmp_path: Path, seed: int) -> None:
+    """Scales that suit one norm, or one router's tokens, would be wrong for the other's."""
+    source = exported(Twice(Moe(MoeSpec(dispatch), seed), own_routers=True), tmp_path / "model.onnx", seed)
+    plan = plan_all(source, kinds=("moe",), recipe="mse+awq")
+    blocks = [entry for entry in plan.subgraphs if entry.kind == "moe"]
+    for entry in blocks:
+        assert "is used more than once" in entry.reason
+    if kept is not None:
+        blocks[kept].decision = "keep"
+    x = draw(seed + 1)
+    result = rewritten(source, plan, collect(source.path, calibration_tensors(plan), [{"x": x}]))
+    for found, right in zip(run(result.path, x), run(source.path, x), strict=True):
+        errors = np.linalg.norm(found - right, axis=-1) / np.linalg.norm(right, axis=-1)
+        assert np.median(errors) < 0.6
