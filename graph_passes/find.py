@@ -43,13 +43,15 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         if isinstance(moe, Moe)
         for linear in (*moe.linears, *([moe.shared_gate] if moe.shared_gate else []))
     }
-    for down in linears.values():
-        match = match_mlp(down, linears)
-        if match is None or not used.isdisjoint(_multiplies(match[0])):
-            continue
-        mlp, refusal = match
-        matched.append((mlp, choices.get(down.multiply) or refusal or interior_refusal(mlp)))
-        used.update(_multiplies(mlp))
+    mlps = [
+        (mlp, choices.get(mlp.down.multiply) or refusal or interior_refusal(mlp))
+        for mlp, refusal in filter(None, (match_mlp(down, linears) for down in linears.values()))
+    ]
+    # First those that can be replaced: a linear in front of one is no MLP with its gate or up.
+    for mlp, refusal in sorted(mlps, key=lambda match: match[1] is not None):
+        if used.isdisjoint(_multiplies(mlp)):
+            matched.append((mlp, refusal))
+            used.update(_multiplies(mlp))
     for linear in linears.values():
         if linear.multiply not in used:
             matched.append((linear, choices.get(linear.multiply) or interior_refusal(linear)))

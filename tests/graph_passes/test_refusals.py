@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_models.graphs import Spec, mlp_model, spec
+from onnx_models.graphs import Graph, Spec, mlp_model, spec
 from onnx_models.passes import EVERYTHING, found_mlps, plan_all
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
@@ -196,6 +196,15 @@ def test_bilinear_and_clamped_gates(loaded: Load) -> None:
     assert (mlp.activation, block.alpha, block.limit) == ("swiglu_clamped", 1.5, 5.0)
     assert block.gate is not None
     assert block.gate.weight.stored.name == "w1"
+
+
+@pytest.mark.parametrize("between", ["Tanh", "Relu", "Sigmoid"])
+def test_a_linear_in_front_of_an_mlp(between: str, loaded: Load, seed: int) -> None:
+    """A state's projection, say: with the gate behind it, it would be an MLP that cannot be replaced."""
+    graph = Graph(spec(intermediate=32, seed=seed))
+    graph.mlp(graph.op(between, [graph.linear("x", "projection", 32, 32, "p")], "t"), "y")
+    found = find_subgraphs(loaded(graph.model(["y"])))
+    assert [(subgraph.kind, subgraph.refusal) for subgraph in found] == [("linear", None), ("gated_mlp", None)]
 
 
 def test_overlapping_mlps_share_no_linear(loaded: Load) -> None:
