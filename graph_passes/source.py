@@ -15,6 +15,7 @@ from onnx_ir.passes import common as passes
 from trt_nvfp4.calibration.external_data import follow_links
 from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
+from trt_nvfp4.graph_passes.einsum import multiply_matrices
 from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
 from trt_nvfp4.graph_passes.normalize import all_nodes, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
@@ -97,6 +98,7 @@ def load(path: str | Path) -> SourceModel:
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, folder)
     passes.RemoveInitializersFromInputsPass()(model)
+    multiply_matrices(model.graph)
     passes.CommonSubexpressionEliminationPass()(model)  # gate and up may each have a Cast of their own
     simplify_shapes(model.graph)
     squeeze_weights(model.graph)

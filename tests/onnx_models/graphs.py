@@ -58,7 +58,7 @@ OPSET_20 = {
     "gelu_tanh": ['h = Gelu<approximate = "tanh">(a)'],
 }
 OPSET_24 = {"silu": ["h = Swish(a)"], "gelu_quick": ["h = Swish<alpha = 1.702>(a)"]}
-LINEARS = ("matmul", "transpose", "gemm", "gemm_transposed", "gemm_scaled")
+LINEARS = ("matmul", "transpose", "gemm", "gemm_transposed", "gemm_scaled", "einsum", "einsum_transposed")
 FUSED = (None, "split", "split_sizes", "slice", "interleaved")
 _DTYPES = {
     "float32": (TensorProto.FLOAT, np.dtype(np.float32)),
@@ -110,7 +110,7 @@ class Graph:
         """y = x W^T (+ b) in the spec's spelling."""
         spec = self.spec
         gemm = spec.linear.startswith("gemm")
-        stored_in_out = spec.linear in ("matmul", "gemm", "gemm_scaled")
+        stored_in_out = spec.linear in ("matmul", "gemm", "gemm_scaled", "einsum")
         weight = self.draw(name, *((k, n) if stored_in_out else (n, k)))
         self.groups.append([(name, stored_in_out)])
         operand = self.op("Transpose", [weight], f"{name}_t", perm=[1, 0]) if spec.linear == "transpose" else weight
@@ -118,9 +118,15 @@ class Graph:
         if gemm:
             scales = {"alpha": 0.5, "beta": 2.0} if spec.linear == "gemm_scaled" else {}
             return self.op("Gemm", [x, operand, *bias], y, transB=int(spec.linear == "gemm_transposed"), **scales)
+        product = f"{y}_product" if bias else y
+        if spec.linear.startswith("einsum"):
+            term = "kn" if stored_in_out else "nk"
+            operands, terms = ([operand, x], [term, "...k"]) if spec.swapped else ([x, operand], ["...k", term])
+            self.op("Einsum", operands, product, equation=f"{','.join(terms)}->...n")
+        else:
+            self.op("MatMul", [x, operand], product)
         if not bias:
-            return self.op("MatMul", [x, operand], y)
-        product = self.op("MatMul", [x, operand], f"{y}_product")
+            return y
         return self.op("Add", [*bias, product] if spec.swapped else [product, *bias], y)
 
     def activation(self, a: str, h: str) -> str:
