@@ -27,6 +27,8 @@ _REARRANGING = (
     *("Cast", "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split"),
     *("QuantizeLinear", "DequantizeLinear"),
 )
+# What chooses matrices of a stack; of a table with two dimensions it chooses rows, as embeddings do.
+_CHOOSING = ("Gather", "GatherND")
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,14 @@ def _constant_matrix(value: ir.Value | None) -> ir.Value | None:
     """The constant that `value` is made of, if it is one of two dimensions or more."""
     if value is None:
         return None
+    least = 2
     while (tensor := get_const_tensor(value)) is None:
         producer = value.producer()
-        if producer is None or producer.op_type not in _REARRANGING:
+        if producer is None or producer.op_type not in (*_REARRANGING, *_CHOOSING):
             return None
+        least += producer.op_type in _CHOOSING
         value = operand(producer, 0)
-    return value if sum(dimension > 1 for dimension in tensor.shape.numpy()) > 1 else None
+    return value if sum(dimension > 1 for dimension in tensor.shape.numpy()) >= least else None
 
 
 def _bytes(value: ir.Value) -> int:

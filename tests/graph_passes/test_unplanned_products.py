@@ -30,6 +30,11 @@ UNPLANNED = {
         "z = com.microsoft.MatMulNBits<K = 16, N = 16, bits = 4, block_size = 16>(x, packed, bias)",
         *("MatMulNBits", 1, ["packed"]),
     ),
+    "chosen from a stack": (
+        "r = ReduceMax(x)  n = Cast<to = 7>(r)  a = Gather(stack, n)  b = GatherND(stack, n)  t = Transpose(b)"
+        "  u = MatMul(x, a)  z = MatMul(u, t)",
+        *("MatMul", 2, ["stack"]),
+    ),
     "body": (
         "z = If (flag) <then_branch = t () => (float[16, 16] a) { a = MatMul(x, w) },"
         " else_branch = e () => (float[16, 16] b) { b = Relu(x) }>",
@@ -49,6 +54,7 @@ def load_and_plan(body: str, loaded: Load, rng: np.random.Generator) -> tuple[So
         "planned": rng.standard_normal((16, 16)).astype(np.float32),
         "w": rng.standard_normal((16, 16)).astype(np.float32),
         "batched": rng.standard_normal((1, 16, 16)).astype(np.float32),
+        "stack": rng.standard_normal((4, 16, 16)).astype(np.float32),
         "double": rng.standard_normal((16, 16)),
         "kernel": rng.standard_normal((8, 16, 1, 1)).astype(np.float32),
         "bias": rng.standard_normal(8 if "kernel" in body else 16).astype(np.float32),
