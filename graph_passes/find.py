@@ -68,6 +68,8 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
 
     def first_node(candidate: tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]) -> int:
         part = candidate[0]
+        if isinstance(part, Moe) and (producer := part.x.producer()) is not None:
+            return max(position[part.router.nodes[-1]], position[producer] + 1)  # behind what makes either input
         if isinstance(part, (Moe, RefusedMoe)):
             return position[part.router.nodes[-1]]
         return position[part.multiply if isinstance(part, Linear) else part[0].mlp.up.multiply]

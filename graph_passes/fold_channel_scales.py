@@ -156,8 +156,9 @@ def _inputs(subgraph: Subgraph) -> list[tuple[ir.Value, list[list[Linear]], list
     firsts = [list(mlp.linears[:-1]) for mlp in _mlps(subgraph)]
     if subgraph.moe is None:
         return [(linears[0].x, [linears], []) for linears in firsts]
-    gate = subgraph.moe.shared_gate
-    return [(subgraph.moe.x, firsts, [subgraph.moe.router, *([] if gate is None else [gate])])]
+    x = subgraph.moe.x
+    beside = [linear for linear in (subgraph.moe.router, subgraph.moe.shared_gate) if linear is not None]
+    return [(x, firsts, [linear for linear in beside if _root(linear.x) is _root(x)])]
 
 
 def _root(x: ir.Value) -> ir.Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -25,7 +25,7 @@ class Fit:
     """
 
     def __init__(self, probe: Probe, experts: Sequence[Mlp], nodes: Iterable[ir.Node]) -> None:
-        self._probe, self._experts = probe, experts
+        self._probe, self.experts = probe, tuple(experts)
         self._tokens = torch.from_numpy(probe.samples.tokens).double()
         self._logits = torch.from_numpy(probe.samples.logits).double()
         self._scales = torch.from_numpy(probe.samples.scales)
@@ -78,7 +78,7 @@ class Fit:
             return self._sums[routing]
         weight = weights(self._logits, routing, bias)
         total = torch.zeros(0)
-        for expert, mlp in enumerate(self._experts):
+        for expert, mlp in enumerate(self.experts):
             rows = weight[:, expert].nonzero()[:, 0]
             if len(rows) == 0:
                 continue
@@ -99,6 +99,23 @@ class Fit:
         """What the shared expert adds."""
         out = self._probe.expert(mlp, self._tokens)
         return out if gate is None else out * self._probe.sigmoid(gate, self._tokens)
+
+
+def scaled_experts(experts: Sequence[Mlp], nodes: Iterable[ir.Node]) -> Iterator[tuple[Mlp, ...]]:
+    """The experts with what each gives times its number, for each vector of them that `nodes` read (Gemma 4 has one).
+
+    The number is that of the weight and the bias of `down`.
+    """
+    for _, numbers in _constants(nodes, len(experts))[1]:
+        if numbers.isfinite().all() and (numbers > 0).all():
+            yield tuple(_scaled(mlp, number) for mlp, number in zip(experts, numbers.tolist(), strict=True))
+
+
+def _scaled(mlp: Mlp, factor: float) -> Mlp:
+    down = mlp.down
+    weight = replace(down.weight, scale=down.weight.scale * factor)
+    bias = None if down.bias is None else replace(down.bias, scale=down.bias.scale * factor)
+    return replace(mlp, down=replace(down, weight=weight, bias=bias))
 
 
 def _constants(nodes: Iterable[ir.Node], experts: int) -> tuple[list[float], list[tuple[ir.Value, torch.Tensor]]]:

@@ -6,6 +6,7 @@ batched, gathered, masked and looped spellings are all covered by one rule.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,15 +17,18 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.isolation import escaping_use
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_experts import experts_of, match_stacked_linear, stack_size, stacked_mlps
-from trt_nvfp4.graph_passes.moe_fit import Fit
+from trt_nvfp4.graph_passes.moe_fit import Fit, scaled_experts
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
 from trt_nvfp4.graph_passes.moe_routing import Choice, closed, match_choice
-from trt_nvfp4.graph_passes.nodes import is_op, operand
+from trt_nvfp4.graph_passes.nodes import is_op, operand, rank
 from trt_nvfp4.graph_passes.router_pattern import ALIASES, logits_of
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
 from trt_nvfp4.graph_passes.weights import as_torch, constant
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
+
+# What gives every chosen expert the row of its token.
+_REPEATING = ("Expand", "Gather", "GatherND", "Tile")
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,17 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
     if not routers:
         return []
     context = _Context(model, linears)
-    matches = [_Matcher(context, linears[logits], group).match() for logits, group in routers.items()]
+    matches = [_match(context, linears[logits], group) for logits, group in routers.items()]
     return [match for match in matches if match is not None]
+
+
+def _match(context: _Context, router: Linear, choices: Sequence[Choice]) -> Moe | RefusedMoe | None:
+    """The block of one router, whose experts read what it reads or else another tensor (Gemma 4's their own norm)."""
+    matcher = _Matcher(context, router, choices, router.x)
+    match = matcher.match()
+    if not isinstance(match, Moe) and matcher.other_x is not None:
+        match = _Matcher(context, router, choices, matcher.other_x).match() or match
+    return match
 
 
 class _Context:
@@ -83,18 +96,22 @@ def variables(node: ir.Node) -> list[ir.Value]:
 
 
 class _Matcher:
-    """The search for the block of one router."""
+    """The search for the block of one router, and of experts that read `x`, with a row for each of the router's.
 
-    def __init__(self, context: _Context, router: Linear, choices: Sequence[Choice]) -> None:
+    `other_x` is then what they seem to read instead, where they do not.
+    """
+
+    def __init__(self, context: _Context, router: Linear, choices: Sequence[Choice], x: ir.Value) -> None:
         self._context, self._router, self._choices = context, router, tuple(choices)
         self._experts_count = router.weight.shape[0]
-        # x, and the same values in other shapes and types on the way to the router.
-        self._aliases = [router.x]
+        # x, and the same values in other shapes and types on the way to it.
+        self._aliases = [x]
         while is_op(node := self._aliases[-1].producer(), *ALIASES):
             self._aliases.append(operand(node, 0))
         self._x = self._aliases[-1]
         self._inside: set[ir.Value] = {self._x, router.y}
         self._escape: str | None = None  # how what the logits decide is seen outside of any block
+        self.other_x: ir.Value | None = None
 
     def match(self) -> Moe | RefusedMoe | None:
         """The widest block whose values are those of an MoE, or why there is none; None if it is no MoE at all."""
@@ -103,6 +120,7 @@ class _Matcher:
             for value, nodes in closures.items():
                 experts, shared = self._experts(nodes)
                 if experts:
+                    self.other_x = self._rows_behind(experts[0].up.x)
                     self._check_counts(experts)
                     merges = list(closures)[list(closures).index(value) :]
                     return self._fit(experts, shared, {merge: closures[merge] for merge in merges})
@@ -118,8 +136,9 @@ class _Matcher:
         """Values on which everything that depends on the logits runs together, until another tensor comes in."""
         routed: set[ir.Value] = {self._router.y}
         pending: dict[ir.Value, int] = {}
-        producer = self._x.producer()
-        for node in self._context.nodes[0 if producer is None else self._context.position[producer] + 1 :]:
+        producers = (value.producer() for value in (self._x, self._router.y))
+        first = min(-1 if producer is None else self._context.position[producer] for producer in producers)
+        for node in self._context.nodes[first + 1 :]:
             inputs = variables(node)
             is_inside = all(value in self._inside or value in self._context.shapes for value in inputs)
             if is_inside and inputs:
@@ -127,6 +146,8 @@ class _Matcher:
             if routed.isdisjoint(inputs):
                 continue
             if not is_inside:
+                known = self._inside | self._context.shapes
+                self.other_x = self._rows_behind(next(value for value in inputs if value not in known))
                 break
             routed.update(node.outputs)
             for value in inputs:
@@ -137,6 +158,17 @@ class _Matcher:
                 yield node.outputs[0]
         if len(pending) > 1:
             self._escape = escaping_use(pending, self._inside_nodes())
+
+    def _rows_behind(self, value: ir.Value) -> ir.Value | None:
+        """The tensor whose rows `value` repeats, other than x, with as many dimensions as the logits."""
+        rows = value
+        while is_op(node := value.producer(), *ALIASES, *_REPEATING):
+            value = operand(node, 0)
+            if is_op(node, *_REPEATING):
+                rows = value
+        while rank(rows) != rank(self._router.y) and is_op(node := rows.producer(), *ALIASES):
+            rows = operand(node, 0)
+        return rows if rank(rows) == rank(self._router.y) and rows not in self._aliases else None
 
     def _inside_nodes(self) -> set[ir.Node]:
         readers = {use.node for value in self._inside for use in value.uses()}
@@ -239,47 +271,65 @@ class _Matcher:
             probe = Probe(self._x, self._router.y, choices[-1].k, nodes, linears, self._context.opset)
             runs = probe.run([choices[-1].keys, *closures])
         except ProbeError as error:
+            if len(closures) > 1:  # the last may take a shape that x does not have
+                return self._fit(experts, shared, dict(list(closures.items())[:-1]))
             raise _RefusalError(str(error)) from error
         keys, *values = map(_rows, zip(*runs, strict=True))
         shapes = [tuple(value.shape) for value in runs[0][1:]]
-        fit = Fit(probe, experts, nodes)
+        merges = list(zip(closures, closures.values(), values, shapes, strict=True))
+        fits = [Fit(probe, experts, nodes)]
+        for fit in itertools.chain(fits, (Fit(probe, scaled, nodes) for scaled in scaled_experts(experts, nodes))):
+            routing, ends = self._ends(fit, shared, choices, keys, merges)
+            if routing is not None:
+                return self._block(probe, routing, fit.experts, ends, closures)
+        raise _RefusalError(self._misfit(fits[0], choices, keys))
+
+    def _ends(
+        self,
+        fit: Fit,
+        shared: Mlp | None,
+        choices: Sequence[Choice],
+        keys: torch.Tensor,
+        merges: Iterable[tuple[ir.Value, list[ir.Node], torch.Tensor, tuple[int, ...]]],
+    ) -> tuple[Routing | None, list[_End]]:
+        """The routing of the experts of `fit`, and those of `merges` (value, nodes, values, shape) that it makes."""
         added = fit.shared(shared, None) if shared is not None else torch.zeros(())
         routing, gate, total = None, None, torch.zeros(())
         ends: list[_End] = []
-        for (merge, inside), y, shape in zip(closures.items(), values, shapes, strict=True):
+        for merge, inside, y, shape in merges:
             if routing is None:
                 routing = fit.routing(choices, keys, y - added) if added.shape in ((), y.shape) else None
             elif not fit.same(y, total):
-                extended = self._shared(inside, experts, shared)
+                extended = self._shared(inside, fit.experts, shared)
                 if extended is None or not fit.same(y, total + fit.shared(*extended)):
                     break
                 shared, gate = extended
             if routing is not None:
                 ends.append(_End(merge, shape, shared, gate))
                 total = y
-        if routing is None:
-            biases = {linear.bias.stored for mlp in experts for linear in mlp.linears if linear.bias is not None}
-            for bias in sorted(biases, key=lambda value: value.name or ""):
-                if not as_torch(constant(bias)).isfinite().all():
-                    raise _RefusalError(f"bias '{bias.name}' holds NaN or Inf; repair the checkpoint")
-            node = f"node '{choices[-1].node.name}' (TopK)"
-            never = closed(keys.reshape(-1, self._experts_count)).all(0).nonzero()[:, 0].tolist() if len(keys) else []
-            if never:
-                raise _RefusalError(f"{node} never chooses expert {', '.join(map(str, never))}, whose score is masked")
-            if len(choices) > 1 and keys.numel() and (keys.reshape(-1, self._experts_count) == 0).any(1).all():
-                raise _RefusalError(
-                    f"{node} compares 0 in place of the scores of groups that are not chosen, which is more than a "
-                    "negative score of a group that is; export the model with -inf there"
-                )
-            if fit.exception is not None:
-                raise _RefusalError(
-                    f"what follows {node} is a weighted sum of the chosen experts for typical tokens, but not for "
-                    f"{fit.exception}"
-                )
-            raise _RefusalError(
-                f"what follows {node} is no sum of the chosen experts, weighted by softmax or sigmoid scores"
+        return routing, ends
+
+    def _misfit(self, fit: Fit, choices: Sequence[Choice], keys: torch.Tensor) -> str:
+        """Why no routing makes the block's values."""
+        biases = {linear.bias.stored for mlp in fit.experts for linear in mlp.linears if linear.bias is not None}
+        for bias in sorted(biases, key=lambda value: value.name or ""):
+            if not as_torch(constant(bias)).isfinite().all():
+                return f"bias '{bias.name}' holds NaN or Inf; repair the checkpoint"
+        node = f"node '{choices[-1].node.name}' (TopK)"
+        never = closed(keys.reshape(-1, self._experts_count)).all(0).nonzero()[:, 0].tolist() if len(keys) else []
+        if never:
+            return f"{node} never chooses expert {', '.join(map(str, never))}, whose score is masked"
+        if len(choices) > 1 and keys.numel() and (keys.reshape(-1, self._experts_count) == 0).any(1).all():
+            return (
+                f"{node} compares 0 in place of the scores of groups that are not chosen, which is more than a "
+                "negative score of a group that is; export the model with -inf there"
             )
-        return self._block(probe, routing, experts, ends, closures)
+        if fit.exception is not None:
+            return (
+                f"what follows {node} is a weighted sum of the chosen experts for typical tokens, but not for "
+                f"{fit.exception}"
+            )
+        return f"what follows {node} is no sum of the chosen experts, weighted by softmax or sigmoid scores"
 
     def _shared(
         self, nodes: Iterable[ir.Node], experts: Sequence[Mlp], known: Mlp | None

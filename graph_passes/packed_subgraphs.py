@@ -15,10 +15,10 @@ from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, E4M3_MAX
 def packed_sources(checkpoint: NVFP4Checkpoint, linears: Sequence[Linear]) -> tuple[NVFP4Source, ...] | None:
     """Where the linears of one matrix (gate and up, or another alone) lie in the checkpoint.
 
-    None where it has not all of them, or the model scales a product.
+    None where it has not all of them, or the model turns a product's sign.
     """
     modules = [_module(checkpoint, linear) for linear in linears]
-    if None in modules or any(linear.weight.scale != 1 for linear in linears):
+    if None in modules or any(linear.weight.scale <= 0 for linear in linears):
         return None
     return tuple(
         NVFP4Source(checkpoint, module, linear.weight, linear.weight.rows)

@@ -36,7 +36,8 @@ class NVFP4Source:
 
     def tensor_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of the weight and of its input."""
-        return self._checkpoint.tensor_scales(self.module)
+        of_weight, of_input = self._checkpoint.tensor_scales(self.module)
+        return of_weight * self._weight.scale, of_input
 
     def read(self) -> NVFP4Weight:
         """The weight."""
@@ -58,7 +59,7 @@ class NVFP4Source:
         first = own_rows[:_COMPARED_ROWS]
         found = self._checkpoint.rows(self.module, slice(first[0], first[-1] + 1))
         packed, block_scales = found.packed[:: first.step], found.block_scales[:: first.step]
-        rounded = nvfp4.dequantize(packed, block_scales, found.tensor_scale)
+        rounded = nvfp4.dequantize(packed, block_scales, self.tensor_scales()[0])
         model = next(Matrix([self._weight]).chunks(_COMPARED_ROWS))
         # Negated, so that NaN is a difference.
         if not (difference := (rounded - model).norm()) <= _LARGEST_DIFFERENCE * model.norm():

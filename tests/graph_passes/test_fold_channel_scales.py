@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import numpy_helper
 
+from onnx_models import moe_spellings
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, mlp_model, run
 from onnx_models.passes import plan_all
 from trt_nvfp4.calibration.recipes import parse
@@ -19,7 +21,7 @@ from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.fold_channel_scales import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.source import SourceModel, load
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 RECIPE = "mse+awq"
@@ -209,3 +211,29 @@ def test_weights_that_serve_twice(loaded: Load, seed: int) -> None:
     found, obstacles = foldings(loaded(graph.model(["y"])))
     assert not found
     assert "'gate_bias' is used more than once" in str(obstacles)
+
+
+class OwnNorms(moe_spellings.Moe):
+    """The router reads what one norm gives, the experts what another does."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(moe_spellings.MoeSpec("gathered"), seed)
+        self.of_router, self.of_experts = (torch.nn.Parameter(torch.randn(64).exp()) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.view(-1, 64)
+        rows = rows / (rows.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        weights, chosen = self.route(self.router(rows * self.of_router))
+        return self._gathered(rows * self.of_experts, weights, chosen).view(x.shape)
+
+
+def test_a_router_with_a_norm_of_its_own(tmp_path: Path, seed: int) -> None:
+    """Its weight stays when those of the experts are scaled."""
+    moe_spellings.export(OwnNorms(seed), tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    found, _ = foldings(source)
+    (at_norm,) = [folding for folding in found if folding.norm is not None]
+    assert not at_norm.others
+    x = draw(seed, 5, 20, 64)
+    before, after = run(source.path, x)[0], run(folded(source, [{"x": x}]), x)[0]
+    np.testing.assert_allclose(after, before, rtol=0, atol=5e-6 * np.abs(before).max())

@@ -153,6 +153,9 @@ SPELLINGS = [
     *(MoeSpec(dispatch, biases=True, renormalize=False) for dispatch in ("loop", "mask", "stack")),
     *(MoeSpec(dispatch, gated=False, activation="relu2", top_k=1) for dispatch in ("loop", "scatter")),
     MoeSpec("loop", experts=7, top_k=7),
+    *(MoeSpec(dispatch, biases=True, expert_scales=True) for dispatch in ("loop", "scatter")),
+    *(MoeSpec(dispatch, own_input=True, shared=True) for dispatch in ("loop", "gathered")),
+    MoeSpec("gathered", own_input=True, expert_scales=True, factor=2.5),
 ]
 
 
@@ -173,6 +176,35 @@ def test_spellings(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
     with torch.no_grad():
         expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(result.path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class Projected(Moe):
+    """The experts read what a linear makes of the router's input, after the router (Muse Spark)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(MoeSpec("gathered"), seed)
+        self.projection = nn.Linear(HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, HIDDEN)
+        weights, chosen = self.route(self.router(rows))
+        return self._gathered(self.projection(rows), weights, chosen).view(x.shape)
+
+
+def test_experts_that_read_a_linear(tmp_path: Path, seed: int) -> None:
+    """Both are replaced, one reading the other."""
+    model = Projected(seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    result = rewritten(load(tmp_path / "model.onnx"))
+    ops = [node.op_type for node in onnx.load(result.path).graph.node if node.domain]
+    assert ops == ["NVFP4Linear", "NVFP4MoE"]
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    quantized = quantized_spelling(model)
+    quantize_together(quantized.projection.weight)
+    with torch.no_grad():
+        expected = quantized(x).numpy()
     (y,) = run(result.path, x.numpy())
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from onnx_models.passes import plan_all
 from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.packed_weights import PackedExperts
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.plugins.ops import OPS
@@ -75,13 +78,18 @@ def exported(
     return request.param, model, draw, load(path)
 
 
+def linears_of(name: str) -> tuple[str, str, str]:
+    """What the checkpoints of a model call an expert's linears."""
+    return ("w1", "w3", "w2") if name == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+
+
 Exported = tuple[str, torch.nn.Module, Callable[[int], torch.Tensor], SourceModel]
 
 
 @pytest.mark.parametrize("convention", [MODELOPT, COMPRESSED])
 def test_experts_of_a_checkpoint(exported: Exported, convention: str, tmp_path: Path, seed: int) -> None:
     name, model, draw, source = exported
-    names = ("w1", "w3", "w2") if name == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    names = linears_of(name)
     reference, tensors = quantized(model, convention, names)
     save_file(tensors, tmp_path / "model.safetensors")
     plan = plan_all(source, kinds=("moe",))
@@ -98,7 +106,7 @@ def test_experts_of_a_checkpoint(exported: Exported, convention: str, tmp_path: 
 def test_bytes_and_input_scales(exported: Exported, tmp_path: Path) -> None:
     """Gate and up rows interleaved, nothing requantized; 4-bit activations are scaled as the checkpoint says."""
     name, model, _, source = exported
-    names = ("w1", "w3", "w2") if name == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    names = linears_of(name)
     _, tensors = quantized(model, MODELOPT, names)
     save_file(tensors, tmp_path / "model.safetensors")
     plan = plan_all(source, kinds=("moe",))
@@ -119,6 +127,29 @@ def test_bytes_and_input_scales(exported: Exported, tmp_path: Path) -> None:
         ]
         # It becomes a largest magnitude in between, as statistics have it.
         assert arrays[inputs[f"{key}_tensor_scale"]] == pytest.approx(max(scales).item(), rel=2e-7)
+
+
+def test_numbers_of_experts(exported: Exported, tmp_path: Path, seed: int) -> None:
+    """What multiplies an expert's down projection multiplies the tensor scale of its published bytes."""
+    name, model, _, source = exported
+    _, tensors = quantized(model, MODELOPT, linears_of(name))
+    save_file(tensors, tmp_path / "model.safetensors")
+    subgraph = next(subgraph for subgraph in find_subgraphs(source) if subgraph.moe is not None)
+    packed = PackedExperts.find(NVFP4Checkpoint(tmp_path), subgraph.name)
+    assert packed is not None
+    assert subgraph.moe is not None
+    experts = subgraph.moe.experts
+    numbers = np.random.default_rng(seed).uniform(0.5, 2, len(experts)).tolist()
+    scaled = [
+        replace(mlp, down=replace(mlp.down, weight=replace(mlp.down.weight, scale=number)))
+        for mlp, number in zip(experts, numbers, strict=True)
+    ]
+    for down, factors in ((False, [1.0] * len(experts)), (True, numbers)):
+        before, after = (
+            np.array([float(group[0].tensor_scales()[0]) for group in packed.routed(mlps, down)])
+            for mlps in (experts, scaled)
+        )
+        np.testing.assert_allclose(after, before * factors, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

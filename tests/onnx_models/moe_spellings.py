@@ -35,6 +35,8 @@ class MoeSpec:
     ragged: bool = False
     missing: int = 0
     shows_weights: bool = False  # the routing weights are an output too
+    own_input: bool = False  # the router reads what a norm of its own gives
+    expert_scales: bool = False  # what an expert gives is multiplied by a number of its own
 
 
 class Expert(nn.Module):
@@ -60,6 +62,7 @@ class Moe(nn.Module):
         sizes = [INTERMEDIATE + (16 if spec.ragged and e == 1 else 0) for e in range(spec.experts - spec.missing)]
         self.experts = nn.ModuleList(Expert(spec, size) for size in sizes)
         self.shared = Expert(spec, 80) if spec.shared else None
+        self.scales = nn.Parameter(torch.rand(spec.experts) + 0.5) if spec.expert_scales else None
         if spec.dispatch in ("gathered", "dense"):  # weights stacked, [experts, in, out]
             for name in ("gate", "up", "down"):
                 weights = [getattr(expert, name).weight.T for expert in self.experts]
@@ -68,7 +71,7 @@ class Moe(nn.Module):
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         spec = self.spec
         rows = x.view(-1, x.shape[-1])
-        weights, chosen = self.route(self.router(rows))
+        weights, chosen = self.route(self.router(F.normalize(rows) * HIDDEN**0.5 if spec.own_input else rows))
         y = getattr(self, f"_{spec.dispatch}")(rows, weights, chosen)
         if self.shared is not None:
             y = y + self.shared(rows)
@@ -81,6 +84,8 @@ class Moe(nn.Module):
         weights, chosen = torch.topk(scores, spec.top_k, -1)
         if spec.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.scales is not None:
+            weights = weights * self.scales[chosen]
         return weights * spec.factor, chosen
 
     def _loop(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -147,13 +152,22 @@ def quantize_together(*matrices: Tensor) -> None:
 
 
 def quantized_spelling(model: Moe) -> Moe:
-    """A copy whose experts, routed and shared, hold quantized weights; one tensor scale per expert."""
+    """A copy with quantized weights; those of down with the number of their expert, which it is folded into."""
     model = copy.deepcopy(model)
     for expert in [*model.experts, *([model.shared] if model.shared is not None else [])]:
         quantize_together(*[part.weight for part in (expert.gate, expert.up) if part is not None])
-        quantize_together(expert.down.weight)
-    for index in range(len(model.experts)):
-        if hasattr(model, "stacked_up"):
-            quantize_together(model.stacked_gate[index].T, model.stacked_up[index].T)
-            quantize_together(model.stacked_down[index].T)
+    stacked = hasattr(model, "stacked_up")
+    downs = [
+        model.stacked_down[index].T if stacked else expert.down.weight for index, expert in enumerate(model.experts)
+    ]
+    for index in range(len(downs) if stacked else 0):
+        quantize_together(model.stacked_gate[index].T, model.stacked_up[index].T)
+    scales = torch.ones(len(downs)) if model.scales is None else model.scales
+    with torch.no_grad():
+        for down, scale in zip(downs, scales, strict=True):
+            down *= scale
+            quantize_together(down)
+            down /= scale
+    if model.shared is not None:
+        quantize_together(model.shared.down.weight)
     return model
