@@ -17,12 +17,15 @@ from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
 from trt_nvfp4.graph_passes.einsum import multiply_matrices
 from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
-from trt_nvfp4.graph_passes.normalize import all_nodes, normalize
+from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.plugins.ops import DOMAIN
 
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
 _KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "trt"})
+# What ONNX Runtime and TensorRT have in the default domain, and ONNX does not: the norm of models that
+# onnxruntime-genai makes. ONNX cannot convert it from an older opset.
+_KNOWN_OPERATORS = frozenset({"SimplifiedLayerNormalization"})
 
 
 class ModelError(ValueError):
@@ -171,7 +174,8 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
         # TensorRT's own operators live in the default domain under these names.
         if node.domain in ("", "ai.onnx") and not (node.op_type.endswith("_TRT") or node.op_type.startswith("TRT_")):
             version = opsets.get("", opsets.get("ai.onnx", 1))
-            if not onnx.defs.has(node.op_type, max_inclusive_version=version):
+            is_known = node.op_type in _KNOWN_OPERATORS and version >= OLDEST_OPSET
+            if not is_known and not onnx.defs.has(node.op_type, max_inclusive_version=version):
                 raise ModelError(
                     f"{where}: not in opset {version}; of a model that ONNX Runtime has optimized, give the original"
                 )

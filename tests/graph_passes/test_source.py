@@ -9,11 +9,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import mlp_model, run, spec
+from onnx_models.passes import rewritten
+from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.graph_passes.source import ModelError, load
 
 
@@ -227,7 +230,35 @@ def test_operator_of_onnxruntime(tmp_path: Path) -> None:
     """What its optimizer makes of an RMSNorm lies in the default domain, where ONNX knows nothing of it."""
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "x"], ["y"])
     with pytest.raises(ModelError, match="of a model that ONNX Runtime has optimized, give the original"):
-        load(broken(tmp_path, node))
+        load(broken(tmp_path, node, opset=17))
+
+
+def test_norms_of_onnxruntime_genai(tmp_path: Path, seed: int) -> None:
+    """They stay, and the MLP between them is replaced."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[batch, sequence, 32] x) => (float[batch, sequence, 32] y) {
+            n = SimplifiedLayerNormalization<axis = -1, epsilon = 0.00001>(x, weight)
+            g = MatMul(n, gate) s = Sigmoid(g) a = Mul(g, s) u = MatMul(n, up) h = Mul(a, u) d = MatMul(h, down)
+            y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 0.00001>(x, d, weight)
+        }""")
+    generator = np.random.default_rng(seed)
+    for name, shape in {"weight": (32,), "gate": (32, 48), "up": (32, 48), "down": (48, 32)}.items():
+        model.graph.initializer.append(
+            numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        )
+    onnx.save(model, tmp_path / "model.onnx")
+    result = rewritten(load(tmp_path / "model.onnx"))
+    ops = [node.op_type for node in onnx.load(result.path).graph.node]
+    assert ops == ["SimplifiedLayerNormalization", "NVFP4GatedMLP", "SkipSimplifiedLayerNormalization"]
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for names in (("gate", "up"), ("down",)):
+        rows = [torch.from_numpy(numpy_helper.to_array(tensors[name]).T.copy()) for name in names]
+        scale = nvfp4.quantize(torch.cat(rows))[2]
+        for name, matrix in zip(names, rows, strict=True):
+            values = nvfp4.dequantize(*nvfp4.quantize(matrix, scale), torch.float32).T.contiguous()
+            tensors[name].CopyFrom(numpy_helper.from_array(values.numpy(), name))
+    x = generator.standard_normal((2, 5, 32)).astype(np.float32)
+    np.testing.assert_allclose(run(result.path, x)[0], run(model, x)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_unsorted(tmp_path: Path) -> None:
