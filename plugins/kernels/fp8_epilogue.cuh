@@ -12,8 +12,8 @@
 
 namespace trt_nvfp4 {
 
-constexpr int kFp8Columns =
-    16;  // of a row, that a thread turns into output at a time; the number of columns is a multiple of 8
+// Of a row, that a thread turns into output at a time; the number of columns is a multiple of 8.
+constexpr int kFp8Columns = 16;
 
 // Two elements of T, float16 or bfloat16.
 __device__ __forceinline__ float2 unpack_pair(bool is_half, uint32_t pair) {

@@ -23,7 +23,7 @@ template <int kMostColumns>
 constexpr int kMoeThreads = 32 * (kMoeWarps<kMostColumns> + kMoeFillers<kMostColumns>);
 template <int kMostColumns>
 constexpr int kMoeBlocks = kMostColumns == 1 ? 3 : 1;
-// Of a block: 55 KB of an SM.
+// Of a block, whose copies are under way: 55 KB of an SM.
 template <int kMostColumns>
 constexpr int kMoeStagesInFlight = kMostColumns == 1 ? 4 : 12;
 // More activations at a time are not worth a stage of the rings.
