@@ -81,7 +81,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
         return _finish(request, report)
 
     with report.timed("calibrate"):
-        statistics = _calibrate(request, path, plan, calibrated, report, progress)
+        statistics = _calibrate(request, path, model, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
             plan = _choose(request, path, model, plan, statistics, profiles, report, progress)
@@ -236,6 +236,7 @@ def _plan(
 def _calibrate(
     request: Request,
     path: Path,
+    model: SourceModel,
     plan: Plan,
     calibrated: bool | Collection[str],
     report: Report,
@@ -252,7 +253,8 @@ def _calibrate(
         report.warnings.append(f"no calibration data, so {consequence}; add --calib-data FILE|DIR with input samples")
         return None
     progress.stage("calibrating")
-    tensors = calibration_tensors(plan if request.accuracy_budget is None else with_all_statistics(plan))
+    budget = request.accuracy_budget is not None
+    tensors = calibration_tensors(with_all_statistics(plan, model, request.target) if budget else plan)
     if not tensors:
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
         return None

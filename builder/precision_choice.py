@@ -162,13 +162,13 @@ class Trials:
         )
 
 
-def with_all_statistics(plan: Plan) -> Plan:
+def with_all_statistics(plan: Plan, model: SourceModel, target: Target) -> Plan:
     """A plan, not to be carried out, that asks for the statistics of every precision that may be chosen."""
     entries = [
         replace(entry, decision=decision)
-        for entry in plan.subgraphs
+        for entry, subgraph in plan.check(model)
         if entry.decision != "keep"
-        for decision in ("nvfp4_w4a4", "nvfp4_w4a16")
+        for decision in _decisions(entry, subgraph, target, plan.precision)
     ]
     return replace(plan, subgraphs=entries)
 

@@ -258,6 +258,15 @@ def test_statistics_of_every_precision_are_collected(mlps: Path, samples: Path) 
     assert report["budget"]["achieved"] >= 0.9
 
 
+def test_statistics_of_precisions_that_cannot_be_chosen_are_not_collected(
+    tmp_path: Path, save_gated_mlps: Callable[..., Path], samples: Path
+) -> None:
+    """72 channels are no blocks of 16, whose statistics the recipe asks for."""
+    model = save_gated_mlps(tmp_path / "model.onnx", hidden=32, intermediate=72)
+    report = run(model, samples, "cosine>=0.9", recipe="local-hessian+gptq")
+    assert {s["decision"] for s in report["subgraphs"]} <= {"fp8", "keep"}
+
+
 def test_separate_held_out_data(mlps: Path, samples: Path, tmp_path: Path, rng: np.random.Generator) -> None:
     held_out = tmp_path / "held-out"
     held_out.mkdir()
