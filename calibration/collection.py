@@ -107,8 +107,18 @@ class CollectionRun:
                 self._arrays[name][kind] = value if known is None else REDUCTIONS[kind].combine(known, value)
         for name, kind in wanted:
             total = self._arrays[name][kind]
-            self._arrays[name][kind] = REDUCTIONS[kind].finish(total, max(self._rows[name], 1)).astype(np.float32)
+            self._finish_statistic(name, kind, REDUCTIONS[kind].finish(total, max(self._rows[name], 1)))
         self._end_pass()
+
+    def _finish_statistic(self, name: str, kind: str, value: np.ndarray) -> None:
+        """Magnitudes are finite by now; sums of their squares may not be."""
+        if not np.isfinite(value).all():
+            raise CalibrationError(
+                f"{self._model}: the samples take tensor {name} to {self._arrays[name]['amax']:.3g}, and its {kind} "
+                "beyond float32: give samples of the size that the model is made for, or choose a recipe that needs "
+                "no such statistic, such as mse"
+            )
+        self._arrays[name][kind] = value.astype(np.float32)
 
     def _check(self, magnitudes: Sequence[np.ndarray], values: Mapping[tuple[str, str], np.ndarray]) -> None:
         """NaN may pass a maximum unseen, but not a sum."""
@@ -149,7 +159,7 @@ class CollectionRun:
                         q = x if kind == "hessian" else quantized(rows, amax).to(where)
                         self._sums[name, kind].addmm_((q if kind == "quantized_hessian" else x).T, q)
         for (name, kind), total in self._sums.items():
-            self._arrays[name][kind] = total.div_(max(self._rows[name], 1)).cpu().numpy()
+            self._finish_statistic(name, kind, total.div_(max(self._rows[name], 1)).cpu().numpy())
         self._sums.clear()
         self._end_pass()
 
@@ -173,7 +183,10 @@ class CollectionRun:
         if not self._done:
             raise CalibrationError(f"{self._model}: no calibration sample was given")
         if self._done < skip or (self._pass and self._digest.hexdigest() != self._first_digest):
-            raise CalibrationError(f"{self._model}: the samples changed between passes; they must read alike each time")
+            raise CalibrationError(
+                f"{self._model}: the samples changed between passes; they must read alike each time: a loader that "
+                "draws random ones has to seed its generator"
+            )
 
     def _report(self) -> None:
         count = len(self._samples) if isinstance(self._samples, Sized) else self._count

@@ -187,6 +187,13 @@ def test_a_tensor_without_rows_in_some_samples(opset: int, tmp_path: Path, seed:
     assert all(not never[kind].any() for kind in KINDS if kind != "amax")
 
 
+@pytest.mark.parametrize("kind", ["mean_square", "block_gram", "hessian", "quantized_hessian", "quantized_cross"])
+def test_squares_beyond_float32_are_named(kind: str, tmp_path: Path, seed: int) -> None:
+    large = [{"x": sample["x"] * np.float32(1e20)} for sample in samples(seed)]
+    with pytest.raises(CalibrationError, match=rf"take tensor x to [\d.]+e\+2\d, and its {kind} beyond float32: .*mse"):
+        collect(model(tmp_path, seed), {"x": {kind}}, large)
+
+
 def test_what_cannot_be_collected(tmp_path: Path, seed: int) -> None:
     path = model(tmp_path, seed)
 
