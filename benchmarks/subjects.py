@@ -286,7 +286,7 @@ def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, Input
     subject.calibrate()
     for hook in hooks:
         hook.remove()
-    return {name: InputStatistics(**known) for name, known in found.items()}
+    return {name: InputStatistics(rows[name], **known) for name, known in found.items()}
 
 
 @contextmanager

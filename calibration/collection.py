@@ -65,7 +65,7 @@ class CollectionRun:
         }
         self._arrays: Arrays = {name: {} for name in wanted}
         self._sums: dict[tuple[str, str], torch.Tensor] = {}  # of the Hessians of this pass
-        self._rows = dict.fromkeys(wanted, 0)
+        self.rows = dict.fromkeys(wanted, 0)
         self._widths = dict.fromkeys(wanted, 0)
         self._pass, self._done, self._count = 0, 0, 0  # passes over, samples done in this one, samples in all
         self._digest = hashlib.blake2b(digest_size=16)  # of the samples done in this pass
@@ -101,13 +101,13 @@ class CollectionRun:
             self._check(results[:tensors], values)
             for name, shape in shapes.items():
                 self._widths[name] = int(shape[-1]) if len(shape) else 1
-                self._rows[name] += int(np.prod(shape[:-1]))
+                self.rows[name] += int(np.prod(shape[:-1]))
             for (name, kind), value in values.items():
                 value, known = value.astype(np.float64), self._arrays[name].get(kind)
                 self._arrays[name][kind] = value if known is None else REDUCTIONS[kind].combine(known, value)
         for name, kind in wanted:
             total = self._arrays[name][kind]
-            self._finish_statistic(name, kind, REDUCTIONS[kind].finish(total, max(self._rows[name], 1)))
+            self._finish_statistic(name, kind, REDUCTIONS[kind].finish(total, max(self.rows[name], 1)))
         self._end_pass()
 
     def _finish_statistic(self, name: str, kind: str, value: np.ndarray) -> None:
@@ -159,7 +159,7 @@ class CollectionRun:
                         q = x if kind == "hessian" else quantized(rows, amax).to(where)
                         self._sums[name, kind].addmm_((q if kind == "quantized_hessian" else x).T, q)
         for (name, kind), total in self._sums.items():
-            self._finish_statistic(name, kind, total.div_(max(self._rows[name], 1)).cpu().numpy())
+            self._finish_statistic(name, kind, total.div_(max(self.rows[name], 1)).cpu().numpy())
         self._sums.clear()
         self._end_pass()
 
@@ -213,7 +213,7 @@ class CollectionRun:
             "done": self._done,
             "digest": self._digest.hexdigest(),
             "first_digest": self._first_digest,
-            "rows": self._rows,
+            "rows": self.rows,
             "widths": self._widths,
         }
         statistics_file.write(self._resume, {"samples": self._count, "unfinished": unfinished}, arrays)
@@ -234,7 +234,7 @@ class CollectionRun:
         self._arrays |= arrays
         self._count, self._pass, self._done = content["samples"], state["pass"], state["done"]
         self._expected, self._first_digest = state["digest"], state["first_digest"]
-        self._rows, self._widths = state["rows"], state["widths"]
+        self.rows, self._widths = state["rows"], state["widths"]
 
     @cached_property
     def model_digest(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 from .errors import CalibrationError
 
+_DAMPING = 0.01  # of the mean diagonal, however many rows there are
+
 
 @dataclass(frozen=True)
 class InputStatistics:
     """Statistics over all rows of all samples; None where one was not collected. All tensors are float32.
 
     Attributes:
+        rows: how many rows they are of; None: so many that it does not matter.
         amax: max |x|.
         channel_amax: [K], max |x_k|.
         mean_square: [K], E[x_k^2].
@@ -28,6 +31,7 @@ class InputStatistics:
         quantized_cross: [K, K], E[x q^T].
     """
 
+    rows: int | None = None
     amax: float | None = None
     channel_amax: Tensor | None = None
     mean_square: Tensor | None = None
@@ -40,7 +44,7 @@ class InputStatistics:
     def of_rows(cls, x: Tensor, kinds: Collection[str]) -> InputStatistics:
         """The statistics `kinds` of activations [..., K] in memory, K a multiple of 16 where blocks are asked for."""
         rows = x.reshape(-1, x.shape[-1]).float()
-        return cls(**{kind: _MEASURES[kind](rows) for kind in kinds})
+        return cls(len(rows), **{kind: _MEASURES[kind](rows) for kind in kinds})
 
     def __getitem__(self, kind: str) -> Tensor:
         """A statistic that must be there; raises CalibrationError."""
@@ -57,15 +61,22 @@ class InputStatistics:
         known = (self.channel_amax, self.mean_square, self.hessian, self.quantized_hessian)
         return next((value.shape[-1] for value in known if value is not None), None)
 
+    def damping(self, channels: int) -> float:
+        """What to add to the diagonal of E[x x^T] of so many channels, as a share of its mean: few rows say little of
+        how many channels depend on each other, and what they seem to say is not to be fitted."""
+        return _DAMPING + (channels / self.rows if self.rows else 0.0)
+
     def only(self, kinds: Collection[str], device: torch.device | str) -> InputStatistics:
         """Those of `kinds` (amax aside) that there are, on `device`."""
         values = {kind: getattr(self, kind) for kind in kinds}
-        return InputStatistics(**{kind: None if value is None else value.to(device) for kind, value in values.items()})
+        moved = {kind: None if value is None else value.to(device) for kind, value in values.items()}
+        return InputStatistics(self.rows, **moved)
 
     def blocks(self, first: int, count: int) -> InputStatistics:
         """What there is of `count` blocks of 16 channels by themselves, from block `first` on."""
         channels = slice(first * BLOCK, (first + count) * BLOCK)
         return InputStatistics(
+            self.rows,
             channel_amax=None if self.channel_amax is None else self.channel_amax[channels],
             mean_square=None if self.mean_square is None else self.mean_square[channels],
             block_gram=None if self.block_gram is None else self.block_gram[first : first + count],
@@ -77,15 +88,13 @@ class InputStatistics:
         blocks = inverse.view(-1, BLOCK)
         amax = None if self.channel_amax is None else self.channel_amax * inverse
         return InputStatistics(
+            self.rows,
             amax=None if amax is None else amax.max().item(),
             channel_amax=amax,
             mean_square=None if self.mean_square is None else self.mean_square * inverse.square(),
             block_gram=None if self.block_gram is None else self.block_gram * blocks[:, :, None] * blocks[:, None, :],
             hessian=None if self.hessian is None else self.hessian * inverse[:, None] * inverse,
         )
-
-
-KINDS = tuple(field.name for field in fields(InputStatistics))
 
 
 def quantized(rows: Tensor, amax: Tensor) -> Tensor:

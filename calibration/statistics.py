@@ -20,22 +20,23 @@ __all__ = ["KINDS", "Progress", "Statistics", "collect"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """max |x| of each tensor over all samples, arrays by tensor and kind, as fields of `InputStatistics`, and the
-    model's digest ("" where they come from elsewhere than `collect`)."""
+    """max |x| of each tensor over all samples, arrays by tensor and kind, as fields of `InputStatistics`, the model's
+    digest ("" where they come from elsewhere than `collect`), and the number of rows of each tensor that has arrays."""
 
     amax: dict[str, float]
     samples: int
     arrays: Arrays = field(default_factory=dict)
     model: str = ""
+    rows: dict[str, int] = field(default_factory=dict)
 
     def of(self, tensor: str) -> InputStatistics:
         """What is known of a tensor; nothing, where it was not asked for."""
         arrays = {kind: torch.from_numpy(array) for kind, array in self.arrays.get(tensor, {}).items()}
-        return InputStatistics(amax=self.amax.get(tensor), **arrays)
+        return InputStatistics(self.rows.get(tensor), self.amax.get(tensor), **arrays)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, and the arrays to a folder beside it: whole, or not at all."""
-        content = {"model": self.model, "samples": self.samples, "amax": self.amax}
+        content = {"model": self.model, "samples": self.samples, "amax": self.amax, "rows": self.rows}
         statistics_file.write(Path(path), content, self.arrays)
 
     @classmethod
@@ -53,7 +54,8 @@ class Statistics:
                 for kind, array in kinds.items():
                     if array.dtype != np.float32:
                         raise ValueError(f"{kind} of tensor {tensor} is {array.dtype}, expected float32")
-            found = cls(amax, int(content["samples"]), arrays, str(content["model"]))
+            rows = {str(name): int(count) for name, count in content["rows"].items()}
+            found = cls(amax, int(content["samples"]), arrays, str(content["model"]), rows)
         except KeyError as error:
             raise CalibrationError(f"{path}: not a file of activation statistics: it lacks {error}") from error
         except (ValueError, TypeError, AttributeError) as error:
@@ -85,7 +87,7 @@ def collect(
 
     Args:
         progress: called with (done, total) after each sample of each pass; total is 0 where it is unknown.
-        resume: the state is saved here from time to time and when the run ends early; the next run for the same model
+        resume: the state is saved here about every half minute; where a run ends early, the next one for the same model
             and tensors goes on from it. Finished Hessians are kept there instead of in memory.
 
     Raises:
@@ -96,4 +98,5 @@ def collect(
     run = CollectionRun(Path(model), wanted, samples, progress, None if resume is None else Path(resume), budget_bytes)
     count, arrays = run.finish()
     amax = {name: float(kinds.pop("amax")) for name, kinds in arrays.items()}
-    return Statistics(amax, count, {name: kinds for name, kinds in arrays.items() if kinds}, run.model_digest)
+    arrays = {name: kinds for name, kinds in arrays.items() if kinds}
+    return Statistics(amax, count, arrays, run.model_digest, {name: run.rows[name] for name in arrays})

@@ -20,7 +20,7 @@ from .errors import CalibrationError
 from .replacing import replacing
 
 Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
-_FORMAT = "trt-nvfp4 activation statistics 3"
+_FORMAT = "trt-nvfp4 activation statistics 4"
 
 
 def is_statistics(path: Path) -> bool:

@@ -114,7 +114,7 @@ def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) ->
             amax[name] = inputs.amax
             kept = {kind: getattr(inputs, kind) for kind in statistics.arrays[name]}
             arrays[name] = {kind: value.numpy() for kind, value in kept.items() if value is not None}
-    return Statistics(amax, statistics.samples, arrays)
+    return Statistics(amax, statistics.samples, arrays, rows=statistics.rows)
 
 
 def _searched_rows(linears: Sequence[Linear]) -> torch.Tensor:

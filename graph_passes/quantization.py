@@ -91,4 +91,5 @@ def _combined(parts: Sequence[InputStatistics]) -> InputStatistics:
             largest = kind == "channel_amax"
             found[kind] = reduce(torch.maximum, values) if largest else reduce(torch.add, values) / len(values)
     known = [part.amax for part in parts if part.amax is not None]
-    return InputStatistics(amax=max(known, default=None), **found)
+    rows = [part.rows for part in parts if part.rows is not None]
+    return InputStatistics(sum(rows) if len(rows) == len(parts) else None, max(known, default=None), **found)

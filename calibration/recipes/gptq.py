@@ -21,20 +21,21 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK, e2m1_decode, e2m1_encode
 # float8_e4m3fn [N, n].
 BlockScales = Callable[[Tensor, int], Tensor]
 _COLUMNS = 128  # whose updates are applied to the rest at once
-_DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the mean diagonal; the next where the factorization fails
+_MORE_DAMPING = (1, 3, 10, 30, 100)  # times; the next where the factorization fails
 
 
 class GPTQ:
     """Rounds the rows of matrices that share one input. Factorizes its Hessian once: 2 K^3 operations."""
 
-    def __init__(self, hessian: Tensor, activation_order: bool = False) -> None:
-        """`hessian`: float32 [K, K], symmetric. Raises CalibrationError where it is not finite or, even damped,
-        not positive definite."""
+    def __init__(self, hessian: Tensor, damping: float, activation_order: bool = False) -> None:
+        """`hessian`: float32 [K, K], symmetric; `damping`: what is added to its diagonal, as a share of the mean.
+        Raises CalibrationError where it is not finite or, even damped, not positive definite."""
         diagonal = hessian.diagonal()
         if not hessian.isfinite().all():
             raise CalibrationError("gptq: the Hessian of the input holds NaN or Inf")
         self._order = torch.argsort(diagonal, descending=True, stable=True) if activation_order else None
-        self._factor = _inverse_factor(hessian if self._order is None else hessian[self._order][:, self._order])
+        ordered = hessian if self._order is None else hessian[self._order][:, self._order]
+        self._factor = _inverse_factor(ordered, damping)
 
     def round(self, weight: Tensor, tensor_scale: Tensor, choose: BlockScales) -> tuple[Tensor, Tensor]:
         """E2M1 codes (uint8 [N, K]) and block scales (float8_e4m3fn [N, K/16]) of `weight` (float32 [N, K])."""
@@ -64,16 +65,16 @@ class GPTQ:
         return codes.T.contiguous(), scales.T.contiguous().to(torch.float8_e4m3fn)
 
 
-def _inverse_factor(hessian: Tensor) -> Tensor:
+def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     """The upper Cholesky factor of the inverse of H + damping; channels that are always zero count as independent."""
     dead = hessian.diagonal() <= 0
     mean = hessian.diagonal().mean()
     if mean == 0:  # an expert that no sample reached
         return torch.eye(len(hessian), device=hessian.device)
-    for damping in _DAMPING:
+    for times in _MORE_DAMPING:
         damped = hessian.clone()
         damped.diagonal()[dead] = mean
-        damped.diagonal().add_(damping * mean)
+        damped.diagonal().add_(times * damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if failed:
             continue

@@ -25,8 +25,6 @@ CODE_OFFSETS = (0, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7)
 _LARGEST_CODE = 126  # 448
 # The tensor scale maps the largest block here, so that its scale may rise as well.
 _LARGEST = 256.0
-# Of the mean of E[x^2], added to each: channels that the samples left at zero still count a little.
-_RIDGE = 0.01
 
 
 def candidates(magnitudes: Tensor, tensor_scale: Tensor) -> Iterator[Tensor]:
@@ -44,7 +42,8 @@ def choose(weight: Tensor, tensor_scale: Tensor, _: InputStatistics) -> Tensor:
 def choose_diagonal(weight: Tensor, tensor_scale: Tensor, inputs: InputStatistics) -> Tensor:
     """By squared error weighted with E[x^2]."""
     importance = inputs["mean_square"]
-    importance = (importance + _RIDGE * importance.mean()).view(-1, BLOCK, 1)
+    # Damped: channels that the samples left at zero still count a little.
+    importance = (importance + inputs.damping(1) * importance.mean()).view(-1, BLOCK, 1)
 
     def distance(errors: Tensor, first: int) -> Tensor:
         return errors.square_().mul_(importance[first : first + len(errors)]).sum(1)
@@ -56,7 +55,7 @@ def choose_local(weight: Tensor, tensor_scale: Tensor, inputs: InputStatistics) 
     """By e^T E[x_b x_b^T] e of a block's errors e."""
     grams = inputs["block_gram"]
     mean = grams.diagonal(dim1=1, dim2=2).mean()
-    grams = grams + _RIDGE * mean * torch.eye(BLOCK, device=grams.device)
+    grams = grams + inputs.damping(BLOCK) * mean * torch.eye(BLOCK, device=grams.device)
 
     def distance(errors: Tensor, first: int) -> Tensor:
         return torch.bmm(grams[first : first + len(errors)], errors).mul_(errors).sum(1)

@@ -12,18 +12,16 @@ from torch import Tensor
 
 from trt_nvfp4.calibration.errors import CalibrationError
 
-# Of the mean diagonal, added to both matrices: where samples say little, W' is W.
-_DAMPING = 0.01
 
-
-def least_squares(cross: Tensor, quantized_hessian: Tensor) -> Tensor:
+def least_squares(cross: Tensor, quantized_hessian: Tensor, damping: float) -> Tensor:
     """The matrix [K, K] that W is multiplied with, from E[x q^T] and E[q q^T] (float32 [K, K]); one of an input that is
-    always zero, such as that of an expert that no sample reached. Raises CalibrationError for NaN and Inf."""
+    always zero, such as that of an expert that no sample reached. `damping` is added to both diagonals, as a share of
+    the mean: where samples say little, W' is W. Raises CalibrationError for NaN and Inf."""
     identity = torch.eye(len(cross), device=cross.device)
     if not quantized_hessian.any():
         return identity
-    damping = _DAMPING * quantized_hessian.diagonal().mean()
-    if not (damping > 0 and damping.isfinite() and cross.isfinite().all()):
+    strength = damping * quantized_hessian.diagonal().mean()
+    if not (strength > 0 and strength.isfinite() and cross.isfinite().all()):
         raise CalibrationError("quantized-inputs: the input's statistics hold NaN or Inf")
-    factor = torch.linalg.cholesky(quantized_hessian + damping * identity)
-    return torch.cholesky_solve((cross + damping * identity).T, factor).T
+    factor = torch.linalg.cholesky(quantized_hessian + strength * identity)
+    return torch.cholesky_solve((cross + strength * identity).T, factor).T

@@ -43,10 +43,11 @@ class WeightQuantizer:
         self._scales = SCALES[recipe.scales]
         self._gptq = self._target = None
         if recipe.quantized_inputs:
-            self._target = least_squares(self._inputs["quantized_cross"], self._inputs["quantized_hessian"])
+            cross, hessian = self._inputs["quantized_cross"], self._inputs["quantized_hessian"]
+            self._target = least_squares(cross, hessian, self._inputs.damping(len(hessian)))
         if recipe.gptq:
-            kind = "quantized_hessian" if recipe.quantized_inputs else "hessian"
-            self._gptq = GPTQ(self._inputs[kind], recipe.activation_order)
+            hessian = self._inputs["quantized_hessian" if recipe.quantized_inputs else "hessian"]
+            self._gptq = GPTQ(hessian, self._inputs.damping(len(hessian)), recipe.activation_order)
 
     def __call__(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
         """Packed values (uint8 [n, K/2]) and block scales (float8_e4m3fn [n, K/16]) of rows (float32 [n, K])."""

@@ -65,6 +65,7 @@ def test_every_kind(opset: int, tmp_path: Path, seed: int) -> None:
     path, data = model(tmp_path, seed, opset), samples(seed)
     found = collect(path, {"x": set(KINDS), "h": set(KINDS)}, data)
     assert_same(found, expected(path, data), set(KINDS))
+    assert found.rows == dict.fromkeys("xh", 2 * (3 + 4 + 5 + 6))
     only = collect(path, {"h": {"block_gram"}}, data)
     assert only.of("h").hessian is None
     assert only.of("x").amax is None
@@ -224,6 +225,7 @@ def test_arrays_are_mapped_from_disk(tmp_path: Path, seed: int) -> None:
     found = collect(path, {"h": {"hessian"}}, data)
     found.save(tmp_path / "s.statistics.json")
     loaded = Statistics.load(tmp_path / "s.statistics.json")
+    assert loaded.of("h").rows == found.of("h").rows
     assert isinstance(loaded.arrays["h"]["hessian"], np.memmap)
     torch.testing.assert_close(loaded.of("h").hessian, found.of("h").hessian)
     (file,) = (tmp_path / "s.statistics").iterdir()

@@ -147,7 +147,7 @@ def test_weights_are_made_for_the_inputs_of_all_steps(loaded: Load, seed: int) -
     once.mlp("x", "y0")
     single = loaded(once.model(["y0"]))
     (entry,) = (plan_of_one := plan_all(single, calibrated=True, recipe=recipe)).subgraphs
-    arrays = {}
+    arrays, rows = {}, {}
     for i, tensor in enumerate(entry.linear_inputs):
         steps = [e.linear_inputs[i] for e in plan.subgraphs]
         kinds = statistics.arrays[steps[0]]
@@ -155,8 +155,9 @@ def test_weights_are_made_for_the_inputs_of_all_steps(loaded: Load, seed: int) -
             kind: (np.max if kind == "channel_amax" else np.mean)([statistics.arrays[s][kind] for s in steps], axis=0)
             for kind in kinds
         }
+        rows[tensor] = sum(statistics.rows[step] for step in steps)
     amax = dict.fromkeys(entry.linear_inputs, 1.0)
-    alone = onnx.load(rewritten(single, plan_of_one, Statistics(amax, 2, arrays)).path)
+    alone = onnx.load(rewritten(single, plan_of_one, Statistics(amax, 2, arrays, rows=rows)).path)
 
     def weights(written: onnx.ModelProto) -> list[bytes]:
         tensors = {tensor.name: numpy_helper.to_array(tensor).tobytes() for tensor in written.graph.initializer}

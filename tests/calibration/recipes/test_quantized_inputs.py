@@ -37,7 +37,7 @@ def test_least_squares_is_ridge_regression_towards_the_weight(seed: int) -> None
     x = activations(seed)
     q = seen(x)
     weight = torch.randn(8, K, generator=torch.Generator().manual_seed(seed + 100))
-    found = weight @ least_squares(x.T @ q / len(x), q.T @ q / len(q))
+    found = weight @ least_squares(x.T @ q / len(x), q.T @ q / len(q), 0.01)
     strength = (0.01 * q.square().mean(0).mean() * len(q)).sqrt() * torch.eye(K)
     inputs = torch.cat([q, strength]).double()
     outputs = torch.cat([x @ weight.T, strength @ weight.T]).double()
@@ -76,7 +76,7 @@ def test_collected_by_onnx_runtime(tmp_path: Path) -> None:
 
 def test_an_input_that_is_always_zero() -> None:
     """Such as that of an expert that no sample reached: the weight itself is rounded, as without this part."""
-    assert torch.equal(least_squares(torch.zeros(K, K), torch.zeros(K, K)), torch.eye(K))
+    assert torch.equal(least_squares(torch.zeros(K, K), torch.zeros(K, K), 0.01), torch.eye(K))
     weight = torch.randn(8, K, generator=torch.Generator().manual_seed(1))
     silent = InputStatistics.of_rows(torch.zeros(4, K), KINDS)
     found = recipes.quantize_weight(weight, "mse+gptq+quantized-inputs", silent)
@@ -87,4 +87,4 @@ def test_an_input_that_is_always_zero() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_statistics_that_are_not_finite(bad: float) -> None:
     with pytest.raises(CalibrationError, match="hold NaN or Inf"):
-        least_squares(torch.eye(K), torch.full((K, K), bad))
+        least_squares(torch.eye(K), torch.full((K, K), bad), 0.01)
