@@ -102,9 +102,10 @@ class CollectionRun:
             for name, shape in shapes.items():
                 self._widths[name] = int(shape[-1]) if len(shape) else 1
                 self.rows[name] += int(np.prod(shape[:-1]))
-            for (name, kind), value in values.items():
-                value, known = value.astype(np.float64), self._arrays[name].get(kind)
-                self._arrays[name][kind] = value if known is None else REDUCTIONS[kind].combine(known, value)
+            with np.errstate(invalid="ignore"):  # Inf - Inf: refused when the pass is over
+                for (name, kind), value in values.items():
+                    value, known = value.astype(np.float64), self._arrays[name].get(kind)
+                    self._arrays[name][kind] = value if known is None else REDUCTIONS[kind].combine(known, value)
         for name, kind in wanted:
             total = self._arrays[name][kind]
             self._finish_statistic(name, kind, REDUCTIONS[kind].finish(total, max(self.rows[name], 1)))
