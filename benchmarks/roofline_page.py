@@ -71,6 +71,7 @@ def workloads() -> Iterator[tuple[str, str, list[Any], str, dict[str, int], int]
             "experts": model["experts"],
             "top_k": model["top_k"],
             "shared_features": model.get("shared_experts", 0) * model["intermediate"],
+            "gated": 1,
         }
         for tokens in found["moe"]["tokens"]:
             yield "moe", f"{model['name']}, M = {tokens}", [tokens], "moe", shapes, tokens

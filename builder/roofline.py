@@ -114,12 +114,12 @@ def gemms(kind: str, shapes: Mapping[str, int]) -> list[Gemm]:
 def _weights(kind: str, shapes: Mapping[str, int], tokens: int) -> tuple[float, float]:
     """(weights that are read, weights that each token is multiplied by).
 
-    Experts are gated, chosen evenly, and read when a token chooses them.
+    Experts are chosen evenly, and read when a token chooses them.
     """
     if kind != "moe":
         dense = sum(gemm.n * gemm.k * gemm.count for gemm in gemms(kind, shapes))
         return dense, dense
-    widths = 2 * shapes["in_features"] + shapes["out_features"]
+    widths = (1 + shapes["gated"]) * shapes["in_features"] + shapes["out_features"]
     expert, shared = widths * shapes["intermediate_features"], widths * shapes.get("shared_features", 0)
     read = experts_touched(shapes["experts"], shapes["top_k"], tokens)
     return expert * read + shared, expert * shapes["top_k"] + shared

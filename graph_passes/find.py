@@ -160,6 +160,7 @@ def _moe_subgraph(moe: Moe, taken: set[str]) -> Subgraph:
             "experts": len(moe.experts),
             "top_k": moe.routing.top_k,
             "shared_features": 0 if moe.shared is None else moe.shared.up.weight.shape[0],
+            "gated": int(first.gate is not None),
         },
         activation=first.activation,
         dtype=_DTYPES[first.up.weight.dtype],

@@ -184,7 +184,7 @@ class Subgraph:
         nodes: the names of the nodes to be replaced, in graph order.
         input, output: tensor names.
         shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
-            top_k and shared_features (0: no shared expert) of a "moe".
+            top_k, shared_features (0: no shared expert) and gated (1 or 0, of all experts) of a "moe".
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.

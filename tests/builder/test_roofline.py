@@ -10,8 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, parser
 
+from onnx_models import moe_spellings
+from onnx_models.moe_spellings import MoeSpec
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, subgraph_cost
+from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, predict, subgraph_cost
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.builder.tokens import subgraph_tokens
@@ -81,7 +83,8 @@ def test_experts_touched_against_sampling(rng: np.random.Generator) -> None:
 
 def test_experts_are_read_when_they_are_chosen() -> None:
     """Mixtral 8x7B: one token reads two of eight experts, many tokens all of them."""
-    shapes = {"in_features": 4096, "intermediate_features": 14336, "out_features": 4096, "experts": 8, "top_k": 2}
+    shapes = {"in_features": 4096, "intermediate_features": 14336, "out_features": 4096, "gated": 1}
+    shapes |= {"experts": 8, "top_k": 2}
     expert = 3 * 4096 * 14336
     one, many = (subgraph_cost("moe", shapes, "nvfp4_w4a16", t, LIMITS["b200"]) for t in (1, 512))
     assert one.bytes == pytest.approx(2 * expert * 0.5625 + 8192 * 2)
@@ -89,6 +92,19 @@ def test_experts_are_read_when_they_are_chosen() -> None:
     assert many.operations == 2 * 512 * 2 * expert
     with_shared = subgraph_cost("moe", {**shapes, "shared_features": 2048}, "nvfp4_w4a16", 1, LIMITS["b200"])
     assert with_shared.operations - one.operations == 2 * 3 * 4096 * 2048
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_expert_has_the_matrices_that_the_model_has(tmp_path: Path, gated: bool, seed: int) -> None:
+    spec = MoeSpec("loop", experts=4, top_k=2, gated=gated, activation="silu" if gated else "relu2")
+    moe = moe_spellings.Moe(spec, seed)
+    moe_spellings.export(moe, tmp_path / "moe.onnx", seed)
+    source = load(tmp_path / "moe.onnx")
+    plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True))
+    (entry,) = predict(plan, {subgraph.name: 1 for subgraph in plan.subgraphs}, LIMITS["b200"])
+    weights = sum(parameter.numel() for parameter in moe.experts.parameters()) // 4
+    assert entry["operations"] == 2 * 2 * weights
+    assert entry["bytes"] == pytest.approx(2 * weights * 0.5625 + 2 * moe_spellings.HIDDEN * 4)
 
 
 def test_rows_of_subgraphs(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -95,7 +95,7 @@ def test_transformers(
     found = moes(source)
     shared, shared_gated = moe_zoo.SHARED.get(name, (0, False))
     experts = 4 if name in ("mixtral", "gpt_oss", "llama4") else 8
-    sizes = {"in_features": 64, "intermediate_features": 48, "out_features": 64, "experts": experts}
+    sizes = {"in_features": 64, "intermediate_features": 48, "out_features": 64, "experts": experts, "gated": 1}
     for subgraph in found:
         assert subgraph.refusal is None
         assert subgraph.moe is not None
