@@ -236,7 +236,8 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
         steps.append("Give input samples with <code>--calib-data</code>: activations can then be 4 bits too (W4A4).")
     if kept := sum(build_report.not_asked_for(entry) for entry in subgraphs):
         steps.append(
-            f"{kept} linears outside of MLPs stay as they are; <code>--kinds</code> with linear takes them too."
+            f"{kept} linears outside of MLPs stay as they are; <code>{build_report.LINEARS_TOO}</code> replaces those "
+            "that can be."
         )
     rows = report.get("accuracy", {}).get("tensors", [])
     outputs = [row for row in rows if row["kind"] == "output" and not row["discrete"]]

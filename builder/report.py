@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.calibration.replacing import replacing
-from trt_nvfp4.graph_passes.plan import NVFP4, has_ranges
+from trt_nvfp4.graph_passes.plan import KINDS, NVFP4, has_ranges
 
 from .errors import USAGE, BuilderError
 
@@ -34,6 +34,8 @@ ACTIVATIONS = {
     ("fp8_plugin", True): "FP8, calibrated scales",
     ("fp8_plugin", False): "FP8, scales computed at run time",
 }
+# The option that asks for linears as well as for what is asked for by default.
+LINEARS_TOO = f"--kinds {','.join(KINDS)}"
 # What a report says of each subgraph, see `take_plan`.
 SUBGRAPH = {"name", "kind", "nodes", "shapes", "decision", "reason", "activations", "realized"}
 
@@ -183,7 +185,7 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
         reasons.add_row(f"{count} {decision}", reason)
     if left_alone:
-        reasons.add_row(f"{len(left_alone)} keep", "linears outside of MLPs; --kinds linear replaces them too")
+        reasons.add_row(f"{len(left_alone)} keep", f"linears outside of MLPs; {LINEARS_TOO} replaces those that can be")
     return [table, reasons]
 
 
