@@ -123,11 +123,12 @@ class Backend:
 
         report({"event": "stage", "stage": "build"})
         config.progress_monitor = _monitor(trt, report)
-        # Minutes may pass without a return to Python: let Ctrl-C end the process. Nothing is written until later.
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Minutes may pass without a return to Python: let signals end the process. Nothing is written until later.
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
         parsed = len(log.errors)
         engine = builder.build_serialized_network(network, config)
-        signal.signal(signal.SIGINT, interrupt)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if engine is None:
             raise BuilderError(BUILD_FAILED, f"TensorRT built no engine: {log.last_errors()}")
         # A tactic that failed leaves the others.

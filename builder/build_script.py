@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -271,6 +272,8 @@ def main(folder: Path) -> int:
     parser.add_argument("--events", action="store_true", help="progress and result as JSON lines on stdout")
     arguments = parser.parse_args()
     report = _print_events if arguments.events else _print_text
+    # What ends a process on a server cleans up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         job = Job.read(folder / MANIFEST, arguments.output)
         _check_output(job, folder / MANIFEST)
@@ -291,4 +294,6 @@ def main(folder: Path) -> int:
             print(f"error: {message(error)}", file=sys.stderr)
         return code
     except KeyboardInterrupt:
+        if not arguments.events:
+            print("error: interrupted; nothing half-written was left", file=sys.stderr)
         return INTERRUPTED

@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from trt_nvfp4.builder import build_script, bundle
 from trt_nvfp4.builder.engine import estimate_memory, run_script
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
+    INTERRUPTED,
     MODEL_AT_FAULT,
     UNAVAILABLE,
     USAGE,
@@ -187,6 +190,36 @@ def test_memory_estimate_counts_external_data(gated_mlps: Path) -> None:
     assert estimate.weights == gated_mlps.stat().st_size + data
     assert estimate.needed > 2 * estimate.weights
     assert estimate.fits
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_script_that_is_ended_while_it_writes_leaves_nothing(
+    tmp_path: Path, fp8_and_bf16: Path, ending: signal.Signals
+) -> None:
+    """As a service manager or a container ends it: an engine of gigabytes takes long to reach the disk."""
+    slow_disk = tmp_path / "slow_disk"
+    slow_disk.mkdir()
+    (slow_disk / "sitecustomize.py").write_text("import os, time\nos.fsync = lambda file: time.sleep(100)\n")
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    out = tmp_path / "out"
+    script = subprocess.Popen(
+        [sys.executable, folder / bundle.SCRIPT, "-o", out / "model.engine"],
+        env={**os.environ, "PYTHONPATH": str(slow_disk)},
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background may have been told to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.glob(".model.engine.*")):
+        assert script.poll() is None, script.stderr and script.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    script.send_signal(ending)
+    _, said = script.communicate(timeout=60)
+    assert script.returncode == INTERRUPTED
+    assert said.endswith("error: interrupted; nothing half-written was left\n")
+    assert list(out.iterdir()) == []
 
 
 def test_messages_name_the_users_files(tmp_path: Path) -> None:
