@@ -108,3 +108,7 @@ def bench_engine(
             output.print(table)
         for note in result.notes:
             output.print(note)
+
+
+if __name__ == "__main__":
+    app()

@@ -190,3 +190,7 @@ def build_engine(
         for table in report.subgraph_tables(shown["subgraphs"]):
             output.print(table)
         output.print(report.summary_table(shown))
+
+
+if __name__ == "__main__":
+    app()

@@ -217,3 +217,7 @@ def _print_tables(found: Comparison, plugins: list[Agreement]) -> None:
         output.print(table("plugins on this GPU against their function bodies", plugins))
     if "engine" in (found.reference.kind, found.result.kind):
         output.print("An engine shows its outputs alone; compare its rewritten ONNX for the subgraphs.")
+
+
+if __name__ == "__main__":
+    app()

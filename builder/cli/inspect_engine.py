@@ -32,3 +32,7 @@ def inspect_engine(
             return
         for table in tables(found):
             output.print(table)
+
+
+if __name__ == "__main__":
+    app()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import subprocess
 import sys
 import types
 
@@ -61,3 +62,13 @@ def test_wrong_options_are_json_too(command: types.ModuleType, arguments: list[s
     assert failure["exit_code"] == errors.USAGE
     assert failure["error"] in " ".join(result.stderr.replace("│", " ").split())
     assert CliRunner().invoke(command.app, arguments).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "command", [bench_engine, build_engine, compare_engine, inspect_engine], ids=lambda module: module.__name__
+)
+def test_commands_run_as_modules(command: types.ModuleType) -> None:
+    """As where the folder of scripts is not on PATH, or Python runs under a debugger."""
+    done = subprocess.run([sys.executable, "-m", command.__name__], capture_output=True, text=True)
+    assert done.returncode == errors.USAGE
+    assert "Missing argument" in done.stderr
