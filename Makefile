@@ -16,9 +16,10 @@ help:
 
 install: .venv/.installed
 
+# A .venv that was never finished may be another Python's, too old for the packages; venv would keep it.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Preparing .venv: a few minutes on the first run"
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(if $(wildcard $@),,--clear) .venv
 	$(BIN)/pip install -qq --upgrade pip
 	# Byte code of the few modules that are imported is made then, not of all that packages hold.
 	$(BIN)/pip install -qq --no-compile --constraint constraints.txt --editable '.[test,lint]'
