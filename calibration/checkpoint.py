@@ -139,7 +139,7 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         path = self._file_of[name]
         with _readable(path):
             if path not in self._opened:
-                self._opened[path] = safe_open(path, framework="pt").__enter__()
+                self._opened[path] = safe_open(path, framework="pt")
             yield self._opened[path]
 
     def _tensor(self, name: str, rows: slice | None = None) -> Tensor:

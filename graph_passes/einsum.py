@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.linear_pattern import constant_source
-from trt_nvfp4.graph_passes.nodes import FLOATS, is_op, operand, string_attribute
+from trt_nvfp4.graph_passes.nodes import FLOATS, is_op, operand
 
 
 def multiply_matrices(graph: ir.Graph) -> None:
@@ -14,7 +14,7 @@ def multiply_matrices(graph: ir.Graph) -> None:
     for node in list(graph):
         if not is_op(node, "Einsum") or len(node.inputs) != 2:
             continue
-        terms, _, result = string_attribute(node, "equation", "").replace(" ", "").partition("->")
+        terms, _, result = node.attributes.get_string("equation", "").replace(" ", "").partition("->")
         first, _, second = terms.partition(",")
         for index, (x, weight) in enumerate(((second, first), (first, second))):
             order = _order(x, weight, result)
