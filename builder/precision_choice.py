@@ -1,10 +1,11 @@
 """The cheapest mix of precisions that meets an accuracy budget.
 
-Each subgraph is measured alone in every precision that it allows. From the cheapest mix of all, one subgraph at a time
-is then raised in precision, the one that saves most error per second first (the greedy solution of the multiple-choice
-knapsack problem: Sinha, Zoltners, 1979). That gives one row of mixes, dearer and more accurate from each to the next,
-whatever the budget; the first of them that meets the budget on held-out samples, all subgraphs together, is found by
-bisection. So a tighter budget never costs less.
+Each subgraph is measured alone in every precision that it allows; those that read the same weights, as calls of one
+network do, are measured together and get one precision, or the weights would be stored in several. From the cheapest
+mix of all, one subgraph (or such a group) at a time is then raised in precision, the one that saves most error per
+second first (the greedy solution of the multiple-choice knapsack problem: Sinha, Zoltners, 1979). That gives one row of
+mixes, dearer and more accurate from each to the next, whatever the budget; the first of them that meets the budget on
+held-out samples, all subgraphs together, is found by bisection. So a tighter budget never costs less.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -42,12 +43,13 @@ _PERIOD, _HELD_OUT = 4, 1
 # Weights that were in the model's file and are no larger stay in the model.
 _INLINE_BYTES = 4096
 _ON_DISK = (ir.ExternalTensor, StreamedTensor)
+Planned: TypeAlias = tuple[PlannedSubgraph, Subgraph]
 
 
 @dataclass(frozen=True)
 class Option:
     """One precision of one subgraph: the op that computes it, if any, the least time it takes, and what it does to the
-    model's outputs alone, to the `worst_output` most (see `Score`)."""
+    model's outputs alone, or with those that read its weights, to the `worst_output` most (see `Score`)."""
 
     decision: str
     seconds: float
@@ -199,8 +201,10 @@ def choose_precisions(
         trials = Trials(model, plan, statistics, budget, Path(name))
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
-        options = _measure(trials, model, plan, target, recorded, tokens, require, progress)
-        mixes = mixes_by_cost(options)
+        groups = sharing([(entry, subgraph) for entry, subgraph in plan.check(model) if entry.decision != "keep"])
+        options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, progress)
+        rows = mixes_by_cost(_together(groups, options))
+        mixes = [_by_subgraph(row, groups, options) for row in rows]
         progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
         tried: dict[int, Score] = {}
 
@@ -219,7 +223,8 @@ def choose_precisions(
             f"the nearest comes to {budget.metric} {budget.shown(best.value)}{_of(best.worst_output)}",
         )
     chosen = mixes[index]
-    entries = [_decided(entry, chosen, options, budget) for entry in plan.subgraphs]
+    others = {entry.name: len(group) - 1 for group in groups for entry, _ in group}
+    entries = [_decided(entry, chosen, options, budget, others.get(entry.name, 0)) for entry in plan.subgraphs]
     numbers = {
         "budget": str(budget),
         "metric": budget.metric,
@@ -227,7 +232,7 @@ def choose_precisions(
         "worst_output": tried[index].worst_output,
         "held_out_samples": len(verifying),
         "choosing_samples": len(recorded),
-        "predicted_loss": sum(option.loss for option in chosen.values()),
+        "predicted_loss": sum(option.loss for option in rows[index].values()),
         "roofline_us": sum(option.seconds for option in chosen.values()) * 1e6,
         "subgraphs": {name: [option.as_dict() for option in choices] for name, choices in options.items()},
         "tried": [
@@ -241,34 +246,79 @@ def choose_precisions(
     return Choice(replace(plan, subgraphs=entries), numbers, warnings)
 
 
+def sharing(planned: Iterable[Planned]) -> list[list[Planned]]:
+    """Entries by what they read: in one group are those that have a weight in common, directly or by others."""
+    groups: list[tuple[set[object], list[Planned]]] = []
+    for entry, subgraph in planned:
+        weights: set[object] = {linear.weight.identity for linear in subgraph.linears}
+        group: list[Planned] = []
+        apart = []
+        for known, members in groups:
+            if known.isdisjoint(weights):
+                apart.append((known, members))
+            else:
+                weights |= known
+                group += members
+        groups = [*apart, (weights, [*group, (entry, subgraph)])]
+    return [group for _, group in groups]
+
+
 def _measure(
     trials: Trials,
-    model: SourceModel,
-    plan: Plan,
+    groups: Sequence[Sequence[Planned]],
     target: Target,
+    precision: str,
     recorded: Sequence[tuple[Sample, Path]],
     tokens: Mapping[str, int],
     require: str | None,
     progress: Progress,
 ) -> dict[str, list[Option]]:
-    """The options of every subgraph that the plan replaces."""
+    """The options of every subgraph, of the same decisions in the same order within a group."""
     enough = {None: ("",), "nvfp4": ("nvfp4",), "fp8": ("nvfp4", "fp8")}[require]
     wanted = [
-        replace(entry, decision=decision, op=replacing_op(subgraph, decision, target.capabilities))
-        for entry, subgraph in plan.check(model)
-        if entry.decision != "keep"
-        for decision in _decisions(entry, subgraph, target, plan.precision)
-        if decision.startswith(enough)
+        [
+            replace(entry, decision=decision, op=replacing_op(subgraph, decision, target.capabilities))
+            for entry, subgraph in group
+        ]
+        for group in groups
+        for decision in _decisions(*group[0], target, precision)
+        if decision.startswith(enough) and all(decision in _decisions(*other, target, precision) for other in group[1:])
     ]
     options: dict[str, list[Option]] = {}
-    for done, entry in enumerate(wanted):
-        progress.step(done, len(wanted), f"{entry.name} as {entry.decision}")
-        score = trials.score([entry], recorded)
-        rows, limits = tokens[entry.name], LIMITS[target.name]
-        seconds = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype).seconds
-        option = Option(entry.decision, seconds, score.loss, score.value, entry.op, score.worst_output)
-        options.setdefault(entry.name, []).append(option)
+    for done, entries in enumerate(wanted):
+        beside = f" and {len(entries) - 1} of the same weights" if len(entries) > 1 else ""
+        progress.step(done, len(wanted), f"{entries[0].name}{beside} as {entries[0].decision}")
+        score = trials.score(entries, recorded)
+        for entry in entries:
+            rows, limits = tokens[entry.name], LIMITS[target.name]
+            seconds = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype).seconds
+            option = Option(entry.decision, seconds, score.loss, score.value, entry.op, score.worst_output)
+            options.setdefault(entry.name, []).append(option)
     return options
+
+
+def _together(groups: Sequence[Sequence[Planned]], options: Mapping[str, Sequence[Option]]) -> dict[str, list[Option]]:
+    """The options of each group, under the name of its first member."""
+    return {
+        group[0][0].name: [
+            replace(alike[0], seconds=sum(option.seconds for option in alike))
+            for alike in zip(*(options[entry.name] for entry, _ in group), strict=True)
+        ]
+        for group in groups
+        if group[0][0].name in options
+    }
+
+
+def _by_subgraph(
+    row: Mapping[str, Option], groups: Sequence[Sequence[Planned]], options: Mapping[str, Sequence[Option]]
+) -> dict[str, Option]:
+    """A mix by group as one by subgraph."""
+    return {
+        entry.name: next(option for option in options[entry.name] if option.decision == row[group[0][0].name].decision)
+        for group in groups
+        if group[0][0].name in row
+        for entry, _ in group
+    }
 
 
 def _decisions(entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str) -> list[str]:
@@ -331,15 +381,21 @@ def _for_json(number: float) -> float | None:
 
 
 def _decided(
-    entry: PlannedSubgraph, chosen: Mapping[str, Option], options: Mapping[str, Sequence[Option]], budget: Budget
+    entry: PlannedSubgraph,
+    chosen: Mapping[str, Option],
+    options: Mapping[str, Sequence[Option]],
+    budget: Budget,
+    others: int,
 ) -> PlannedSubgraph:
+    """`others`: how many subgraphs it was measured with."""
     if entry.name not in chosen:
         return entry
-    alone = ", ".join(
+    measured = ", ".join(
         f"{o.decision} {budget.shown(o.value)}{_of(o.worst_output)} ({o.seconds * 1e6:.3g} us)"
         for o in options[entry.name]
     )
-    reason = f"chosen for {budget}; alone, {budget.metric} and least time: {alone}"
+    how = f"with {others} of the same weights" if others else "alone"
+    reason = f"chosen for {budget}; {how}, {budget.metric} and least time: {measured}"
     return replace(_carried_out(entry, chosen), reason=reason)
 
 

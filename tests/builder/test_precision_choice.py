@@ -322,6 +322,48 @@ def test_each_subgraph_is_quantized_once(mlps: Path, samples: Path, monkeypatch:
 
 
 @pytest.fixture
+def unrolled(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """a = mlp0(tanh(x)), b = mlp1(tanh(a)), c = mlp0(tanh(b)), d = mlp0(tanh(c))."""
+    text = ""
+    for index, (mlp, x, y) in enumerate([(0, "x", "a"), (1, "a", "b"), (0, "b", "c"), (0, "c", "d")]):
+        text += f"""t{index} = Tanh({x})  g{index} = MatMul(t{index}, gate{mlp})  s{index} = Sigmoid(g{index})
+            m{index} = Mul(g{index}, s{index})  u{index} = MatMul(t{index}, up{mlp})  h{index} = Mul(m{index}, u{index})
+            {y} = MatMul(h{index}, down{mlp})\n"""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float16[tokens, 32] x) => (float16[tokens, 32] d) {{ {text} }}"""
+    )
+    for mlp in range(2):
+        for name, shape in (("gate", (32, 64)), ("up", (32, 64)), ("down", (64, 32))):
+            weight = (rng.standard_normal(shape) * (0.5, 0.1)[mlp]).astype(np.float16)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"{name}{mlp}"))
+    onnx.save(model, tmp_path / "unrolled.onnx")
+    return tmp_path / "unrolled.onnx"
+
+
+def test_calls_of_the_same_weights_get_one_precision(unrolled: Path, samples: Path) -> None:
+    """Every mix, whatever its budget, has one for the three; they are measured together and written once."""
+    decided = set()
+    for limit in (5, 16, 20, 24, 32):
+        report = run(unrolled, samples, f"sqnr>={limit}")
+        first, other, *calls = (entry for entry in report["subgraphs"] if entry["kind"] == "gated_mlp")
+        assert {first["decision"]} == {entry["decision"] for entry in calls}
+        assert "; with 2 of the same weights, sqnr" in first["reason"]
+        assert "; alone, sqnr" in other["reason"]
+        assert measured_again(report, unrolled, samples) == pytest.approx(report["budget"]["achieved"] or math.inf)
+        options = report["budget"]["subgraphs"]
+        chosen = {
+            e["name"]: next(o for o in options[e["name"]] if o["decision"] == e["decision"])
+            for e in (first, other, *calls)
+        }
+        assert report["budget"]["roofline_us"] == pytest.approx(sum(o["seconds"] for o in chosen.values()) * 1e6)
+        loss = chosen[first["name"]]["loss"] + chosen[other["name"]]["loss"]
+        assert report["budget"]["predicted_loss"] == pytest.approx(loss)
+        decided.add((first["decision"], other["decision"]))
+    assert any(first != other for first, other in decided), "groups of their own"
+
+
+@pytest.fixture
 def moe(tmp_path: Path, seed: int) -> Path:
     path = tmp_path / "model.onnx"
     moe_spellings.export(Moe(MoeSpec("gathered"), seed).half(), path, seed)
