@@ -83,6 +83,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_names(request)
     _check_budget(request)
     _check_unheard(request, rewritten)
+    _check_calibration(request)
     _check_selection(request)
     _check_recipe(request)
     _check_inputs(request)
@@ -138,6 +139,13 @@ def _check_unheard(request: Request, rewritten: bool) -> None:
     if given:
         done = f"{request.model} has been rewritten" if rewritten else f"{request.plan} has decided"
         raise BuilderError(USAGE, f"{done} already, so that {', '.join(given)} would have no effect; leave that out")
+
+
+def _check_calibration(request: Request) -> None:
+    if request.stop_after == "calibrate" and (request.calib_data is None or is_statistics(request.calib_data)):
+        raise BuilderError(
+            USAGE, "--stop-after calibrate: nothing would be calibrated; give input samples with --calib-data FILE|DIR"
+        )
 
 
 def _check_selection(request: Request) -> None:

@@ -65,7 +65,7 @@ def test_bundle_asks_for_a_tensorrt_that_has_it(gated_mlps: Path, samples: str) 
 
 
 def test_without_samples(gated_mlps: Path) -> None:
-    shown = build(gated_mlps, "--stop-after", "calibrate")
+    shown = build(gated_mlps, "--stop-after", "rewrite")
     assert shown.exit_code == errors.USAGE
     assert "--calib-data" in shown.stderr
 

@@ -174,6 +174,14 @@ def test_a_model_from_a_pipe(tmp_path: Path) -> None:
     refusal(tmp_path / "model.onnx", "is a pipe or a device", code=errors.MODEL_AT_FAULT)
 
 
+def test_calibration_without_samples(gated_mlps: Path, samples: Path) -> None:
+    """It would leave no statistics, or an earlier run's."""
+    run(gated_mlps, calib_data=samples, stop_after="calibrate")
+    statistics = gated_mlps.parent / "out" / "o.statistics.json"
+    for data in (None, statistics):
+        refusal(gated_mlps, "--stop-after calibrate: nothing would be", calib_data=data, stop_after="calibrate")
+
+
 def test_options_that_a_plan_leaves_without_effect(gated_mlps: Path) -> None:
     plan = run(gated_mlps)
     options = {"precision": "fp8", "moe": "native", "include": "nosuch"}
