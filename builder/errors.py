@@ -17,6 +17,8 @@ class BuilderError(Exception):
 
 def exit_code(error: BaseException) -> int | None:
     """The exit code of a failure that the user can act on; None for a defect of this program."""
+    if isinstance(error, KeyboardInterrupt):  # maybe within these imports, which cannot be repeated
+        return INTERRUPTED
     from trt_nvfp4.calibration.errors import CalibrationError
     from trt_nvfp4.graph_passes.plan import PlanError
     from trt_nvfp4.graph_passes.source import ModelError
@@ -31,8 +33,6 @@ def exit_code(error: BaseException) -> int | None:
         return MODEL_AT_FAULT
     if isinstance(error, ToolchainError):
         return UNAVAILABLE
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
     if isinstance(error, OSError):
         return BUILD_FAILED
     return None

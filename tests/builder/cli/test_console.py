@@ -32,6 +32,14 @@ def test_a_reader_that_has_seen_enough_is_no_defect(capsys: pytest.CaptureFixtur
     assert "defect" not in capsys.readouterr().err
 
 
+def test_ctrl_c_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which some cannot be imported again then, such as Torch."""
+    monkeypatch.setitem(sys.modules, "trt_nvfp4.graph_passes.plan", None)  # an ImportError
+    with pytest.raises(typer.Exit) as ended, failures(debug=False):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == errors.INTERRUPTED
+
+
 def test_an_exit_for_another_reason_is_one() -> None:
     with pytest.raises(typer.Exit) as ended, failures(debug=False):
         sys.exit(0)
