@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -78,6 +79,9 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
 
     What ends a process on a server, SIGTERM, cleans up as Ctrl-C does.
     """
+    # Names of files and tensors may hold what the terminal's encoding has not; stderr escapes it anyway.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

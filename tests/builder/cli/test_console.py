@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
-from trt_nvfp4.builder.cli.console import failures, print_json
+from trt_nvfp4.builder.cli.console import failures, output, print_json
 
 
 def print_to_who_has_gone() -> None:
@@ -57,6 +57,17 @@ def test_stdout_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         print_json("{}")
     assert ended.value.exit_code == errors.BUILD_FAILED
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_names_that_the_terminal_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the work they are no reason to fail."""
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+    with failures(debug=False):
+        output.print("модель é")
+        sys.stdout.flush()
+    expected = "модель é\n".encode("latin-1", errors="backslashreplace")
+    assert shown.getvalue() == expected
 
 
 @pytest.mark.parametrize(
