@@ -150,7 +150,7 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
     for key, value in found.items():
         if key == "bytes":
             rest.add_row(key, decimal(value))
-        elif subgraphs is None or key in ("kind", "note", "model"):
+        elif subgraphs is None or key in ("kind", "note", "model") or (key == "target" and found["kind"] == "plan"):
             rest.add_row(key, _text(value))
     yield rest
 
