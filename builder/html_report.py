@@ -118,13 +118,19 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
         }
         caption = (
             f"Predicted, nothing was run: the least time of the replaced subgraphs on {report['predicted']['gpu']} at "
-            f"its published peaks, {predicted[0]['tokens']} tokens. Run bench-engine on the device to measure."
+            f"its published peaks, {_tokens(predicted)} tokens. Run bench-engine on the device to measure."
         )
     else:
         return "<p class='dim'>No subgraph was replaced, or the model was not at hand to predict from.</p>"
     shown = {CONTESTANTS[name]: value for name, value in values.items()}
     chart = svg_charts.bars(shown, "us", "as planned", "Microseconds as planned and of the baselines")
     return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _tokens(subgraphs: Sequence[Mapping[str, Any]]) -> str:
+    """How many, or from the fewest to the most."""
+    counts = {entry["tokens"] for entry in subgraphs}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
 
 
 def _accuracy(report: Mapping[str, Any]) -> str:

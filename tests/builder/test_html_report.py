@@ -156,6 +156,13 @@ def test_page_of_no_report(report: Path) -> None:
         html_report.write(report)
 
 
+def test_subgraphs_of_different_tokens(report: Path) -> None:
+    data: dict[str, Any] = json.loads(report.read_text())
+    assert "at its published peaks, 128 tokens." in html_report.page(data, None, "o")
+    data["predicted"]["subgraphs"][0]["tokens"] = 7
+    assert "at its published peaks, 7 to 128 tokens." in html_report.page(data, None, "o")
+
+
 def test_names_are_escaped(report: Path) -> None:
     data: dict[str, Any] = json.loads(report.read_text())
     for entry in (*data["subgraphs"], *data["accuracy"]["tensors"]):
