@@ -134,6 +134,11 @@ def _tokens(subgraphs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _accuracy(report: Mapping[str, Any]) -> str:
+    budget = build_report.budget_line(report)
+    return (f"<p>Budget {escape(budget)}.</p>" if budget else "") + _agreement(report)
+
+
+def _agreement(report: Mapping[str, Any]) -> str:
     found = report.get("accuracy", {})
     if not found.get("tensors"):
         return f"<p class='dim'>Not measured: {escape(found.get('not_measured', 'this run rewrote no model'))}.</p>"

@@ -195,6 +195,18 @@ def unplanned_line(report: Mapping[str, Any]) -> str:
     return ", ".join(parts).replace("%)", "% of weight bytes)", 1)
 
 
+def budget_line(report: Mapping[str, Any]) -> str:
+    """What an accuracy budget came to, in one line; empty where none was given."""
+    from .accuracy_budget import Budget
+
+    if not (budget := report["budget"]):
+        return ""
+    achieved = budget["achieved"]
+    shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)
+    found = f"{shown} on {budget['held_out_samples']} held-out samples"
+    return f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us"
+
+
 def _shape(shapes: Mapping[str, int]) -> str:
     """Widths from input to output, then how often: in how many layers, or for how many of the experts."""
     names = ("in_features", "intermediate_features", "out_features")
@@ -213,8 +225,6 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from .accuracy_budget import Budget
-
     table = Table(show_header=False, box=None)
     table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
     if report["recipe"]:
@@ -224,11 +234,8 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
     if unplanned := unplanned_line(report):
         table.add_row("not in the plan", f"{unplanned} stay as they are")
-    if budget := report["budget"]:
-        achieved = budget["achieved"]
-        shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)
-        found = f"{shown} on {budget['held_out_samples']} held-out samples"
-        table.add_row("accuracy", f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us")
+    if budget := budget_line(report):
+        table.add_row("accuracy", budget)
     if report["engine"]:
         carried = report["plugin_library_bytes"]
         of_which = f", of which plugin library {decimal(carried)}" if carried else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -138,7 +139,9 @@ def test_what_a_budget_came_to_is_on_its_side_of_the_limit(out: Path) -> None:
     data["budget"] = {"budget": "cosine>=0.99123441", "achieved": 0.99123449, "held_out_samples": 3, "roofline_us": 1.0}
     (out / "o.report.json").write_text(json.dumps(data))
     shown = CliRunner().invoke(app, [str(out / "o.report.json")], env={"COLUMNS": "200"})
-    assert "cosine>=0.99123441: 0.9912345 on 3 held-out samples" in shown.stdout
+    line = "cosine>=0.99123441: 0.9912345 on 3 held-out samples, roofline 1 us"
+    assert line in shown.stdout
+    assert f"Budget {html.escape(line)}." in html_report.write(out / "o.report.json").read_text()
 
 
 def test_linears_that_were_refused_are_not_offered_again(out: Path) -> None:
