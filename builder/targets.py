@@ -15,8 +15,8 @@ TENSORRT = {"tensorrt": "10.13"}
 MOE_LAYER_SINCE = {"tensorrt": "10.16"}
 # Q/DQ graphs with TRT_FP4DynamicQuantize; older versions build some of them silently in float32.
 NATIVE_NVFP4_SINCE = {"tensorrt_rtx": "1.7", "tensorrt": "11.0"}
-# In order of preference.
-EITHER = {"tensorrt_rtx": "1.2", "tensorrt": "10.13"}
+# In order of preference. TensorRT-RTX takes plugins of this kind from ONNX since 1.7 (tried: 1.4, 1.5 and 1.6 do not).
+EITHER = {"tensorrt_rtx": "1.7", "tensorrt": "10.13"}
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def test_manifest_that_cannot_be_carried_out(
     ("versions", "gpu", "chosen"),
     [
         ({"tensorrt_rtx": "1.7.1", "tensorrt": "11.0"}, (12, 0), "tensorrt_rtx"),
-        ({"tensorrt_rtx": "1.1.9", "tensorrt": "10.13.2"}, (12, 0), "tensorrt"),
+        ({"tensorrt_rtx": "1.6.1", "tensorrt": "10.13.2"}, (12, 0), "tensorrt"),
         ({"tensorrt": "10.13.2"}, (12, 0), "tensorrt"),
         # What none can do is said by the first.
         ({"tensorrt_rtx": "1.1.9", "tensorrt": "10.13.2"}, None, "tensorrt_rtx"),
@@ -152,7 +152,7 @@ def test_the_first_package_that_serves_builds(
     gpu: tuple[int, int] | None,
     chosen: str,
 ) -> None:
-    """rtx-blackwell takes TensorRT-RTX from 1.2, or else TensorRT from 10.13 on its own GPU."""
+    """rtx-blackwell takes TensorRT-RTX from 1.7, or else TensorRT from 10.13 on its own GPU."""
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: versions.get(name))
     monkeypatch.setattr("importlib.metadata.version", lambda name: versions[name])
