@@ -21,7 +21,7 @@ from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.packed_weights import PackedExperts
+from trt_nvfp4.graph_passes.packed_experts import PackedExperts
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.plugins.ops import OPS
