@@ -66,6 +66,20 @@ def test_speed_on_an_h100_is_what_was_recorded() -> None:
     assert f"at {', '.join(f'{fraction:.0%}' for fraction in fractions)} of bandwidth" in text
 
 
+def test_speed_of_mixtures_on_an_h100_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "moe_h100.json").read_text())
+    text = " ".join(_section("Speed").split())
+    fractions = [f"{run['bandwidth_fractions']['nvfp4']:.0%}" for run in recorded["moe"]]
+    assert f"read at {', '.join(fractions)} of bandwidth ({recorded['read_bandwidth'] / 1e12:.2f} TB/s)" in text
+    for other, name in (("bf16", "BF16"), ("humming", "humming's GEMMs")):
+        ratios = [
+            min(t["median_us"] for contestant, t in run["timings"].items() if contestant.startswith(other))
+            / run["timings"]["nvfp4"]["median_us"]
+            for run in recorded["moe"]
+        ]
+        assert re.search(rf"{min(ratios):.2f}x to {max(ratios):.2f}x as (fast as )?{name}", text)
+
+
 def test_speed_of_linears_is_what_was_recorded() -> None:
     recorded = json.loads((ROOT / "benchmarks" / "results" / "decode.json").read_text())
     for run in recorded["linear"]:
