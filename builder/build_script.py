@@ -238,12 +238,14 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         del engine
         if temporary.stat().st_size != size:
             raise BuilderError(VERIFICATION_FAILED, f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
+        digest = sha256(temporary)
     lap("check")
     return {
         "target": job.target,
         "backend": job.module,
         "engine": str(job.engine),
         "engine_bytes": size,
+        "engine_sha256": digest,
         "engine_layers": len(layers),
         "plugin_layers": sum(layer.is_plugin for layer in layers),
         "subgraphs": realized,

@@ -20,7 +20,16 @@ from .errors import USAGE, BuilderError
 from .onnx_file import read
 
 # A report of the build script alone has the number of layers.
-BUILD_RESULT = {"target", "backend", "engine", "engine_bytes", "engine_layers", "plugin_layers", "subgraphs"}
+BUILD_RESULT = {
+    "target",
+    "backend",
+    "engine",
+    "engine_bytes",
+    "engine_sha256",
+    "engine_layers",
+    "plugin_layers",
+    "subgraphs",
+}
 MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")
 
 
@@ -134,8 +143,9 @@ def _engine(path: Path) -> dict[str, Any]:
             "note": f"layers cannot be read without the target's GPU, and there is no {beside.name} beside it",
         }
     data = _report(beside)
-    if data.get("engine_bytes") != found["bytes"]:
-        return {**found, "note": f"{beside.name} is of another engine ({data.get('engine_bytes')} bytes)"}
+    # The digest: engines of one architecture are often of one size.
+    if data["engine_bytes"] != found["bytes"] or data["engine_sha256"] != build_script.sha256(path):
+        return {**found, "note": f"{beside.name} is of another engine ({data['engine_bytes']} bytes)"}
     return {**data, **found, "note": f"as verified when it was built ({beside.name}); layers need the target's GPU"}
 
 

@@ -50,6 +50,7 @@ class Report:
     backend: str | None = None
     engine: str | None = None
     engine_bytes: int | None = None
+    engine_sha256: str | None = None
     # The engine carries the library.
     plugin_library_bytes: int | None = None
     bundle: str | None = None
@@ -115,6 +116,7 @@ class Report:
         self.backend = result["backend"]
         self.engine = result["engine"]
         self.engine_bytes = result["engine_bytes"]
+        self.engine_sha256 = result["engine_sha256"]
         self.plugin_layers = result["plugin_layers"]
         realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
         for subgraph in self.subgraphs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
@@ -92,6 +93,7 @@ def test_report_that_lacks_something(out: Path, key: str, as_json: list[str]) ->
 def test_engine_that_a_bundle_built(out: Path) -> None:
     """Its build script knows the engine, and of the plan what it checked."""
     built = {"target": "thor", "backend": "tensorrt", "engine": "o.engine", "engine_bytes": 8, "engine_layers": 5}
+    built |= {"engine_sha256": hashlib.sha256((out / "o.engine").read_bytes()).hexdigest()}
     built |= {"plugin_layers": 2, "timings_s": {"build": 1.5}, "warnings": ["slow disk"]}
     built["subgraphs"] = [{"name": "layer0", "realized": "nvfp4 plugin", "problem": None}]
     (out / "o.report.json").write_text(json.dumps(built))
@@ -102,9 +104,10 @@ def test_engine_that_a_bundle_built(out: Path) -> None:
             assert text in shown.stdout
     as_json = json.loads(CliRunner().invoke(app, [str(out / "o.engine"), "--json"]).stdout)
     assert (as_json["kind"], as_json["plugin_layers"]) == ("engine", 2)
-    (out / "o.engine").write_bytes(b"another")
-    shown = CliRunner().invoke(app, [str(out / "o.engine")], env={"COLUMNS": "200"})
-    assert "o.report.json is of another engine (8 bytes)" in shown.stdout
+    for another in (b"another", (out / "o.engine").read_bytes()[::-1]):
+        (out / "o.engine").write_bytes(another)
+        shown = CliRunner().invoke(app, [str(out / "o.engine")], env={"COLUMNS": "200"})
+        assert "o.report.json is of another engine (8 bytes)" in shown.stdout
 
 
 def test_empty_engine(out: Path) -> None:
