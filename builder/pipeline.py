@@ -19,7 +19,7 @@ from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_s
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.packed_subgraphs import holds_weights, packed_ranges
+from trt_nvfp4.graph_passes.packed_subgraphs import held_matrices, packed_ranges
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph, has_ranges, make_plan, selection
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
@@ -70,7 +70,8 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
-        subgraphs = find_subgraphs(model)
+        # A given plan finds its own.
+        subgraphs = find_subgraphs(model) if request.plan is None or checkpoint is not None else []
         calibrated = _calibrated(request, checkpoint, subgraphs)
         plan = _plan(request, model, subgraphs, calibrated)
         if checkpoint is not None:
@@ -337,8 +338,9 @@ def _check_packed(
             f"{request.packed_weights}: the plan has no NVFP4 plugin, so that packed weights have no use; "
             "leave --packed-weights out, or choose --precision auto or nvfp4",
         )
-    absent = [part.name for part in subgraphs if part.name in planned and not holds_weights(checkpoint, part)]
-    if len(absent) == len(planned):
+    held = {part.name: held_matrices(checkpoint, part) for part in subgraphs if part.name in planned}
+    absent = [name for name, matrices in held.items() if not all(matrices)]
+    if not any(map(any, held.values())):
         raise BuilderError(
             USAGE,
             f"{request.packed_weights}: holds NVFP4 weights of none of the {len(planned)} subgraphs in the plan, such "
@@ -346,7 +348,7 @@ def _check_packed(
         )
     if absent:
         report.warnings.append(
-            f"{request.packed_weights} lacks the weights of {', '.join(absent)}: quantized from the model's own"
+            f"{request.packed_weights} lacks weights of {', '.join(absent)}: quantized from the model's own"
         )
 
 

@@ -33,11 +33,11 @@ def _module(checkpoint: NVFP4Checkpoint, linear: Linear) -> str | None:
     return next(filter(None, map(checkpoint.module, names)), None)
 
 
-def holds_weights(checkpoint: NVFP4Checkpoint, subgraph: Subgraph) -> bool:
-    """Whether weights of the subgraph are in the checkpoint."""
+def held_matrices(checkpoint: NVFP4Checkpoint, subgraph: Subgraph) -> list[bool]:
+    """Of each matrix of the subgraph whether the checkpoint has it; of the experts of an MoE block together."""
     if subgraph.moe is not None:
-        return PackedExperts.find(checkpoint, subgraph.name) is not None
-    return any(packed_sources(checkpoint, linears) is not None for linears in subgraph.matrices)
+        return [PackedExperts.find(checkpoint, subgraph.name) is not None]
+    return [packed_sources(checkpoint, linears) is not None for linears in subgraph.matrices]
 
 
 def packed_ranges(checkpoint: NVFP4Checkpoint, subgraphs: Iterable[Subgraph]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.packed_subgraphs import holds_weights, packed_ranges
+from trt_nvfp4.graph_passes.packed_subgraphs import held_matrices, packed_ranges
 from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.source import SourceModel, load
@@ -84,7 +84,7 @@ def test_weights_of_a_checkpoint(exported: Exported, tmp_path: Path, seed: int) 
     reference = copy.deepcopy(model)
     save_file(publish(reference, name), tmp_path / "model.safetensors")
     checkpoint = NVFP4Checkpoint(tmp_path)
-    assert all(holds_weights(checkpoint, part) for part in found_mlps(source))
+    assert all(all(held_matrices(checkpoint, part)) for part in found_mlps(source))
     plan = decided(source, "nvfp4_w4a16")
     x = draw(seed)
     (y,) = run(rewrite(source, plan, None, tmp_path / "out.onnx", checkpoint=checkpoint).path, x.numpy())
@@ -140,7 +140,7 @@ def test_names_with_more_in_front(prefix: str, llama: Llama, tmp_path: Path) -> 
     """Libraries wrap a model's modules in others."""
     model, source = llama
     checkpoint = saved(publish(copy.deepcopy(model), "llama", prefix), tmp_path)
-    assert all(holds_weights(checkpoint, part) for part in found_mlps(source))
+    assert all(all(held_matrices(checkpoint, part)) for part in found_mlps(source))
 
 
 def test_what_stays_in_16_bits(llama: Llama, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_stays_in_16_bits(llama: Llama, tmp_path: Path) -> None:
     model, source = llama
     tensors = {k: v for k, v in publish(copy.deepcopy(model), "llama").items() if "layers.1." not in k}
     checkpoint = saved(tensors, tmp_path)
-    assert [holds_weights(checkpoint, part) for part in found_mlps(source)] == [True, False]
+    assert [held_matrices(checkpoint, part) for part in found_mlps(source)] == [[True, True], [False, False]]
     plan = decided(source, "nvfp4_w4a16")
     paths = [
         rewrite(source, plan, None, tmp_path / f"{i}.onnx", checkpoint=c).path for i, c in ((0, checkpoint), (1, None))

@@ -100,7 +100,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "kind": (lambda plan, e: e[0].update(kind="mlp"), r"'kind' is gated_mlp in .*, and mlp in the plan"),
     "name": (lambda plan, e: e[0].update(name=f"{e[0]['name']}x"), r"no such subgraph; did you mean"),
     "node": (lambda plan, e: e[0].update(nodes=["gone", *e[0]["nodes"]]), r"has no node 'gone'"),  # type: ignore[misc]
-    "fewer nodes": (lambda plan, e: e[0].update(nodes=e[0]["nodes"][1:]), r"'nodes' is \["),  # type: ignore[index]
+    "fewer nodes": (lambda plan, e: e[0].update(nodes=e[0]["nodes"][1:]), r"'nodes' is \["),
     "twice": (lambda plan, e: e.append(e[0]), r"planned twice"),
     "missing key": (lambda plan, e: e[0].pop("nodes"), r"lacks nodes"),
     "unknown key": (lambda plan, e: e[0].update(speed="high"), r"unknown key 'speed'"),

@@ -52,7 +52,7 @@ class Twice(nn.Module):
 
 
 def exported(model: Twice | Moe, path: Path, seed: int) -> SourceModel:
-    moe_spellings.export(model, path, seed)  # type: ignore[arg-type]
+    moe_spellings.export(model, path, seed)
     return load(path)
 
 
