@@ -62,6 +62,8 @@ def run(request: Request, progress: Progress | None = None) -> Report:
 
     if rewritten_already:
         return _go_on(request, report, progress)
+    # Before an export, which takes minutes.
+    checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
     with report.timed("read"):
         progress.stage("reading the model")
         path = _onnx_file(request, report, progress)
@@ -69,7 +71,6 @@ def run(request: Request, progress: Progress | None = None) -> Report:
         profiles = _profiles(request, path, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
-        checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
         # A given plan finds its own.
         subgraphs = find_subgraphs(model) if request.plan is None or checkpoint is not None else []
         calibrated = _calibrated(request, checkpoint, subgraphs)
