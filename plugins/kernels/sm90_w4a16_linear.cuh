@@ -181,13 +181,13 @@ __device__ __forceinline__ void fetch_weights(LinearArgs<T> const& args, Dealt c
     ptx::prefetch(args.maps.codes);
     ptx::prefetch(args.maps.scales);
     constexpr int kSlotsUnderWay = kBySync<kTokens> ? 3 : 2;
-    SlotFiller<kSlotsUnderWay> filler(slots);
+    SlotFiller filler(slots);
     dealt.each([&](Task const& task) {
         TileBoxes const tile(args.maps, 0, task.tile);
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
 #pragma unroll
-            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk);
+            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk, kSlotsUnderWay);
         }
     });
 }

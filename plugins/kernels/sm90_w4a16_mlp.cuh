@@ -21,10 +21,10 @@
 
 namespace trt_nvfp4::sm90 {
 
-// Chunks of a task whose weights are asked for before its first activations are there. Slots hold more, but what blocks
-// hand over, and each fence, would queue behind the copies.
-template <int kTokens>
-constexpr int kChunksAhead = kBySync<kTokens> ? 3 : 2;
+// Chunks of a task whose weights are asked for before its first activations are there, and of how many slots at once.
+// There is room for more, but what blocks hand over, and each fence, would queue behind the copies.
+constexpr int kChunksAhead = 3;
+constexpr int kAheadUnderWay = 2;
 
 // By one thread.
 template <typename T, int kTokens>
@@ -33,18 +33,19 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
     ptx::prefetch(args.up.maps.scales);
     ptx::prefetch(args.down.maps.codes);
     ptx::prefetch(args.down.maps.scales);
-    constexpr int kSlotsUnderWay = kBySync<kTokens> && kTokens > 1 ? 4 : 3;
-    SlotFiller<kSlotsUnderWay> filler(shared.task.weights);
+    SlotFiller filler(shared.task.weights);
     uint32_t tasks = 0;
     for_tasks(args, 0, 2 * args.layers, [&](int phase, Projection<T> const& matrix, Task const& task) {
         ++tasks;
         TileBoxes const tile(matrix.maps, phase / 2, task.tile);
-        int const held = task.begin + kChunksAhead<kTokens>;
+        int const held = task.begin + kChunksAhead;
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             if (chunk == held) shared.await_tasks(tasks);
 #pragma unroll
-            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk);
+            for (int i = 0; i < kWarpgroups; ++i) {
+                filler.fill(tile, i, chunk, chunk < held ? kAheadUnderWay : kSlots);
+            }
         }
     });
 }

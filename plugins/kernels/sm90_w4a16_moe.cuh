@@ -72,7 +72,7 @@ __device__ __forceinline__ void prefetch_shared_expert(MixtureArgs<T> const& arg
 template <typename T, class Shared>
 __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Shared& shared) {
     constexpr int kSlotsUnderWay = 3;
-    SlotFiller<kSlotsUnderWay> filler(shared.task.weights);
+    SlotFiller filler(shared.task.weights);
     shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
         WeightMaps const& maps = args.matrices[task.phase][task.segment].maps;
         TileBoxes const tile(maps, task.expert, task.tile);
@@ -81,11 +81,11 @@ __device__ __forceinline__ void fetch_weights(MixtureArgs<T> const& args, Shared
 #pragma unroll 1
         for (int chunk = begin; chunk < end; ++chunk) {
             if (chunk == max(begin, end - kAhead)) ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.ending));
-            filler.fill(tile, 0, chunk);
+            filler.fill(tile, 0, chunk, kSlotsUnderWay);
             if (both) {
-                filler.fill(tile, 1, chunk);
+                filler.fill(tile, 1, chunk, kSlotsUnderWay);
             } else {
-                filler.pass();
+                filler.pass(kSlotsUnderWay);
             }
         }
     });

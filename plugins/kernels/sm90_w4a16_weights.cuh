@@ -74,9 +74,8 @@ struct TileBoxes {
 };
 
 // Fills slot after slot, by one thread, with as little to do between a copy's arrival and the next copy as can be:
-// warps that multiply leave it few issue slots. The fewer slots are under way the less do activations wait behind
-// weights, the more does memory wait for copies.
-template <int kUnderWay>
+// warps that multiply leave it few issue slots. Each call says of how many slots the copies may be under way: the
+// fewer, the less do activations wait behind weights, the more does memory wait for copies.
 class SlotFiller {
  public:
     __device__ __forceinline__ explicit SlotFiller(WeightSlots& slots)
@@ -85,10 +84,10 @@ class SlotFiller {
     }
 
     // With chunk `chunk` of the rows of a tile that are warpgroup i's.
-    __device__ __forceinline__ void fill(TileBoxes const& tile, int i, int chunk) {
+    __device__ __forceinline__ void fill(TileBoxes const& tile, int i, int chunk, uint32_t under_way) {
         await_slot();
         ptx::mbarrier_arrive_expect(full(filled_), kSlotCodes + kSlotScales);
-        await_arrival();
+        await_arrival(under_way);
         if (tile.once) {
             copy<true>(tile, i, chunk);
         } else {
@@ -97,10 +96,10 @@ class SlotFiller {
         ++filled_;
     }
     // With nothing, where a warpgroup has no rows.
-    __device__ __forceinline__ void pass() {
+    __device__ __forceinline__ void pass(uint32_t under_way) {
         await_slot();
         ptx::mbarrier_arrive(full(filled_));
-        await_arrival();
+        await_arrival(under_way);
         ++filled_;
     }
 
@@ -121,8 +120,8 @@ class SlotFiller {
         ptx::mbarrier_wait(full(filled_) + kSlots * 8, round(filled_) ^ 1);
     }
     // Returns once fewer slots are under way than may be; at first, when there are none before, at once.
-    __device__ __forceinline__ void await_arrival() const {
-        ptx::mbarrier_wait(full(filled_ - kUnderWay), round(filled_ - kUnderWay));
+    __device__ __forceinline__ void await_arrival(uint32_t under_way) const {
+        ptx::mbarrier_wait(full(filled_ - under_way), round(filled_ - under_way));
     }
 
     uint32_t codes_, full_;  // shared addresses

@@ -64,6 +64,12 @@ def test_speed_on_an_h100_is_what_was_recorded() -> None:
     text = " ".join(_section("Speed").split())
     assert f"({recorded['read_bandwidth'] / 1e12:.2f} TB/s)" in text
     assert f"at {', '.join(f'{fraction:.0%}' for fraction in fractions)} of bandwidth" in text
+    for other in ("BF16", "FP8"):
+        ratios = [
+            run["timings"][other.lower()]["median_us"] / run["timings"]["nvfp4 persistent bf16"]["median_us"]
+            for run in recorded["stack"]
+        ]
+        assert re.search(f"{', '.join(f'{ratio:.2f}x' for ratio in ratios)} as (fast as )?{other}", text)
 
 
 def test_speed_of_mixtures_on_an_h100_is_what_was_recorded() -> None:
