@@ -13,10 +13,9 @@ constexpr int kThreads = 32 * kWarps;  // that multiply
 constexpr int kFillers = 4;            // warps that fill the rings
 constexpr int kBlockThreads = kThreads + 32 * kFillers;
 
-// Stages under way of a block: 55 KB for an MLP, 37 or 74 for a linear.
-constexpr int kStagesInFlight = 12;
-constexpr int kFewInFlight = 8;
-constexpr int kManyInFlight = 16;
+// Stages that a filler keeps under way for a linear: 37 or 74 KB of a block's.
+constexpr int kFewInFlight = 2;
+constexpr int kManyInFlight = 4;
 
 // One projection, for all layers. A block's task is a group of tiles of rows by one of `splits` parts of K.
 struct Projection {
@@ -105,8 +104,8 @@ struct PhasesArgs {
     T* y;
     Partial* partials[kProjections];  // [tiles, splits, m, kTileRows]
     SharedMemory shared;
-    bool few_in_flight;  // of a linear
-    uint32_t one;        // 1, see shift_left
+    int in_flight;  // stages that a filler keeps under way
+    uint32_t one;   // 1, see shift_left
 };
 
 // What a warp multiplies of a panel: chunks of a tile, and then perhaps of the next.
@@ -145,12 +144,15 @@ __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& a
                     if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);
                     steps = part.most;
                 }
-                if constexpr (kProjections > 1) {
-                    fill<kStagesInFlight / kFillers>(rings, at, first, tiles, steps);
-                } else if (args.few_in_flight) {
-                    fill<kFewInFlight / kFillers>(rings, at, first, tiles, steps);
+                // Of choose_in_flight's. A linear takes two of them only, which keeps its code short.
+                if (kProjections > 1 && args.in_flight == 1) {
+                    fill<1>(rings, at, first, tiles, steps);
+                } else if (args.in_flight == kFewInFlight) {
+                    fill<kFewInFlight>(rings, at, first, tiles, steps);
+                } else if (kProjections > 1 && args.in_flight == 3) {
+                    fill<3>(rings, at, first, tiles, steps);
                 } else {
-                    fill<kManyInFlight / kFillers>(rings, at, first, tiles, steps);
+                    fill<kManyInFlight>(rings, at, first, tiles, steps);
                 }
             }
         }

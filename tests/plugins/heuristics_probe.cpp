@@ -48,6 +48,11 @@ int main() {
             int64_t bytes;
             std::cin >> bytes;
             std::cout << w4a16::keeps_few_in_flight(bytes) << '\n';
+        } else if (kind == "w4a16_mlp_in_flight") {
+            w4a16::Device device{};
+            std::cin >> device.sm_count >> device.bandwidth;
+            device.bandwidth *= 1e9f;
+            std::cout << w4a16::choose_in_flight(4608, 4, device) << '\n';
         } else if (kind == "divisor") {
             int n, divisor;
             std::cin >> n >> divisor;

@@ -18,6 +18,7 @@ constexpr int kMaxSplitTiles = 2048;
 struct Device {
     int sm_count;
     int shared_bytes;       // that a block may have
+    float bandwidth;        // of memory, bytes a second; 0: not known
     bool cooperative;       // can launch a grid that is co-resident as a whole
     bool dependent_launch;  // can start a kernel before the one in front of it has ended
 };
@@ -84,8 +85,19 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
     return best;
 }
 
-// Whether few copies are to be under way, for so many bytes of weights a block: a launch that is over soon waits for
-// its activations behind them, a long one for the weights (benchmarks/NOTES.md).
+// Stages of so many bytes that each of `fillers` warps of a block keeps under way for an MLP: together what its share
+// of memory's bandwidth brings in 1.47 us. With more of them blocks wait longer for each other, with fewer for memory:
+// an H200 takes 12 for all fillers and an H100 8, as was measured fastest there (benchmarks/NOTES.md).
+inline int choose_in_flight(int stage_bytes, int fillers, Device const& device) {
+    constexpr float kSeconds = 1.47e-6f;
+    constexpr int kMost = 4, kUnknown = 3;
+    if (device.bandwidth <= 0.0f) return kUnknown;
+    float const bytes = device.bandwidth / static_cast<float>(device.sm_count) * kSeconds;
+    return std::clamp(static_cast<int>(bytes / static_cast<float>(fillers * stage_bytes) + 0.5f), 1, kMost);
+}
+
+// Whether few copies are to be under way for a linear, of so many bytes of weights a block: a launch that is over soon
+// waits for its activations behind them, a long one for the weights (benchmarks/NOTES.md).
 inline bool keeps_few_in_flight(int64_t bytes) { return bytes <= 256 << 10; }
 
 // The panel holds what a task needs if it can; the ring takes the rest.
