@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := builder calibration graph_passes plugins
 CPP := $(shell git ls-files '*.cu' '*.cuh' '*.cpp' '*.h')
+# Container images set it; then every process would compile torch and all else that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-fast lint format install clean
 
