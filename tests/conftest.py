@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 
@@ -18,6 +19,13 @@ def pytest_report_header() -> str:
 def seed() -> int:
     """The run's seed: fresh on every run, printed in the header, set by TRT_NVFP4_TEST_SEED."""
     return SEED
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector leaves alone what has been imported, which stays, and comes less often: in the emulator's
+    tests it took a fifth of the time."""
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
