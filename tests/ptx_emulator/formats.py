@@ -88,8 +88,8 @@ class FloatFormat:
         rounding: rn (ties to even), rna (ties away), rz, rp, rm. Without `satfinite` an overflow becomes infinity, or
         NaN where the format has no infinity. `relu` clamps negatives, -0 included, to +0 and leaves NaN canonical.
         """
-        if rounding == "rn" and not satfinite and not relu:
-            nearest = self._nearest(np.asarray(values))
+        if rounding == "rn" and not relu:
+            nearest = (self._nearest_finite if satfinite else self._nearest)(np.asarray(values))
             if nearest is not None:
                 return nearest
         x = np.asarray(values, dtype=np.float64)
@@ -134,6 +134,23 @@ class FloatFormat:
             return None
         nan = np.isnan(values)
         return np.where(nan, np.uint32(0x7FFF), codes) if 1 in nan.tobytes() else codes
+
+    def _nearest_finite(self, values: NDArray[Any]) -> NDArray[np.uint32] | None:
+        """`encode` with `satfinite` to a signed format of at most 8 bits, in few operations. None for others."""
+        if self.bits > 8 or not self.signed:
+            return None
+        codes = np.searchsorted(self._thresholds, np.abs(values), side="right").astype(np.uint32)
+        codes |= np.signbit(values).astype(np.uint32) << np.uint32(self.exponent_bits + self.mantissa_bits)
+        nan = np.isnan(values)
+        return np.where(nan, np.uint32(self._largest_code if self.nan is None else self.nan), codes)
+
+    @cached_property
+    def _thresholds(self) -> NDArray[np.float64]:
+        """The least magnitude that is rounded to each code but the first; half-way ones go to the even code."""
+        values = self.exact(np.arange(self._largest_code + 1))
+        middles = (values[:-1] + values[1:]) / 2
+        middles[::2] = np.nextafter(middles[::2], np.inf)
+        return middles
 
     @cached_property
     def _largest_code(self) -> int:

@@ -49,7 +49,8 @@ def test_round_to_nearest_even_matches_the_reference(name: str, seed: int) -> No
     ).astype(np.float32)
     values = values[np.abs(values) <= fmt.largest]
     # ml_dtypes gives -0 the code of -0; so does the encoder.
-    np.testing.assert_array_equal(fmt.encode(values), _reference_bits(name, values))
+    for satfinite in (False, True):
+        np.testing.assert_array_equal(fmt.encode(values, satfinite=satfinite), _reference_bits(name, values))
 
 
 @given(st.floats(width=32, allow_nan=False), st.sampled_from(sorted(REFERENCE)))
