@@ -31,8 +31,9 @@ demo: install
 	$(BIN)/python examples/minilm_demo.py
 
 # Fast tests first, so that a mistake shows early. A process per core, one thread each; a file's tests stay together,
-# because they share what they export and build.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# because they share what they export and build. In the order given: xdist would put files of few tests, which take long,
+# last.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # The files that keep one core busy for long go first, so that the other does not wait for them at the end.
 LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/test_cutlass*.py) \
@@ -40,7 +41,7 @@ LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/tes
 TESTS := $(wildcard tests/*/test_*.py tests/*/*/test_*.py)
 
 test: test-fast
-	$(PYTEST) -m slow --no-loadscope-reorder $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
+	$(PYTEST) -m slow $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
 
 test-fast: install
 	$(PYTEST) -m "not slow"
