@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,11 @@ def test_large_weights_go_beside_the_model(tmp_path: Path, seed: int, monkeypatc
     assert onnxruntime.InferenceSession(path).get_inputs()
 
 
+# Each in one type; test_zoo_engines.py builds it in others.
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), zip(CONFIGS, cycle((torch.float16, torch.bfloat16, torch.float32)), strict=False), ids=str
+)
 def test_directory_to_engine(tmp_path: Path, seed: int, name: str, dtype: torch.dtype) -> None:
     pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
     saved_model(name, tmp_path / name, seed, dtype)
