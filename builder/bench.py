@@ -32,7 +32,7 @@ from trt_nvfp4.plugins.library import build_library
 
 from . import backend, pipeline, roofline, runtime
 from .engine_bench import bench_engines
-from .errors import UNAVAILABLE, USAGE, BuilderError
+from .errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from .html_report import CONTESTANTS
 from .onnx_file import is_rewritten, read_if_any
 from .progress import Progress
@@ -114,7 +114,7 @@ def bench(
 ) -> Result:
     """Carry out a request. `device` and `open_host` stand for this machine's GPU and plugin library.
 
-    Raises BuilderError: usage, or unavailable when the mode asked for cannot run here.
+    Raises BuilderError: usage, model when it is missing, or unavailable when the mode asked for cannot run here.
     """
     progress.stage("reading the model")
     data = request.calib_data
@@ -143,7 +143,7 @@ def bench(
 def _subject(request: Request) -> Subject:
     path = request.subject
     if not path.exists():
-        raise BuilderError(USAGE, f"{path}: no such file")
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
     if path.suffix in ENGINES:
         report = runtime.built_by(path)
         files = report.get("files", {})

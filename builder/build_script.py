@@ -6,7 +6,7 @@ built and checked by the same code as what is built here.
 
 usage: build_engine.py [-o OUT.engine] [--events]
 
-Exit codes: 0 done, 2 usage, 3 the model is at fault, 4 target or back end unavailable, 5 verification failed,
+Exit codes: 0 done, 2 usage, 3 the model or bundle is at fault, 4 target or back end unavailable, 5 verification failed,
 6 build failed, 130 interrupted.
 """
 
@@ -33,7 +33,16 @@ from typing import Any
 from trt_nvfp4.calibration.replacing import check_writable, replacing
 
 from .backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
-from .errors import BUILD_FAILED, INTERRUPTED, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError, message
+from .errors import (
+    BUILD_FAILED,
+    INTERRUPTED,
+    MODEL_AT_FAULT,
+    UNAVAILABLE,
+    USAGE,
+    VERIFICATION_FAILED,
+    BuilderError,
+    message,
+)
 from .layers import check_layers
 
 MANIFEST = "manifest.json"
@@ -92,7 +101,7 @@ class Job:
                 checksums={folder / name: digest for name, digest in data["checksums"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BuilderError(USAGE, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
+            raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
 
 
 def _check_output(job: Job, manifest: Path) -> None:
@@ -201,7 +210,9 @@ def run(job: Job, report: Report) -> dict[str, Any]:
 
     for path, digest in job.checksums.items():
         if not path.exists() or sha256(path) != digest:
-            raise BuilderError(USAGE, f"{path}: missing or changed since the bundle was written; copy the bundle again")
+            raise BuilderError(
+                MODEL_AT_FAULT, f"{path}: missing or changed since the bundle was written; copy the bundle again"
+            )
     backend = Backend(job.module)
     if version_tuple(backend.version) < version_tuple(job.oldest_version):
         raise BuilderError(

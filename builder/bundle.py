@@ -22,7 +22,7 @@ from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import build_script
-from .errors import USAGE
+from .errors import MODEL_AT_FAULT
 from .onnx_file import check_plan, read, rewritten_by
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
@@ -47,7 +47,7 @@ try:
     from trt_nvfp4.builder.build_script import main
 except ModuleNotFoundError as error:
     print(f"error: {{folder / '{SOURCES}'}}: {{error}}; copy the whole bundle again", file=sys.stderr)
-    sys.exit({USAGE})
+    sys.exit({MODEL_AT_FAULT})
 sys.exit(main(folder))
 '''
 

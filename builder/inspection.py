@@ -16,7 +16,7 @@ from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import build_script, bundle, report
-from .errors import USAGE, BuilderError
+from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .onnx_file import read
 
 # A report of the build script alone has the number of layers.
@@ -36,12 +36,12 @@ MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "pl
 def inspect(path: Path) -> dict[str, Any]:
     """Describe a file or bundle folder: `kind` and what is known.
 
-    Raises BuilderError: model for an ONNX file that is broken, usage for anything else.
+    Raises BuilderError: model for what is missing or broken, usage for what is something else.
     """
     if path.is_dir():
         return _bundle(path)
     if not path.exists():
-        raise BuilderError(USAGE, f"{path}: no such file")
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
     kinds = {".yaml": _plan, ".yml": _plan, ".json": _report, ".onnx": _model, ".engine": _engine, ".plan": _engine}
     if path.suffix not in kinds:
         raise BuilderError(
@@ -108,14 +108,14 @@ def _bundle(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a bundle says of itself. Raises BuilderError (usage) for a folder that is none."""
+    """What a bundle says of itself. Raises BuilderError: usage for a folder that is none."""
     manifest = folder / bundle.MANIFEST
     if not manifest.is_file():
         raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {bundle.MANIFEST})")
     try:
         data = json.loads(manifest.read_text())
     except ValueError as error:
-        raise BuilderError(USAGE, f"{manifest}: not JSON ({error}); copy the bundle again") from error
+        raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not JSON ({error}); copy the bundle again") from error
     needed = {*MANIFEST_SHOWN, "model", "planned", "checksums"}
     if not isinstance(data, dict) or needed - data.keys():
         raise BuilderError(USAGE, f"{folder}: not a bundle (its {bundle.MANIFEST} is something else's)")
@@ -135,7 +135,7 @@ def _engine(path: Path) -> dict[str, Any]:
     """An engine's layers need the target's GPU to be read; without one its report says what was verified."""
     beside = build_script.report_file(path)
     if not path.stat().st_size:
-        raise BuilderError(USAGE, f"{path}: empty, and no engine; build it again, or copy it again")
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: empty, and no engine; build it again, or copy it again")
     found: dict[str, Any] = {"kind": "engine", "bytes": path.stat().st_size}
     if not beside.exists():
         return {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import backend, build_script
-from .errors import UNAVAILABLE, USAGE, BuilderError
+from .errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 
 MODULES = ("tensorrt", "tensorrt_rtx")
 
@@ -26,11 +26,11 @@ def built_by(engine: Path) -> dict[str, Any]:
 def load_engine(path: Path) -> tuple[Any, backend.Backend]:
     """The deserialized engine (`ICudaEngine`) and the back end that loaded it.
 
-    Raises BuilderError: usage when `path` is no file, unavailable when there is no NVIDIA GPU, no TensorRT, or
+    Raises BuilderError: model when `path` is no file, unavailable when there is no NVIDIA GPU, no TensorRT, or
     TensorRT refuses the engine (built by another version, or for another GPU).
     """
     if not path.is_file():
-        raise BuilderError(USAGE, f"{path}: no such file")
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
     report = built_by(path)
     module = report.get("backend") or next((name for name in MODULES if importlib.util.find_spec(name)), None)
     built_with = report.get("versions", {}).get(module)

@@ -39,11 +39,11 @@ class Side:
 
     @classmethod
     def of(cls, path: Path) -> Side:
-        """Tell what `path` is. Raises BuilderError (usage) for what cannot be compared."""
+        """Tell what `path` is. Raises BuilderError: model for what is missing or broken, usage for another file."""
         if path.is_dir():
             return cls(path, "bundle", _bundled_model(path))
         if not path.exists():
-            raise BuilderError(USAGE, f"{path}: no such file")
+            raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
         if path.suffix in ENGINES:
             return cls(path, "engine", None)
         if path.suffix != ".onnx":
@@ -142,7 +142,9 @@ def _add_bodies(proto: onnx.ModelProto) -> None:
 def _bundled_model(folder: Path) -> Path:
     data = read_manifest(folder)
     if changed := changed_files(folder, data["checksums"]):
-        raise BuilderError(USAGE, f"{folder}: {', '.join(changed)} missing or changed since the bundle was written")
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{folder}: {', '.join(changed)} missing or changed since the bundle was written"
+        )
     return folder / str(data["model"])
 
 

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "
-    "3 the model is at fault; 4 target, back end or compiler unavailable; "
+    "3 the model, engine or bundle is at fault or missing; 4 target, back end or compiler unavailable; "
     "5 verification failed; 6 build failed (full disks included); 130 interrupted; 1 a defect of this program."
 )
 DEBUG = typer.Option("--debug", help="Show the traceback of a failure.")

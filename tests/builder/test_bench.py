@@ -360,18 +360,18 @@ def test_command(gated_mlps: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "message", "code"),
     [
-        ("none.engine", "no such file"),
-        ("notes.txt", "expected an engine"),
-        ("lonely.engine", "add --model"),
+        ("none.engine", "no such file", errors.MODEL_AT_FAULT),
+        ("notes.txt", "expected an engine", errors.USAGE),
+        ("lonely.engine", "add --model", errors.USAGE),
     ],
 )
-def test_command_errors(tmp_path: Path, name: str, message: str) -> None:
+def test_command_errors(tmp_path: Path, name: str, message: str, code: int) -> None:
     if not name.startswith("none"):
         (tmp_path / name).write_text("?")
     shown = CliRunner().invoke(app, [str(tmp_path / name), "--target", "thor"])
-    assert shown.exit_code == errors.USAGE
+    assert shown.exit_code == code
     assert message in shown.stderr
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trt_nvfp4.builder import bundle, pipeline
-from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.graph_passes.plan import Plan
@@ -46,7 +46,7 @@ def test_script_needs_nothing_but_what_it_carries(tmp_path: Path, gated_mlps: Pa
     assert "cannot import tensorrt_rtx" in done.stderr
     shutil.rmtree(tmp_path / "bundle" / bundle.SOURCES)
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == USAGE
+    assert done.returncode == MODEL_AT_FAULT
     assert "copy the whole bundle again" in done.stderr
     assert "Traceback" not in done.stderr
 

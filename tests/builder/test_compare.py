@@ -85,7 +85,7 @@ def test_bundle_computes_what_its_rewritten_model_computes(gated_mlps: Path, rng
     (folder / "model.onnx").write_bytes(b"changed")
     with pytest.raises(BuilderError, match=r"model\.onnx missing or changed since the bundle was written") as failure:
         Side.of(folder)
-    assert failure.value.exit_code == errors.USAGE
+    assert failure.value.exit_code == errors.MODEL_AT_FAULT
 
 
 @pytest.mark.parametrize(
@@ -325,14 +325,16 @@ def test_what_is_no_model(tmp_path: Path, gated_mlps: Path) -> None:
     (tmp_path / "truncated.onnx").write_bytes(gated_mlps.read_bytes()[:200])
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("no model")
-    for name, message in (
-        ("truncated.onnx", "not an ONNX"),
-        ("folder", "not a bundle"),
-        ("notes.txt", "expected an ONNX file, an engine"),
-        ("none.onnx", "no such file"),
+    for name, message, code in (
+        ("truncated.onnx", "not an ONNX", errors.MODEL_AT_FAULT),
+        ("folder", "not a bundle", errors.USAGE),
+        ("notes.txt", "expected an ONNX file, an engine", errors.USAGE),
+        ("none.onnx", "no such file", errors.MODEL_AT_FAULT),
+        ("none.engine", "no such file", errors.MODEL_AT_FAULT),
     ):
-        with pytest.raises(BuilderError, match=message):
+        with pytest.raises(BuilderError, match=message) as failure:
             Side.of(tmp_path / name)
+        assert failure.value.exit_code == code
 
 
 class RefusingTensorRT:
@@ -383,7 +385,7 @@ def test_folders_that_are_no_bundle(gated_mlps: Path, tmp_path: Path, manifest: 
     (folder / "manifest.json").write_text(manifest)
     with pytest.raises(BuilderError, match=r"not a bundle|not JSON") as failure:
         Side.of(folder)
-    assert failure.value.exit_code == errors.USAGE
+    assert failure.value.exit_code == (errors.MODEL_AT_FAULT if manifest == "{" else errors.USAGE)
 
 
 def test_relu_in_front_of_what_quantizes_is_kept(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -108,7 +108,7 @@ def test_changed_file_of_a_bundle_is_found(tmp_path: Path, fp8_and_bf16: Path) -
         file.write(b"\0")
     with pytest.raises(BuilderError, match=r"model\.onnx: missing or changed") as failure:
         run_script(folder, tmp_path / "out.engine", lambda event: None)
-    assert failure.value.exit_code == USAGE
+    assert failure.value.exit_code == MODEL_AT_FAULT
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_changed_file_of_a_bundle_is_found(tmp_path: Path, fp8_and_bf16: Path) -
         ({"compute_capability": [9, 0]}, "builds no engine for SM90", UNAVAILABLE),
         ({"modules": {"tensorrt_rtx": "999.0"}}, "too old", UNAVAILABLE),
         ({"modules": {"no_such_tensorrt": "1.0"}}, "cannot import no_such_tensorrt", UNAVAILABLE),
-        ({"profiles": 3}, "not a manifest", USAGE),
+        ({"profiles": 3}, "not a manifest", MODEL_AT_FAULT),
     ],
 )
 def test_manifest_that_cannot_be_carried_out(

@@ -72,7 +72,8 @@ def test_what_cannot_be_inspected(tmp_path: Path, file: str, content: str | None
     elif content is not None:
         path.write_text(content)
     shown = CliRunner().invoke(app, [str(path)])
-    assert shown.exit_code == (errors.MODEL_AT_FAULT if path.suffix == ".onnx" else errors.USAGE)
+    at_fault = path.suffix == ".onnx" or content is None
+    assert shown.exit_code == (errors.MODEL_AT_FAULT if at_fault else errors.USAGE)
     assert text in " ".join(shown.stderr.split())
 
 
@@ -113,7 +114,7 @@ def test_engine_that_a_bundle_built(out: Path) -> None:
 def test_empty_engine(out: Path) -> None:
     (out / "o.engine").write_bytes(b"")
     shown = CliRunner().invoke(app, [str(out / "o.engine")])
-    assert shown.exit_code == errors.USAGE
+    assert shown.exit_code == errors.MODEL_AT_FAULT
     assert "o.engine: empty, and no engine" in shown.stderr
 
 
