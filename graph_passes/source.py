@@ -26,6 +26,15 @@ _KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "trt"}
 # What ONNX Runtime and TensorRT have in the default domain, and ONNX does not: the norm of models that
 # onnxruntime-genai makes. ONNX cannot convert it from an older opset.
 _KNOWN_OPERATORS = frozenset({"SimplifiedLayerNormalization"})
+# What ONNX Runtime's optimizers make, in com.microsoft, and TensorRT has not.
+_FUSED_BY_ONNXRUNTIME = frozenset(
+    {
+        *("BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "FastGelu", "QuickGelu"),
+        *("FusedConv", "FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GemmFastGelu", "TransposeMatMul"),
+        *("EmbedLayerNormalization", "SkipLayerNormalization", "SkipGroupNorm"),
+        *("NhwcConv", "NhwcFusedConv", "NhwcMaxPool"),
+    }
+)
 
 
 class ModelError(ValueError):
@@ -163,6 +172,7 @@ def _check_tensors(path: Path, folder: Path, proto: onnx.ModelProto) -> None:
 def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
     functions = {(f.domain, f.name) for f in proto.functions}
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
+    fused: dict[str, str] = {}
     for node in all_nodes(proto.graph.node):
         if node.domain == DOMAIN:
             raise ModelError(f"{path}: node '{node.name}' ({node.op_type}): the model has been rewritten already")
@@ -179,6 +189,14 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
                 raise ModelError(
                     f"{where}: not in opset {version}; of a model that ONNX Runtime has optimized, give the original"
                 )
+        if node.domain == "com.microsoft" and node.op_type in _FUSED_BY_ONNXRUNTIME:
+            fused.setdefault(node.op_type, node.name)
+    if fused:
+        listed = ", ".join(f"{op_type} (node '{name}')" for op_type, name in fused.items())
+        raise ModelError(
+            f"{path}: ONNX Runtime has optimized it into operators that TensorRT does not have: {listed}; give the "
+            "model as it was exported, before that"
+        )
 
 
 def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:

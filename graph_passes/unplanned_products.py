@@ -18,9 +18,8 @@ _PRODUCTS = (
 )
 # In ONNX Runtime's own domain.
 _CONTRIB_PRODUCTS = (
-    *("Attention", "FusedConv", "FusedGemm", "FusedMatMul", "GemmFastGelu", "MoE", "TransposeMatMul"),
-    *("DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits"),
-    *("QAttention", "QGemm", "QLinearConv", "QMoE"),
+    *("Attention", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits"),
+    *("MoE", "QAttention", "QGemm", "QLinearConv", "QMoE"),
 )
 # What may lie between a constant and the product.
 _REARRANGING = (

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from hypothesis import given, settings
@@ -231,6 +232,23 @@ def test_operator_of_onnxruntime(tmp_path: Path) -> None:
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "x"], ["y"])
     with pytest.raises(ModelError, match="of a model that ONNX Runtime has optimized, give the original"):
         load(broken(tmp_path, node, opset=17))
+
+
+def test_model_that_onnxruntime_optimized(tmp_path: Path, seed: int) -> None:
+    """Found when it is read, not by TensorRT after hours of calibration and quantization."""
+    original = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        g (float[batch, sequence, 32] x) => (float[batch, sequence, 32] y) {
+            u = MatMul(x, up) v = Add(u, bias) h = Gelu(v) d = MatMul(h, down) y = Add(d, x)
+        }""")
+    generator = np.random.default_rng(seed)
+    for name, shape in {"up": (32, 48), "bias": (48,), "down": (48, 32)}.items():
+        values = generator.standard_normal(shape, np.float32)
+        original.graph.initializer.append(numpy_helper.from_array(values, name))
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(original.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with pytest.raises(ModelError, match=r"does not have: BiasGelu \(node '.+'\); give the model as it was exported"):
+        load(tmp_path / "optimized.onnx")
 
 
 def test_norms_of_onnxruntime_genai(tmp_path: Path, seed: int) -> None:
