@@ -127,7 +127,18 @@ class OpDefinition:
             for formal, tensor in zip(self.inputs, tensors, strict=True):
                 if formal.name in ACTIVATION_SCALES and not tensor.all():
                     raise OpError(f"{self.name}: {STATIC_SCALES} promises a {formal.name} that is not 0")
-        return self.torch_reference(*tensors, **complete)
+        if all(tensor.numel() for tensor in tensors):
+            return self.torch_reference(*tensors, **complete)
+        # No token: as of one of zeros, without its rows.
+        one = [tensor if tensor.numel() else tensor.new_zeros(1, tensor.shape[-1]) for tensor in tensors]
+        found = self.torch_reference(*one, **complete)
+        outputs = found if isinstance(found, tuple) else (found,)
+        shapes = [
+            [size for size in shape if isinstance(size, int)]
+            for shape in self.output_shapes([tuple(tensor.shape) for tensor in tensors], **attributes)
+        ]
+        empty = tuple(y[:0].reshape(shape) if 0 in shape else y for y, shape in zip(outputs, shapes, strict=True))
+        return empty if isinstance(found, tuple) else empty[0]
 
     def output_shapes(self, input_shapes: Sequence[Shape], **attributes: Attribute) -> list[Shape]:
         """Shapes of the outputs, after checking those of the inputs. Leading dimensions of the activations may be

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from .number_formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, SMALLEST_TENSOR_SCALE
 
-FLOAT, INT8, INT32, BOOL = 1, 3, 6, 9  # onnx.TensorProto.DataType
+FLOAT, INT8, INT32, INT64, BOOL = 1, 3, 6, 7, 9  # onnx.TensorProto.DataType
 FLOAT32_MAX = 2.0**128 - 2.0**104
 E4M3_STEPS = tuple(2.0**e for e in range(-9, 6))  # between neighbours, for the binades from 2^-6 (and below) to 2^8
 
@@ -51,6 +51,7 @@ def e4m3_constants() -> str:
         zero_f = Constant<value = float {{0}}>()
         one_f = Constant<value = float {{1}}>()
         axis_last = Constant<value = int64[1] {{-1}}>()
+        origin = Constant<value = int64[2] {{0, 0}}>()
         byte_count = Constant<value = int32 {{256}}>()
         e4m3_bytes = Constant<value = float[256] {{{values}}}>()
         e4m3_steps = Constant<value = float[15] {{{", ".join(map(repr, E4M3_STEPS))}}}>()
@@ -72,19 +73,28 @@ def attribute_flag(name: str) -> str:
 
 
 def rows(y: str, x: str) -> str:
-    """y [M, K] float32 from x T [..., K]."""
+    """y [M, K] float32 from x T [..., K]; of no rows, one of zeros: a -1 in Reshape stands for nothing there."""
     return f"""{y}_float = Cast<to = {FLOAT}>({x})
         {y}_k = Shape<start = -1>({x})
         {y}_shape = Concat<axis = 0>(axis_last, {y}_k)
-        {y} = Reshape({y}_float, {y}_shape)"""
+        {y}_given = Reshape({y}_float, {y}_shape)
+        {y}_count = Shape<start = 0, end = 1>({y}_given)
+        {y}_no_rows = Constant<value = int64[1] {{0}}>()
+        {y}_is_empty = Equal({y}_count, {y}_no_rows)
+        {y}_missing = Cast<to = {INT64}>({y}_is_empty)
+        {y}_pads = Concat<axis = 0>(origin, {y}_missing, {y}_no_rows)
+        {y} = Pad({y}_given, {y}_pads, zero_f)"""
 
 
 def with_rows_of(y: str, matrix: str, x: str) -> str:
-    """y [..., N] from matrix [M, N], with the leading dimensions of x [..., K]."""
+    """y [..., N] from matrix [M, N], with the leading dimensions of x [..., K]; where those hold no row, nor does y."""
     return f"""{y}_lead = Shape<start = 0, end = -1>({x})
         {y}_n = Shape<start = -1>({matrix})
         {y}_shape = Concat<axis = 0>({y}_lead, {y}_n)
-        {y} = Reshape({matrix}, {y}_shape)"""
+        {y}_first = Constant<value = int64[1] {{0}}>()
+        {y}_count = ReduceProd<keepdims = 1>({y}_lead)
+        {y}_rows = Slice({matrix}, {y}_first, {y}_count, {y}_first)
+        {y} = Reshape<allowzero = 1>({y}_rows, {y}_shape)"""
 
 
 def dequantize_weight(y: str, packed: str, scales: str, tensor_scale: str) -> str:

@@ -59,7 +59,11 @@ _BODY = f"""
         tensor_scale_out = Identity(q_tensor_scale)
         {text.pack("q_bytes", "q")}
         {text.with_rows_of("packed", "q_bytes", "x")}
-        {text.tile_scales("block_scales", "q_scale_bytes")}
+        {text.tile_scales("tiled", "q_scale_bytes")}
+        tile_rows = Constant<value = int64[1] {{128}}>()
+        no_row = Constant<value = int64[1] {{0}}>()
+        row_bound = Mul(packed_count, tile_rows)
+        block_scales = Slice(tiled, no_row, row_bound, no_row)
 """
 
 NVFP4_QUANTIZE = OpDefinition(

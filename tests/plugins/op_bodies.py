@@ -130,13 +130,18 @@ def to_torch(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.asarray(array, dtype=np.float64))
 
 
+def activations_of(op: str) -> int:
+    """How many of its inputs, the first ones, have a row for each token."""
+    return 2 if op in ("NVFP4Quantize", "NVFP4MoE", "FP8MoE") else 1
+
+
 def model_of(op: str, tensors: Sequence[Tensor], opset: int = 21, /, **attributes: Any) -> onnx.ModelProto:
     """A model of one node that carries the op's function; activations are inputs with a free first dimension."""
     definition = OPS[op]
     names = [formal.name for formal in definition.inputs]
     outputs = [formal.name for formal in definition.outputs]
     node = definition.node(names, outputs, "node", **attributes)
-    activations = 2 if op in ("NVFP4Quantize", "NVFP4MoE", "FP8MoE") else 1
+    activations = activations_of(op)
     shapes: list[list[Any]] = [list(tensor.shape) for tensor in tensors]
     for shape in shapes[:activations]:
         shape[:-1] = [f"d{i}" for i in range(len(shape) - 1)]

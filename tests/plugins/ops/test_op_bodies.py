@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees, model_of, onnxruntime_outputs
+from op_bodies import DTYPES, RUNNERS, Inputs, activations_of, assert_agrees, model_of, onnxruntime_outputs
 
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.definition import ACTIVATION_SCALES
@@ -189,6 +189,22 @@ def test_nan_and_infinity_go_through_quantization(
         assert isinstance(expected, torch.Tensor)
         assert torch.equal(found[0].isnan(), expected.isnan())
         assert expected.isnan().any() or (special == torch.inf and scale != 0.0)
+
+
+@RUNNERS
+@pytest.mark.parametrize("quantize_activations", [0, 1])
+@pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_no_tokens(op: str, lead: tuple[int, ...], quantize_activations: int, runner: Any, seed: int) -> None:
+    """As an expert has them that nothing is routed to: the kernels return early, and the rest has nothing to say."""
+    tensors = Inputs(seed, torch.float32).small(op)
+    for i in range(activations_of(op)):
+        tensors[i] = tensors[i].new_empty(*lead, tensors[i].shape[-1])
+    attributes = {"quantize_activations": quantize_activations} if "quantize_activations" in OPS[op].attributes else {}
+    expected = OPS[op].reference(*tensors, **attributes)
+    shapes = OPS[op].output_shapes([tuple(tensor.shape) for tensor in tensors], **attributes)
+    assert [tuple(y.shape) for y in (expected if isinstance(expected, tuple) else (expected,))] == shapes
+    assert [tuple(y.shape) for y in runner(model_of(op, tensors, **attributes), tensors)] == shapes
 
 
 @pytest.mark.parametrize("opset", range(17, 25))
