@@ -394,12 +394,13 @@ def test_another_machine_needs_its_cross_compiler(monkeypatch: pytest.MonkeyPatc
         find_nvcc("riscv64")
 
 
-def test_cmake_compiles_the_same_sources(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nvcc", installed_compilers(), ids=str)
+def test_cmake_compiles_the_same_sources(nvcc: Path, tmp_path: Path) -> None:
     """For packaging, all architectures at once; build_library is what the tests compile."""
     if shutil.which("cmake") is None or shutil.which("ninja") is None:
         pytest.skip("no cmake and ninja")
     try:
-        nvcc, (include, _) = find_nvcc().nvcc, find_cutlass()
+        include, _ = find_cutlass()
     except ToolchainError as error:
         pytest.skip(str(error))
     settings = [f"-DCUTLASS_DIR={include.parent}", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
@@ -428,6 +429,19 @@ def test_cmake_compiles_the_same_sources(tmp_path: Path) -> None:
         for arch in ARCHITECTURES
         for source in plugin_library.architecture(arch)[0]
     }
+
+
+def test_cmake_refuses_an_old_cutlass(tmp_path: Path) -> None:
+    if shutil.which("cmake") is None or shutil.which("nvcc") is None:
+        pytest.skip("no cmake and nvcc on PATH")
+    headers = tmp_path / "cutlass" / "include" / "cutlass"
+    headers.mkdir(parents=True)
+    (headers / "cutlass.h").touch()
+    (headers / "version.h").write_text("#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n")
+    command = ["cmake", "-S", plugin_library.ROOT, "-B", tmp_path / "build", f"-DCUTLASS_DIR={tmp_path / 'cutlass'}"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "is CUTLASS 3.9, 4.2 or newer is needed: set CUTLASS_DIR" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
