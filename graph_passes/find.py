@@ -24,7 +24,7 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     """All MoE blocks, MLPs (consecutive blocks merged) and remaining linears of the main graph, in graph order.
 
     Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
-    `refusal`; the experts of an MoE block of that kind are looked at one by one.
+    `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
 
     Raises:
         ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already
@@ -32,7 +32,6 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     """
     position = {node: index for index, node in enumerate(model.graph)}
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
-    matched: list[tuple[Mlp | Linear, str | None]] = []
     moes = match_moes(model.ir_model, linears)
     choices = {multiply: _choice_refusal(node) for multiply, node in match_routers(model.graph, linears).items()}
     router = "it is a router's: rounding its weights would change which experts are chosen"
@@ -43,26 +42,35 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         if isinstance(moe, Moe)
         for linear in (*moe.linears, *([moe.shared_gate] if moe.shared_gate else []))
     }
-    mlps = [
+    matched = [
         (mlp, choices.get(mlp.down.multiply) or refusal or interior_refusal(mlp))
         for mlp, refusal in filter(None, (match_mlp(down, linears) for down in linears.values()))
     ]
+    apart: list[tuple[Mlp, str | None]] = []
     # First those that can be replaced: a linear in front of one is no MLP with its gate or up.
-    for mlp, refusal in sorted(mlps, key=lambda match: match[1] is not None):
+    for mlp, refusal in sorted(matched, key=lambda match: match[1] is not None):
         if used.isdisjoint(_multiplies(mlp)):
-            matched.append((mlp, refusal))
+            apart.append((mlp, refusal))
             used.update(_multiplies(mlp))
-    for linear in linears.values():
-        if linear.multiply not in used:
-            matched.append((linear, choices.get(linear.multiply) or interior_refusal(linear)))
-    found = refuse_shared_weights(matched)
-    mlps = [(part, refusal) for part, refusal in found if isinstance(part, Mlp)]
+    mlps = refuse_shared_weights(apart)
+    # What cannot be replaced as an MLP may be as linears, unless a choice depends on it.
+    refused = {
+        multiply
+        for mlp, refusal in mlps
+        if refusal is not None and mlp.down.multiply not in choices
+        for multiply in _multiplies(mlp)
+    }
+    alone = refuse_shared_weights(
+        (linear, choices.get(linear.multiply) or interior_refusal(linear))
+        for linear in linears.values()
+        if linear.multiply not in used or linear.multiply in refused
+    )
 
     candidates: list[tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]] = []
     candidates += [(moe, None) for moe in moes]
     candidates += [(chain, None) for chain in chain_blocks([mlp for mlp, refusal in mlps if refusal is None])]
     candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in mlps if refusal is not None]
-    candidates += [(part, refusal) for part, refusal in found if isinstance(part, Linear)]
+    candidates += [(part, refusal) for part, refusal in alone if refusal is None or part.multiply not in refused]
     if not candidates:
         _check_anything(model)
 

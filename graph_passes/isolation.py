@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp
+
+Part = TypeVar("Part", Mlp, Linear)
 
 
 def escaping_use(values: Iterable[ir.Value], inside: Set[ir.Node]) -> str | None:
@@ -29,9 +32,7 @@ def interior_refusal(part: Mlp | Linear) -> str | None:
     return None if reason is None else f"an intermediate is used elsewhere: {reason}"
 
 
-def refuse_shared_weights(
-    parts: Iterable[tuple[Mlp | Linear, str | None]],
-) -> list[tuple[Mlp | Linear, str | None]]:
+def refuse_shared_weights(parts: Iterable[tuple[Part, str | None]]) -> list[tuple[Part, str | None]]:
     """Parts with the reason why each cannot be replaced: the given one, or a weight that is read elsewhere.
 
     Those that have all weights in common, as a network that a graph calls several times, may read them together.

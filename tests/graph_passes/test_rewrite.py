@@ -20,6 +20,7 @@ from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes import weights
+from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.ops import OPS
@@ -90,6 +91,29 @@ def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loade
         close = np.isclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
         assert close.mean() > 0.9
         assert np.abs(found - expected.numpy()).max() < 0.1 * np.abs(found).max()
+
+
+@pytest.mark.parametrize("reason", ["activation", "output", "weight in common"])
+def test_linears_of_a_refused_mlp(reason: str, loaded: Load, seed: int) -> None:
+    """They are replaced one by one where the MLP cannot be."""
+    changes = {"spelling": "h = Tanh(a)", "activation": "Tanh"} if reason == "activation" else {}
+    model, graph = mlp_model(spec(gated=False, seed=seed, **changes))
+    if reason == "output":
+        model.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [None] * 3))
+    if reason == "weight in common":
+        negated = helper.make_node("Neg", ["x"], ["n"])
+        model.graph.node.extend([negated, helper.make_node("MatMul", ["n", "up"], ["z"])])
+        model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [None] * 3))
+    source = loaded(model)
+    mlp, *linears = find_subgraphs(source)
+    assert (mlp.kind, mlp.refusal is None) == ("mlp", False)
+    assert [(part.kind, part.refusal) for part in linears] == [("linear", None)] * (3 if "common" in reason else 2)
+    result = rewritten(source)
+    written = onnx.load(result.path)
+    assert [node.op_type for node in written.graph.node if node.domain] == ["NVFP4Linear"] * len(linears)
+    x = draw(seed, 2, 3, 32)
+    for expected, found in zip(run(quantized_twin(graph, model), x), run(result.path, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_statistics_of_another_model(
