@@ -115,6 +115,8 @@ def export(directory: Path, destination: Path) -> Path:
         # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
         with tempfile.TemporaryDirectory(prefix=".export-", dir=destination.parent) as folder:
             program.save(str(Path(folder) / destination.name), external_data=size > EXTERNAL_DATA_BYTES)
+            # An earlier export beside new weights would pass for whole.
+            destination.unlink(missing_ok=True)
             for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == destination.name):
                 os.replace(file, destination.parent / file.name)
     return destination

@@ -18,7 +18,7 @@ _INLINE_BYTES = 4096
 
 
 def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
-    """Writes `path` and `<path>.data`; both appear when both are complete.
+    """Writes `path` and `<path>.data`; both appear when both are complete, or in between the data alone.
 
     Raises:
         OSError: the destination cannot be written, or the disk is full; it names the destination.
@@ -47,8 +47,9 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
             temporary = Path(folder) / path.name
             data = temporary.with_name(f"{path.name}.data")
             ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=begin)
-            # The data first: a model without its weights is worse than weights without a model.
+            # The data first, and no earlier model beside it: with another's weights it would pass for whole.
             if data.exists():
+                path.unlink(missing_ok=True)
                 os.replace(data, path.with_name(data.name))
             os.replace(temporary, path)
     except OSError as error:

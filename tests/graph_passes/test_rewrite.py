@@ -280,6 +280,25 @@ def test_disk_full(
     assert {path.name: path.read_bytes() for path in good.parent.iterdir()} == files
 
 
+def test_killed_between_data_and_model(
+    model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier run's model would read the new weights, which have its sizes."""
+    source = loaded(model_and_graph[0])
+    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 0)
+    path = rewritten(source).path
+
+    def replace(made: str | Path, destination: str | Path) -> None:
+        if Path(destination) == path:
+            raise KeyboardInterrupt
+        Path(made).rename(destination)
+
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        rewritten(source, plan_all(source, calibrated=True))
+    assert {file.name for file in path.parent.iterdir()} == {"model.onnx", f"{path.name}.data"}
+
+
 def test_progress(
     model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
