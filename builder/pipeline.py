@@ -83,10 +83,10 @@ def run(request: Request, progress: Progress | None = None) -> Report:
         return _finish(request, report)
 
     with report.timed("calibrate"):
-        statistics = _calibrate(request, path, model, plan, calibrated, report, progress)
+        statistics = _calibrate(request, model, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
-            plan = _choose(request, path, model, plan, statistics, profiles, report, progress)
+            plan = _choose(request, model, plan, statistics, profiles, report, progress)
             _take_plan(request, model, plan, calibrated, report)
         if request.stop_after == "plan":
             return _finish(request, report)
@@ -237,7 +237,6 @@ def _plan(
 
 def _calibrate(
     request: Request,
-    path: Path,
     model: SourceModel,
     plan: Plan,
     calibrated: bool | Collection[str],
@@ -261,10 +260,10 @@ def _calibrate(
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
         return None
     if is_statistics(request.calib_data):
-        return Statistics.load(request.calib_data, path)
-    samples = _samples(request, path)
+        return Statistics.load(request.calib_data, model.path)
+    samples = _samples(request, model.path)
     destination = request.file(".statistics.json")
-    statistics = collect(path, tensors, samples, progress=progress.step, resume=destination)
+    statistics = collect(model.path, tensors, samples, progress=progress.step, resume=destination)
     statistics.save(destination)
     report.warnings += _doubts(plan, tensors, statistics, str(request.calib_data))
     report.files["statistics"] = str(destination)
@@ -300,7 +299,6 @@ def _samples(request: Request, path: Path, held_out: bool = False) -> Iterable[S
 
 def _choose(
     request: Request,
-    path: Path,
     model: SourceModel,
     plan: Plan,
     statistics: Statistics | None,
@@ -317,8 +315,8 @@ def _choose(
         statistics,
         request.target,
         request.accuracy_budget,
-        choosing=_samples(request, path),
-        held_out=_samples(request, path, held_out=True),
+        choosing=_samples(request, model.path),
+        held_out=_samples(request, model.path, held_out=True),
         tokens=subgraph_tokens(model, plan, {name: profile.typical for name, profile in profiles.items()}),
         require=request.require,
         progress=progress,
