@@ -1,4 +1,4 @@
-"""Matches MoE blocks: a router's linear, the choice of experts by TopK, the experts, their weighted sum.
+"""Matches MoE blocks: a router's linear, the choice of experts (TopK, ArgMax), the experts, their weighted sum.
 
 What lies between the router's logits and the block's output is recognised by its values (see `moe_probe`), so that
 batched, gathered, masked and looped spellings are all covered by one rule.
@@ -46,7 +46,7 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
     Raises:
         ModelError: a TopK takes more experts than there are, or a router scores more than there are.
     """
-    choices = [choice for node in model.graph if is_op(node, "TopK") and (choice := match_choice(node)) is not None]
+    choices = [choice for choice in map(match_choice, model.graph) if choice is not None]
     routers: dict[ir.Value, list[Choice]] = {}
     for choice in choices:
         logits = logits_of(choice, linears)
@@ -234,9 +234,7 @@ class _Matcher:
         count = self._experts_count
         for choice in self._choices:
             if choice.k > choice.size:
-                raise ModelError(
-                    f"node '{choice.node.name}' (TopK) takes {choice.k} of {choice.size} experts or groups"
-                )
+                raise ModelError(f"{choice} takes {choice.k} of {choice.size} experts or groups")
         if len(experts) != count:
             advice = "export the model with all of them (transformers: experts_implementation='batched_mm')"
             if len(experts) > count:
@@ -265,7 +263,7 @@ class _Matcher:
         choices = [choice for choice in self._choices if choice.node in present]
         choices.sort(key=lambda choice: choice.size == self._experts_count)  # stable: the last one chooses experts
         if not choices or choices[-1].size != self._experts_count:
-            raise _RefusalError("its experts do not depend on a TopK over all of them")
+            raise _RefusalError("its experts do not depend on a TopK or ArgMax over all of them")
         linears = [self._context.multiplies[node] for node in nodes if node in self._context.multiplies]
         try:
             probe = Probe(self._x, self._router.y, choices[-1].k, nodes, linears, self._context.opset)
@@ -315,7 +313,7 @@ class _Matcher:
         for bias in sorted(biases, key=lambda value: value.name or ""):
             if not as_torch(constant(bias)).isfinite().all():
                 return f"bias '{bias.name}' holds NaN or Inf; repair the checkpoint"
-        node = f"node '{choices[-1].node.name}' (TopK)"
+        node = choices[-1]
         never = closed(keys.reshape(-1, self._experts_count)).all(0).nonzero()[:, 0].tolist() if len(keys) else []
         if never:
             return f"{node} never chooses expert {', '.join(map(str, never))}, whose score is masked"

@@ -28,6 +28,9 @@ class Choice:
     size: int
     keys: ir.Value
 
+    def __str__(self) -> str:
+        return f"node '{self.node.name}' ({self.node.op_type})"
+
 
 def match_choice(node: ir.Node) -> Choice | None:
     """The TopK with known k, or ArgMax, over the last axis that `node` is."""

@@ -292,6 +292,49 @@ def test_group_limited_with_bias(tmp_path: Path, seed: int) -> None:
     assert "compares 0 in place of the scores of groups that are not chosen" in subgraph.refusal
 
 
+class BestOnly(Moe):
+    """Each token goes to one expert, which no TopK chooses; weighted by its score, or, `hard`, by 1."""
+
+    def __init__(self, spec: MoeSpec, seed: int, choice: str) -> None:
+        super().__init__(spec, seed)
+        self.choice = choice
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.choice == "hard":
+            return torch.ones_like(logits[:, :1]), logits.argmax(-1, keepdim=True)
+        scores = logits.sigmoid() if self.spec.scoring == "sigmoid" else logits.softmax(-1)
+        if self.choice == "max":
+            weights, chosen = scores.max(-1, keepdim=True)
+            return weights, chosen
+        chosen = scores.argmax(-1)[:, None]
+        return scores.gather(1, chosen), chosen
+
+
+@pytest.mark.parametrize("dispatch", ["mask", "gathered"])
+@pytest.mark.parametrize(
+    ("choice", "scoring", "found"),
+    [
+        ("max", "softmax", "softmax"),
+        ("argmax", "sigmoid", "sigmoid"),
+        ("hard", "softmax", "softmax_of_chosen"),
+    ],
+)
+def test_best_only(choice: str, scoring: str, found: str, dispatch: str, tmp_path: Path, seed: int) -> None:
+    model = BestOnly(MoeSpec(dispatch, experts=8, top_k=1, scoring=scoring, shared=True), seed, choice)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    assert not [node for node in source.graph if node.op_type == "TopK"]
+    (subgraph,) = moes(source)
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.routing == Routing(top_k=1, scoring=found)
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
