@@ -102,12 +102,12 @@ def compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: t
     """Whether `keys` [tokens, experts] are what `routing` compares: [tokens]. Closed experts must be the same ones."""
     scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid()}.get(routing.scoring, logits)
     expected = (scores if bias is None else scores + bias).masked_fill(~_open(logits, routing, bias), -torch.inf)
-    positive = bias is None and routing.scoring in ("softmax", "sigmoid")
+    positive = routing.scoring in ("softmax", "sigmoid") and (bias is None or bool((bias >= 0).all()))
     return torch.where(closed(expected), closed(keys, positive), _near(keys, expected)).all(1)
 
 
 def closed(keys: torch.Tensor, positive: bool = False) -> torch.Tensor:
-    """The experts that are masked out of a choice; where all scores are positive, a 0 does that, too (DeepSeek-V2)."""
+    """The experts that are masked out of a choice; where all keys are positive, a 0 does that, too (DeepSeek-V2)."""
     return ~torch.isfinite(keys) | (keys < -1e30) | (positive & (keys == 0))
 
 

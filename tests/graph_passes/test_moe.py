@@ -283,13 +283,19 @@ def test_group_limited(scoring: str, tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_group_limited_with_bias(tmp_path: Path, seed: int) -> None:
-    """Scores plus a bias may be negative, so that an expert that was closed by a 0 is chosen after all."""
+@pytest.mark.parametrize("smallest", [-0.3, 0.0])
+def test_group_limited_with_bias(smallest: float, tmp_path: Path, seed: int) -> None:
+    """Scores plus a negative bias may be negative, so that an expert that was closed by a 0 is chosen after all."""
     model = GroupLimited(MoeSpec("mask", experts=8, top_k=3, scoring="sigmoid"), seed, bias=True)
+    with torch.no_grad():
+        model.bias += smallest - model.bias.min()
     moe_spellings.export(model, tmp_path / "model.onnx", seed)
     (subgraph,) = moes(load(tmp_path / "model.onnx"))
-    assert subgraph.refusal is not None
-    assert "compares 0 in place of the scores of groups that are not chosen" in subgraph.refusal
+    if smallest == 0:
+        assert subgraph.refusal is None
+    else:
+        assert subgraph.refusal is not None
+        assert "compares 0 in place of the scores of groups that are not chosen" in subgraph.refusal
 
 
 class BestOnly(Moe):
