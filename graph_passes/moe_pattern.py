@@ -248,6 +248,9 @@ class _Matcher:
             raise _RefusalError(
                 f"NVFP4MoE serves at most {MAX_TOP_K} of {MAX_EXPERTS} experts per token, here are {top_k} of {count}"
             )
+        features = experts[0].up.weight.shape[1]
+        if self._x.shape is not None and self._x.shape[-1] != features:
+            raise _RefusalError(f"its experts read rows of {features}, and '{self._x.name}' has {self._x.shape[-1]}")
         first = _signature(experts[0])
         for index, mlp in enumerate(experts):
             if _signature(mlp) != first:

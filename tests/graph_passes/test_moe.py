@@ -181,28 +181,35 @@ def test_spellings(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
 
 
 class Projected(Moe):
-    """The experts read what a linear makes of the router's input, after the router (Muse Spark)."""
+    """The experts read what a linear makes of the router's input, after the router, as rows of `width` (Muse Spark, the
+    latent experts of Nemotron-H)."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, width: int) -> None:
         super().__init__(MoeSpec("gathered"), seed)
-        self.projection = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.before = nn.Linear(HIDDEN, width, bias=False)
+        self.after = nn.Linear(width, HIDDEN, bias=False)
+        for name in ("gate", "up"):
+            setattr(self, f"stacked_{name}", nn.Parameter(getattr(self, f"stacked_{name}")[:, :width].clone()))
+        self.stacked_down = nn.Parameter(self.stacked_down[..., :width].clone())
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.view(-1, HIDDEN)
         weights, chosen = self.route(self.router(rows))
-        return self._gathered(self.projection(rows), weights, chosen).view(x.shape)
+        return self.after(self._gathered(self.before(rows), weights, chosen)).view(x.shape)
 
 
-def test_experts_that_read_a_linear(tmp_path: Path, seed: int) -> None:
-    """Both are replaced, one reading the other."""
-    model = Projected(seed)
+@pytest.mark.parametrize("width", [HIDDEN, HIDDEN // 2])
+def test_experts_that_read_a_linear(width: int, tmp_path: Path, seed: int) -> None:
+    """All are replaced, one reading the other."""
+    model = Projected(seed, width)
     moe_spellings.export(model, tmp_path / "model.onnx", seed)
     result = rewritten(load(tmp_path / "model.onnx"))
     ops = [node.op_type for node in onnx.load(result.path).graph.node if node.domain]
-    assert ops == ["NVFP4Linear", "NVFP4MoE"]
+    assert ops == ["NVFP4Linear", "NVFP4MoE", "NVFP4Linear"]
     x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
     quantized = quantized_spelling(model)
-    quantize_together(quantized.projection.weight)
+    for linear in (quantized.before, quantized.after):
+        quantize_together(linear.weight)
     with torch.no_grad():
         expected = quantized(x).numpy()
     (y,) = run(result.path, x.numpy())
