@@ -44,7 +44,7 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
     """The MoE blocks of the main graph, whose linears with matrices of their own are `linears`.
 
     Raises:
-        ModelError: a TopK takes more experts than there are, or a router scores more than there are.
+        ModelError: a TopK takes more experts than there are, or picks matrices that are not there.
     """
     choices = [choice for choice in map(match_choice, model.graph) if choice is not None]
     routers: dict[ir.Value, list[Choice]] = {}
@@ -205,11 +205,14 @@ class _Matcher:
             if refusal is not None:
                 raise _RefusalError(refusal)
             if size != self._experts_count or stack_size(mlp.down) != size:
-                raise ModelError(
+                found = (
                     f"weights '{mlp.up.weight.stored.name}' and '{mlp.down.weight.stored.name}' stack {size} and "
                     f"{stack_size(mlp.down)} experts, and the router '{self._router.multiply.name}' chooses among "
-                    f"{self._experts_count}; export the model with all experts"
+                    f"{self._experts_count}"
                 )
+                if self._picks(mlp.up) or self._picks(mlp.down):
+                    raise ModelError(f"{found}; export the model with all experts")
+                raise _RefusalError(f"{found}; NVFP4MoE serves routers that choose among such experts alone")
             return experts_of(mlp), own[0] if own else None
         if len(own) < 2:
             return (), None
@@ -217,6 +220,17 @@ class _Matcher:
         if len(own) == self._experts_count + 1 and len(for_all) == 1:
             return tuple(mlp for mlp in own if mlp is not for_all[0]), for_all[0]
         return tuple(own), None
+
+    def _picks(self, linear: Linear) -> bool:
+        """What is chosen picks the matrices of `linear` as it is: one that is not there can be among them."""
+        for node in linear.weight_nodes:
+            if is_op(node, "Gather", "GatherND"):
+                indices = operand(node, 1)
+                while is_op(alias := indices.producer(), *ALIASES):
+                    indices = operand(alias, 0)
+                if any(indices.producer() is choice.node for choice in self._choices):
+                    return True
+        return False
 
     def _own_mlps(self, inside: set[ir.Node]) -> list[Mlp]:
         """MLPs with matrices of their own."""

@@ -392,6 +392,23 @@ def test_missing_expert(tmp_path: Path, seed: int) -> None:
         find_subgraphs(load(damaged(tmp_path / "model.onnx", drop, seed)))
 
 
+class Skips(Moe):
+    """The router's last class is no expert: its tokens are left out of the sum (Zaya)."""
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = super().route(logits)
+        skipped = chosen == self.spec.experts - 1
+        return weights.masked_fill(skipped, 0), chosen.masked_fill(skipped, 0)
+
+
+def test_class_that_is_no_expert(tmp_path: Path, seed: int) -> None:
+    model = Skips(MoeSpec("gathered", experts=5, missing=1), seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    (subgraph,) = moes(load(tmp_path / "model.onnx"))
+    assert subgraph.refusal is not None
+    assert "stack 4 and 4 experts, and the router '/router/MatMul' chooses among 5; NVFP4MoE serves" in subgraph.refusal
+
+
 def test_more_chosen_than_there_are(tmp_path: Path, seed: int) -> None:
     def widen_choice(model: onnx.ModelProto) -> None:
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
