@@ -250,6 +250,8 @@ def make_plan(
     entries = []
     for subgraph in subgraphs:
         kept = why_not(subgraph)
+        if kept and subgraph.refusal:  # says more, for example that a router is behind which no block was recognised
+            kept = subgraph.refusal
         decision, reason = (
             ("keep", kept)
             if kept

@@ -21,7 +21,8 @@ ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
     """The multiply of every router among `linears` (by their outputs), and the TopK or ArgMax that chooses by it.
 
-    What more than MAX_EXPERTS are chosen from, or what only a caller sees, are words of a vocabulary or classes.
+    One may choose from a part of its outputs. What more than MAX_EXPERTS are chosen from, or what only a caller sees,
+    are words of a vocabulary or classes.
     """
     routers: dict[ir.Node, ir.Node] = {}
     for node in graph:
@@ -29,7 +30,7 @@ def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) 
         if choice is None or choice.size > MAX_EXPERTS or not _is_used(node.outputs[-1]):
             continue
         logits = logits_of(choice, linears)
-        if logits is not None and linears[logits].weight.shape[0] == choice.size:
+        if logits is not None and linears[logits].weight.shape[0] >= choice.size:
             routers.setdefault(linears[logits].multiply, node)
     return routers
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from onnx_models.graphs import run
 from onnx_models.passes import plan_all, rewritten
+from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS
 from trt_nvfp4.graph_passes.source import SourceModel, load
 
 HIDDEN, EXPERTS = 32, 8
@@ -34,6 +35,21 @@ class Chooses(nn.Module):
         weights, chosen = scores.topk(2, -1)
         y: Tensor = (weights[..., None, None] * (x[:, None, None] @ self.experts[chosen])).sum((1, 2))
         return y
+
+
+class WithShared(Chooses):
+    """The router scores a shared expert too, which is always taken (Inkling)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__("TopK", 1, seed)
+        self.router = nn.Linear(HIDDEN, EXPERTS + 1)
+        self.shared = nn.Parameter(torch.randn(HIDDEN, HIDDEN) / HIDDEN**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x).sigmoid()
+        weights, chosen = scores[:, :-1].topk(2, -1)
+        y: Tensor = (weights[..., None, None] * (x[:, None, None] @ self.experts[chosen])).sum((1, 2))
+        return y + scores[:, -1:] * (x @ self.shared)
 
 
 class Reports(nn.Module):
@@ -75,6 +91,14 @@ def test_choices_stay_the_models_own(choice: str, layers: int, tmp_path: Path, s
     (y,) = run(rewritten(source, plan).path, x.numpy())
     with torch.no_grad():
         np.testing.assert_allclose(y, model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_choice_from_a_part_of_the_scores(tmp_path: Path, seed: int) -> None:
+    source = exported(WithShared(seed), tmp_path / "model.onnx")
+    router, shared = plan_all(source).subgraphs
+    assert (router.decision, shared.decision) == ("keep", "nvfp4_w4a16")
+    assert "(TopK) chooses by it" in router.reason
+    assert plan_all(source, kinds=DEFAULT_KINDS).subgraphs[0].reason in router.reason
 
 
 def test_what_only_the_caller_chooses_by_is_quantized(tmp_path: Path, seed: int) -> None:
