@@ -294,9 +294,9 @@ class _Matcher:
         merges = list(zip(closures, closures.values(), values, shapes, strict=True))
         fits = [Fit(probe, experts, nodes)]
         for fit in itertools.chain(fits, (Fit(probe, scaled, nodes) for scaled in scaled_experts(experts, nodes))):
-            routing, ends = self._ends(fit, shared, choices, keys, merges)
-            if routing is not None:
-                return self._block(probe, routing, fit.experts, ends, closures)
+            ends = self._ends(fit, shared, choices, keys, merges)
+            if ends:
+                return self._block(probe, fit.experts, ends, closures)
         raise _RefusalError(self._misfit(fits[0], choices, keys))
 
     def _ends(
@@ -306,8 +306,8 @@ class _Matcher:
         choices: Sequence[Choice],
         keys: torch.Tensor,
         merges: Iterable[tuple[ir.Value, list[ir.Node], torch.Tensor, tuple[int, ...]]],
-    ) -> tuple[Routing | None, list[_End]]:
-        """The routing of the experts of `fit`, and those of `merges` (value, nodes, values, shape) that it makes."""
+    ) -> list[_End]:
+        """Those of `merges` (value, nodes, values, shape) that the experts of `fit` make, and how."""
         added = fit.shared(shared, None) if shared is not None else torch.zeros(())
         routing, gate, total = None, None, torch.zeros(())
         ends: list[_End] = []
@@ -315,14 +315,18 @@ class _Matcher:
             if routing is None:
                 routing = fit.routing(choices, keys, y - added) if added.shape in ((), y.shape) else None
             elif not fit.same(y, total):
+                scaled = fit.routing(choices, keys, y) if shared is None else None
                 extended = self._shared(inside, fit.experts, shared)
-                if extended is None or not fit.same(y, total + fit.shared(*extended)):
+                if scaled is not None:
+                    routing = scaled
+                elif extended is not None and fit.same(y, total + fit.shared(*extended)):
+                    shared, gate = extended
+                else:
                     break
-                shared, gate = extended
             if routing is not None:
-                ends.append(_End(merge, shape, shared, gate))
+                ends.append(_End(merge, shape, routing, shared, gate))
                 total = y
-        return routing, ends
+        return ends
 
     def _misfit(self, fit: Fit, choices: Sequence[Choice], keys: torch.Tensor) -> str:
         """Why no routing makes the block's values."""
@@ -374,7 +378,6 @@ class _Matcher:
     def _block(
         self,
         probe: Probe,
-        routing: Routing,
         experts: tuple[Mlp, ...],
         ends: Sequence[_End],
         closures: Mapping[ir.Value, list[ir.Node]],
@@ -395,9 +398,18 @@ class _Matcher:
         def block(end: _End, routed: Moe | None = None) -> Moe:
             nodes = self._removable(end.y, closures[end.y])
             self._check_isolated(experts if end.shared is None else (*experts, end.shared), nodes, closures[end.y])
-            y_like = None if end.shape[:-1] == leading else self._x
             return Moe(
-                x, self._router.y, end.y, y_like, self._router, routing, experts, end.shared, end.gate, nodes, routed
+                x=x,
+                logits=self._router.y,
+                y=end.y,
+                y_like=None if end.shape[:-1] == leading else self._x,
+                router=self._router,
+                routing=end.routing,
+                experts=experts,
+                shared=end.shared,
+                shared_gate=end.gate,
+                nodes=nodes,
+                routed=routed,
             )
 
         routed_only = next((end for end in widest if end.shared is None), None)
@@ -438,10 +450,11 @@ class _Matcher:
 
 @dataclass(frozen=True)
 class _End:
-    """A value that is the block's, its shape in the probe, and the shared expert that is in it."""
+    """A value that is the block's, its shape in the probe, the routing and the shared expert that are in it."""
 
     y: ir.Value
     shape: tuple[int, ...]
+    routing: Routing
     shared: Mlp | None
     gate: Linear | None
 

@@ -146,6 +146,24 @@ def test_clamped_sum(place: str, tmp_path: Path, seed: int) -> None:
         assert np.abs(y).max() == 50
 
 
+def test_scaled_sum(tmp_path: Path, seed: int) -> None:
+    """What the sum is multiplied by before the shared expert is added is in the block, and so is that (MiniMax-M3)."""
+    model = Special(MoeSpec("mask", shared=True), seed, routed=lambda y: y * 2.5)
+    source = found(model, tmp_path / "model.onnx", seed)
+    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.shared is not None
+    assert subgraph.moe.routing.scaling_factor == 2.5
+    path = rewritten(source, plan_all(source, kinds=("moe",))).path
+    assert "Mul" not in [node.op_type for node in onnx.load(path).graph.node]
+    x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = moe_spellings.quantized_spelling(model)(x).numpy()
+    (y,) = run(path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 class Shows(Moe):
     """A mixture of experts that computes something that is an output, too."""
 
