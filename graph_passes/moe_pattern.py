@@ -21,7 +21,7 @@ from trt_nvfp4.graph_passes.moe_fit import Fit, scaled_experts
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
 from trt_nvfp4.graph_passes.moe_routing import Choice, closed, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand, rank
-from trt_nvfp4.graph_passes.router_pattern import ALIASES, logits_of
+from trt_nvfp4.graph_passes.router_pattern import ALIASES, logits_of, scored
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Routing
 from trt_nvfp4.graph_passes.weights import as_torch, constant
@@ -66,10 +66,12 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
 
 def _match(context: _Context, router: Linear, choices: Sequence[Choice]) -> Moe | RefusedMoe | None:
     """The block of one router, whose experts read what it reads or else another tensor (Gemma 4's their own norm)."""
-    matcher = _Matcher(context, router, choices, router.x)
+    (*_, choice) = (choice for choice in choices if choice.size == router.weight.shape[0])
+    logits = scored(choice, router.y)
+    matcher = _Matcher(context, router, choices, router.x, logits)
     match = matcher.match()
     if not isinstance(match, Moe) and matcher.other_x is not None:
-        match = _Matcher(context, router, choices, matcher.other_x).match() or match
+        match = _Matcher(context, router, choices, matcher.other_x, logits).match() or match
     return match
 
 
@@ -98,18 +100,21 @@ def variables(node: ir.Node) -> list[ir.Value]:
 class _Matcher:
     """The search for the block of one router, and of experts that read `x`, with a row for each of the router's.
 
-    `other_x` is then what they seem to read instead, where they do not.
+    `logits` are the router's output, or what is made of it before it is scored (Laguna caps it). `other_x` is then what
+    the experts seem to read instead of x, where they do not read that.
     """
 
-    def __init__(self, context: _Context, router: Linear, choices: Sequence[Choice], x: ir.Value) -> None:
-        self._context, self._router, self._choices = context, router, tuple(choices)
+    def __init__(
+        self, context: _Context, router: Linear, choices: Sequence[Choice], x: ir.Value, logits: ir.Value
+    ) -> None:
+        self._context, self._router, self._choices, self._logits = context, router, tuple(choices), logits
         self._experts_count = router.weight.shape[0]
         # x, and the same values in other shapes and types on the way to it.
         self._aliases = [x]
         while is_op(node := self._aliases[-1].producer(), *ALIASES):
             self._aliases.append(operand(node, 0))
         self._x = self._aliases[-1]
-        self._inside: set[ir.Value] = {self._x, router.y}
+        self._inside: set[ir.Value] = {self._x, logits}
         self._escape: str | None = None  # how what the logits decide is seen outside of any block
         self.other_x: ir.Value | None = None
 
@@ -134,9 +139,9 @@ class _Matcher:
 
     def _merges(self) -> Iterator[ir.Value]:
         """Values on which everything that depends on the logits runs together, until another tensor comes in."""
-        routed: set[ir.Value] = {self._router.y}
+        routed: set[ir.Value] = {self._logits}
         pending: dict[ir.Value, int] = {}
-        producers = (value.producer() for value in (self._x, self._router.y))
+        producers = (value.producer() for value in (self._x, self._logits))
         first = min(-1 if producer is None else self._context.position[producer] for producer in producers)
         for node in self._context.nodes[first + 1 :]:
             inputs = variables(node)
@@ -166,9 +171,9 @@ class _Matcher:
             value = operand(node, 0)
             if is_op(node, *_REPEATING):
                 rows = value
-        while rank(rows) != rank(self._router.y) and is_op(node := rows.producer(), *ALIASES):
+        while rank(rows) != rank(self._logits) and is_op(node := rows.producer(), *ALIASES):
             rows = operand(node, 0)
-        return rows if rank(rows) == rank(self._router.y) and rows not in self._aliases else None
+        return rows if rank(rows) == rank(self._logits) and rows not in self._aliases else None
 
     def _inside_nodes(self) -> set[ir.Node]:
         readers = {use.node for value in self._inside for use in value.uses()}
@@ -181,7 +186,7 @@ class _Matcher:
         while pending:
             value = pending.pop()
             node = value.producer()
-            if node is None or node in seen or value in (self._x, self._router.y):
+            if node is None or node in seen or value in (self._x, self._logits):
                 continue
             seen.add(node)
             if is_op(node, "Shape") and operand(node, 0) not in self._inside:
@@ -283,7 +288,7 @@ class _Matcher:
             raise _RefusalError("its experts do not depend on a TopK or ArgMax over all of them")
         linears = [self._context.multiplies[node] for node in nodes if node in self._context.multiplies]
         try:
-            probe = Probe(self._x, self._router.y, choices[-1].k, nodes, linears, self._context.opset)
+            probe = Probe(self._x, self._logits, choices[-1].k, nodes, linears, self._context.opset)
             runs = probe.run([choices[-1].keys, *closures])
         except ProbeError as error:
             if len(closures) > 1:  # the last may take a shape that x does not have
@@ -387,7 +392,7 @@ class _Matcher:
         x = next((value for value in self._aliases if value.dtype == dtype and self._as_router_reads(value)), None)
         if x is None:
             raise _RefusalError(f"the router's input '{self._router.x.name}' has no copy of type {dtype.name}")
-        leading = probe.shape_of(self._router.y)[:-1]
+        leading = probe.shape_of(self._logits)[:-1]
         widest = [end for end in reversed(ends) if end.y.dtype in (dtype, None)]
         # Best an output in the router's own shape, as long as it leaves no shared expert outside.
         widest.sort(key=lambda end: (end.shared is None, end.shape[:-1] != leading))
@@ -400,7 +405,7 @@ class _Matcher:
             self._check_isolated(experts if end.shared is None else (*experts, end.shared), nodes, closures[end.y])
             return Moe(
                 x=x,
-                logits=self._router.y,
+                logits=self._logits,
                 y=end.y,
                 y_like=None if end.shape[:-1] == leading else self._x,
                 router=self._router,

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.moe_routing import Choice, match_choice
-from trt_nvfp4.graph_passes.nodes import is_op
+from trt_nvfp4.graph_passes.nodes import is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Linear
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS
 
@@ -56,3 +56,25 @@ def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | 
         if len(seen) > _MAX_ROUTER_NODES or len(found) > 1:
             return None
     return next(iter(found), None)
+
+
+def scored(choice: Choice, logits: ir.Value) -> ir.Value:
+    """What the softmax or sigmoid in front of `choice` reads: `logits`, or what is made of them."""
+    read: set[ir.Value] = set()
+    seen = {logits}
+    pending = [choice.keys]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if is_op(node, "Softmax", "Sigmoid"):
+            read.add(operand(node, 0))
+        elif node is not None and value not in seen:
+            pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]
+        seen.add(value)
+    if len(read) != 1:
+        return logits
+    (made,) = read
+    source = made
+    while is_op(alias := source.producer(), *ALIASES):
+        source = operand(alias, 0)
+    return logits if source is logits or made.shape is None or made.shape[-1] != choice.size else made

@@ -73,6 +73,10 @@ def confident(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Ten
     return weights * (scores.amax(-1, keepdim=True) > 0.26)
 
 
+def doubtful(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Tensor:
+    return weights * (scores.amax(-1, keepdim=True) < 0.99999)
+
+
 def unpadded(weights: Tensor, chosen: Tensor, scores: Tensor, x: Tensor) -> Tensor:
     return weights * (x.abs().sum(-1, keepdim=True) > 0)
 
@@ -101,11 +105,11 @@ def refusal(source: SourceModel) -> str:
     [
         (MoeSpec("mask", experts=64), {"keys": close(3, -torch.inf)}, "never chooses expert 3"),
         (MoeSpec("mask", experts=64), {"keys": close(3, -1e38)}, "never chooses expert 3"),
-        (MASK, {"logits": lambda logits: logits.clamp(-10, 10)}, FOR_TYPICAL + "router logits far apart"),
+        (MASK, {"weights": doubtful}, FOR_TYPICAL + "router logits far apart"),
         (MASK, {"weights": confident}, FOR_TYPICAL + "router logits close together"),
         (MoeSpec("mask", biases=True), {"weights": unpadded}, FOR_TYPICAL + "tokens of zeros"),
     ],
-    ids=["-inf", "-1e38", "clamped logits", "confident", "padding"],
+    ids=["-inf", "-1e38", "doubtful", "confident", "padding"],
 )
 def test_some_tokens(
     spec: MoeSpec, changes: dict[str, Change], reason: str, dynamic: bool, tmp_path: Path, seed: int
@@ -144,6 +148,37 @@ def test_clamped_sum(place: str, tmp_path: Path, seed: int) -> None:
     if place == "y":
         (y,) = run(widen(written), x)
         assert np.abs(y).max() == 50
+
+
+@pytest.mark.parametrize(
+    ("changed", "operators"),
+    [
+        (lambda logits: 3 * torch.tanh(logits / 3), ["Div", "Tanh", "Mul"]),
+        (lambda logits: logits.clamp(-2, 2), ["Clip"]),
+        (lambda logits: logits / 0.5, ["Div"]),
+        (lambda logits: logits * torch.linspace(0.5, 2, 4), ["Mul"]),
+    ],
+    ids=["softcap", "clamp", "temperature", "scales"],
+)
+def test_changed_logits(changed: Change, operators: list[str], tmp_path: Path, seed: int) -> None:
+    """What is made of the router's output before it is scored stays, and the block reads that (Laguna)."""
+    model = Special(MoeSpec("mask", shared=True), seed, logits=changed)
+    source = found(model, tmp_path / "model.onnx", seed)
+    (subgraph,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.shared is not None
+    path = rewritten(source, plan_all(source, kinds=("moe",))).path
+    nodes = [node.op_type for node in onnx.load(path).graph.node]
+    assert [op for op in nodes if op in ("Div", "Tanh", "Mul", "Clip", "Softmax", "NVFP4MoE")] == [
+        *operators,
+        "NVFP4MoE",
+    ]
+    x = 3 * torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = moe_spellings.quantized_spelling(model)(x).numpy()
+    (y,) = run(path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_scaled_sum(tmp_path: Path, seed: int) -> None:
