@@ -401,7 +401,7 @@ class _Matcher:
             raise _RefusalError(f"its output '{ends[0].y.name}' has another type than its experts")
 
         def block(end: _End, routed: Moe | None = None) -> Moe:
-            nodes = self._removable(end.y, closures[end.y])
+            nodes = self._removable(end.y, closures[end.y], x)
             self._check_isolated(experts if end.shared is None else (*experts, end.shared), nodes, closures[end.y])
             return Moe(
                 x=x,
@@ -440,12 +440,15 @@ class _Matcher:
                 return False
         return False
 
-    @staticmethod
-    def _removable(y: ir.Value, closure: Sequence[ir.Node]) -> tuple[ir.Node, ...]:
-        """The nodes of `closure`, in order, that nothing needs once something else computes y."""
+    def _removable(self, y: ir.Value, closure: Sequence[ir.Node], x: ir.Value) -> tuple[ir.Node, ...]:
+        """The nodes of `closure`, in order, that nothing needs once something else computes y from x."""
+        kept: set[ir.Node | None] = set()
+        while x is not self._x:
+            kept.add(x.producer())
+            x = self._aliases[self._aliases.index(x) + 1]
         removable: set[ir.Node] = set()
         for node in reversed(closure):
-            if all(
+            if node not in kept and all(
                 value is y or (not value.is_graph_output() and all(use.node in removable for use in value.uses()))
                 for value in node.outputs
             ):

@@ -199,6 +199,28 @@ def test_scaled_sum(tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+class Normed(Moe):
+    """The experts read what a norm in float32 gives, in the type of their weights (Gemma 4 in bfloat16)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, HIDDEN)
+        weights, chosen = self.route(self.router(rows))
+        normed = (F.normalize(rows.float()) * HIDDEN**0.5).type_as(x)
+        return self._mask(normed, weights, chosen).view(x.shape)
+
+
+def test_cast_that_experts_alone_read(tmp_path: Path, seed: int) -> None:
+    model = Normed(MoeSpec("mask"), seed).half()
+    source = found(model, tmp_path / "model.onnx", seed)
+    path = rewritten(source, plan_all(source, kinds=("moe",))).path
+    assert [node.op_type for node in onnx.load(path).graph.node if node.domain] == ["NVFP4MoE"]
+    x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed)).half()
+    with torch.no_grad():
+        expected = moe_spellings.quantized_spelling(model.float())(x.float()).numpy()
+    (y,) = run(path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
+
+
 class Shows(Moe):
     """A mixture of experts that computes something that is an output, too."""
 
