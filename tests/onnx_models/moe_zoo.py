@@ -28,7 +28,7 @@ def _entry(name: str, activation: str = "silu", **arguments: Any) -> Entry:
     return Entry(f"{name}Model", f"{name}Config", {**_DECODER, **arguments}, "moe", activation)
 
 
-# Sizes: hidden 64, intermediate 48.
+# Sizes: hidden 64 (but where SIZES says otherwise), intermediate 48.
 MOE_ZOO: dict[str, Entry] = {
     "qwen3_moe": _entry(
         "Qwen3Moe", head_dim=16, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
@@ -72,6 +72,83 @@ MOE_ZOO: dict[str, Entry] = {
         num_experts=8,
         num_experts_per_tok=3,
     ),
+    "deepseek_v2": _entry(
+        "DeepseekV2",
+        **_LATENT,
+        num_key_value_heads=4,
+        moe_intermediate_size=48,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=16.0,
+    ),
+    "ernie4_5_moe": _entry(
+        "Ernie4_5_Moe", moe_intermediate_size=48, moe_num_experts=8, moe_k=3, moe_layer_start_index=0
+    ),
+    "gemma4": _entry(
+        "Gemma4Text",
+        "gelu_tanh",
+        head_dim=16,
+        global_head_dim=16,
+        hidden_size_per_layer_input=0,
+        intermediate_size=80,
+        enable_moe_block=True,
+        moe_intermediate_size=48,
+        num_experts=8,
+        top_k_experts=3,
+    ),
+    "granitemoeshared": _entry(
+        "GraniteMoeShared",
+        intermediate_size=48,
+        shared_intermediate_size=80,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+    ),
+    "hunyuan_v1_moe": _entry("HunYuanMoEV1", intermediate_size=48, head_dim=16, num_experts=8, moe_topk=3),
+    "kolibri1": _entry(
+        "Kolibri1",
+        head_dim=16,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=80,
+        num_experts=8,
+        num_experts_per_tok=3,
+    ),
+    "lfm2_moe": _entry(
+        "Lfm2Moe",
+        layer_types=["full_attention"] * zoo.LAYERS,
+        num_dense_layers=0,
+        moe_intermediate_size=48,
+        num_experts=8,
+        num_experts_per_tok=3,
+    ),
+    "minimax_m3": _entry(
+        "MiniMaxM3VLText",
+        "swiglu_clamped",
+        head_dim=16,
+        intermediate_size=48,
+        shared_intermediate_size=80,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+    ),
+    "nemotron_h": _entry(
+        "NemotronH",
+        "relu2",
+        head_dim=16,
+        layers_block_type=["attention", "moe"] * zoo.LAYERS,
+        moe_intermediate_size=48,
+        moe_latent_size=32,
+        moe_shared_expert_intermediate_size=80,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        routed_scaling_factor=2.5,
+    ),
+}
+# What differs from 8 gated experts of 64-48-64.
+SIZES: dict[str, dict[str, int]] = {
+    **{name: {"experts": 4} for name in ("mixtral", "gpt_oss", "llama4")},
+    "nemotron_h": {"in_features": 32, "out_features": 32, "gated": 0},
 }
 # What each routes like: the attributes of NVFP4MoE that are not the default.
 ROUTING: dict[str, dict[str, Any]] = {
@@ -91,14 +168,35 @@ ROUTING: dict[str, dict[str, Any]] = {
     "gpt_oss": {"top_k": 2, "scoring": "softmax_of_chosen"},
     "llama4": {"top_k": 1, "scoring": "sigmoid_of_chosen", "scale_input": True},
     "qwen2_moe": {"top_k": 3, "scoring": "softmax"},
+    "deepseek_v2": {"top_k": 3, "scoring": "softmax", "scaling_factor": 16.0, "n_group": 4, "topk_group": 2},
+    "ernie4_5_moe": {"top_k": 3, "scoring": "softmax", "renormalize": True},
+    "gemma4": {"top_k": 3, "scoring": "softmax", "renormalize": True},
+    "granitemoeshared": {"top_k": 3, "scoring": "softmax_of_chosen"},
+    "hunyuan_v1_moe": {"top_k": 3, "scoring": "softmax", "renormalize": True},
+    "kolibri1": {"top_k": 3, "scoring": "sigmoid_of_chosen"},
+    "lfm2_moe": {"top_k": 3, "scoring": "sigmoid", "renormalize": True},
+    "minimax_m3": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.0},
+    "nemotron_h": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.5},
 }
+BIASED = {"deepseek_v3", "ernie4_5_moe", "kolibri1", "lfm2_moe", "minimax_m3", "nemotron_h"}  # with a correction bias
 # Width of the shared expert, and whether it has a gate of its own.
-SHARED = {"deepseek_v3": (96, False), "llama4": (48, False), "qwen2_moe": (80, True)}
+SHARED = {
+    "deepseek_v3": (96, False),
+    "llama4": (48, False),
+    "qwen2_moe": (80, True),
+    "deepseek_v2": (96, False),
+    "ernie4_5_moe": (96, False),
+    "granitemoeshared": (80, False),
+    "hunyuan_v1_moe": (48, False),
+    "kolibri1": (80, False),
+    "minimax_m3": (80, False),
+}
 
 
 def fastest_exporter(name: str) -> str:
-    """TorchScript takes a tenth of dynamo's time; of Llama 4's masks it makes a sum of booleans, which nothing runs."""
-    return "dynamo" if name == "llama4" else "torchscript"
+    """TorchScript takes a tenth of dynamo's time; of Llama 4's masks it makes a sum of booleans, which nothing runs,
+    and a Squeeze of a parameter, as in ERNIE, it cannot export."""
+    return "dynamo" if name in ("llama4", "ernie4_5_moe") else "torchscript"
 
 
 def instance(name: str, seed: int = 0) -> torch.nn.Module:
@@ -110,7 +208,7 @@ def instance(name: str, seed: int = 0) -> torch.nn.Module:
             if parameter.dim() > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
         for key, buffer in model.named_buffers():
-            if key.endswith("correction_bias"):
+            if key.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(std=0.2)
     return model
 
