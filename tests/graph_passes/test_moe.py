@@ -472,7 +472,7 @@ def closest_choice(path: Path, x: np.ndarray) -> float:
     choices = [node for node in model.graph.node if node.op_type == "TopK"]
     del model.graph.output[:]
     for name in [name for node in choices for name in (node.input[0], node.output[0])]:
-        model.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        model.graph.output.append(helper.make_empty_tensor_value_info(name))
     found = run(model, x)
     margin = np.inf
     for scores, taken in zip(found[::2], found[1::2], strict=True):
@@ -514,10 +514,13 @@ def test_other_exports(dispatch: str, dtype: str, opset: int, dynamic: bool, tmp
     source = load(tmp_path / "model.onnx")
     (subgraph,) = moes(source)
     assert subgraph.refusal is None
-    x = torch.randn(2, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
-    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.to(DTYPES[dtype]).numpy())
+    generator = torch.Generator().manual_seed(seed)
+    draws = (torch.randn(2, 5, HIDDEN, generator=generator).to(DTYPES[dtype]) for _ in range(50))
+    # In float16 a router decides near ties otherwise.
+    x = next(x for x in draws if closest_choice(tmp_path / "model.onnx", x.numpy()) > 2e-3)
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
     with torch.no_grad():
-        expected = quantized_spelling(model.float())(x).numpy()
+        expected = quantized_spelling(model.float())(x.float()).numpy()
     np.testing.assert_allclose(y, expected, atol=5e-3 * np.abs(expected).max())
 
 
