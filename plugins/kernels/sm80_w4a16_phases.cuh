@@ -144,7 +144,8 @@ __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& a
                     if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);
                     steps = part.most;
                 }
-                // Of choose_in_flight's. A linear takes two of them only, which keeps its code short.
+                // A linear takes two of choose_in_flight's only, which keeps its code short.
+                static_assert(kFewInFlight == 2 && kManyInFlight == kMostInFlight);
                 if (kProjections > 1 && args.in_flight == 1) {
                     fill<1>(rings, at, first, tiles, steps);
                 } else if (args.in_flight == kFewInFlight) {

@@ -335,11 +335,7 @@ class BestOnly(Moe):
 @pytest.mark.parametrize("dispatch", ["mask", "gathered"])
 @pytest.mark.parametrize(
     ("choice", "scoring", "found"),
-    [
-        ("max", "softmax", "softmax"),
-        ("argmax", "sigmoid", "sigmoid"),
-        ("hard", "softmax", "softmax_of_chosen"),
-    ],
+    [("max", "softmax", "softmax"), ("argmax", "sigmoid", "sigmoid"), ("hard", "softmax", "softmax_of_chosen")],
 )
 def test_best_only(choice: str, scoring: str, found: str, dispatch: str, tmp_path: Path, seed: int) -> None:
     model = BestOnly(MoeSpec(dispatch, experts=8, top_k=1, scoring=scoring, shared=True), seed, choice)
