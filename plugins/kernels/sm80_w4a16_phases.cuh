@@ -4,6 +4,7 @@
 
 #include "api/trt_nvfp4.h"
 #include "divisor.h"
+#include "heuristics/in_flight.h"
 #include "sm80_w4a16_exchange.cuh"
 #include "sm80_w4a16_ring.cuh"
 

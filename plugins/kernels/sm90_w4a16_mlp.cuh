@@ -21,10 +21,9 @@
 
 namespace trt_nvfp4::sm90 {
 
-// Chunks of a task whose weights are asked for before its first activations are there, and of how many slots at once.
+// Chunks of a task whose weights are asked for before its first activations are there, of MlpArgs::ahead slots at once.
 // There is room for more, but what blocks hand over, and each fence, would queue behind the copies.
 constexpr int kChunksAhead = 3;
-constexpr int kAheadUnderWay = 2;
 
 // By one thread.
 template <typename T, int kTokens>
@@ -43,9 +42,7 @@ __device__ __forceinline__ void fetch_weights(MlpArgs<T> const& args, MlpShared<
         for (int chunk = task.begin; chunk < task.end; ++chunk) {
             if (chunk == held) shared.await_tasks(tasks);
 #pragma unroll
-            for (int i = 0; i < kWarpgroups; ++i) {
-                filler.fill(tile, i, chunk, chunk < held ? kAheadUnderWay : kSlots);
-            }
+            for (int i = 0; i < kWarpgroups; ++i) filler.fill(tile, i, chunk, chunk < held ? args.ahead : kSlots);
         }
     });
 }

@@ -54,7 +54,8 @@ struct MlpArgs {
     Divisor splits[2];  // of K
     Divisor columns;    // of rows' fragments
     int layers, m;
-    uint32_t one;  // 1, see shift_left
+    uint32_t one;    // 1, see shift_left
+    uint32_t ahead;  // slots, see kChunksAhead
     T const* x;
     T* y;
     T const* norm_weight;  // [layers, width of x]; null: no RMSNorm

@@ -48,11 +48,12 @@ int main() {
             int64_t bytes;
             std::cin >> bytes;
             std::cout << w4a16::keeps_few_in_flight(bytes) << '\n';
-        } else if (kind == "w4a16_mlp_in_flight") {
-            w4a16::Device device{};
-            std::cin >> device.sm_count >> device.bandwidth;
-            device.bandwidth *= 1e9f;
-            std::cout << w4a16::choose_in_flight(4608, 4, device) << '\n';
+        } else if (kind == "mlp_in_flight") {
+            int sms;
+            float bandwidth;
+            std::cin >> sms >> bandwidth;
+            std::cout << choose_in_flight(4 * 4608, sms, bandwidth * 1e9f) << ' '
+                      << sm90::choose_ahead(18432, sms, bandwidth * 1e9f) << '\n';
         } else if (kind == "divisor") {
             int n, divisor;
             std::cin >> n >> divisor;

@@ -120,11 +120,14 @@ def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
 
 
 def test_mlps_keep_under_way_what_memory_brings(ask: Ask) -> None:
-    """Stages of each of four warps: H200 and H100 as measured (benchmarks/NOTES.md), others by bandwidth an SM."""
+    """Stages of each of four warps, and slots of SM90's kernel: H200 and H100 as measured (benchmarks/NOTES.md), others
+    by bandwidth an SM."""
     h200, h100, unknown = [132, 4917], [132, 3352], [132, 0]  # SMs, GB/s
     b200, a100, thor, rtx_5090, spark = [148, 8000], [108, 2039], [20, 273], [170, 1792], [48, 273]
-    assert ask("w4a16_mlp_in_flight", [h200, h100, unknown]) == [[3], [2], [3]]
-    assert ask("w4a16_mlp_in_flight", [b200, a100, thor, rtx_5090, spark]) == [[4], [2], [1], [1], [1]]
+    h100_pcie, h20 = [114, 2039], [78, 4023]
+    assert ask("mlp_in_flight", [h200, h100, unknown]) == [[3, 3], [2, 2], [3, 3]]
+    assert [stages for stages, _ in ask("mlp_in_flight", [b200, a100, thor, rtx_5090, spark])] == [4, 2, 1, 1, 1]
+    assert [slots for _, slots in ask("mlp_in_flight", [h100_pcie, h20])] == [2, 4]
 
 
 def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:

@@ -1,6 +1,8 @@
+#include "../heuristics/in_flight.h"
 #include "../sm80_w4a16_mlp.cuh"
 #include "../sm80_w4a16_token.cuh"
 #include "launch.h"
+#include "memory_bandwidth.h"
 #include "sm90_w4a16.h"
 #include "w4a16.h"
 
@@ -8,7 +10,7 @@ namespace trt_nvfp4::w4a16 {
 namespace {
 
 TrtNvfp4Status read_device(Device& device) {
-    int ordinal = 0, cooperative = 0, major = 0, kilohertz = 0, bits = 0;
+    int ordinal = 0, cooperative = 0, major = 0;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
     auto const read = [&](int& value, cudaDeviceAttr attribute) {
         return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
@@ -17,9 +19,7 @@ TrtNvfp4Status read_device(Device& device) {
     TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
     TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
     TRT_NVFP4_RETURN_IF_ERROR(read(major, cudaDevAttrComputeCapabilityMajor));
-    TRT_NVFP4_RETURN_IF_ERROR(read(kilohertz, cudaDevAttrMemoryClockRate));
-    TRT_NVFP4_RETURN_IF_ERROR(read(bits, cudaDevAttrGlobalMemoryBusWidth));
-    device.bandwidth = 2e3f * static_cast<float>(kilohertz) * static_cast<float>(bits) / 8.0f;  // two bits a clock
+    TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(device.bandwidth));
     device.cooperative = cooperative != 0;
     device.dependent_launch = major >= 9;
     return TRT_NVFP4_SUCCESS;
@@ -136,9 +136,8 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     args.shared = divide_shared_memory(needed, capacity, bytes, device);
     Projection const& first = args.program.projections[0];
     int64_t const block_bytes = static_cast<int64_t>(first.tiles()) * first.chunks() * kStageBytes / device.sm_count;
-    args.in_flight = kProjections > 1                   ? choose_in_flight(kStageBytes, kFillers, device)
-                     : keeps_few_in_flight(block_bytes) ? kFewInFlight
-                                                        : kManyInFlight;
+    int const stages = choose_in_flight(kFillers * kStageBytes, device.sm_count, device.bandwidth);
+    args.in_flight = kProjections > 1 ? stages : keeps_few_in_flight(block_bytes) ? kFewInFlight : kManyInFlight;
     args.by_tokens = Divisor(args.m);
     args.one = 1;
     size_t const used = lay_out(args, workspace);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../host_device.h"
+#include "in_flight.h"
 
 namespace trt_nvfp4::sm90 {
 
@@ -51,6 +52,12 @@ inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     if (busy >= 0.45f) return m >= (narrow ? 2 : 5);
     if (busy >= 0.28f) return m >= (narrow ? 4 : 8);
     return m >= (norm ? 9 : 16);
+}
+
+// Slots of so many bytes that an MLP's copies may be under way of while its blocks wait for activations. One is too few
+// on any GPU timed.
+inline int choose_ahead(int slot_bytes, int sms, float bandwidth) {
+    return std::max(2, choose_in_flight(slot_bytes, sms, bandwidth));
 }
 
 // The split of K of least estimated time, in chunks that a block walks. `clusters` of the given size run at once.

@@ -85,19 +85,6 @@ inline Split choose_split(Shape const& shape, int m, int capacity, float split_c
     return best;
 }
 
-constexpr int kMostInFlight = 4;
-
-// Stages of so many bytes that each of `fillers` warps of a block keeps under way for an MLP: together what its share
-// of memory's bandwidth brings in 1.47 us. With more of them blocks wait longer for each other, with fewer for memory:
-// an H200 takes 12 for all fillers and an H100 8, as was measured fastest there (benchmarks/NOTES.md).
-inline int choose_in_flight(int stage_bytes, int fillers, Device const& device) {
-    constexpr float kSeconds = 1.47e-6f;
-    constexpr int kUnknown = 3;
-    if (device.bandwidth <= 0.0f) return kUnknown;
-    float const bytes = device.bandwidth / static_cast<float>(device.sm_count) * kSeconds;
-    return std::clamp(static_cast<int>(bytes / static_cast<float>(fillers * stage_bytes) + 0.5f), 1, kMostInFlight);
-}
-
 // Whether few copies are to be under way for a linear, of so many bytes of weights a block: a launch that is over soon
 // waits for its activations behind them, a long one for the weights (benchmarks/NOTES.md).
 inline bool keeps_few_in_flight(int64_t bytes) { return bytes <= 256 << 10; }

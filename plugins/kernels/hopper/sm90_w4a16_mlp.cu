@@ -1,3 +1,4 @@
+#include "../api/memory_bandwidth.h"
 #include "../api/sm90_w4a16.h"
 #include "../programmatic_launch.cuh"
 #include "../sm90_w4a16_launch.cuh"
@@ -121,6 +122,11 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.m = static_cast<int>(mlp.m);
     args.columns = Divisor(row_columns<kTokens>(args.m));
     args.one = 1;
+    int sms = 0;
+    float bandwidth = 0.0f;
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
+    TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(bandwidth));
+    args.ahead = choose_ahead(kSlotCodes + kSlotScales, sms, bandwidth);
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
     args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;

@@ -1,0 +1,21 @@
+// The current GPU's memory.
+#pragma once
+
+#include "launch.h"
+
+namespace trt_nvfp4 {
+
+// Bytes a second, by the memory's clock and the width of its bus; 0 where the driver does not say.
+inline TrtNvfp4Status read_memory_bandwidth(float& bandwidth) {
+    int device = 0, kilohertz = 0, bits = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&device), "cudaGetDevice"));
+    auto const read = [&](int& value, cudaDeviceAttr attribute) {
+        return check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
+    };
+    TRT_NVFP4_RETURN_IF_ERROR(read(kilohertz, cudaDevAttrMemoryClockRate));
+    TRT_NVFP4_RETURN_IF_ERROR(read(bits, cudaDevAttrGlobalMemoryBusWidth));
+    bandwidth = 2e3f * static_cast<float>(kilohertz) * static_cast<float>(bits) / 8.0f;  // two bits a clock
+    return TRT_NVFP4_SUCCESS;
+}
+
+}  // namespace trt_nvfp4
