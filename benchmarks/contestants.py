@@ -85,11 +85,11 @@ def plugin_layers(
     return in_turn(calls), x
 
 
-def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> Work:
+def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight], mode: str = "default") -> Work:
     """16-bit weights under torch.compile. Rows 2i and 2i + 1 of an up weight are gate i and up i."""
     weights = [(_gate_first(up.dense), down.dense) for up, down in zip(ups, downs, strict=True)]
 
-    @torch.compile(mode="max-autotune-no-cudagraphs", dynamic=False)
+    @torch.compile(mode=mode, dynamic=False)
     def stack(x: torch.Tensor) -> torch.Tensor:
         for up, down in weights:
             gate, linear = functional.linear(x, up).chunk(2, dim=-1)
