@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import product
 
 import torch
+from torch.nn import functional
 
 from trt_nvfp4.graph_passes.elementwise import Region
-from trt_nvfp4.plugins.ops.activation import Activation, activate
+from trt_nvfp4.plugins.ops.activation import GATED_ONLY, Activation, activate
 
-# Those that stand between two linears; identity is served only as a gate, and swiglu_clamped is matched apart.
-_SERVED = [a for a in Activation if a not in (Activation.IDENTITY, Activation.SWIGLU_CLAMPED)]
+# Those that stand between two linears; identity is served only as a gate, and clamped ones are matched apart.
+_SERVED = [a for a in Activation if a not in (Activation.IDENTITY, *GATED_ONLY)]
 # GELU's erf and tanh forms differ by 4.7e-4; constants rounded to bfloat16 move either by up to 1e-3.
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-3
 # Dense about 0, where activations differ in shape; then to the end of float32's range, where a clamp may begin.
@@ -66,18 +66,26 @@ def _recognize_gated(region: Region) -> Recognized | None:
             return Recognized(activation, gate, up)
         clamped = _match_clamped(region, h, g, u)
         if clamped is not None:
-            return Recognized("swiglu_clamped", gate, up, *clamped)
+            name, alpha, limit = clamped
+            return Recognized(name, gate, up, alpha, limit)
     return _refused(region, 0, 1) if region.multiplies_leaves else None
 
 
-def _match_clamped(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) -> tuple[float, float] | None:
-    """Constants (alpha, limit) of the region in h = (clamp(u) + 1) * min(g, limit) * sigmoid(alpha * min(g, limit))."""
+def _match_clamped(
+    region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor
+) -> tuple[str, float, float] | None:
+    """The clamped activation by which h is computed from gate g and up u, its alpha and its limit, the region's.
+
+    silu that is clamped only then differs by less than the tolerance from limits of 9 on.
+    """
     candidates = sorted({value for value in region.constants.values() if 0 < value < math.inf})
-    for alpha, limit in product(candidates, repeat=2):
-        clipped = torch.clip(g, max=limit)
-        activated = clipped * torch.sigmoid(alpha * clipped)
-        if _distance(h, activated, torch.clip(u, -limit, limit) + 1) < _TOLERANCE:
-            return alpha, limit
+    for limit in candidates:
+        clipped, other = torch.clip(g, max=limit), torch.clip(u, -limit, limit)
+        if _distance(h, functional.silu(clipped), other) < _TOLERANCE:
+            return "silu_clamped", Recognized.alpha, limit
+        for alpha in candidates:
+            if _distance(h, clipped * torch.sigmoid(alpha * clipped), other + 1) < _TOLERANCE:
+                return "swiglu_clamped", alpha, limit
     return None
 
 
@@ -95,7 +103,7 @@ def _nearest(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) 
 
 
 def _refused(region: Region, gate: int, up: int | None) -> Recognized:
-    served = ", ".join(a.name.lower() for a in (*_SERVED, *([] if up is None else [Activation.SWIGLU_CLAMPED])))
+    served = ", ".join(a.name.lower() for a in (*_SERVED, *([] if up is None else GATED_ONLY)))
     return Recognized(region.operators, gate, up, refusal=f"its activation ({region.operators}) is not one of {served}")
 
 

@@ -24,10 +24,11 @@ from trt_nvfp4.graph_passes.nodes import is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.norm_pattern import match_rms_norm
 from trt_nvfp4.graph_passes.subgraph import Bias, Linear, Mlp, Subgraph, Weight
 from trt_nvfp4.graph_passes.weights import Matrix, constant
+from trt_nvfp4.plugins.ops import GATED_ONLY
 
 # h = act(gate) * up and h = act(up): up's factor that divides h by s, as a power of s. Others do not commute with s.
 _POWER_WITHOUT_GATE = {"identity": 1.0, "relu": 1.0, "relu2": 0.5}
-_NOT_WITH_GATE = ("swiglu_clamped",)
+_NOT_WITH_GATE = tuple(activation.name.lower() for activation in GATED_ONLY)
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 # Values that are float32 at a time.
 _CHUNK_VALUES = 1 << 22

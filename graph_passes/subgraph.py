@@ -79,7 +79,7 @@ class Mlp:
     """y = down(act(gate(x)) * up(x)) or, without `gate`, down(act(up(x))).
 
     `nodes` are all nodes between x and y; `flattens` says that y is [rows, out_features] whatever x's leading
-    dimensions. For `swiglu_clamped`, `alpha` and `limit` hold its constants.
+    dimensions. `alpha` and `limit` hold the constants of clamped ones.
     """
 
     x: ir.Value

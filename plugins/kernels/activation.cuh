@@ -28,13 +28,23 @@ __device__ __forceinline__ float activate(TrtNvfp4Activation activation, float x
     }
 }
 
-// SWIGLU_CLAMPED is gpt-oss's: the gate is clamped above, up on both sides and shifted by one.
+// Whether the gate is clamped above, and up on both sides.
+__device__ __forceinline__ bool is_clamped(TrtNvfp4Activation activation) {
+    return activation == TRT_NVFP4_SWIGLU_CLAMPED || activation == TRT_NVFP4_SILU_CLAMPED;
+}
+
+// What is then added to up.
+__device__ __forceinline__ float shift_of(TrtNvfp4Activation activation) {
+    return activation == TRT_NVFP4_SWIGLU_CLAMPED ? 1.0f : 0.0f;
+}
+
+// SWIGLU_CLAMPED is gpt-oss's, SILU_CLAMPED DeepSeek-V4's.
 __device__ __forceinline__ float gated_activate(TrtNvfp4Activation activation, float gate, float up, float alpha,
                                                 float limit) {
-    if (activation != TRT_NVFP4_SWIGLU_CLAMPED) return activate(activation, gate) * up;
+    if (!is_clamped(activation)) return activate(activation, gate) * up;
     gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit);
-    return (up + 1.0f) * gate * sigmoid(alpha * gate);
+    up = fminf(fmaxf(up, -limit), limit) + shift_of(activation);
+    return up * gate * sigmoid(activation == TRT_NVFP4_SWIGLU_CLAMPED ? alpha * gate : gate);
 }
 
 }  // namespace trt_nvfp4

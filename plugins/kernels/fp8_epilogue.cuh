@@ -124,9 +124,8 @@ struct Fp8SumsOutput {
 class SmoothGate {
  public:
     __device__ __forceinline__ explicit SmoothGate(Fp8Gemm const& gemm) : smooth_(gemm.activation, gemm.alpha) {
-        bool const clamped = gemm.activation == TRT_NVFP4_SWIGLU_CLAMPED;
-        limit_ = clamped ? gemm.limit : __uint_as_float(0x7f800000u);
-        shift_ = clamped ? 1.0f : 0.0f;
+        limit_ = is_clamped(gemm.activation) ? gemm.limit : __uint_as_float(0x7f800000u);
+        shift_ = shift_of(gemm.activation);
     }
 
     __device__ __forceinline__ float operator()(float gate, float up) const {

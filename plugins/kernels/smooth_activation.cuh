@@ -10,7 +10,7 @@
 
 namespace trt_nvfp4 {
 
-// Of SWIGLU_CLAMPED, whose linear factor is `alpha`, what is done to the gate once it has been clamped.
+// Of those that are clamped, what is done to the gate then; SWIGLU_CLAMPED's linear factor is `alpha`.
 struct SmoothActivation {
     float linear, cubic;  // times -log2(e)
     bool fits;            // whether it is the activation
@@ -18,11 +18,11 @@ struct SmoothActivation {
     __device__ __forceinline__ explicit SmoothActivation(TrtNvfp4Activation activation, float alpha = 1.0f) {
         bool const tanh = activation == TRT_NVFP4_GELU_TANH;
         bool const quick = activation == TRT_NVFP4_GELU_QUICK;
-        bool const clamped = activation == TRT_NVFP4_SWIGLU_CLAMPED;
+        bool const swiglu = activation == TRT_NVFP4_SWIGLU_CLAMPED;
         constexpr float kLog2E = 1.44269504088896341f;
-        fits = tanh || quick || clamped || activation == TRT_NVFP4_SILU;
+        fits = tanh || quick || activation == TRT_NVFP4_SILU || is_clamped(activation);
         // (1 + tanh(y)) / 2 = sigmoid(2 y)
-        linear = -kLog2E * (tanh ? 2.0f * 0.79788456080286536f : quick ? 1.702f : clamped ? alpha : 1.0f);
+        linear = -kLog2E * (tanh ? 2.0f * 0.79788456080286536f : quick ? 1.702f : swiglu ? alpha : 1.0f);
         cubic = tanh ? linear * 0.044715f : 0.0f;
     }
     __device__ __forceinline__ float operator()(float x) const {
@@ -44,9 +44,9 @@ __device__ __forceinline__ float activate_one(TrtNvfp4Activation activation, flo
 
 // A gate and its up become values that the activation times the second is taken of.
 __device__ __forceinline__ void clamp_gate(TrtNvfp4Activation activation, float limit, float& gate, float& up) {
-    if (activation != TRT_NVFP4_SWIGLU_CLAMPED) return;
+    if (!is_clamped(activation)) return;
     gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit) + 1.0f;
+    up = fminf(fmaxf(up, -limit), limit) + shift_of(activation);
 }
 
 __device__ __forceinline__ float gate_one(TrtNvfp4Activation activation, float alpha, float limit, float gate,
@@ -80,7 +80,7 @@ template <int kValues>
 __device__ __forceinline__ void gate_values(TrtNvfp4Activation activation, float alpha, float limit,
                                             float (&values)[kValues]) {
     constexpr int kPairs = kValues / 2;
-    if (activation == TRT_NVFP4_SWIGLU_CLAMPED) {
+    if (is_clamped(activation)) {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) clamp_gate(activation, limit, values[2 * i], values[2 * i + 1]);
     }

@@ -1,6 +1,6 @@
 """The ops of the ONNX domain `trt_nvfp4`, each defined once: schema, function body, Torch reference, shape rules."""
 
-from .activation import Activation
+from .activation import GATED_ONLY, Activation
 from .definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
 from .fp8_gated_mlp import FP8_GATED_MLP
 from .fp8_moe import FP8_MOE
@@ -15,4 +15,4 @@ OPS = {
     for op in (NVFP4_QUANTIZE, NVFP4_LINEAR, NVFP4_GATED_MLP, NVFP4_PERSISTENT_MLP, NVFP4_MOE, FP8_GATED_MLP, FP8_MOE)
 }
 
-__all__ = ["DOMAIN", "OPS", "VERSION", "Activation", "Formal", "OpDefinition", "OpError"]
+__all__ = ["DOMAIN", "GATED_ONLY", "OPS", "VERSION", "Activation", "Formal", "OpDefinition", "OpError"]

@@ -22,6 +22,11 @@ class Activation(IntEnum):
     GELU_TANH = 5
     GELU_QUICK = 6  # x * sigmoid(1.702 x)
     SWIGLU_CLAMPED = 7  # gated only: gpt-oss's, with `alpha` and `limit`
+    SILU_CLAMPED = 8  # gated only: silu with both clamped by `limit`, as of DeepSeek-V4
+
+
+#: Those that clamp gate and up by `limit`.
+GATED_ONLY = (Activation.SWIGLU_CLAMPED, Activation.SILU_CLAMPED)
 
 
 @dataclass(frozen=True)
@@ -79,16 +84,24 @@ _FORMULAS = {
     ),
 }
 
-_SWIGLU_CLAMPED_ONNX = """{y}_one = Constant<value_float: float = 1.0>()
-        {y}_gate = Min({gate}, limit)
+_CLAMP_ONNX = """{y}_gate = Min({gate}, limit)
         {y}_low = Neg(limit)
         {y}_above = Max({up}, {y}_low)
         {y}_up = Min({y}_above, limit)
+        """
+_CLAMPED_ONNX = {
+    Activation.SWIGLU_CLAMPED: _CLAMP_ONNX
+    + """{y}_one = Constant<value_float: float = 1.0>()
         {y}_shifted = Add({y}_up, {y}_one)
         {y}_scaled = Mul({y}_gate, alpha)
         {y}_sigmoid = Sigmoid({y}_scaled)
         {y}_gated = Mul({y}_shifted, {y}_gate)
-        {y} = Mul({y}_gated, {y}_sigmoid)"""
+        {y} = Mul({y}_gated, {y}_sigmoid)""",
+    Activation.SILU_CLAMPED: _CLAMP_ONNX
+    + """{y}_sigmoid = Sigmoid({y}_gate)
+        {y}_activated = Mul({y}_gate, {y}_sigmoid)
+        {y} = Mul({y}_activated, {y}_up)""",
+}
 
 
 def activate(activation: Activation, x: Tensor) -> Tensor:
@@ -97,11 +110,14 @@ def activate(activation: Activation, x: Tensor) -> Tensor:
 
 
 def gate(activation: Activation, gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """act(gate) * up; for SWIGLU_CLAMPED (up' + 1) * gate' * sigmoid(alpha * gate') with both clamped by `limit`."""
-    if activation is not Activation.SWIGLU_CLAMPED:
+    """act(gate) * up. Of those that are GATED_ONLY gate' = min(gate, limit) and up' = up within -limit and limit make
+    (up' + 1) * gate' * sigmoid(alpha * gate') (SWIGLU_CLAMPED) and silu(gate') * up' (SILU_CLAMPED)."""
+    if activation not in GATED_ONLY:
         return activate(activation, gate) * up
-    gate = gate.clamp_max(limit)
-    return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(alpha * gate)
+    gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
+    if activation is Activation.SILU_CLAMPED:
+        return functional.silu(gate) * up
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
 def activate_onnx(y: str, x: str) -> str:
@@ -125,12 +141,17 @@ def activate_onnx(y: str, x: str) -> str:
 
 def gate_onnx(y: str, gate: str, up: str) -> str:
     """ONNX statements for y = `gate(...)`, by the scalars `activation`, `alpha` and `limit` (float32) in scope."""
-    return f"""{y}_number = Constant<value = int64 {{{int(Activation.SWIGLU_CLAMPED)}}}>()
-        {y}_chosen = Equal(activation, {y}_number)
-        {y} = If({y}_chosen) <
-            then_branch = {y}_then () => ({y}_clamped) {{
-                {_SWIGLU_CLAMPED_ONNX.format(y=f"{y}_clamped", gate=gate, up=up)} }},
-            else_branch = {y}_else () => ({y}_product) {{
-                {activate_onnx(f"{y}_activated", gate)}
-                {y}_product = Mul({y}_activated, {up}) }}
+    rest = f"""{activate_onnx(f"{y}_activated", gate)}
+                {y}_product = Mul({y}_activated, {up})"""
+    product = f"{y}_product"
+    for choice, clamped in _CLAMPED_ONNX.items():
+        name = f"{y}_{choice.name.lower()}"
+        rest = f"""{name}_number = Constant<value = int64 {{{int(choice)}}}>()
+        {name}_chosen = Equal(activation, {name}_number)
+        {name}_result = If({name}_chosen) <
+            then_branch = {name}_then () => ({name}) {{ {clamped.format(y=name, gate=gate, up=up)} }},
+            else_branch = {name}_else () => ({product}) {{ {rest} }}
         >"""
+        product = f"{name}_result"
+    return f"""{rest}
+        {y} = Identity({product})"""

@@ -12,7 +12,7 @@ import onnx.parser
 import torch
 from torch import Tensor
 
-from .activation import Activation
+from .activation import GATED_ONLY, Activation
 from .number_formats import BLOCK
 
 DOMAIN = "trt_nvfp4"
@@ -223,8 +223,9 @@ class ShapeRule:
             )
 
     def expect_ungated_activation(self) -> None:
-        if self.attributes["activation"] == Activation.SWIGLU_CLAMPED:
-            raise self.error("activation swiglu_clamped needs a gate")
+        activation = self.attributes["activation"]
+        if activation in GATED_ONLY:
+            raise self.error(f"activation {Activation(activation).name.lower()} needs a gate")
 
     def error(self, message: str) -> OpError:
         return OpError(f"{self.op}: {message}")

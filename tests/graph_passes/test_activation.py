@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -12,9 +14,9 @@ import torch
 from onnx import TensorProto
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
-from onnx_models import moe_spellings
+from onnx_models import moe_spellings, zoo
 from onnx_models.graphs import Graph, quantized_twin, run, spec
-from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec
+from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantize_together
 from onnx_models.passes import found_mlps, plan_all, rewritten
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS
 from trt_nvfp4.graph_passes.source import SourceModel, load
@@ -24,6 +26,10 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 # How `h` is computed from `g` (and `u`), (op, inputs, output) each; `silu` is silu(g), `low` is -limit.
 SILU = (("Sigmoid", "g", "s"), ("Mul", "g s", "silu"))
+SILU_CLAMPED = [
+    *(("Min", "g limit", "c"), ("Sigmoid", "c", "s"), ("Mul", "c s", "silu")),
+    *(("Clip", "u low limit", "d"), ("Mul", "silu d", "h")),
+]
 CLAMPED_PLAIN = {
     "relu": [("Clip", "g zero limit", "h")],
     "relu2": [("Relu", "g", "r"), ("Mul", "r r", "q"), ("Min", "q limit", "h")],
@@ -33,7 +39,7 @@ CLAMPED_PLAIN = {
 CLAMPED_GATES = {
     "silu": [*SILU, ("Min", "silu limit", "c"), ("Mul", "c u", "h")],
     "up": [*SILU, ("Clip", "u low limit", "c"), ("Mul", "silu c", "h")],
-    "silu and up": [*SILU, ("Min", "silu limit", "c"), ("Clip", "u low limit", "d"), ("Mul", "c d", "h")],
+    "gate and half of up": [*SILU_CLAMPED[:-2], ("Min", "u limit", "d"), ("Mul", "silu d", "h")],
     "product": [*SILU, ("Mul", "silu u", "p"), ("Clip", "p low limit", "h")],
     "bilinear": [("Mul", "g u", "p"), ("Max", "p low", "h")],
     "swiglu_clamped by two limits": [
@@ -102,15 +108,17 @@ def test_a_clamp_that_no_op_has(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clamped_swiglu_of_any_limit(dtype: str, loaded: Load, seed: int) -> None:
-    """The op that has a clamp takes its constants from the model."""
+@pytest.mark.parametrize("name", ["swiglu_clamped", "silu_clamped"])
+def test_clamped_gate_of_any_limit(name: str, dtype: str, loaded: Load, seed: int) -> None:
+    """The ops that have a clamp take its constants from the model."""
     for limit in (*limits(seed), 10.0, 16.0, 20.0):
-        model, graph = mlp(SWIGLU_CLAMPED, True, limit, 1.702, dtype, seed)
+        body = SWIGLU_CLAMPED if name == "swiglu_clamped" else SILU_CLAMPED
+        model, graph = mlp(body, True, limit, 1.702, dtype, seed)
         source = loaded(model)
         (subgraph,) = found_mlps(source)
-        assert (subgraph.activation, subgraph.refusal) == ("swiglu_clamped", None)
+        assert (subgraph.activation, subgraph.refusal) == (name, None)
         block = subgraph.blocks[0].mlp
-        assert block.alpha == float(graph.weights["alpha"])
+        assert name != "swiglu_clamped" or block.alpha == float(graph.weights["alpha"])
         assert block.limit == float(graph.weights["limit"])
         if dtype != "float32":
             continue
@@ -118,6 +126,35 @@ def test_clamped_swiglu_of_any_limit(dtype: str, loaded: Load, seed: int) -> Non
         (expected,) = run(quantized_twin(graph, model), x)
         (found,) = run(rewritten(source).path, x)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_silu_clamped_behind_it(loaded: Load, seed: int) -> None:
+    """As Step-3.7 has it: beyond a limit of 9 the same within 1e-4, below another function."""
+    body = [*SILU, ("Min", "silu limit", "c"), ("Clip", "u low limit", "d"), ("Mul", "c d", "h")]
+    for limit in (0.5, 4.0, 8.0, 10.0, 16.0, 200.0):
+        source = loaded(mlp(body, True, limit, 1.702, "float32", seed)[0])
+        (subgraph,) = found_mlps(source)
+        assert (subgraph.activation == "silu_clamped") == (subgraph.refusal is None) == (limit > 9)
+
+
+@pytest.mark.parametrize("name", ["DeepseekV4MLP", "Glm5NextTextMLP", "Step3p7MLP"])
+def test_clamped_mlps_of_transformers(name: str, tmp_path: Path, seed: int) -> None:
+    config = SimpleNamespace(hidden_size=32, intermediate_size=48, hidden_act="silu", mlp_bias=False, swiglu_limit=10.0)
+    config.swiglu_limits_shared = [16.0]
+    module = {"DeepseekV4MLP": "deepseek_v4", "Glm5NextTextMLP": "glm5_next", "Step3p7MLP": "step3p7"}[name]
+    cls = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)
+    torch.manual_seed(seed)
+    mlp = cls(config, 0) if name == "Step3p7MLP" else cls(config)
+    quantize_together(mlp.gate_proj.weight, mlp.up_proj.weight)
+    quantize_together(mlp.down_proj.weight)
+    x = 100 * torch.randn(2, 3, 32)
+    zoo.export(mlp, x, tmp_path / "mlp.onnx", "torchscript")
+    source = load(tmp_path / "mlp.onnx")
+    (subgraph,) = found_mlps(source)
+    assert (subgraph.activation, subgraph.refusal) == ("silu_clamped", None)
+    (found,) = run(rewritten(source).path, x.numpy())
+    expected = mlp(x).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -36,7 +36,7 @@ from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.moe_routing import route
 
-SLOW = {"ernie4_5_moe"}
+SLOW = {"ernie4_5_moe", "hy_v4"}
 # Of many the exported original differs from Torch's: attention rounds to bfloat16 at other places.
 BF16 = {"qwen3_moe", "mixtral", "olmoe", "flex_olmo", "llama4", "qwen2_moe"}
 CASES = [
@@ -120,7 +120,7 @@ def test_transformers(
     written = onnx.load(result.path)
     onnx.checker.check_model(str(result.path))
     assert [node.op_type for node in written.graph.node if node.domain] == ["NVFP4MoE"] * LAYERS
-    assert not [node for node in written.graph.node if node.op_type == "TopK"]
+    assert sum(node.op_type == "TopK" for node in written.graph.node) == LAYERS * (name in moe_zoo.INDEXED)
     assert result.weights_bytes_after < result.weights_bytes_before / 1.5
 
     x = draw(seed + 1)[:1, :5]  # another batch and another length than exported

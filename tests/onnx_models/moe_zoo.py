@@ -106,6 +106,21 @@ MOE_ZOO: dict[str, Entry] = {
         num_local_experts=8,
         num_experts_per_tok=3,
     ),
+    "hy_v4": _entry(
+        "HYV4",
+        "silu_clamped",
+        **_LATENT,
+        num_key_value_heads=4,
+        mlp_layer_types=["sparse"] * zoo.LAYERS,
+        moe_intermediate_size=48,
+        n_routed_experts=8,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        routed_scaling_factor=2.5,
+        swiglu_limit=0.5,
+        index_head_dim=16,
+        index_n_heads=2,
+    ),
     "hunyuan_v1_moe": _entry("HunYuanMoEV1", intermediate_size=48, head_dim=16, num_experts=8, moe_topk=3),
     "kolibri1": _entry(
         "Kolibri1",
@@ -172,13 +187,16 @@ ROUTING: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"top_k": 3, "scoring": "softmax", "renormalize": True},
     "gemma4": {"top_k": 3, "scoring": "softmax", "renormalize": True},
     "granitemoeshared": {"top_k": 3, "scoring": "softmax_of_chosen"},
+    "hy_v4": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.5},
     "hunyuan_v1_moe": {"top_k": 3, "scoring": "softmax", "renormalize": True},
     "kolibri1": {"top_k": 3, "scoring": "sigmoid_of_chosen"},
     "lfm2_moe": {"top_k": 3, "scoring": "sigmoid", "renormalize": True},
     "minimax_m3": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.0},
     "nemotron_h": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.5},
 }
-BIASED = {"deepseek_v3", "ernie4_5_moe", "kolibri1", "lfm2_moe", "minimax_m3", "nemotron_h"}  # with a correction bias
+# With a correction bias; with attention that chooses its keys by a TopK of its own.
+BIASED = {"deepseek_v3", "ernie4_5_moe", "hy_v4", "kolibri1", "lfm2_moe", "minimax_m3", "nemotron_h"}
+INDEXED = {"hy_v4"}
 # Width of the shared expert, and whether it has a gate of its own.
 SHARED = {
     "deepseek_v3": (96, False),
@@ -195,8 +213,8 @@ SHARED = {
 
 def fastest_exporter(name: str) -> str:
     """TorchScript takes a tenth of dynamo's time; of Llama 4's masks it makes a sum of booleans, which nothing runs,
-    and a Squeeze of a parameter, as in ERNIE, it cannot export."""
-    return "dynamo" if name in ("llama4", "ernie4_5_moe") else "torchscript"
+    and a Squeeze of a parameter, as in ERNIE, and a scatter of booleans, as in HY-V4, it cannot export."""
+    return "dynamo" if name in ("llama4", "ernie4_5_moe", "hy_v4") else "torchscript"
 
 
 def instance(name: str, seed: int = 0) -> torch.nn.Module:

@@ -105,9 +105,11 @@ def activate(x: Array, activation: int) -> Array:
 
 
 def gated_activate(gate: Array, up: Array, activation: int, alpha: float, limit: float) -> Array:
-    if activation != 7:
+    if activation < 7:
         return activate(gate, activation) * up
     gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    if activation == 8:
+        return up * gate / (1 + np.exp(-gate))
     return (up + 1) * gate / (1 + np.exp(-alpha * gate))
 
 

@@ -135,7 +135,7 @@ def check_mlp(y: torch.Tensor, reference: Array, magnitude: Array, w4a4: int, no
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("w4a4", [0, 1])
 @pytest.mark.parametrize(("m", "k", "i", "h"), [(0, 16, 16, 3), (1, 16, 16, 1), (5, 48, 80, 77), (67, 272, 144, 129)])
-@pytest.mark.parametrize("activation", [3, 5, 7])
+@pytest.mark.parametrize("activation", [3, 5, 7, 8])
 def test_gated_mlp(
     host: PluginHost, seed: int, m: int, k: int, i: int, h: int, dtype: torch.dtype, w4a4: int, activation: int
 ) -> None:

@@ -14,7 +14,7 @@ from op_inputs import float64
 from test_kernels import GENERIC, check_mlp, quantized, require_gpu_of, run
 
 from trt_nvfp4.plugins.host import HostError, PluginHost
-from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.plugins.ops import GATED_ONLY, OPS, Activation
 
 pytestmark = pytest.mark.gpu
 
@@ -127,7 +127,7 @@ W4A16_TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_SM90])
 
 
 @pytest.mark.parametrize("scoring", SCORINGS, ids=str)
-@pytest.mark.parametrize("activation", [3, 7])
+@pytest.mark.parametrize("activation", [3, 7, 8])
 @TACTICS
 def test_scorings(host: PluginHost, seed: int, tactic: int, activation: int, scoring: dict[str, Any]) -> None:
     case = op_inputs.moe(np.random.default_rng(seed), 5, 64, 96, 8, torch.float16, s=160)
@@ -155,10 +155,10 @@ def test_w4a16_shapes(
 
 
 @pytest.mark.parametrize("gated", [0, 1])
-@pytest.mark.parametrize("activation", range(8))
+@pytest.mark.parametrize("activation", Activation, ids=lambda a: a.name)
 @W4A16_TACTICS
-def test_w4a16_activations(host: PluginHost, seed: int, tactic: int, gated: int, activation: int) -> None:
-    if activation == 7 and not gated:
+def test_w4a16_activations(host: PluginHost, seed: int, tactic: int, gated: int, activation: Activation) -> None:
+    if activation in GATED_ONLY and not gated:
         pytest.skip("needs a gate")
     case = op_inputs.moe(np.random.default_rng(seed), 9, 64, 608, 4, torch.bfloat16, gated=gated)
     check(host, case, {"top_k": 2, "gated": gated, "activation": activation}, torch.bfloat16, tactic)

@@ -32,7 +32,8 @@ typedef enum {
     TRT_NVFP4_GELU = 4,
     TRT_NVFP4_GELU_TANH = 5,
     TRT_NVFP4_GELU_QUICK = 6,
-    TRT_NVFP4_SWIGLU_CLAMPED = 7,  // gated only
+    TRT_NVFP4_SWIGLU_CLAMPED = 7,  // gated only, as all from here on
+    TRT_NVFP4_SILU_CLAMPED = 8,
 } TrtNvfp4Activation;
 
 // Which kernels serve a call. AUTO lets heuristics/ decide; an explicit tactic that cannot serve the call is

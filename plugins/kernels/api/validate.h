@@ -33,7 +33,7 @@ inline TrtNvfp4Status require_blocks(char const* what, int64_t k) {
 }
 
 inline TrtNvfp4Status require_activation(char const* op, TrtNvfp4Activation activation, bool gated) {
-    int const last = gated ? TRT_NVFP4_SWIGLU_CLAMPED : TRT_NVFP4_GELU_QUICK;
+    int const last = gated ? TRT_NVFP4_SILU_CLAMPED : TRT_NVFP4_GELU_QUICK;
     if (activation >= 0 && activation <= last) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_INVALID_ARGUMENT, std::string(op) + ": activation must be 0 to " +
                                                         std::to_string(last) + ", it is " +

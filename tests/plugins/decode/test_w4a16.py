@@ -130,6 +130,7 @@ STACKS: list[tuple[tuple[int, int, int, int, int], dict[str, Any]]] = [
     ((32, 1, 512, 1024, 512), {"gated": 1, "activation": Activation.GELU_QUICK, "norm": 1, "residual": 1}),
     ((1, 7, 544, 320, 1000), {"gated": 0, "activation": Activation.RELU2, "residual": 0}),
     ((2, 64, 512, 1056, 512), {"gated": 1, "activation": Activation.SWIGLU_CLAMPED, "norm": 1, "residual": 1}),
+    ((2, 3, 512, 1056, 512), {"gated": 1, "activation": Activation.SILU_CLAMPED, "limit": 0.5, "residual": 1}),
     ((3, 16, 2048, 4096, 2048), {"gated": 1, "activation": Activation.GELU_TANH}),
     ((4, 33, 256, 512, 256), {"gated": 0, "activation": Activation.GELU, "residual": 1}),
     ((3, 130, 256, 512, 256), {"gated": 1, "activation": Activation.SILU, "norm": 1, "residual": 1}),

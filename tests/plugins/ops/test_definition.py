@@ -128,8 +128,9 @@ def test_type_errors(position: int, type_: str | None, message: str) -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"activation": 8}, "activation must be one of 0 identity, .*found 8"),
+        ({"activation": 9}, "activation must be one of 0 identity, .*found 9"),
         ({"activation": 7}, "swiglu_clamped needs a gate"),
+        ({"activation": 8}, "silu_clamped needs a gate"),
         ({"quantize_activations": 2}, "quantize_activations must be 0 or 1, found 2"),
         ({"alpha": 1.0}, "no attribute alpha"),
     ],

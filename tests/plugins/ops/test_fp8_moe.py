@@ -8,7 +8,7 @@ import pytest
 import torch
 from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees
 
-from trt_nvfp4.plugins.ops import OPS, Activation, OpError
+from trt_nvfp4.plugins.ops import GATED_ONLY, OPS, Activation, OpError
 from trt_nvfp4.plugins.ops.moe_routing import Scoring
 
 MOE = OPS["FP8MoE"]
@@ -17,7 +17,7 @@ NAMES = [formal.name for formal in MOE.inputs]
 
 @RUNNERS
 @pytest.mark.parametrize("scale", [0.0, 0.01])
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.SWIGLU_CLAMPED, Activation.RELU2])
+@pytest.mark.parametrize("activation", [Activation.SILU, *GATED_ONLY, Activation.RELU2])
 @pytest.mark.parametrize(
     "attributes",
     [

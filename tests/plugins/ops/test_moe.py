@@ -15,7 +15,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from trt_nvfp4.plugins.ops import OPS, Activation, OpError
+from trt_nvfp4.plugins.ops import GATED_ONLY, OPS, Activation, OpError
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
 
 MOE = OPS["NVFP4MoE"]
@@ -110,7 +110,7 @@ def test_body_routes_like_the_reference(runner: Any, model: str, seed: int) -> N
 
 @RUNNERS
 @pytest.mark.parametrize("quantize_activations", [0, 1])
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.SWIGLU_CLAMPED, Activation.RELU2])
+@pytest.mark.parametrize("activation", [Activation.SILU, *GATED_ONLY, Activation.RELU2])
 @pytest.mark.parametrize(
     "attributes",
     [
