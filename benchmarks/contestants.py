@@ -86,7 +86,7 @@ def plugin_layers(
 
 
 def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight], mode: str = "default") -> Work:
-    """16-bit weights under torch.compile. Rows 2i and 2i + 1 of an up weight are gate i and up i."""
+    """16-bit weights under torch.compile, in this mode. Rows 2i and 2i + 1 of an up weight are gate i and up i."""
     weights = [(_gate_first(up.dense), down.dense) for up, down in zip(ups, downs, strict=True)]
 
     @torch.compile(mode=mode, dynamic=False)

@@ -76,7 +76,7 @@ def _match_clamped(
 ) -> tuple[str, float, float] | None:
     """The clamped activation by which h is computed from gate g and up u, its alpha and its limit, the region's.
 
-    silu that is clamped only then differs by less than the tolerance from limits of 9 on.
+    silu clamped behind instead of before differs by less than the tolerance from limits of 10 on.
     """
     candidates = sorted({value for value in region.constants.values() if 0 < value < math.inf})
     for limit in candidates:

@@ -129,22 +129,26 @@ def test_clamped_gate_of_any_limit(name: str, dtype: str, loaded: Load, seed: in
 
 
 def test_silu_clamped_behind_it(loaded: Load, seed: int) -> None:
-    """As Step-3.7 has it: beyond a limit of 9 the same within 1e-4, below another function."""
+    """As Step-3.7 has it: from a limit of 10 on the same within 1e-4, below another function."""
     body = [*SILU, ("Min", "silu limit", "c"), ("Clip", "u low limit", "d"), ("Mul", "c d", "h")]
     for limit in (0.5, 4.0, 8.0, 10.0, 16.0, 200.0):
         source = loaded(mlp(body, True, limit, 1.702, "float32", seed)[0])
         (subgraph,) = found_mlps(source)
-        assert (subgraph.activation == "silu_clamped") == (subgraph.refusal is None) == (limit > 9)
+        assert (subgraph.activation == "silu_clamped") == (subgraph.refusal is None) == (limit >= 10)
 
 
-@pytest.mark.parametrize("name", ["DeepseekV4MLP", "Glm5NextTextMLP", "Step3p7MLP"])
-def test_clamped_mlps_of_transformers(name: str, tmp_path: Path, seed: int) -> None:
-    config = SimpleNamespace(hidden_size=32, intermediate_size=48, hidden_act="silu", mlp_bias=False, swiglu_limit=10.0)
-    config.swiglu_limits_shared = [16.0]
-    module = {"DeepseekV4MLP": "deepseek_v4", "Glm5NextTextMLP": "glm5_next", "Step3p7MLP": "step3p7"}[name]
-    cls = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)
+@pytest.mark.parametrize(
+    ("module", "name", "arguments"),
+    [("deepseek_v4", "DeepseekV4MLP", ()), ("glm5_next", "Glm5NextTextMLP", ()), ("step3p7", "Step3p7MLP", (0,))],
+)
+def test_clamped_mlps_of_transformers(
+    module: str, name: str, arguments: tuple[int, ...], tmp_path: Path, seed: int
+) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48}
+    limits = {"swiglu_limit": 10.0, "swiglu_limits_shared": [16.0]}
+    config = SimpleNamespace(**sizes, **limits, hidden_act="silu", mlp_bias=False)
     torch.manual_seed(seed)
-    mlp = cls(config, 0) if name == "Step3p7MLP" else cls(config)
+    mlp = getattr(import_module(f"transformers.models.{module}.modeling_{module}"), name)(config, *arguments)
     quantize_together(mlp.gate_proj.weight, mlp.up_proj.weight)
     quantize_together(mlp.down_proj.weight)
     x = 100 * torch.randn(2, 3, 32)

@@ -106,6 +106,7 @@ MOE_ZOO: dict[str, Entry] = {
         num_local_experts=8,
         num_experts_per_tok=3,
     ),
+    "hunyuan_v1_moe": _entry("HunYuanMoEV1", intermediate_size=48, head_dim=16, num_experts=8, moe_topk=3),
     "hy_v4": _entry(
         "HYV4",
         "silu_clamped",
@@ -121,7 +122,6 @@ MOE_ZOO: dict[str, Entry] = {
         index_head_dim=16,
         index_n_heads=2,
     ),
-    "hunyuan_v1_moe": _entry("HunYuanMoEV1", intermediate_size=48, head_dim=16, num_experts=8, moe_topk=3),
     "kolibri1": _entry(
         "Kolibri1",
         head_dim=16,

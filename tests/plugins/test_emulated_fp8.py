@@ -56,11 +56,11 @@ def test_against_float64(
     assert_close(y, expected(case, **attributes), 3e-3)
 
 
-@pytest.mark.parametrize("m", [3, 70])
-def test_split_k(emulated: PluginHost, seed: int, m: int) -> None:
+@pytest.mark.parametrize(("m", "activation"), [(3, Activation.SWIGLU_CLAMPED), (70, Activation.SILU_CLAMPED)])
+def test_split_k(emulated: PluginHost, seed: int, m: int, activation: Activation) -> None:
     """Few tiles of the down GEMM: the last split to arrive adds all up."""
     case = op_inputs.fp8_gated_mlp(np.random.default_rng(seed), m, 64, 512, 40, torch.float16, (INPUT_SCALE, 4 / 448))
-    attributes = {"activation": int(Activation.SILU_CLAMPED), "alpha": 1.5, "limit": 2.0}
+    attributes = {"activation": int(activation), "alpha": 1.5, "limit": 2.0}
     (y,) = run(emulated, "FP8GatedMLP", case.inputs, attributes, AUTO)
     assert_close(y, expected(case, **attributes), 3e-3)
 

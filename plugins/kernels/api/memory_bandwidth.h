@@ -8,7 +8,7 @@
 namespace trt_nvfp4 {
 
 // Bytes a second, by the memory's clock and the width of its bus; 0 where the driver does not say. Found once for a
-// GPU: to tell a clock the driver asks the GPU, which can take longer than a launch.
+// GPU, not at every launch: the driver may ask the GPU for its clock.
 inline TrtNvfp4Status read_memory_bandwidth(float& bandwidth) {
     constexpr int kMostDevices = 64;
     static std::atomic<float> known[kMostDevices];
