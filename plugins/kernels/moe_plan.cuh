@@ -84,6 +84,10 @@ struct RouteArgs {
     int job_tokens;   // most pairs of a job
     void* absent;     // erased to 0xff, 16-byte aligned
     int64_t absents;  // bytes, a multiple of 16
+    // Where a later kernel takes jobs as they are made, not at this one's end: the first so many of them, and their
+    // number, are flags, absent (sm80_w4a16_exchange.cuh) before that kernel may start.
+    int absent_jobs;
+    uint32_t* ticket;  // zero by then
 };
 
 }  // namespace trt_nvfp4

@@ -13,10 +13,10 @@ namespace trt_nvfp4 {
 template <int kSlots, class Helper>
 TrtNvfp4Status launch_sort(RouteArgs const& args, Helper const& helper, int64_t helper_threads, bool programmatic,
                            cudaStream_t stream) {
-    // A thread for each expert, and a warp for each token or a thread for each pair.
+    // A thread for each expert, and a warp for each token or a thread for each pair; and a warp that erases.
     constexpr int kFewestThreads = 128;
     int const workers = std::max(kFewestThreads, kSlots > 0 ? 32 * args.tokens : args.tokens * args.top_k);
-    int const threads = std::min(kPlanBlock<kSlots>, (std::max(args.experts, workers) + 31) / 32 * 32);
+    int const threads = std::min(kPlanBlock<kSlots>, (std::max(args.experts, workers) + 31) / 32 * 32 + 32);
     constexpr int64_t kMostHelperThreads = 128 * 1024;
     int64_t const helpers = (std::min(helper_threads, kMostHelperThreads) + threads - 1) / threads;
     return launch_kernel(moe_plan<kSlots, Helper>, static_cast<unsigned>(1 + helpers), threads, 0, programmatic, stream,

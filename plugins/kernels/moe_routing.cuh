@@ -8,8 +8,10 @@
 #include "moe_plan.cuh"
 #include "programmatic_launch.cuh"
 #include "ptx/element.cuh"
+#include "ptx/named_barrier.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/reduce.cuh"
+#include "sm80_w4a16_exchange.cuh"
 
 namespace trt_nvfp4 {
 
@@ -23,6 +25,7 @@ constexpr int kPlanTokens = kPlanThreads / 32;
 
 namespace routing {
 
+constexpr int kEraseThreads = 64;  // that meet: who erases jobs and, of one token, who writes them
 constexpr float kLargest = 3.402823466e38f;
 constexpr int kWords = 38 << 8;     // of shared memory: keys by group for each warp, then the sort's tables
 constexpr int kMostMaskWords = 64;  // of an expert at a time: 2048 tokens
@@ -205,6 +208,38 @@ __device__ __forceinline__ void close_groups(RouteArgs const& args, Keys<kSlots>
     }
 }
 
+// In one piece: it may be a flag.
+__device__ __forceinline__ void store_job(ExpertJob* place, ExpertJob const& job) {
+    w4a16::store_eight(place, make_uint4(job.expert, job.first, job.count, job.cost_before));
+}
+
+// Jobs of one token's experts, lane r % 32 having rank r: each is one, its place how many are of lower experts. By a
+// warp.
+__device__ __forceinline__ void place_one_token(RouteArgs const& args, int const (&experts)[2]) {
+    MoePlan const& plan = args.plan;
+    int const lane = threadIdx.x % 32;
+    int places[2] = {};
+#pragma unroll 1
+    for (int rank = 0; rank < args.top_k; ++rank) {
+        int const other = __shfl_sync(0xffffffffu, rank < 32 ? experts[0] : experts[1], rank % 32);
+        places[0] += other < experts[0];
+        places[1] += other < experts[1];
+    }
+    if (args.absent_jobs > 0) ptx::meet<kEraseThreads>();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        int const rank = lane + 32 * i, place = places[i];
+        if (rank >= args.top_k) continue;
+        store_job(plan.jobs + place, {experts[i], place, 1, place * job_cost(1)});
+        plan.position[rank] = place;
+        plan.order[place] = rank;
+    }
+    if (lane == 0) {
+        w4a16::store_word(plan.job_count, args.top_k);
+        *plan.total_cost = args.top_k * job_cost(1);
+    }
+}
+
 // One token by one warp; `memory` holds group_words. The experts also go to `chosen`, unless it is null.
 template <int kSlots>
 __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16_t* chosen) {
@@ -270,6 +305,8 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
         if (lane < args.top_k) f(0);
         if (lane + 32 < args.top_k) f(1);
     };
+    // Before the weights, which the next kernel does not wait for.
+    if (chosen != nullptr && args.tokens == 1) place_one_token(args, expert);
     float weight[kPerLane];
     float total = 0.0f;
     each_own([&](int i) { weight[i] = score(finite(logits[expert[i]])); });
@@ -428,11 +465,11 @@ __device__ __forceinline__ void sort_pairs(RouteArgs const& args, uint32_t* memo
 #pragma unroll 1
     for (int job = 0; job < jobs; ++job) {
         int const done = job * args.job_tokens;
-        plan.jobs[before.jobs + job] = {expert, before.pairs + done, min(args.job_tokens, count - done),
-                                        before.cost + job * full_cost};
+        store_job(plan.jobs + before.jobs + job,
+                  {expert, before.pairs + done, min(args.job_tokens, count - done), before.cost + job * full_cost});
     }
     if (threadIdx.x == 0) {
-        *plan.job_count = all.jobs;
+        w4a16::store_word(plan.job_count, all.jobs);
         *plan.total_cost = all.cost;
     }
 
@@ -464,23 +501,16 @@ __device__ __forceinline__ void sort_pairs(RouteArgs const& args, uint32_t* memo
     }
 }
 
-// Of one token, by a warp: its pairs' places are counted, and each is a job.
-__device__ __forceinline__ void sort_one_token(RouteArgs const& args, uint16_t const* chosen) {
-    MoePlan const& plan = args.plan;
+// See RouteArgs. By a warp, which whoever writes jobs meets first.
+__device__ __forceinline__ void erase_jobs(RouteArgs const& args) {
+    int const lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int rank = threadIdx.x % 32; rank < args.top_k; rank += 32) {
-        int const expert = chosen[rank];
-        int position = 0;
-#pragma unroll 4
-        for (int other = 0; other < args.top_k; ++other) position += chosen[other] < expert;
-        plan.position[rank] = position;
-        plan.order[position] = rank;
-        plan.jobs[position] = {expert, position, 1, position * job_cost(1)};
+    for (int i = lane; i < args.absent_jobs; i += 32) args.plan.jobs[i] = {-1, -1, -1, -1};
+    if (lane == 0) {
+        *args.plan.job_count = -1;
+        *args.ticket = 0;
     }
-    if (threadIdx.x % 32 == 0) {
-        *plan.job_count = args.top_k;
-        *plan.total_cost = args.top_k * job_cost(1);
-    }
+    __syncwarp();
 }
 
 }  // namespace routing
@@ -525,20 +555,24 @@ __global__ __launch_bounds__(kPlanBlock<kSlots>, 1) void moe_plan(__grid_constan
     if (kSlots > 0 && blockIdx.x == 0) routing::prefetch_corrections(args);
     wait_for_kernels_before();
     // Behind the wait: the next kernel may begin with what needs neither plan nor help.
-    let_next_kernel_start();
+    bool const erases = blockIdx.x == 0 && args.absent_jobs > 0;
+    if (!erases) let_next_kernel_start();
     if (blockIdx.x > 0) {
         helper(args, (blockIdx.x - 1) * blockDim.x + threadIdx.x, (gridDim.x - 1) * blockDim.x);
         return;
+    }
+    // The last warp, so that others route meanwhile.
+    if (erases && threadIdx.x / 32 == blockDim.x / 32 - 1) {
+        routing::erase_jobs(args);
+        if (kSlots > 0 && args.tokens == 1) ptx::arrive<routing::kEraseThreads>();
+        __threadfence();
+        let_next_kernel_start();
     }
     __shared__ uint32_t memory[routing::kWords];
     __shared__ uint16_t chosen[kPlanTokens * TRT_NVFP4_MAX_TOP_K];
     if constexpr (kSlots > 0) {
         routing::route_tokens<kSlots>(args, 0, 1, memory, chosen);
-        if (args.tokens == 1) {
-            __syncwarp();
-            if (threadIdx.x < 32) routing::sort_one_token(args, chosen);
-            return;
-        }
+        if (args.tokens == 1) return;
         __syncthreads();
         routing::sort_pairs(args, memory, [&](int pair) { return chosen[pair]; });
     } else {

@@ -16,7 +16,7 @@ __device__ __forceinline__ void wait_for_kernels_before() {
 // Lets the next kernel start, once every block has said so or ended.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

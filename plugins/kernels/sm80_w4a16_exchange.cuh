@@ -35,7 +35,16 @@ __device__ __forceinline__ void store_eight(void* destination, uint4 eight) {
                  : "memory");
 }
 
+__device__ __forceinline__ void store_word(void* destination, uint32_t word) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(destination), "r"(word) : "memory");
+}
+
 // Past L1, never from a register.
+__device__ __forceinline__ uint32_t load_word(void const* source) {
+    uint32_t word;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(source) : "memory");
+    return word;
+}
 __device__ __forceinline__ uint4 load_eight(void const* source) {
     uint4 eight;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"

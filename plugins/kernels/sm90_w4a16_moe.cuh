@@ -49,6 +49,8 @@ struct MixtureShared {
     using Panel = std::conditional_t<kWide, ColumnPanel<kTokensOfJob>,
                                      std::conditional_t<kOne, TokenRowPanel, RowPanel<kBecomesHalf<T>>>>;
 
+    using Parts = PartSums<kOne>;
+
     TaskShared<Panel, !kWide> task;
     TaskQueue queue;
     std::conditional_t<kWide, NoHiddenStage, HiddenStage<kColumns>> hidden;
@@ -162,10 +164,7 @@ __device__ __forceinline__ void publish_tasks(MixtureArgs<T> const& args, Shared
             __syncwarp();
         }
         if (threadIdx.x % 32 == 0) {
-            if (is_part) {
-                __threadfence();
-                count(args.ready + task.share);
-            } else if (task.phase == kUp) {
+            if (task.phase == kUp && !is_part) {
                 if constexpr (!Shared::kWide) ptx::mbarrier_arrive(ptx::shared_address(&shared.hidden.empty));
                 if (!Shared::kEven) {  // there they are flags
                     __threadfence();
@@ -253,9 +252,10 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
         bool const is_part = Shared::kEven && task.is_part(args);
         if constexpr (Shared::kEven) {
             if (columns > 0 && is_part) {
-                store_part(args, task.share, acc);
-            } else if (columns > 0 && task.first_share < task.share) {
-                add_parts(args, task, acc);
+                Shared::Parts::store(args.parts, task.share, acc);
+            } else if (columns > 0) {
+                Shared::Parts::add(args.parts, task.first_share, task.share, acc);
+                __syncwarp();
             }
         }
         if (up && !is_part) {
@@ -315,7 +315,9 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
     ptx::fence_async_proxy();
     __syncthreads();
     if (kEven && threadIdx.x == 32 * kWarps) prefetch_shared_expert(args);
-    ptx::await_previous_launch();
+    // Who takes tasks and who fetches their weights does not wait for the launches that make plan and images to end:
+    // jobs are flags (RouteArgs), and the previous call has ended.
+    if (warp != kWarps && warp != kWarps + 2) ptx::await_previous_launch();
     if (warp < kWarps) {
         take_registers<Shared::kRegisters>();
         multiply_tasks(args, shared);
@@ -324,12 +326,13 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_moe(__grid_constan
         if (warp == kWarps) {
             if (ptx::elect()) {
                 fetch_weights(args, shared);
+                ptx::await_previous_launch();
                 ptx::launch_next();
             }
         } else if (warp == kWarps + 1) {
             fetch_activations(args, shared);
         } else if (threadIdx.x == 32 * (kWarps + 2)) {
-            dispatch<kEven>(args, shared.queue);
+            dispatch<kEven, kOne>(args, shared.queue);
         } else if (warp == kWarps + 3) {
             publish_tasks(args, shared);
         }

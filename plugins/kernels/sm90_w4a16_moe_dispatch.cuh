@@ -20,9 +20,8 @@ __device__ __forceinline__ void prefetch_epilogue(Projection<T> const& matrix, M
 
 // By one thread. The next task is taken late, so that none waits for a block that is busy, and early enough for weights
 // to stay on their way.
-template <bool kEven, typename T>
+template <bool kEven, bool kOne, typename T>
 __device__ __forceinline__ void dispatch(MixtureArgs<T> const& args, TaskQueue& queue) {
-    int const routed_jobs = *args.plan.job_count;
     w4a16::RingPosition place;
     uint32_t round = 0;
     auto const put = [&](MixtureTask const& task) {
@@ -32,7 +31,8 @@ __device__ __forceinline__ void dispatch(MixtureArgs<T> const& args, TaskQueue& 
         place.advance(kQueue);
     };
     // Returns once the task has few chunks left.
-    auto const run = [&](MixtureTask const& task) {
+    auto const run = [&](MixtureTask task) {
+        if constexpr (kOne) task.await_expert(args.plan);
         put(task);
         prefetch_epilogue(args.matrices[task.phase][task.segment], task);
         ptx::mbarrier_wait(ptx::shared_address(&queue.ending), round);
@@ -40,6 +40,7 @@ __device__ __forceinline__ void dispatch(MixtureArgs<T> const& args, TaskQueue& 
     };
     auto const take_ticket = [&] { return static_cast<int>(atomicAdd(args.ticket, 1u)); };
     int ticket = take_ticket(), before = 0;
+    int const routed_jobs = kOne ? args.top_k : await_job_count(args.plan);
     if constexpr (kEven) {
         EvenShares const shares(args, routed_jobs);
 #pragma unroll 1

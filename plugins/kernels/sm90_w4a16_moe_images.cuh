@@ -54,7 +54,8 @@ __device__ __forceinline__ void erase_hidden(MixtureArgs<T> const& args, int seg
 
 template <typename T>
 __device__ __forceinline__ void make_images(MixtureArgs<T> const& args, int thread, int threads) {
-    for (int i = thread; i < args.counters; i += threads) args.ticket[i] = 0;
+    for (int i = thread; i < args.counters; i += threads) args.done[kRouted][i] = 0;
+    for (int i = thread; i < args.part_units; i += threads) args.parts[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
 #pragma unroll 1
     for (int segment = kRouted; segment <= (args.shared_jobs > 0 ? kShared : kRouted); ++segment) {
         erase_hidden(args, segment, segment == kRouted ? args.m * args.top_k : args.m, thread, threads);
@@ -111,7 +112,7 @@ struct GateAndMakeImages {
 // Of wide jobs: what their tokens' x is, and zeros behind what up writes of hidden values.
 template <typename T>
 __device__ __forceinline__ void make_job_images(MixtureArgs<T> const& args, int thread, int threads) {
-    for (int i = thread; i < args.counters; i += threads) args.ticket[i] = 0;
+    for (int i = thread; i < args.counters; i += threads) args.done[kRouted][i] = 0;
     int const lane = threadIdx.x % 32;
     int const k = args.matrices[kUp][kRouted].k;
     int const columns = args.job_tokens / 8;

@@ -47,35 +47,55 @@ struct EvenShares {
     }
 };
 
-// A lane's sums of a column: to others' shares,
-__device__ __forceinline__ float4* part_of(float4* parts, int share, int i) {
-    return parts + (share * 2 + i) * (32 * kWarps) + threadIdx.x;
-}
-template <typename T>
-__device__ __forceinline__ void store_part(MixtureArgs<T> const& args, int share, float const (&acc)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        __stcg(part_of(args.parts, share, i), make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
+// A lane's sums of a column on their way to the share that has the tile's end: absent until they are written, as hidden
+// values are, because a fence and a count take longer. Of one token the first of a row's four lanes has them.
+template <bool kOne>
+struct PartSums {
+    static constexpr int kLanes = 32 * kWarps / (kOne ? 4 : 1), kFours = kOne ? 1 : 2;
+    static constexpr int kUnits = kLanes * kFours;  // of a share
+
+    static __device__ __forceinline__ bool has_lane() { return !kOne || threadIdx.x % 4 == 0; }
+    static __device__ __forceinline__ uint4* place(uint4* parts, int share, int four) {
+        return parts + share * kUnits + four * kLanes + threadIdx.x / (kOne ? 4 : 1);
     }
-}
-// and from them, in their order. By a warp.
-template <typename T>
-__device__ __forceinline__ void add_parts(MixtureArgs<T> const& args, MixtureTask const& task, float (&acc)[2][4]) {
-    for (int share = task.first_share + threadIdx.x % 32; share < task.share; share += 32) {
-        while (load_count(args.ready + share) == 0) continue;
+    static __device__ __forceinline__ float& sum(float (&acc)[2][4], int four, int i) {
+        return kOne ? acc[i / 2][i % 2 * 2] : acc[four][i];
     }
-    __syncwarp();
-#pragma unroll 1
-    for (int share = task.first_share; share < task.share; ++share) {
+
+    static __device__ __forceinline__ void store(uint4* parts, int share, float (&acc)[2][4]) {
+        if (!has_lane()) return;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float4 const part = __ldcg(part_of(args.parts, share, i));
-            acc[i][0] += part.x;
-            acc[i][1] += part.y;
-            acc[i][2] += part.z;
-            acc[i][3] += part.w;
+        for (int four = 0; four < kFours; ++four) {
+            auto const bits = [&](int i) { return __float_as_uint(sum(acc, four, i)); };
+            w4a16::store_eight(place(parts, share, four), make_uint4(bits(0), bits(1), bits(2), bits(3)));
         }
     }
-}
+
+    // Of shares from `first` to `end`, in their order.
+    static __device__ __forceinline__ void add(uint4* parts, int first, int end, float (&acc)[2][4]) {
+        constexpr int kShares = 4 / kFours, kBatch = 4;  // as many trips to L2 at once
+        if (!has_lane()) return;
+#pragma unroll 1
+        for (; first < end; first += kShares) {
+            uint4 batch[kBatch];
+            auto const load = [&](int i, bool wanted) {
+                if (wanted) batch[i] = w4a16::load_eight(place(parts, first + i / kFours, i % kFours));
+            };
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                batch[i] = make_uint4(0u, 0u, 0u, 0u);
+                load(i, first + i / kFours < end);
+            }
+            w4a16::await_all<kBatch>([&](int i) { return w4a16::has_absent(batch[i]); }, load);
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                sum(acc, i % kFours, 0) += __uint_as_float(batch[i].x);
+                sum(acc, i % kFours, 1) += __uint_as_float(batch[i].y);
+                sum(acc, i % kFours, 2) += __uint_as_float(batch[i].z);
+                sum(acc, i % kFours, 3) += __uint_as_float(batch[i].w);
+            }
+        }
+    }
+};
 
 }  // namespace trt_nvfp4::sm90

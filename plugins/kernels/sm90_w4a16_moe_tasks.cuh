@@ -27,15 +27,15 @@ struct MixtureArgs {
     MoePlan plan;
     int m, top_k, shared_jobs;
     bool scale_input;
-    int job_tokens;              // the most pairs of a job
-    bool hidden_is_flags;        // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
-    T const* x;                  // [m, hidden]
-    float* outputs[2];           // [splits of down, pairs in sorted order or tokens, hidden]
-    uint32_t* ticket;            // the next task
-    uint32_t* done[2];           // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
-    uint32_t* ready;             // [even shares]: whether the share's part of a later share's tile is there
-    float4* parts;               // [even shares, 2, threads that multiply]: sums of these
-    int counters;                // words from `ticket` on that are zero before the launch
+    int job_tokens;        // the most pairs of a job
+    bool hidden_is_flags;  // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
+    T const* x;            // [m, hidden]
+    float* outputs[2];     // [splits of down, pairs in sorted order or tokens, hidden]
+    uint32_t* ticket;      // the next task
+    uint32_t* done[2];     // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
+    int counters;          // of both segments
+    uint4* parts;          // [part_units]: of even shares PartSums, absent until they are written
+    int part_units;
     uint32_t one;                // 1, see shift_left
     Divisor tasks_of_job[2][2];  // as `matrices`
     Divisor splits[2];           // [kUp, kDown]
@@ -78,6 +78,19 @@ class RowImage {
     int64_t const pitch_;
 };
 
+// The plan is in the making while tasks are taken: its jobs are flags (RouteArgs).
+constexpr int kPollNanoseconds = 20;
+__device__ __forceinline__ int await_job_count(MoePlan const& plan) {
+    uint32_t count;
+    while ((count = w4a16::load_word(plan.job_count)) == ~0u) __nanosleep(kPollNanoseconds);
+    return static_cast<int>(count);
+}
+__device__ __forceinline__ ExpertJob await_job(MoePlan const& plan, int which) {
+    uint4 job;
+    while (w4a16::has_absent(job = w4a16::load_eight(plan.jobs + which))) __nanosleep(kPollNanoseconds);
+    return {static_cast<int>(job.x), static_cast<int>(job.y), static_cast<int>(job.z), static_cast<int>(job.w)};
+}
+
 // A tile of a job's projection by some chunks of K.
 struct MixtureTask {
     int phase, segment, job;  // the job's number within its segment
@@ -109,13 +122,16 @@ struct MixtureTask {
             split = part - tile * matrix.split.splits;
             begin = splits.of(split * chunks);
             end = splits.of((split + 1) * chunks);
-            if (segment == kRouted) {
-                ExpertJob const routed = args.plan.jobs[job];
+            expert = 0;
+            if (segment == kRouted && args.m == 1) {
+                first = job;
+                count = 1;
+            } else if (segment == kRouted) {
+                ExpertJob const routed = await_job(args.plan, job);
                 expert = routed.expert;
                 first = routed.first;
                 count = routed.count;
             } else {
-                expert = 0;
                 first = job * args.job_tokens;
                 count = min(args.job_tokens, args.m - first);
             }
@@ -128,6 +144,11 @@ struct MixtureTask {
         }
     }
     MixtureTask() = default;
+
+    // Of one token, whose experts have a job each: all else is known before.
+    __device__ __forceinline__ void await_expert(MoePlan const& plan) {
+        if (segment == kRouted) expert = await_job(plan, job).expert;
+    }
 
     // Whether another share adds what this one yields.
     template <typename T>

@@ -214,6 +214,29 @@ def test_wide_jobs(host: PluginHost, seed: int, attributes: dict[str, Any], m: i
     assert torch.equal(*ys)
 
 
+@pytest.mark.parametrize("m", [1, 3, 20, 64])
+def test_calls_in_a_row_share_a_workspace(host: PluginHost, seed: int, m: int) -> None:
+    """A launch begins before the one that makes the plan has ended: none takes an earlier call's jobs for its own."""
+    require_gpu_of(W4A16_SM90)
+    rng = np.random.default_rng(seed)
+    case = op_inputs.moe(rng, m, 1056, 544, 16, torch.bfloat16, s=544)
+    x, _, *tensors = [tensor.cuda() for tensor in case.inputs]
+    calls = [[x, op_inputs.router_logits(rng, m, 16).cuda(), *tensors] for _ in range(12)]
+    attributes = {"top_k": 2, "shared": 1}
+    with host.session("NVFP4MoE", calls[0], attributes, tactic=W4A16_SM90) as session:
+        expected = [session.run(inputs)[0] for inputs in calls]
+        ys = [torch.empty_like(y) for y in expected]
+        workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for inputs, y in zip(calls, ys, strict=True):
+                session.enqueue(inputs, [y], workspace)
+        for _ in range(200):
+            graph.replay()
+            assert all(torch.equal(*pair) for pair in zip(ys, expected, strict=True))
+    assert not torch.equal(expected[0], expected[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_few_tokens_of_many_tiles(host: PluginHost, seed: int, dtype: torch.dtype) -> None:
     case = op_inputs.moe(np.random.default_rng(seed), 8, 64, 2048, 32, dtype)

@@ -22,18 +22,19 @@ SOURCE = r"""
 
 struct Routing {
     int scoring, renormalize, tokens, experts, hidden, top_k, groups, open_groups, group_score_top, dtype, job_tokens;
+    int absent_jobs;
     float scaling_factor;
 };
 
 extern "C" int make_plan(Routing const* r, float const* logits, float const* bias, void const* x, void const* gate,
                          int* experts, float* weights, int* position, int* order, float* shared_factor, void* jobs,
-                         int* totals, void* absent, int64_t absents) {
+                         int* totals, void* absent, int64_t absents, uint32_t* ticket) {
     trt_nvfp4::MoePlan const plan{experts, weights, position,   order, shared_factor,
                                   static_cast<trt_nvfp4::ExpertJob*>(jobs), totals, totals + 1};
     trt_nvfp4::RouteArgs const args{
         static_cast<TrtNvfp4Scoring>(r->scoring), r->renormalize != 0, r->tokens, r->experts, r->hidden, r->top_k,
         r->groups, r->open_groups, r->group_score_top, r->scaling_factor, logits, bias, x, gate, plan, r->job_tokens,
-        absent, absents};
+        absent, absents, r->absent_jobs, ticket};
     return trt_nvfp4::dispatch_dtype(static_cast<TrtNvfp4DataType>(r->dtype), [&](auto element) {
         return trt_nvfp4::launch_plan<decltype(element)>(args, nullptr);
     });
@@ -64,6 +65,7 @@ class Routing(ctypes.Structure):
         ("group_score_top", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
         ("job_tokens", ctypes.c_int32),
+        ("absent_jobs", ctypes.c_int32),
         ("scaling_factor", ctypes.c_float),
     )
 
@@ -78,6 +80,7 @@ class Plan:
     jobs: np.ndarray  # expert, first, count, cost before
     totals: np.ndarray  # jobs, cost
     absent: np.ndarray
+    ticket: np.ndarray
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,7 @@ def make_plan(
     x: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     job_tokens: int = 8,
+    jobs_are_flags: bool = False,
 ) -> Plan:
     program.gpu.launches.clear()
     tokens, experts = logits.shape
@@ -119,6 +123,7 @@ def make_plan(
         complete["group_score_top"],
         dtype,
         job_tokens,
+        min(pairs, experts + pairs // job_tokens) if jobs_are_flags else 0,
         complete["scaling_factor"],
     )
     ints = [np.full(pairs, -7, np.int32) for _ in range(3)]
@@ -131,11 +136,20 @@ def make_plan(
         np.full((min(pairs, experts + pairs // job_tokens), 4), -7, np.int32),
         np.zeros(2, np.int32),
         np.zeros(70_000, np.uint8),
+        np.full(1, 7, np.uint32),
     )
     outputs = (plan.experts, plan.weights, plan.position, plan.order, plan.shared_factor, plan.jobs, plan.totals)
     tensors = [None if t is None else t.view(torch.uint8).numpy() for t in (x, gate)]
     status = program.call(
-        "make_plan", ctypes.byref(routing), logits, bias, *tensors, *outputs, plan.absent, ctypes.c_int64(69_984)
+        "make_plan",
+        ctypes.byref(routing),
+        logits,
+        bias,
+        *tensors,
+        *outputs,
+        plan.absent,
+        ctypes.c_int64(69_984),
+        plan.ticket,
     )
     assert status == 0
     return plan
@@ -196,6 +210,20 @@ def test_against_the_reference(
     plan = make_plan(program, logits, bias, top_k, attributes)
     check(plan, logits, bias, top_k, attributes)
     assert (plan.shared_factor == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k"), [(1, 128, 8), (1, 256, 40), (1, 600, 3), (4, 64, 6), (32, 16, 2), (40, 300, 5)]
+)
+def test_jobs_as_flags(program: Program, seed: int, tokens: int, experts: int, top_k: int) -> None:
+    """The same plan; jobs that there might have been stay absent, and tickets begin at zero."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(tokens, experts)).astype(np.float32)
+    bias = np.zeros(experts, np.float32)
+    plan = make_plan(program, logits, bias, top_k, {}, jobs_are_flags=True)
+    check(plan, logits, bias, top_k, {})
+    assert (plan.jobs[plan.totals[0] :] == -1).all()
+    assert plan.ticket == 0
 
 
 @pytest.mark.parametrize("scoring", range(4))

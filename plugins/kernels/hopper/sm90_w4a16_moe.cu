@@ -34,16 +34,21 @@ int job_tokens(TrtNvfp4MoeArgs const& args, int64_t tokens) {
                              args.dtype == TRT_NVFP4_BFLOAT16);
 }
 
+// Of as many shares as SMs.
+int part_units(int64_t tokens, int sms) {
+    if (tokens > kEvenTokens) return 0;
+    return sms * (tokens == 1 ? PartSums<true>::kUnits : PartSums<false>::kUnits);
+}
+
 // Of a launch of `tokens` tokens, for the query and the launch.
 struct Layout {
     MoePlan plan;
     uint32_t* ticket;
-    uint32_t* ready;
     uint32_t* done[2];
     int counters;
     uint8_t* images[2][2];  // [phase][segment]
     float* outputs[2];
-    float4* parts;
+    uint4* parts;
     int64_t jobs[2];  // the most
     size_t size;
 
@@ -55,15 +60,13 @@ struct Layout {
         jobs[kRouted] = most_jobs(rows[kRouted], args.experts, of_job);
         jobs[kShared] = (rows[kShared] + of_job - 1) / of_job;
         plan = take_plan(workspace, tokens, args.top_k, args.experts);
-        int const shares = tokens <= kEvenTokens ? kMostSms : 0;
         int64_t const counters_of[2] = {jobs[kRouted] * chunk_counters(static_cast<int>(args.intermediate)),
                                         jobs[kShared] * chunk_counters(static_cast<int>(args.shared_intermediate))};
-        counters = static_cast<int>(kCountersOfLine + shares + counters_of[kRouted] + counters_of[kShared]);
-        ticket = workspace.take<uint32_t>(counters);
-        done[kRouted] = ticket + kCountersOfLine;
+        counters = static_cast<int>(counters_of[kRouted] + counters_of[kShared]);
+        ticket = workspace.take<uint32_t>(1);
+        done[kRouted] = workspace.take<uint32_t>(counters);
         done[kShared] = done[kRouted] + counters_of[kRouted];
-        ready = done[kShared] + counters_of[kShared];
-        parts = workspace.take<float4>(int64_t{shares} * 2 * 32 * kWarps);
+        parts = workspace.take<uint4>(part_units(tokens, kMostSms));
         bool const wide = of_job > kJobTokens;
         if (wide) {
             for (int segment : {kRouted, kShared}) {
@@ -161,21 +164,25 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.job_tokens = job_tokens(moe, moe.m);
     args.x = static_cast<T const*>(moe.x);
     args.ticket = layout.ticket;
-    args.ready = layout.ready;
     args.parts = layout.parts;
     args.counters = layout.counters;
     args.one = 1;
     args.hidden_is_flags = has_even_shares(moe, moe.m, sms);
+    args.part_units = args.hidden_is_flags ? part_units(moe.m, sms) : 0;
     args.splits[kUp] = Divisor(1);
     args.splits[kDown] = Divisor(splits);
     args.chunks = Divisor(chunks_of(static_cast<int>(moe.hidden)));
     args.blocks = Divisor(sms);
 
-    RouteArgs const route = route_args(moe, layout.plan, 0, moe.m, args.job_tokens);
+    RouteArgs route = route_args(moe, layout.plan, 0, moe.m, args.job_tokens);
+    route.absent_jobs = static_cast<int>(layout.jobs[kRouted]);
+    route.ticket = layout.ticket;
     ImageGroups const groups(args.m, args.top_k, args.scale_input, moe.shared != 0);
     int const eights = args.job_tokens > kJobTokens ? static_cast<int>(moe.m * moe.top_k / 8 + layout.jobs[kRouted])
                                                     : groups.pairs + groups.tokens;
-    int const image_threads = eights * image_parts(static_cast<int>(moe.hidden)) * 32;
+    constexpr int kUnitsOfThread = 8;  // that it erases
+    int const image_threads =
+        std::max(eights * image_parts(static_cast<int>(moe.hidden)) * 32, args.part_units / kUnitsOfThread);
     if (moe.m <= kImagesBesidePlan && !args.scale_input) {
         GateAndMakeImages<T> const helper{args};
         TRT_NVFP4_RETURN_IF_ERROR(launch_plan_beside(route, helper, image_threads, true, stream));

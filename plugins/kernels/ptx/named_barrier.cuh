@@ -9,4 +9,10 @@ __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
+// Arriving there without waiting for the others.
+template <int kThreads>
+__device__ __forceinline__ void arrive() {
+    asm volatile("bar.arrive 1, %0;" ::"n"(kThreads) : "memory");
+}
+
 }  // namespace trt_nvfp4::ptx
