@@ -1,7 +1,8 @@
-// Activation functions in float32, without fast-math.
+// Activation functions in float32, without fast-math. NaN makes NaN.
 #pragma once
 
 #include "api/trt_nvfp4.h"
+#include "ptx/extremum.cuh"
 
 namespace trt_nvfp4 {
 
@@ -10,9 +11,9 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 __device__ __forceinline__ float activate(TrtNvfp4Activation activation, float x) {
     switch (activation) {
         case TRT_NVFP4_RELU:
-            return fmaxf(x, 0.0f);
+            return ptx::maximum(x, 0.0f);
         case TRT_NVFP4_RELU2: {
-            float const positive = fmaxf(x, 0.0f);
+            float const positive = ptx::maximum(x, 0.0f);
             return positive * positive;
         }
         case TRT_NVFP4_SILU:
@@ -38,12 +39,17 @@ __device__ __forceinline__ float shift_of(TrtNvfp4Activation activation) {
     return activation == TRT_NVFP4_SWIGLU_CLAMPED ? 1.0f : 0.0f;
 }
 
+// A gate and its up, of an activation that clamps them, become values that it times the second is taken of.
+__device__ __forceinline__ void clamp_gate(float limit, float shift, float& gate, float& up) {
+    gate = ptx::minimum(gate, limit);
+    up = ptx::minimum(ptx::maximum(up, -limit), limit) + shift;
+}
+
 // SWIGLU_CLAMPED is gpt-oss's, SILU_CLAMPED DeepSeek-V4's.
 __device__ __forceinline__ float gated_activate(TrtNvfp4Activation activation, float gate, float up, float alpha,
                                                 float limit) {
     if (!is_clamped(activation)) return activate(activation, gate) * up;
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit) + shift_of(activation);
+    clamp_gate(limit, shift_of(activation), gate, up);
     return up * gate * sigmoid(activation == TRT_NVFP4_SWIGLU_CLAMPED ? alpha * gate : gate);
 }
 

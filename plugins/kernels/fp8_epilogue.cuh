@@ -120,7 +120,7 @@ struct Fp8SumsOutput {
     }
 };
 
-// Of a gate and its up, both clamped, what a SmoothActivation makes. No number stays none.
+// Of a gate and its up, both clamped, what a SmoothActivation makes.
 class SmoothGate {
  public:
     __device__ __forceinline__ explicit SmoothGate(Fp8Gemm const& gemm) : smooth_(gemm.activation, gemm.alpha) {
@@ -129,24 +129,11 @@ class SmoothGate {
     }
 
     __device__ __forceinline__ float operator()(float gate, float up) const {
-        gate = min_or_nan(gate, limit_);
-        up = max_or_nan(min_or_nan(up, limit_), -limit_) + shift_;
+        clamp_gate(limit_, shift_, gate, up);
         return smooth_(gate) * up;
     }
 
  private:
-    __device__ __forceinline__ static float min_or_nan(float a, float b) {
-        float c;
-        asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-        return c;
-    }
-
-    __device__ __forceinline__ static float max_or_nan(float a, float b) {
-        float c;
-        asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-        return c;
-    }
-
     SmoothActivation const smooth_;
     float limit_, shift_;
 };

@@ -42,16 +42,9 @@ __device__ __forceinline__ float activate_one(TrtNvfp4Activation activation, flo
     return smooth.fits ? smooth(x) : activate_rare(activation, x);
 }
 
-// A gate and its up become values that the activation times the second is taken of.
-__device__ __forceinline__ void clamp_gate(TrtNvfp4Activation activation, float limit, float& gate, float& up) {
-    if (!is_clamped(activation)) return;
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit) + shift_of(activation);
-}
-
 __device__ __forceinline__ float gate_one(TrtNvfp4Activation activation, float alpha, float limit, float gate,
                                           float up) {
-    clamp_gate(activation, limit, gate, up);
+    if (is_clamped(activation)) clamp_gate(limit, shift_of(activation), gate, up);
     SmoothActivation const smooth(activation, alpha);
     return (smooth.fits ? smooth(gate) : activate_rare(activation, gate)) * up;
 }
@@ -82,7 +75,7 @@ __device__ __forceinline__ void gate_values(TrtNvfp4Activation activation, float
     constexpr int kPairs = kValues / 2;
     if (is_clamped(activation)) {
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) clamp_gate(activation, limit, values[2 * i], values[2 * i + 1]);
+        for (int i = 0; i < kPairs; ++i) clamp_gate(limit, shift_of(activation), values[2 * i], values[2 * i + 1]);
     }
     SmoothActivation const smooth(activation, alpha);
     if (smooth.fits) {

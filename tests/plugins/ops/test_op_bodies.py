@@ -57,6 +57,22 @@ def test_gated_mlp_activations(runner: Any, activation: Activation, quantize_act
 
 
 @RUNNERS
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the evaluator
+@pytest.mark.parametrize("gate_or_up", [0, 1], ids=["gate", "up"])
+@pytest.mark.parametrize("activation", Activation, ids=lambda a: a.name)
+def test_nan_goes_through_activations(runner: Any, activation: Activation, gate_or_up: int, seed: int) -> None:
+    """Those that clamp, too."""
+    tensors = Inputs(seed, torch.float32).gated_mlp((3,), 32, 48, 32)
+    tensors[4][10 + gate_or_up] = torch.nan
+    attributes = {"activation": int(activation), "limit": 1.0}
+    expected = OPS["NVFP4GatedMLP"].reference(*tensors, **attributes)
+    assert isinstance(expected, torch.Tensor)
+    assert expected.isnan().all()
+    (y,) = runner(model_of("NVFP4GatedMLP", tensors, **attributes), tensors)
+    assert y.isnan().all()
+
+
+@RUNNERS
 @DTYPES
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 def test_gated_mlp_types_and_shapes(runner: Any, dtype: torch.dtype, lead: tuple[int, ...], seed: int) -> None:
