@@ -148,12 +148,28 @@ def check_required(request: Request, plan: Plan) -> None:
         return
     enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
     selected = _selected(request, plan)
-    short = [entry for entry in selected if entry.decision not in enough]
+    short = [entry for entry in selected if entry.decision not in enough and not _apart(entry, plan, enough)]
     if short or not selected:
         listed = (
             "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
         )
         raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
+
+
+def _apart(entry: PlannedSubgraph, plan: Plan, enough: Collection[str]) -> bool:
+    """Whether the linears of an MLP that cannot be replaced as one, all of its weights, are planned well enough."""
+    if entry.kind not in ("mlp", "gated_mlp"):
+        return False
+    linears = [
+        part
+        for part in plan.subgraphs
+        if part.kind == "linear" and part.decision in enough and set(part.nodes) <= set(entry.nodes)
+    ]
+    return sum(map(_weights, linears)) == _weights(entry)
+
+
+def _weights(entry: PlannedSubgraph) -> int:
+    return sum(gemm.n * gemm.k * gemm.count for gemm in roofline.gemms(entry.kind, entry.shapes))
 
 
 def _selected(request: Request, plan: Plan) -> list[PlannedSubgraph]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import yaml
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from rich.filesize import decimal
 
 from trt_nvfp4.builder import errors, pipeline
@@ -194,6 +195,24 @@ def test_require_is_about_what_was_selected(gated_mlps: Path) -> None:
     plan = gated_mlps.parent / "out" / "o.plan.yaml"
     with pytest.raises(BuilderError, match="no subgraph at all"):
         run(gated_mlps, plan=plan, include="matches nothing", require="nvfp4")
+
+
+def test_linears_of_an_mlp_that_is_refused_are_enough(gated_mlps: Path) -> None:
+    """Its hidden values are an output too, so that its linears are replaced one by one, if all are."""
+    model = onnx.load(gated_mlps)
+    model.graph.output.append(helper.make_tensor_value_info("h1", TensorProto.FLOAT16, ["tokens", 128]))
+    onnx.save(model, gated_mlps)
+    options: dict[str, Any] = {"require": "nvfp4", "stop_after": "plan"}
+    report = run(gated_mlps, kinds=("gated_mlp", "linear"), **options)
+    plan = Plan.load(report["files"]["plan"])
+    decisions = {(entry.kind, entry.decision) for entry in plan.subgraphs}
+    assert decisions == {("gated_mlp", "nvfp4_w4a16"), ("gated_mlp", "keep"), ("linear", "nvfp4_w4a16")}
+    with pytest.raises(BuilderError, match=r"cannot be met: .*: keep \(an intermediate is used elsewhere"):
+        run(gated_mlps, kinds=("gated_mlp",), **options)
+    next(entry for entry in plan.subgraphs if entry.kind == "linear").decision = "keep"
+    plan.save(edited := gated_mlps.parent / "edited.yaml")
+    with pytest.raises(BuilderError, match=r"cannot be met: .*: keep \(an intermediate is used elsewhere"):
+        run(gated_mlps, kinds=("gated_mlp",), plan=edited, require="nvfp4")
 
 
 def plan_of(model: Path) -> Plan:
