@@ -16,12 +16,17 @@ from trt_nvfp4.calibration.nested_graphs import bodies
 OLDEST_OPSET = 19
 # The first IR version with them.
 OLDEST_IR_VERSION = 10
+# ONNX Runtime's GELUs, by the `approximate` of ONNX's own, and the first opset with that. onnxruntime-genai exports
+# them, and TensorRT lacks FastGelu.
+_GELUS = {"Gelu": "none", "FastGelu": "tanh"}
+_GELU_OPSET = 20
 # Values of larger tensors play no part in conversion and shape inference.
 _SMALL = 4096
 
 
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with functions inlined, at opset 19 or later, and with all shapes that ONNX can infer.
+    """`proto` with functions inlined, ONNX Runtime's GELUs made ONNX's, at opset 19 or later, and with all shapes that
+    ONNX can infer.
 
     Raises:
         Exception: whatever ONNX raises for a model that it cannot convert.
@@ -30,8 +35,13 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     with _weights_aside(proto) as weights:
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto)
-        if _opset(proto) < OLDEST_OPSET:
-            proto = onnx.version_converter.convert_version(proto, OLDEST_OPSET)
+        gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
+        oldest = _GELU_OPSET if gelus else OLDEST_OPSET
+        if _opset(proto) < oldest:
+            proto = onnx.version_converter.convert_version(proto, oldest)
+        for node in filter(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)):
+            node.attribute.append(onnx.helper.make_attribute("approximate", _GELUS[node.op_type]))
+            node.domain, node.op_type = "", "Gelu"
         # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     for tensor in proto.graph.initializer:
@@ -39,6 +49,11 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
             tensor.CopyFrom(weights[tensor.name])
     proto.ir_version = max(proto.ir_version, OLDEST_IR_VERSION)
     return proto
+
+
+def is_gelu_of_onnxruntime(node: onnx.NodeProto) -> bool:
+    """Whether ONNX has the same operator: FastGelu may add a bias first."""
+    return node.domain == "com.microsoft" and node.op_type in _GELUS and not any(node.input[1:])
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

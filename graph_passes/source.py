@@ -17,7 +17,7 @@ from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
 from trt_nvfp4.graph_passes.einsum import multiply_matrices
 from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
-from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, normalize
+from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.plugins.ops import DOMAIN
 
@@ -189,13 +189,14 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
                 raise ModelError(
                     f"{where}: not in opset {version}; of a model that ONNX Runtime has optimized, give the original"
                 )
-        if node.domain == "com.microsoft" and node.op_type in _FUSED_BY_ONNXRUNTIME:
+        is_fused = node.domain == "com.microsoft" and node.op_type in _FUSED_BY_ONNXRUNTIME
+        if is_fused and not is_gelu_of_onnxruntime(node):
             fused.setdefault(node.op_type, node.name)
     if fused:
         listed = ", ".join(f"{op_type} (node '{name}')" for op_type, name in fused.items())
         raise ModelError(
-            f"{path}: ONNX Runtime has optimized it into operators that TensorRT does not have: {listed}; give the "
-            "model as it was exported, before that"
+            f"{path}: it has operators of ONNX Runtime's that TensorRT does not have: {listed}; give the model as it "
+            "was exported, before ONNX Runtime optimized it, or its Hugging Face directory"
         )
 
 

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import rewritten
 from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.source import ModelError, load
 
 
@@ -249,6 +250,34 @@ def test_model_that_onnxruntime_optimized(tmp_path: Path, seed: int) -> None:
     ort.InferenceSession(original.SerializeToString(), options, providers=["CPUExecutionProvider"])
     with pytest.raises(ModelError, match=r"does not have: BiasGelu \(node '.+'\); give the model as it was exported"):
         load(tmp_path / "optimized.onnx")
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize(("op", "activation"), [("Gelu", "gelu"), ("FastGelu", "gelu_tanh")])
+def test_gelus_of_onnxruntime_genai(op: str, activation: str, opset: int, tmp_path: Path, seed: int) -> None:
+    """They are ONNX's own by another name, and activations of MLPs."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>
+        g (float[batch, 32] x) => (float[batch, 32] y, float[batch, 32] z) {{
+            u = MatMul(x, up) h = com.microsoft.{op}(u) y = MatMul(h, down) z = com.microsoft.{op}(x)
+        }}""")
+    generator = np.random.default_rng(seed)
+    for name, shape in {"up": (32, 48), "down": (48, 32)}.items():
+        values = generator.standard_normal(shape, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "model.onnx")
+    source = load(tmp_path / "model.onnx")
+    (mlp,) = find_subgraphs(source)
+    assert (mlp.activation, mlp.refusal) == (activation, None)
+    assert {node.domain for node in source.graph} == {""}  # of which TensorRT lacks FastGelu
+    x = generator.standard_normal((5, 32), np.float32)
+    for found, expected in zip(run(ir.to_proto(source.ir_model), x), run(model, x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_gelu_of_onnxruntime_with_a_bias(tmp_path: Path) -> None:
+    node = helper.make_node("FastGelu", ["x", "x"], ["y"], name="biased", domain="com.microsoft")
+    with pytest.raises(ModelError, match=r"FastGelu \(node 'biased'\); give the model as it was exported"):
+        load(broken(tmp_path, node))
 
 
 def test_norms_of_onnxruntime_genai(tmp_path: Path, seed: int) -> None:
