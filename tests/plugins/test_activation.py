@@ -14,7 +14,7 @@ from trt_nvfp4.plugins.ops import OPS, Activation
 
 pytestmark = pytest.mark.gpu
 
-W4A16, FP8, W4A16_MMA_SYNC, W4A16_SM90 = 2, 5, 6, 8
+W4A16, W4A4, FP8, W4A16_MMA_SYNC, W4A16_SM90 = 2, 3, 5, 6, 8
 
 
 def case_of(op: str, rng: np.random.Generator, m: int, dtype: torch.dtype) -> Case:
