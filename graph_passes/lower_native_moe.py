@@ -101,8 +101,12 @@ def lower_native_moe(graph: ir.Graph, subgraph: Subgraph, made: MadeWeights) -> 
 def routing_text(routing: Routing, experts: int) -> str:
     """ONNX statements for `experts` (int64) and `weights` (float32), [tokens, top_k], from `logits` and
     `correction_bias`; the definition is that of `NVFP4MoE`."""
-    score = {"softmax": "Softmax<axis = -1>", "sigmoid": "Sigmoid"}
-    of_chosen = {f"{name}_of_chosen": op for name, op in score.items()}
+    before = {
+        "softmax": "scores = Softmax<axis = -1>(flat)",
+        "sigmoid": "scores = Sigmoid(flat)",
+        "sqrt_softplus": "softplus = Softplus(flat)\n        scores = Sqrt(softplus)",
+    }
+    after = {"softmax_of_chosen": "Softmax<axis = -1>", "sigmoid_of_chosen": "Sigmoid"}
     statements = f"""
         by_token = Constant<value = int64[2] {{-1, {experts}}}>()
         last = Constant<value = int64[1] {{-1}}>()
@@ -111,12 +115,12 @@ def routing_text(routing: Routing, experts: int) -> str:
         k = Constant<value = int64[1] {{{routing.top_k}}}>()
         logits_float = Cast<to = {int(ir.DataType.FLOAT)}>(logits)
         flat = Reshape(logits_float, by_token)
-        scores = {score.get(routing.scoring, "Identity")}(flat)
+        {before.get(routing.scoring, "scores = Identity(flat)")}
         all_keys = Add(scores, correction_bias)
         {_groups_text(routing, experts)}
         chosen_keys, experts = TopK(keys, k)
         chosen_scores = GatherElements<axis = 1>(scores, experts)
-        chosen = {of_chosen.get(routing.scoring, "Identity")}(chosen_scores)"""
+        chosen = {after.get(routing.scoring, "Identity")}(chosen_scores)"""
     if routing.renormalize:
         return f"""{statements}
         total = ReduceSum<keepdims = 1>(chosen, last)

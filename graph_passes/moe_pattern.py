@@ -353,7 +353,8 @@ class _Matcher:
                 f"what follows {node} is a weighted sum of the chosen experts for typical tokens, but not for "
                 f"{fit.exception}"
             )
-        return f"what follows {node} is no sum of the chosen experts, weighted by softmax or sigmoid scores"
+        scores = "softmax, sigmoid or sqrt(softplus) scores"
+        return f"what follows {node} is no sum of the chosen experts, weighted by {scores}"
 
     def _shared(
         self, nodes: Iterable[ir.Node], experts: Sequence[Mlp], known: Mlp | None

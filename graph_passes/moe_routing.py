@@ -11,12 +11,13 @@ import torch
 
 from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Routing
-from trt_nvfp4.plugins.ops.moe_routing import Scoring, route
+from trt_nvfp4.plugins.ops.moe_routing import Scoring, route, scores_of
 
 _TOLERANCE = 1e-4
 # By how much float32 may move a score, and a sum of scores that is a divisor all the same.
 _ROUNDING = 1e-6
 _SMALLEST_SUM = 1e-3
+_POSITIVE = (Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.SQRT_SOFTPLUS)
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,15 @@ def candidates(
     is_open = ~closed(keys, positive=True)
     if not is_open.any():
         return
-    scorings: list[tuple[str, ir.Value | None, torch.Tensor | None]] = []
-    for name, scores in (("softmax", torch.softmax(logits, -1)), ("sigmoid", torch.sigmoid(logits)), ("", logits)):
+    scorings: list[tuple[Scoring, ir.Value | None, torch.Tensor | None]] = []
+    for scoring in Scoring:
+        scores = scores_of(logits, scoring)
         added: list[tuple[ir.Value | None, torch.Tensor | None]] = [(None, None), *biases]
-        for bias, values in added:
-            if _near(keys, scores if values is None else scores + values)[is_open].all():
-                names = (name,) if name else ("softmax_of_chosen", "sigmoid_of_chosen")
-                scorings += [(each, bias, values) for each in names]
+        scorings += [
+            (scoring, bias, values)
+            for bias, values in added
+            if _near(keys, scores if values is None else scores + values)[is_open].all()
+        ]
     *others, last = choices
     groups = [(1, 1, 1)]
     for choice in others:
@@ -80,7 +83,7 @@ def candidates(
     ):
         routing = Routing(
             top_k=last.k,
-            scoring=scoring,
+            scoring=scoring.name.lower(),
             renormalize=renormalize,
             n_group=n_group,
             topk_group=topk_group,
@@ -100,9 +103,10 @@ def weights(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -
 
 def compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """Whether `keys` [tokens, experts] are what `routing` compares: [tokens]. Closed experts must be the same ones."""
-    scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid()}.get(routing.scoring, logits)
+    scoring = _scoring(routing)
+    scores = scores_of(logits, scoring)
     expected = (scores if bias is None else scores + bias).masked_fill(~_open(logits, routing, bias), -torch.inf)
-    positive = routing.scoring in ("softmax", "sigmoid") and (bias is None or bool((bias >= 0).all()))
+    positive = scoring in _POSITIVE and (bias is None or bool((bias >= 0).all()))
     return torch.where(closed(expected), closed(keys, positive), _near(keys, expected)).all(1)
 
 
@@ -125,6 +129,10 @@ def settled(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -
     return stable
 
 
+def _scoring(routing: Routing) -> Scoring:
+    return Scoring[routing.scoring.upper()]
+
+
 def _near(keys: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return (keys - scores).abs() < _TOLERANCE * (1 + scores.abs())
 
@@ -141,7 +149,7 @@ def _route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) ->
         logits,
         torch.zeros(logits.shape[1]) if bias is None else bias,
         top_k=routing.top_k,
-        scoring=Scoring[routing.scoring.upper()],
+        scoring=_scoring(routing),
         renormalize=routing.renormalize,
         scaling_factor=routing.scaling_factor,
         n_group=routing.n_group,

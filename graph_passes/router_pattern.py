@@ -59,14 +59,14 @@ def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | 
 
 
 def scored(choice: Choice, logits: ir.Value) -> ir.Value:
-    """What the softmax or sigmoid in front of `choice` reads: `logits`, or what is made of them."""
+    """What the softmax, sigmoid or softplus in front of `choice` reads: `logits`, or what is made of them."""
     read: set[ir.Value] = set()
     seen = {logits}
     pending = [choice.keys]
     while pending:
         value = pending.pop()
         node = value.producer()
-        if is_op(node, "Softmax", "Sigmoid"):
+        if is_op(node, "Softmax", "Sigmoid", "Softplus"):
             read.add(operand(node, 0))
         elif node is not None and value not in seen:
             pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]

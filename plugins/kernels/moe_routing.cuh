@@ -54,6 +54,11 @@ __device__ __forceinline__ float ratio(float a, float d) {
 // Zero where it would be hardly above the least normal float32, or below.
 __device__ __forceinline__ float sigmoid_score(float x) { return x > -87.0f ? ratio(1.0f, 1.0f + expf(-x)) : 0.0f; }
 
+// exp of what is never positive: it does not overflow.
+__device__ __forceinline__ float sqrt_softplus_score(float x) {
+    return sqrtf(fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+}
+
 __device__ __forceinline__ float warp_largest(float x) { return unordered(ptx::warp_max(ordered(x))); }
 
 // What turns a token's logits into scores, once the softmax's sums are known.
@@ -63,6 +68,7 @@ struct Score {
 
     __device__ __forceinline__ float operator()(float logit) const {
         if (scoring == TRT_NVFP4_SOFTMAX) return ratio(expf(logit - largest), total);
+        if (scoring == TRT_NVFP4_SQRT_SOFTPLUS) return sqrt_softplus_score(logit);
         return scoring == TRT_NVFP4_SIGMOID ? sigmoid_score(logit) : logit;
     }
 };
@@ -279,6 +285,9 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
     } else if (args.scoring == TRT_NVFP4_SIGMOID) {
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) row[slot] = sigmoid_score(row[slot]);
+    } else if (args.scoring == TRT_NVFP4_SQRT_SOFTPLUS) {
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) row[slot] = sqrt_softplus_score(row[slot]);
     }
     Keys<kSlots> keys;
 #pragma unroll

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from . import function_body as text
 from .definition import ShapeRule
@@ -16,12 +17,24 @@ _SMALLEST_SUM = 1e-20  # DeepSeek-V3's: renormalised zeros stay zeros
 
 
 class Scoring(IntEnum):
-    """The `scoring` attribute: what an expert's score is, before the choice (0, 1) or after it (2, 3)."""
+    """The `scoring` attribute: what an expert's score is, before the choice (0, 1, 4) or after it (2, 3)."""
 
     SOFTMAX = 0
     SIGMOID = 1
     SOFTMAX_OF_CHOSEN = 2  # gpt-oss
     SIGMOID_OF_CHOSEN = 3  # Llama 4
+    SQRT_SOFTPLUS = 4  # DeepSeek-V4
+
+
+def scores_of(logits: Tensor, scoring: Scoring) -> Tensor:
+    """What experts are chosen by, bias and groups apart, of logits [..., E]."""
+    if scoring == Scoring.SOFTMAX:
+        return logits.softmax(-1)
+    if scoring == Scoring.SIGMOID:
+        return logits.sigmoid()
+    if scoring == Scoring.SQRT_SOFTPLUS:
+        return softplus(logits).sqrt()
+    return logits
 
 
 def route(
@@ -39,7 +52,7 @@ def route(
     """The experts chosen for each row of router_logits [M, E] float32, in order of rank (int64 [M, top_k]), and their
     weights (float32 [M, top_k])."""
     logits = _finite(router_logits)
-    scores = {Scoring.SOFTMAX: logits.softmax(-1), Scoring.SIGMOID: logits.sigmoid()}.get(Scoring(scoring), logits)
+    scores = scores_of(logits, Scoring(scoring))
     groups = _finite(scores + correction_bias).reshape(logits.shape[0], n_group, -1)
     group_scores = groups.sort(-1, descending=True).values[..., :group_score_top].sum(-1)
     excluded = group_scores.argsort(dim=-1, descending=True, stable=True)[:, topk_group:]
@@ -104,16 +117,21 @@ ROUTING = f"""
         sigmoid_number = Constant<value = int64 {{{int(Scoring.SIGMOID)}}}>()
         softmax_of_chosen_number = Constant<value = int64 {{{int(Scoring.SOFTMAX_OF_CHOSEN)}}}>()
         sigmoid_of_chosen_number = Constant<value = int64 {{{int(Scoring.SIGMOID_OF_CHOSEN)}}}>()
+        sqrt_softplus_number = Constant<value = int64 {{{int(Scoring.SQRT_SOFTPLUS)}}}>()
         is_softmax = Equal(scoring, softmax_number)
         is_sigmoid = Equal(scoring, sigmoid_number)
         is_softmax_of_chosen = Equal(scoring, softmax_of_chosen_number)
         is_sigmoid_of_chosen = Equal(scoring, sigmoid_of_chosen_number)
+        is_sqrt_softplus = Equal(scoring, sqrt_softplus_number)
         {text.rows("logit_rows", "router_logits")}
         {_finite_onnx("logits", "logit_rows")}
         probabilities = Softmax<axis = -1>(logits)
         sigmoids = Sigmoid(logits)
-        sigmoids_or_logits = Where(is_sigmoid, sigmoids, logits)
-        scores = Where(is_softmax, probabilities, sigmoids_or_logits)
+        softplus = Softplus(logits)
+        roots = Sqrt(softplus)
+        roots_or_logits = Where(is_sqrt_softplus, roots, logits)
+        sigmoids_or_others = Where(is_sigmoid, sigmoids, roots_or_logits)
+        scores = Where(is_softmax, probabilities, sigmoids_or_others)
         biased = Add(scores, correction_bias)
         {_finite_onnx("keys", "biased")}
         any_tokens = Constant<value = int64[1] {{0}}>()

@@ -36,7 +36,7 @@ from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.moe_routing import route
 
-SLOW = {"ernie4_5_moe", "hy_v4"}
+SLOW = {"deepseek_v4", "ernie4_5_moe", "hy_v4"}
 # Of many the exported original differs from Torch's: attention rounds to bfloat16 at other places.
 BF16 = {"qwen3_moe", "mixtral", "olmoe", "flex_olmo", "llama4", "qwen2_moe"}
 CASES = [
@@ -159,6 +159,7 @@ def test_router_decisions(name: str, exported: Callable[[str, str, str], Exporte
 SPELLINGS = [
     *(MoeSpec(dispatch) for dispatch in DISPATCHES),
     *(MoeSpec(dispatch, scoring="sigmoid", shared=True, factor=2.5) for dispatch in DISPATCHES),
+    *(MoeSpec(dispatch, scoring="sqrt_softplus", shared=True, factor=1.5) for dispatch in ("loop", "gathered")),
     *(MoeSpec(dispatch, biases=True, renormalize=False) for dispatch in ("loop", "mask", "stack")),
     *(MoeSpec(dispatch, gated=False, activation="relu2", top_k=1) for dispatch in ("loop", "scatter")),
     MoeSpec("loop", experts=7, top_k=7),
@@ -533,16 +534,27 @@ def test_native_layer(name: str, exported: Callable[[str, str, str], Exported], 
     assert all(
         reason.startswith("TensorRT's MoE layer computes in 16 bits, the model in float32") for reason in reasons
     )
-    for subgraph in find_subgraphs(source):
-        if subgraph.moe is not None:  # in float32 after all: ONNX Runtime has no 16-bit kernels to compare with
-            lower_native_moe(source.graph, subgraph, {})
+    check_native_layers(path, LAYERS, draw(seed))
+
+
+def check_native_layers(path: Path, count: int, x: Tensor) -> None:
+    """In float32 after all: ONNX Runtime has no 16-bit kernels to compare with."""
+    source = load(path)
+    for subgraph in moes(source):
+        lower_native_moe(source.graph, subgraph, {})
     model = ir.serde.serialize_model(source.ir_model)
     model.functions.append(native_function(source.opset))
     model.opset_import.append(helper.make_opsetid("trt", 1))
-    assert sum(node.op_type == "TRT_MoE" for node in model.graph.node) == LAYERS
-    x = draw(seed).numpy()
-    (expected,), (y,) = run(path, x), run(model, x)
+    assert sum(node.op_type == "TRT_MoE" for node in model.graph.node) == count
+    (expected,), (y,) = run(path, x.numpy()), run(model, x.numpy())
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_native_layer_behind_square_roots_of_softplus(tmp_path: Path, seed: int) -> None:
+    spec = MoeSpec("gathered", scoring="sqrt_softplus", shared=True, factor=1.5)
+    moe_spellings.export(Moe(spec, seed), tmp_path / "model.onnx", seed)
+    x = torch.randn(2, 9, HIDDEN, generator=torch.Generator().manual_seed(seed))
+    check_native_layers(tmp_path / "model.onnx", 1, 10 * x)
 
 
 @pytest.mark.parametrize(

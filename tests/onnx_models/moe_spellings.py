@@ -80,7 +80,12 @@ class Moe(nn.Module):
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         spec = self.spec
-        scores = {"softmax": lambda s: s.softmax(-1), "sigmoid": torch.sigmoid, "cos": torch.cos}[spec.scoring](logits)
+        scores = {
+            "softmax": lambda s: s.softmax(-1),
+            "sigmoid": torch.sigmoid,
+            "sqrt_softplus": lambda s: F.softplus(s).sqrt(),
+            "cos": torch.cos,
+        }[spec.scoring](logits)
         weights, chosen = torch.topk(scores, spec.top_k, -1)
         if spec.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)

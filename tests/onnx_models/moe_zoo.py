@@ -84,6 +84,24 @@ MOE_ZOO: dict[str, Entry] = {
         topk_group=2,
         routed_scaling_factor=16.0,
     ),
+    "deepseek_v4": _entry(
+        "DeepseekV4",
+        "silu_clamped",
+        num_key_value_heads=1,
+        head_dim=16,
+        partial_rotary_factor=0.5,
+        q_lora_rank=32,
+        o_lora_rank=16,
+        o_groups=2,
+        hc_mult=2,
+        hc_sinkhorn_iters=1,
+        layer_types=["sliding_attention"] * zoo.LAYERS,
+        mlp_layer_types=["moe"] * zoo.LAYERS,
+        moe_intermediate_size=48,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        swiglu_limit=0.5,
+    ),
     "ernie4_5_moe": _entry(
         "Ernie4_5_Moe", moe_intermediate_size=48, moe_num_experts=8, moe_k=3, moe_layer_start_index=0
     ),
@@ -184,6 +202,7 @@ ROUTING: dict[str, dict[str, Any]] = {
     "llama4": {"top_k": 1, "scoring": "sigmoid_of_chosen", "scale_input": True},
     "qwen2_moe": {"top_k": 3, "scoring": "softmax"},
     "deepseek_v2": {"top_k": 3, "scoring": "softmax", "scaling_factor": 16.0, "n_group": 4, "topk_group": 2},
+    "deepseek_v4": {"top_k": 3, "scoring": "sqrt_softplus", "renormalize": True, "scaling_factor": 1.5},
     "ernie4_5_moe": {"top_k": 3, "scoring": "softmax", "renormalize": True},
     "gemma4": {"top_k": 3, "scoring": "softmax", "renormalize": True},
     "granitemoeshared": {"top_k": 3, "scoring": "softmax_of_chosen"},
@@ -195,7 +214,7 @@ ROUTING: dict[str, dict[str, Any]] = {
     "nemotron_h": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.5},
 }
 # With a correction bias; with attention that chooses its keys by a TopK of its own.
-BIASED = {"deepseek_v3", "ernie4_5_moe", "hy_v4", "kolibri1", "lfm2_moe", "minimax_m3", "nemotron_h"}
+BIASED = {"deepseek_v3", "deepseek_v4", "ernie4_5_moe", "hy_v4", "kolibri1", "lfm2_moe", "minimax_m3", "nemotron_h"}
 INDEXED = {"hy_v4"}
 # Width of the shared expert, and whether it has a gate of its own.
 SHARED = {
@@ -203,6 +222,7 @@ SHARED = {
     "llama4": (48, False),
     "qwen2_moe": (80, True),
     "deepseek_v2": (96, False),
+    "deepseek_v4": (48, False),
     "ernie4_5_moe": (96, False),
     "granitemoeshared": (80, False),
     "hunyuan_v1_moe": (48, False),
@@ -213,8 +233,8 @@ SHARED = {
 
 def fastest_exporter(name: str) -> str:
     """TorchScript takes a tenth of dynamo's time; of Llama 4's masks it makes a sum of booleans, which nothing runs,
-    and a Squeeze of a parameter, as in ERNIE, and a scatter of booleans, as in HY-V4, it cannot export."""
-    return "dynamo" if name in ("llama4", "ernie4_5_moe", "hy_v4") else "torchscript"
+    and a Squeeze of a parameter, as in ERNIE, a scatter of booleans, as in HY-V4, and DeepSeek-V4 it cannot export."""
+    return "dynamo" if name in ("llama4", "deepseek_v4", "ernie4_5_moe", "hy_v4") else "torchscript"
 
 
 def instance(name: str, seed: int = 0) -> torch.nn.Module:

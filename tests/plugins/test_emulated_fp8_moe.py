@@ -32,7 +32,7 @@ def gemms(gpu: Gpu) -> int:
     ("m", "h", "i", "experts", "given", "attributes"),
     [
         (5, 96, 160, 8, False, {**DEEPSEEK, "scaling_factor": 2.5, "shared": 1}),
-        (9, 272, 80, 8, True, {"top_k": 3, "activation": 7, "shared": 1, "shared_gated": 1}),
+        (9, 272, 80, 8, True, {"top_k": 3, "activation": 7, "shared": 1, "shared_gated": 1, "scoring": 4}),
         (7, 64, 144, 4, False, {"top_k": 2, "scoring": 3, "scale_input": 1, "activation": 5}),
     ],
     ids=["groups, scales found", "clamped, scales given", "weights scale the input"],

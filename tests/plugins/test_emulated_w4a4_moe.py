@@ -37,7 +37,7 @@ def gemm_launches(gpu: Gpu) -> int:
     ("m", "h", "i", "experts", "attributes"),
     [
         (5, 96, 160, 8, {**DEEPSEEK, "scaling_factor": 2.5, "shared": 1}),
-        (9, 160, 64, 8, {"top_k": 3, "activation": 7, "shared": 1, "shared_gated": 1}),
+        (9, 160, 64, 8, {"top_k": 3, "activation": 7, "shared": 1, "shared_gated": 1, "scoring": 4}),
         (7, 64, 96, 4, {"top_k": 2, "scoring": 3, "scale_input": 1, "gated": 0, "activation": 4, "shared": 1}),
     ],
 )

@@ -29,6 +29,7 @@ SCORINGS: list[dict[str, Any]] = [
     {**DEEPSEEK, "scaling_factor": 2.5, "shared": 1},
     {"top_k": 4, "scoring": 2},
     {"top_k": 1, "scoring": 3, "scale_input": 1, "shared": 1},
+    {"top_k": 3, "scoring": 4, "renormalize": 1, "scaling_factor": 1.5, "shared": 1},
     {"top_k": 2, "shared": 1, "shared_gated": 1},
 ]
 
@@ -47,10 +48,14 @@ def sigmoid(x: Array) -> Array:
         return 1 / (1 + np.exp(-x))
 
 
+def sqrt_softplus(x: Array) -> Array:
+    return np.sqrt(np.logaddexp(0, x))
+
+
 def route(logits: Array, bias: Array, attributes: dict[str, Any]) -> tuple[np.ndarray, Array]:
     """Experts and weights by rank, in float64."""
     logits = finite(logits)
-    scores = {0: softmax, 1: sigmoid}.get(attributes["scoring"], lambda x: x)(logits)
+    scores = {0: softmax, 1: sigmoid, 4: sqrt_softplus}.get(attributes["scoring"], lambda x: x)(logits)
     keys = finite(scores + bias)
     tokens, count = keys.shape
     groups = keys.reshape(tokens, attributes["n_group"], -1)
@@ -136,7 +141,7 @@ def test_scorings(host: PluginHost, seed: int, tactic: int, activation: int, sco
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("w4a4", [0, 1])
-@pytest.mark.parametrize("scoring", SCORINGS[2:5], ids=str)
+@pytest.mark.parametrize("scoring", SCORINGS[2:6], ids=str)
 def test_generic_types(host: PluginHost, seed: int, dtype: torch.dtype, w4a4: int, scoring: dict[str, Any]) -> None:
     case = op_inputs.moe(np.random.default_rng(seed), 7, 48, 80, 8, dtype, s=16)
     check(host, case, {"quantize_activations": w4a4, **scoring}, dtype, GENERIC)
@@ -284,8 +289,9 @@ def test_logits_that_are_nan_infinite_or_equal(host: PluginHost, seed: int, tact
     logits[1, 2:4] = torch.tensor([torch.inf, -torch.inf])
     logits[2] = 1.0
     logits[3, 1] = torch.nan
-    for scoring in range(4):
-        check(host, case, {"top_k": 3, "scoring": scoring}, torch.float16, tactic)
+    for scoring in range(5):
+        attributes = {"top_k": 3, "scoring": scoring, "renormalize": int(scoring == 4)}  # its scores are no fractions
+        check(host, case, attributes, torch.float16, tactic)
 
 
 @pytest.mark.parametrize("m", [5, 70])

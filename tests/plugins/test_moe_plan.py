@@ -198,6 +198,7 @@ def check(plan: Plan, logits: np.ndarray, bias: np.ndarray, top_k: int, attribut
         (3, 288, 6, {"n_group": 3, "topk_group": 2, "group_score_top": 2}),
         (2, 1024, 64, {"scoring": 3}),
         (40, 1, 1, {"scoring": 1}),
+        (3, 256, 6, {"scoring": 4, "renormalize": 1, "scaling_factor": 1.5}),
     ],
     ids=str,
 )
@@ -226,7 +227,7 @@ def test_jobs_as_flags(program: Program, seed: int, tokens: int, experts: int, t
     assert plan.ticket == 0
 
 
-@pytest.mark.parametrize("scoring", range(4))
+@pytest.mark.parametrize("scoring", range(5))
 @pytest.mark.parametrize(("experts", "groups"), [(32, 1), (60, 1), (60, 3), (160, 5)])
 def test_ties_go_to_the_lower_index(program: Program, seed: int, scoring: int, experts: int, groups: int) -> None:
     """Few values, zeros of both signs, NaN and infinities: nearly everything ties."""
@@ -240,6 +241,16 @@ def test_ties_go_to_the_lower_index(program: Program, seed: int, scoring: int, e
     attributes = {"scoring": scoring, "n_group": groups, "topk_group": max(1, groups - 1), "group_score_top": 3}
     attributes["renormalize"] = int(groups == 1)
     check(make_plan(program, logits, bias, 7, attributes), logits, bias, 7, attributes)
+
+
+@pytest.mark.parametrize("experts", [6, 200])
+def test_square_roots_of_softplus_of_near_and_far_logits(program: Program, seed: int, experts: int) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(6, experts)) * np.array([[1], [10], [1e4], [1e30], [1], [1]])
+    logits[4] = -20 - 5 * np.abs(logits[4])
+    logits[5] = -1e4 * (1 + np.abs(logits[5]))  # all scores are 0
+    logits, bias = logits.astype(np.float32), np.zeros(experts, np.float32)
+    check(make_plan(program, logits, bias, 3, {"scoring": 4}), logits, bias, 3, {"scoring": 4})
 
 
 def test_more_tokens_than_bits_at_a_time(program: Program, seed: int) -> None:

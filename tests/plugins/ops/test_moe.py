@@ -11,6 +11,7 @@ from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees
 from torch import Tensor
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4TopKRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
@@ -38,6 +39,10 @@ ROUTERS: dict[str, tuple[type, dict[str, Any]]] = {
     "olmoe": (Qwen3MoeTopKRouter, {"top_k": 4, "renormalize": 0}),
     "deepseek_v3": (DeepseekV3TopkRouter, {**DEEPSEEK, "scoring": Scoring.SIGMOID, "group_score_top": 2}),
     "deepseek_v2": (DeepseekV2TopkRouter, {**DEEPSEEK, "scoring": Scoring.SOFTMAX, "renormalize": 0}),
+    "deepseek_v4": (
+        DeepseekV4TopKRouter,
+        {"top_k": 4, "scoring": Scoring.SQRT_SOFTPLUS, "renormalize": 1, "scaling_factor": 1.5},
+    ),
     "gpt_oss": (GptOssTopKRouter, {"top_k": 3, "scoring": Scoring.SOFTMAX_OF_CHOSEN}),
     "llama4": (Llama4Router, {"top_k": 2, "scoring": Scoring.SIGMOID_OF_CHOSEN}),
 }
@@ -61,14 +66,17 @@ def test_routing_is_that_of_hugging_face(model: str, seed: int) -> None:
         n_group=attributes.get("n_group", 1),
         topk_group=attributes.get("topk_group", 1),
         topk_method="group_limited_greedy",
+        scoring_func="sqrtsoftplus",
     )
     router = router_class(config)
     router.weight.data = torch.eye(experts)  # so that the logits are what it is given
     generator = torch.Generator().manual_seed(seed)
     logits, bias = torch.randn(50, experts, generator=generator) * 3, torch.zeros(experts)
-    if model == "deepseek_v3":
+    if model in ("deepseek_v3", "deepseek_v4"):
         bias = torch.randn(experts, generator=generator)
         router.e_score_correction_bias.copy_(bias)
+    if model == "deepseek_v4":
+        logits[:10] *= 1e4
     with torch.no_grad():
         *_, weights, chosen = (None, *router(logits))
     if model == "llama4":  # it returns the scores of all experts, and the logits
@@ -139,12 +147,14 @@ def test_body_types_and_shapes(runner: Any, dtype: torch.dtype, lead: tuple[int,
 
 
 @RUNNERS
-def test_body_of_logits_that_are_nan_infinite_or_equal(runner: Any, seed: int) -> None:
+@pytest.mark.parametrize("scoring", [Scoring.SIGMOID, Scoring.SQRT_SOFTPLUS])
+def test_body_of_logits_that_are_nan_infinite_equal_or_far(runner: Any, scoring: Scoring, seed: int) -> None:
     tensors = Inputs(seed, torch.float32).moe((4,), 32, 16, 6)
     tensors[1][0] = torch.nan
     tensors[1][1, 2:4] = torch.tensor([torch.inf, -torch.inf])
     tensors[1][2] = 1.0
-    assert_agrees("NVFP4MoE", tensors, runner, top_k=3, scoring=int(Scoring.SIGMOID), renormalize=1)
+    tensors[1][3] = torch.tensor([-1e4, 1e4, -30, 2e4, -1e4, 30])
+    assert_agrees("NVFP4MoE", tensors, runner, top_k=3, scoring=int(scoring), renormalize=1)
 
 
 @RUNNERS
@@ -165,7 +175,7 @@ def test_body_of_one_expert_for_all_tokens(runner: Any, seed: int) -> None:
         ({"n_group": 3}, "n_group must divide the number of experts, 8, found 3"),
         ({"n_group": 2, "topk_group": 3}, "topk_group must be at most n_group, 2, found 3"),
         ({"n_group": 4, "group_score_top": 3}, "at most the 2 experts of a group, found 3"),
-        ({"scoring": 4}, "scoring must be 0 to 3, found 4"),
+        ({"scoring": 5}, "scoring must be 0 to 4, found 5"),
         ({"scaling_factor": float("inf")}, "scaling_factor must be finite"),
         ({"gated": 0, "activation": 7}, "needs a gate"),
     ],
