@@ -1,4 +1,4 @@
-"""Matches MoE blocks: a router's linear, the choice of experts (TopK, ArgMax), the experts, their weighted sum.
+"""Matches MoE blocks: a router's linear, the choice of experts (TopK, ArgMax, ArgMin), experts, weighted sum.
 
 What lies between the router's logits and the block's output is recognised by its values (see `moe_probe`), so that
 batched, gathered, masked and looped spellings are all covered by one rule.
@@ -17,9 +17,9 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.isolation import escaping_use
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_experts import experts_of, match_stacked_linear, stack_size, stacked_mlps
-from trt_nvfp4.graph_passes.moe_fit import Fit, scaled_experts
+from trt_nvfp4.graph_passes.moe_fit import Fit, routing_constants, scaled_experts
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
-from trt_nvfp4.graph_passes.moe_routing import Choice, closed, match_choice
+from trt_nvfp4.graph_passes.moe_routing import Choice, candidates, closed, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand, rank
 from trt_nvfp4.graph_passes.router_pattern import ALIASES, logits_of, scored
 from trt_nvfp4.graph_passes.source import ModelError
@@ -295,11 +295,15 @@ class _Matcher:
                 return self._fit(experts, shared, dict(list(closures.items())[:-1]))
             raise _RefusalError(str(error)) from error
         keys, *values = map(_rows, zip(*runs, strict=True))
+        keys = keys if choices[-1].largest else -keys
         shapes = [tuple(value.shape) for value in runs[0][1:]]
         merges = list(zip(closures, closures.values(), values, shapes, strict=True))
-        fits = [Fit(probe, experts, nodes)]
-        for fit in itertools.chain(fits, (Fit(probe, scaled, nodes) for scaled in scaled_experts(experts, nodes))):
-            ends = self._ends(fit, shared, choices, keys, merges)
+        numbers, vectors = routing_constants(nodes, len(experts))
+        routings = candidates(choices, keys, probe.samples, vectors)
+        fits = [Fit(probe, experts, routings, numbers)]
+        scaled = scaled_experts(experts, (values for _, values in vectors))
+        for fit in itertools.chain(fits, (Fit(probe, each, routings, numbers) for each in scaled)):
+            ends = self._ends(fit, shared, merges)
             if ends:
                 return self._block(probe, fit.experts, ends, closures)
         raise _RefusalError(self._misfit(fits[0], choices, keys))
@@ -308,8 +312,6 @@ class _Matcher:
         self,
         fit: Fit,
         shared: Mlp | None,
-        choices: Sequence[Choice],
-        keys: torch.Tensor,
         merges: Iterable[tuple[ir.Value, list[ir.Node], torch.Tensor, tuple[int, ...]]],
     ) -> list[_End]:
         """Those of `merges` (value, nodes, values, shape) that the experts of `fit` make, and how."""
@@ -318,9 +320,9 @@ class _Matcher:
         ends: list[_End] = []
         for merge, inside, y, shape in merges:
             if routing is None:
-                routing = fit.routing(choices, keys, y - added) if added.shape in ((), y.shape) else None
+                routing = fit.routing(y - added) if added.shape in ((), y.shape) else None
             elif not fit.same(y, total):
-                scaled = fit.routing(choices, keys, y) if shared is None else None
+                scaled = fit.routing(y) if shared is None else None
                 extended = self._shared(inside, fit.experts, shared)
                 if scaled is not None:
                     routing = scaled

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.moe_samples import Samples
 from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.subgraph import Routing
 from trt_nvfp4.plugins.ops.moe_routing import Scoring, route, scores_of
@@ -22,54 +23,72 @@ _POSITIVE = (Scoring.SOFTMAX, Scoring.SIGMOID, Scoring.SQRT_SOFTPLUS)
 
 @dataclass(frozen=True)
 class Choice:
-    """It takes the `k` largest of the last `size` values of `keys`."""
+    """It takes the `k` largest of the last `size` values of `keys`, or the smallest."""
 
     node: ir.Node
     k: int
     size: int
     keys: ir.Value
+    largest: bool = True
 
     def __str__(self) -> str:
         return f"node '{self.node.name}' ({self.node.op_type})"
 
 
 def match_choice(node: ir.Node) -> Choice | None:
-    """The TopK with known k, or ArgMax, over the last axis that `node` is."""
-    if not is_op(node, "TopK", "ArgMax"):
+    """The TopK with known k, ArgMax or ArgMin over the last axis that `node` is."""
+    if not is_op(node, "TopK", "ArgMax", "ArgMin"):
         return None
     is_top_k = node.op_type == "TopK"
     keys, k = operand(node, 0), constant_integers(operand(node, 1)) if is_top_k else [1]
     if k is None or len(k) != 1 or k[0] < 1 or keys.shape is None or not isinstance(keys.shape[-1], int):
         return None
-    if not node.attributes.get_int("largest", 1) or node.attributes.get_int("axis", -1 if is_top_k else 0) not in (
-        -1,
-        len(keys.shape) - 1,
-    ):
+    if node.attributes.get_int("axis", -1 if is_top_k else 0) not in (-1, len(keys.shape) - 1):
         return None
-    return Choice(node, k[0], keys.shape[-1], keys)
+    largest = bool(node.attributes.get_int("largest", 1)) if is_top_k else node.op_type == "ArgMax"
+    return Choice(node, k[0], keys.shape[-1], keys, largest)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A routing that a block may have: on typical tokens it chooses by what the block compares.
+
+    `bias` holds the values of the one that it adds. `agrees` and `settled`, [tokens]: it compares what the block does;
+    its weights do not hang on float32's rounding.
+    """
+
+    routing: Routing
+    bias: torch.Tensor | None
+    agrees: torch.Tensor
+    settled: torch.Tensor
 
 
 def candidates(
     choices: Sequence[Choice],
     keys: torch.Tensor,
-    logits: torch.Tensor,
+    samples: Samples,
     biases: Sequence[tuple[ir.Value, torch.Tensor]],
-) -> Iterator[tuple[Routing, torch.Tensor | None]]:
-    """Every routing that agrees with `keys`, the values [tokens, experts] that the last of `choices` compares.
+) -> list[Candidate]:
+    """Every routing that agrees with `keys`, the values [tokens, experts] that the last of `choices` compares, for the
+    typical tokens.
 
-    `biases` are the constants [experts] around: a routing comes with the values of the one that it adds.
+    `biases` are the constants [experts] around, of which a routing may add one.
     """
-    is_open = ~closed(keys, positive=True)
+    logits, typical = torch.from_numpy(samples.logits).double(), torch.from_numpy(samples.typical)
+    if keys.numel() != logits.numel():
+        return []
+    keys = keys.reshape(logits.shape)
+    is_open = ~closed(keys[typical], positive=True)
     if not is_open.any():
-        return
+        return []
     scorings: list[tuple[Scoring, ir.Value | None, torch.Tensor | None]] = []
     for scoring in Scoring:
-        scores = scores_of(logits, scoring)
+        scores = scores_of(logits[typical], scoring)
         added: list[tuple[ir.Value | None, torch.Tensor | None]] = [(None, None), *biases]
         scorings += [
             (scoring, bias, values)
             for bias, values in added
-            if _near(keys, scores if values is None else scores + values)[is_open].all()
+            if _near(keys[typical], scores if values is None else scores + values)[is_open].all()
         ]
     *others, last = choices
     groups = [(1, 1, 1)]
@@ -78,21 +97,24 @@ def candidates(
         tops = {other.k for other in others if other.size * choice.size == last.size} | {1}
         if last.size % choice.size == 0:
             groups += [(choice.size, choice.k, top) for top in sorted(tops)]
-    for (scoring, bias, values), (n_group, topk_group, top), renormalize, scale_input in product(
-        scorings, groups, (False, True), (False, True)
-    ):
+    found = []
+    for (scoring, bias, values), (n_group, topk_group, top) in product(scorings, groups):
         routing = Routing(
             top_k=last.k,
             scoring=scoring.name.lower(),
-            renormalize=renormalize,
             n_group=n_group,
             topk_group=topk_group,
             group_score_top=top,
-            scale_input=scale_input,
             correction_bias=bias,
         )
-        if (compares(keys, logits, routing, values) | ~settled(logits, routing, values)).all():
-            yield routing, values
+        agrees = _compares(keys, logits, routing, values)
+        for renormalize in (False, True):
+            divided = replace(routing, renormalize=renormalize)
+            clear = _settled(logits, divided, values)
+            if (agrees | ~clear)[typical].all():
+                scaling = (replace(divided, scale_input=scale_input) for scale_input in (False, True))
+                found += [Candidate(each, values, agrees, clear) for each in scaling]
+    return found
 
 
 def weights(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
@@ -101,7 +123,7 @@ def weights(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -
     return torch.zeros_like(logits).scatter(1, experts, chosen)
 
 
-def compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+def _compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """Whether `keys` [tokens, experts] are what `routing` compares: [tokens]. Closed experts must be the same ones."""
     scoring = _scoring(routing)
     scores = scores_of(logits, scoring)
@@ -115,7 +137,7 @@ def closed(keys: torch.Tensor, positive: bool = False) -> torch.Tensor:
     return ~torch.isfinite(keys) | (keys < -1e30) | (positive & (keys == 0))
 
 
-def settled(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+def _settled(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """The tokens whose weights do not hang on float32's rounding, by a near tie or a tiny sum: [tokens]."""
     unmoved = weights(logits, routing, bias)
     stable = torch.ones(len(logits), dtype=torch.bool)

@@ -24,6 +24,11 @@ class Samples:
     cases: tuple[str, ...]
     scales: np.ndarray
 
+    @property
+    def typical(self) -> np.ndarray:
+        """The rows that are not special, bool [rows]."""
+        return np.array([not case for case in self.cases])
+
 
 def draw(generator: np.random.Generator, run: int, features: int, experts: int, top_k: int) -> Samples:
     """Samples for a whole number of runs of `run` tokens each; all tokens of a run have the same scale."""

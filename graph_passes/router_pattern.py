@@ -19,7 +19,7 @@ ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
-    """The multiply of every router among `linears` (by their outputs), and the TopK or ArgMax that chooses by it.
+    """The multiply of every router among `linears` (by their outputs), and the TopK, ArgMax or ArgMin that follows.
 
     One may choose from a part of its outputs. What more than MAX_EXPERTS are chosen from, or what only a caller sees,
     are words of a vocabulary or classes.

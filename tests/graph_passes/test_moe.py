@@ -315,6 +315,50 @@ def test_group_limited_with_bias(smallest: float, tmp_path: Path, seed: int) -> 
         assert "compares 0 in place of the scores of groups that are not chosen" in subgraph.refusal
 
 
+class Negated(Moe):
+    """The smallest of the negated scores are chosen."""
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        scores = logits.softmax(-1)
+        if self.spec.top_k == 1:
+            chosen = (-scores).argmin(-1, keepdim=True)
+            return scores.gather(1, chosen), chosen
+        weights, chosen = (-scores).topk(self.spec.top_k, -1, largest=False)
+        return -weights, chosen
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("dispatch", ["loop", "gathered"])
+def test_smallest_of_negated_scores(dispatch: str, top_k: int, tmp_path: Path, seed: int) -> None:
+    model = Negated(MoeSpec(dispatch, top_k=top_k, renormalize=False), seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    (subgraph,) = moes(source)
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.routing == Routing(top_k=top_k, scoring="softmax")
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class WorstOnly(Moe):
+    """The experts of the smallest scores are chosen, which no routing of the op does."""
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = logits.softmax(-1).topk(self.spec.top_k, -1, largest=False)
+        return weights, chosen
+
+
+def test_smallest_scores_are_refused(tmp_path: Path, seed: int) -> None:
+    moe_spellings.export(WorstOnly(MoeSpec("gathered"), seed), tmp_path / "model.onnx", seed)
+    (subgraph,) = moes(load(tmp_path / "model.onnx"))
+    assert subgraph.refusal is not None
+    assert "(TopK) is no sum of the chosen experts" in subgraph.refusal
+
+
 class BestOnly(Moe):
     """Each token goes to one expert, which no TopK chooses; weighted by its score, or, `hard`, by 1."""
 

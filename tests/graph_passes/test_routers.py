@@ -30,9 +30,10 @@ class Chooses(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.router(x).softmax(-1)
-        if self.choice == "ArgMax":
-            return (x[:, None] @ self.experts[scores.argmax(-1)])[:, 0]
-        weights, chosen = scores.topk(2, -1)
+        if self.choice in ("ArgMax", "ArgMin"):
+            chosen = scores.argmax(-1) if self.choice == "ArgMax" else scores.argmin(-1)
+            return (x[:, None] @ self.experts[chosen])[:, 0]
+        weights, chosen = scores.topk(2, -1, largest=self.choice == "TopK")
         y: Tensor = (weights[..., None, None] * (x[:, None, None] @ self.experts[chosen])).sum((1, 2))
         return y
 
@@ -79,14 +80,14 @@ def exported(model: nn.Module, path: Path) -> SourceModel:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("choice", ["TopK", "ArgMax"])
+@pytest.mark.parametrize("choice", ["TopK", "TopK of the smallest", "ArgMax", "ArgMin"])
 def test_choices_stay_the_models_own(choice: str, layers: int, tmp_path: Path, seed: int) -> None:
     model = Chooses(choice, layers, seed)
     source = exported(model, tmp_path / "model.onnx")
     plan = plan_all(source)
     (entry,) = plan.subgraphs
     assert (entry.kind, entry.decision) == ("linear" if layers == 1 else "mlp", "keep")
-    assert f"({choice}) chooses by it" in entry.reason
+    assert f"({choice.split()[0]}) chooses by it" in entry.reason
     x = torch.randn(512, HIDDEN)
     (y,) = run(rewritten(source, plan).path, x.numpy())
     with torch.no_grad():
