@@ -286,6 +286,6 @@ def _reason(error: BaseException) -> str:
     if "data-dependent" in line:
         return (
             "what it runs depends on its inputs' values, such as a loop over the experts that tokens were sent to "
-            f"({line}); change that to compute the same for all inputs, {EXPORT_IT}"
+            f"({line}); change that to compute the same for all inputs, as a loop over all experts does, {EXPORT_IT}"
         )
     return line

@@ -18,7 +18,7 @@ def squeeze_weights(graph: ir.Graph) -> None:
             continue
         if all(_multiplies(node, index, len(tensor.shape)) for node, index in weight.uses()):
             weight.shape = ir.Shape([rows, columns])
-            weight.const_value = _reshaped(tensor, weight.shape)
+            weight.const_value = reshaped(tensor, weight.shape)
 
 
 def _multiplies(node: ir.Node, index: int, dimensions: int) -> bool:
@@ -26,7 +26,8 @@ def _multiplies(node: ir.Node, index: int, dimensions: int) -> bool:
     return is_op(node, "MatMul") and index == 1 and (rank(operand(node, 0)) or 0) >= dimensions
 
 
-def _reshaped(tensor: ir.TensorProtocol, shape: ir.Shape) -> ir.TensorProtocol:
+def reshaped(tensor: ir.TensorProtocol, shape: ir.Shape) -> ir.TensorProtocol:
+    """The same values in another shape; none is copied."""
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
             tensor.location,

@@ -19,6 +19,7 @@ from trt_nvfp4.graph_passes.einsum import multiply_matrices
 from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
 from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
+from trt_nvfp4.graph_passes.stacked_weights import split_stacks
 from trt_nvfp4.plugins.ops import DOMAIN
 
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
@@ -114,6 +115,7 @@ def load(path: str | Path) -> SourceModel:
     passes.CommonSubexpressionEliminationPass()(model)  # gate and up may each have a Cast of their own
     simplify_shapes(model.graph)
     squeeze_weights(model.graph)
+    split_stacks(model.graph)
     passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)

@@ -1,0 +1,110 @@
+"""What constant numbers pick from a stack are weights of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper, parser
+from torch import Tensor
+from torch.nn import functional
+
+from onnx_models import moe_spellings, zoo
+from onnx_models.graphs import run
+from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
+from onnx_models.passes import plan_all, rewritten
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.source import SourceModel, load
+
+K, N = 32, 16
+HEAD = '<ir_version: 10, opset_import: ["": 21]> g'
+PICKS = {
+    "of matrices": """{HEAD} (float[T, 32] x) => (float[T, 16] y)
+        <int64 i = {1}, int64 j = {-1}> { a = Gather(w, i)  b = Gather(w, j)
+        u = MatMul(x, a)  v = MatMul(x, b)  y = Sub(u, v) }""",
+    "of rows": """{HEAD} (float[T, 32] x) => (float[T, 16] y)
+        <int64 i = {1}, int64 j = {-1}, int64[3] shape = {-1, 32, 16}> { s = Reshape(w, shape)  a = Gather(s, i)
+        b = Gather(s, j)  u = MatMul(x, a)  v = MatMul(x, b)  y = Sub(u, v) }""",
+}
+LEFT = {
+    "unknown number": "(float[T, 32] x, int64 i) => (float[T, 16] y) { a = Gather(w, i)  y = MatMul(x, a) }",
+    "several at once": "(float[T, 32] x) => (y) <int64[2] i = {0, 2}> { a = Gather(w, i)  y = MatMul(x, a) }",
+    "another axis": "(float[T, 3] x) => (y) <int64 i = {1}> { a = Gather<axis = 1>(w, i)  y = MatMul(x, a) }",
+    "read as a whole, too": """(float[T, 32] x) => (y)
+        <int64 i = {1}> { a = Gather(w, i)  u = MatMul(x, a)  v = MatMul(x, w)  y = Add(u, v) }""",
+    "seen outside": "(float[T, 32] x) => (float[T, 16] y, a) <int64 i = {1}> { a = Gather(w, i)  y = MatMul(x, a) }",
+}
+
+
+def saved(body: str, shape: tuple[int, ...], path: Path, seed: int, external: bool = False) -> np.ndarray:
+    """The values of the stack `w` [3, K, N] of the model that is written to `path`."""
+    model = parser.parse_model(f"{HEAD} {body.removeprefix('{HEAD}')}")
+    values = np.random.default_rng(seed).standard_normal((3, K, N)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(values.reshape(shape), "w"))
+    onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
+    return values
+
+
+def unquantized(source: SourceModel) -> Path:
+    return rewritten(source, plan_all(source, kinds=("moe",))).path
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("stack", PICKS)
+def test_parts(stack: str, external: bool, tmp_path: Path, seed: int) -> None:
+    """Neither copied from external data nor changed."""
+    shape = (3 * K, N) if stack == "of rows" else (3, K, N)
+    values = saved(PICKS[stack], shape, tmp_path / "model.onnx", seed, external)
+    source = load(tmp_path / "model.onnx")
+    linears = find_subgraphs(source)
+    assert [subgraph.kind for subgraph in linears] == ["linear"] * 2
+    for subgraph, number in zip(linears, (1, 2), strict=True):
+        assert subgraph.linear is not None
+        np.testing.assert_array_equal(source.tensor(subgraph.linear.weight.stored.name or ""), values[number])
+    x = np.random.default_rng(seed).standard_normal((5, K)).astype(np.float32)
+    (y,) = run(unquantized(source), x)
+    np.testing.assert_allclose(y, x @ values[1] - x @ values[2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("body", LEFT.values(), ids=LEFT.keys())
+def test_stacks_that_stay(body: str, tmp_path: Path, seed: int) -> None:
+    saved(body, (3, K, N), tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    assert source.tensor("w").shape == (3, K, N)
+    assert next(node.op_type for node in source.graph) == "Gather"
+
+
+class Loop(Moe):
+    """A loop over all matrices of a stack, as of DBRX's and Step-3.7's experts once all take part."""
+
+    def _gathered(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        masks = functional.one_hot(chosen, self.spec.experts).permute(2, 1, 0)
+        for index in range(self.spec.experts):
+            rank, token = torch.where(masks[index])
+            rows = x[token]
+            hidden = functional.silu(rows @ self.stacked_gate[index]) * (rows @ self.stacked_up[index])
+            y.index_add_(0, token, hidden @ self.stacked_down[index] * weights[token, rank, None])
+        return y
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_loop_over_a_stack(exporter: str, tmp_path: Path, seed: int) -> None:
+    """One plugin node; torch's newer exporter picks each expert's matrices at run time."""
+    model, path = Loop(MoeSpec("gathered", shared=True), seed), tmp_path / "model.onnx"
+    if exporter == "dynamo":
+        zoo.export(model, torch.randn(2, 5, HIDDEN), path, exporter)
+    else:
+        moe_spellings.export(model, path, seed)
+    source = load(path)
+    (moe,) = [subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe"]
+    assert moe.refusal is None
+    assert (moe.shapes["experts"], moe.shapes["shared_features"]) == (4, 80)
+    x = torch.randn(3, 5, HIDDEN, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
