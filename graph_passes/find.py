@@ -33,8 +33,13 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     position = {node: index for index, node in enumerate(model.graph)}
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
     moes = match_moes(model.ir_model, linears)
-    choices = {multiply: _choice_refusal(node) for multiply, node in match_routers(model.graph, linears).items()}
     router = "it is a router's: rounding its weights would change which experts are chosen"
+    recognized = {node for moe in moes if isinstance(moe, Moe) for node in moe.nodes}
+    recognized |= {choice.node for moe in moes if isinstance(moe, RefusedMoe) for choice in moe.choices}
+    choices = {
+        multiply: router if node in recognized else _choice_refusal(node)
+        for multiply, node in match_routers(model.graph, linears).items()
+    }
     choices |= {moe.router.multiply: router for moe in moes}
     used: set[ir.Node] = {
         linear.multiply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
@@ -18,11 +18,12 @@ _MAX_ROUTER_NODES = 48
 ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
-def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
+def match_routers(graph: Sequence[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
     """The multiply of every router among `linears` (by their outputs), and the TopK, ArgMax or ArgMin that follows.
 
-    One may choose from a part of its outputs. What more than MAX_EXPERTS are chosen from, or what only a caller sees,
-    are words of a vocabulary or classes.
+    Linears whose outputs nothing but routers read are parts of those (ZAYA's have four). One may choose from a part of
+    its outputs. What more than MAX_EXPERTS are chosen from, or what only a caller sees, are words of a vocabulary or
+    classes.
     """
     routers: dict[ir.Node, ir.Node] = {}
     for node in graph:
@@ -32,7 +33,13 @@ def match_routers(graph: Iterable[ir.Node], linears: Mapping[ir.Value, Linear]) 
         logits = logits_of(choice, linears)
         if logits is not None and linears[logits].weight.shape[0] >= choice.size:
             routers.setdefault(linears[logits].multiply, node)
-    return routers
+    serving = dict(routers)  # nodes that nothing but a choice needs
+    for node in reversed(graph):
+        uses = [use for value in node.outputs for use in value.uses()]
+        is_output = any(value.is_graph_output() for value in node.outputs)
+        if node not in serving and uses and not is_output and all(use.node in serving for use in uses):
+            serving[node] = serving[uses[0].node]
+    return {linear.multiply: serving[linear.multiply] for linear in linears.values() if linear.multiply in serving}
 
 
 def _is_used(chosen: ir.Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onnx_models import moe_spellings
 from onnx_models.graphs import run
+from onnx_models.moe_spellings import Moe, MoeSpec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS
 from trt_nvfp4.graph_passes.source import SourceModel, load
@@ -18,13 +21,14 @@ HIDDEN, EXPERTS = 32, 8
 
 
 class Chooses(nn.Module):
-    """Experts of one matrix, which no MLP is: chosen by `choice` from the scores of a router of one or two layers."""
+    """Experts of one matrix, which no MLP is: chosen by `choice` from the scores of a router of some layers."""
 
     def __init__(self, choice: str, layers: int, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        first = [nn.Linear(HIDDEN, 64), nn.ReLU()] if layers == 2 else []
-        self.router = nn.Sequential(*first, nn.Linear(HIDDEN if layers == 1 else 64, EXPERTS))
+        sizes = [HIDDEN, *[64] * (layers - 1), EXPERTS]
+        parts = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+        self.router = nn.Sequential(*parts[:-1])
         self.experts = nn.Parameter(torch.randn(EXPERTS, HIDDEN, HIDDEN) / HIDDEN**0.5)
         self.choice = choice
 
@@ -79,19 +83,31 @@ def exported(model: nn.Module, path: Path) -> SourceModel:
     return load(path)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
 @pytest.mark.parametrize("choice", ["TopK", "TopK of the smallest", "ArgMax", "ArgMin"])
 def test_choices_stay_the_models_own(choice: str, layers: int, tmp_path: Path, seed: int) -> None:
     model = Chooses(choice, layers, seed)
     source = exported(model, tmp_path / "model.onnx")
     plan = plan_all(source)
-    (entry,) = plan.subgraphs
-    assert (entry.kind, entry.decision) == ("linear" if layers == 1 else "mlp", "keep")
-    assert f"({choice.split()[0]}) chooses by it" in entry.reason
+    assert sum({"linear": 1, "mlp": 2}[entry.kind] for entry in plan.subgraphs) == layers
+    for entry in plan.subgraphs:
+        assert entry.decision == "keep"
+        assert f"({choice.split()[0]}) chooses by it" in entry.reason
     x = torch.randn(512, HIDDEN)
     (y,) = run(rewritten(source, plan).path, x.numpy())
     with torch.no_grad():
         np.testing.assert_allclose(y, model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dispatch", ["loop", "gathered"])
+def test_a_deep_router_of_a_mixture(dispatch: str, tmp_path: Path, seed: int) -> None:
+    model = Moe(MoeSpec(dispatch), seed)
+    model.router = nn.Sequential(model.router, nn.ReLU(), nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4))
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    moe, *router = sorted(plan_all(load(tmp_path / "model.onnx")).subgraphs, key=lambda entry: entry.kind != "moe")
+    assert (moe.kind, moe.decision) == ("moe", "nvfp4_w4a16")
+    assert [(entry.kind, entry.decision) for entry in router] == [("mlp", "keep"), ("linear", "keep")]
+    assert all("it is a router's" in entry.reason for entry in router)
 
 
 def test_a_choice_from_a_part_of_the_scores(tmp_path: Path, seed: int) -> None:

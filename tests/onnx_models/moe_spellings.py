@@ -137,7 +137,7 @@ def export(model: Moe, path: Path, seed: int, opset: int = 17, dynamic: bool = T
         try:
             torch.onnx.export(
                 model.eval(),
-                (x.to(model.router.weight.dtype),),
+                (x.to(next(model.parameters()).dtype),),
                 path,
                 input_names=["x"],
                 dynamo=False,
