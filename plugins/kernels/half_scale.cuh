@@ -55,13 +55,13 @@ class HalfScale {
     int from_, to_;
 };
 
-// The greatest magnitude of eight values of T, as ptx::magnitude_bits has it.
+// The greatest magnitude of eight values of T, as ptx::magnitude_bits has it; NaN is greater than all.
 template <typename T>
 __device__ __forceinline__ uint32_t greatest_of(uint4 eight) {
     using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
     auto const* const pairs = reinterpret_cast<Pair const*>(&eight);
-    Pair const most =
-        __hmax2(__hmax2(__habs2(pairs[0]), __habs2(pairs[1])), __hmax2(__habs2(pairs[2]), __habs2(pairs[3])));
+    Pair const most = __hmax2_nan(__hmax2_nan(__habs2(pairs[0]), __habs2(pairs[1])),
+                                  __hmax2_nan(__habs2(pairs[2]), __habs2(pairs[3])));
     return max(ptx::magnitude_bits(ptx::to_float(most.x)), ptx::magnitude_bits(ptx::to_float(most.y)));
 }
 
