@@ -91,6 +91,7 @@ class Probe:
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_mem_reuse = False  # planning that takes time by the square of the nodes
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
