@@ -1,0 +1,155 @@
+"""How a mixture of experts chooses: by groups, by the smallest of negated scores, one expert without TopK."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnx_models import moe_spellings
+from onnx_models.graphs import run
+from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
+from onnx_models.passes import plan_all, rewritten
+from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
+
+
+def mixture(source: SourceModel) -> Subgraph:
+    (subgraph,) = (subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe")
+    return subgraph
+
+
+class GroupLimited(Moe):
+    """Of the best two of four groups (DeepSeek-V2's group_limited_greedy): the scores of the others become 0."""
+
+    def __init__(self, spec: MoeSpec, seed: int, bias: bool = False) -> None:
+        super().__init__(spec, seed)
+        self.bias = nn.Parameter(torch.randn(spec.experts) / 5) if bias else 0.0
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        scores = logits.softmax(-1) if self.spec.scoring == "softmax" else logits.sigmoid()
+        groups = (scores + self.bias).view(scores.shape[0], 4, -1)
+        best = groups.amax(-1).topk(2, sorted=False)[1]
+        is_open = torch.zeros_like(groups[..., 0]).scatter(1, best, 1.0)[..., None].expand_as(groups).bool()
+        chosen = groups.masked_fill(~is_open, 0.0).reshape(scores.shape).topk(self.spec.top_k, sorted=False)[1]
+        return scores.gather(1, chosen) * self.spec.factor, chosen
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_group_limited(scoring: str, tmp_path: Path, seed: int) -> None:
+    model = GroupLimited(MoeSpec("mask", experts=8, top_k=3, scoring=scoring, factor=2.5), seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    subgraph = mixture(source)
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.routing == Routing(
+        top_k=3, scoring=scoring, scaling_factor=2.5, n_group=4, topk_group=2, group_score_top=1
+    )
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("smallest", [-0.3, 0.0])
+def test_group_limited_with_bias(smallest: float, tmp_path: Path, seed: int) -> None:
+    """Scores plus a negative bias may be negative, so that an expert that was closed by a 0 is chosen after all."""
+    model = GroupLimited(MoeSpec("mask", experts=8, top_k=3, scoring="sigmoid"), seed, bias=True)
+    with torch.no_grad():
+        model.bias += smallest - model.bias.min()
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    subgraph = mixture(load(tmp_path / "model.onnx"))
+    if smallest == 0:
+        assert subgraph.refusal is None
+    else:
+        assert subgraph.refusal is not None
+        assert "compares 0 in place of the scores of groups that are not chosen" in subgraph.refusal
+
+
+class Negated(Moe):
+    """The smallest of the negated scores are chosen."""
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        scores = logits.softmax(-1)
+        if self.spec.top_k == 1:
+            chosen = (-scores).argmin(-1, keepdim=True)
+            return scores.gather(1, chosen), chosen
+        weights, chosen = (-scores).topk(self.spec.top_k, -1, largest=False)
+        return -weights, chosen
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("dispatch", ["loop", "gathered"])
+def test_smallest_of_negated_scores(dispatch: str, top_k: int, tmp_path: Path, seed: int) -> None:
+    model = Negated(MoeSpec(dispatch, top_k=top_k, renormalize=False), seed)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    subgraph = mixture(source)
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.routing == Routing(top_k=top_k, scoring="softmax")
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class WorstOnly(Moe):
+    """The experts of the smallest scores are chosen, which no routing of the op does."""
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = logits.softmax(-1).topk(self.spec.top_k, -1, largest=False)
+        return weights, chosen
+
+
+def test_smallest_scores_are_refused(tmp_path: Path, seed: int) -> None:
+    moe_spellings.export(WorstOnly(MoeSpec("gathered"), seed), tmp_path / "model.onnx", seed)
+    subgraph = mixture(load(tmp_path / "model.onnx"))
+    assert subgraph.refusal is not None
+    assert "(TopK) is no sum of the chosen experts" in subgraph.refusal
+
+
+class BestOnly(Moe):
+    """Each token goes to one expert, which no TopK chooses; weighted by its score, or, `hard`, by 1."""
+
+    def __init__(self, spec: MoeSpec, seed: int, choice: str) -> None:
+        super().__init__(spec, seed)
+        self.choice = choice
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.choice == "hard":
+            return torch.ones_like(logits[:, :1]), logits.argmax(-1, keepdim=True)
+        scores = logits.sigmoid() if self.spec.scoring == "sigmoid" else logits.softmax(-1)
+        if self.choice == "max":
+            weights, chosen = scores.max(-1, keepdim=True)
+            return weights, chosen
+        chosen = scores.argmax(-1)[:, None]
+        return scores.gather(1, chosen), chosen
+
+
+@pytest.mark.parametrize("dispatch", ["mask", "gathered"])
+@pytest.mark.parametrize(
+    ("choice", "scoring", "found"),
+    [("max", "softmax", "softmax"), ("argmax", "sigmoid", "sigmoid"), ("hard", "softmax", "softmax_of_chosen")],
+)
+def test_best_only(choice: str, scoring: str, found: str, dispatch: str, tmp_path: Path, seed: int) -> None:
+    model = BestOnly(MoeSpec(dispatch, experts=8, top_k=1, scoring=scoring, shared=True), seed, choice)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    assert not [node for node in source.graph if node.op_type == "TopK"]
+    subgraph = mixture(source)
+    assert subgraph.refusal is None
+    assert subgraph.moe is not None
+    assert subgraph.moe.routing == Routing(top_k=1, scoring=found)
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(model)(x).numpy()
+    (y,) = run(rewritten(source, plan_all(source, kinds=("moe",))).path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
