@@ -22,10 +22,10 @@ from trt_nvfp4.graph_passes.source import SourceModel, load
 K, N = 32, 16
 HEAD = '<ir_version: 10, opset_import: ["": 21]> g'
 PICKS = {
-    "of matrices": """{HEAD} (float[T, 32] x) => (float[T, 16] y)
+    "of matrices": """(float[T, 32] x) => (float[T, 16] y)
         <int64 i = {1}, int64 j = {-1}> { a = Gather(w, i)  b = Gather(w, j)
         u = MatMul(x, a)  v = MatMul(x, b)  y = Sub(u, v) }""",
-    "of rows": """{HEAD} (float[T, 32] x) => (float[T, 16] y)
+    "of rows": """(float[T, 32] x) => (float[T, 16] y)
         <int64 i = {1}, int64 j = {-1}, int64[3] shape = {-1, 32, 16}> { s = Reshape(w, shape)  a = Gather(s, i)
         b = Gather(s, j)  u = MatMul(x, a)  v = MatMul(x, b)  y = Sub(u, v) }""",
 }
@@ -41,7 +41,7 @@ LEFT = {
 
 def saved(body: str, shape: tuple[int, ...], path: Path, seed: int, external: bool = False) -> np.ndarray:
     """The values of the stack `w` [3, K, N] of the model that is written to `path`."""
-    model = parser.parse_model(f"{HEAD} {body.removeprefix('{HEAD}')}")
+    model = parser.parse_model(f"{HEAD} {body}")
     values = np.random.default_rng(seed).standard_normal((3, K, N)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(values.reshape(shape), "w"))
     onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
