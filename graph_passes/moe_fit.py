@@ -77,7 +77,10 @@ class Fit:
         return differ
 
     def _routed(self, candidate: Candidate, samples: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the chosen experts for each of `samples` (their numbers): [samples, features]."""
+        """The weighted sum of the chosen experts for each of `samples` (their numbers): [samples, features].
+
+        Those are all settled samples of the candidate, or the typical ones among them: their number tells which.
+        """
         routing, key = candidate.routing, (candidate.routing, len(samples))
         if key in self._sums:
             return self._sums[key]

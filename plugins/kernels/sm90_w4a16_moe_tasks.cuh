@@ -27,15 +27,15 @@ struct MixtureArgs {
     MoePlan plan;
     int m, top_k, shared_jobs;
     bool scale_input;
-    int job_tokens;        // the most pairs of a job
-    bool hidden_is_flags;  // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
-    T const* x;            // [m, hidden]
-    float* outputs[2];     // [splits of down, pairs in sorted order or tokens, hidden]
-    uint32_t* ticket;      // the next task
-    uint32_t* done[2];     // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
-    int counters;          // of both segments
-    uint4* parts;          // [part_units]: of even shares PartSums, absent until they are written
-    int part_units;
+    int job_tokens;              // the most pairs of a job
+    bool hidden_is_flags;        // absent until it is written (sm80_w4a16_exchange.cuh), instead of counted in `done`
+    T const* x;                  // [m, hidden]
+    float* outputs[2];           // [splits of down, pairs in sorted order or tokens, hidden]
+    uint32_t* ticket;            // the next task
+    uint32_t* done[2];           // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
+    int counters;                // of both segments
+    uint4* parts;                // [part_units]: of even shares PartSums, absent until they are written
+    int part_units;              // of all shares
     uint32_t one;                // 1, see shift_left
     Divisor tasks_of_job[2][2];  // as `matrices`
     Divisor splits[2];           // [kUp, kDown]

@@ -7,7 +7,7 @@ import op_inputs
 import pytest
 import torch
 from op_inputs import Case
-from test_kernels import GENERIC, require_gpu_of, run
+from test_kernels import GENERIC, require_fp8_tensor_cores, require_gpu_of, run
 
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
@@ -73,9 +73,8 @@ def test_w4a16(host: PluginHost, seed: int, op: str, tactic: int, dtype: torch.d
 
 @EVERY_ACTIVATION
 @pytest.mark.parametrize("op", ["FP8GatedMLP", "FP8MoE"])
-def test_fp8(host: PluginHost, seed: int, op: str, activation: Activation) -> None:
-    served = [(9, 0)] if op == "FP8MoE" else [(8, 9), (9, 0), (12, 0), (12, 1)]
-    if torch.cuda.get_device_capability() not in served:
-        pytest.skip("no FP8 tensor-core kernel of this op on this GPU")
-    for tactic in (GENERIC, FP8):
-        check_nan(host, seed, op, 5, tactic, activation)
+@pytest.mark.parametrize("tactic", [GENERIC, FP8])
+def test_fp8(host: PluginHost, seed: int, tactic: int, op: str, activation: Activation) -> None:
+    if tactic == FP8:
+        require_fp8_tensor_cores(op)
+    check_nan(host, seed, op, 5, tactic, activation)

@@ -7,7 +7,7 @@ import op_inputs
 import pytest
 import torch
 from op_inputs import Case
-from test_kernels import GENERIC, run
+from test_kernels import GENERIC, require_fp8_tensor_cores, run
 
 from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
@@ -58,8 +58,7 @@ def test_generic(host: PluginHost, seed: int, dtype: torch.dtype, activation: Ac
 
 @pytest.fixture
 def tensor_cores() -> None:
-    if torch.cuda.get_device_capability() not in ((8, 9), (9, 0), (12, 0), (12, 1)):
-        pytest.skip("FP8 tensor-core kernels are for SM89, SM90, SM120 and SM121")
+    require_fp8_tensor_cores("FP8GatedMLP")
 
 
 @pytest.mark.usefixtures("tensor_cores")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from op_inputs import Case, float64
 from test_fp8 import AUTO, FP8, INPUT_SCALE, assert_close
-from test_kernels import GENERIC, run
+from test_kernels import GENERIC, require_fp8_tensor_cores, run
 from test_moe import DEEPSEEK, SCORINGS, route
 
 from trt_nvfp4.plugins.host import HostError, PluginHost
@@ -75,8 +75,7 @@ def check(
 
 @pytest.fixture
 def tensor_cores() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("FP8MoE's tensor-core kernels are for SM90")
+    require_fp8_tensor_cores("FP8MoE")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

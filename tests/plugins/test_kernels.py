@@ -28,12 +28,20 @@ pytestmark = pytest.mark.gpu
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 GENERIC = 1
 SM90_TACTICS = (6, 8)  # W4A16_MMA_SYNC, W4A16_SM90
+FP8_GPUS = {"FP8GatedMLP": ((8, 9), (9, 0), (12, 0), (12, 1)), "FP8MoE": ((9, 0),)}
 
 
 def require_gpu_of(tactic: int) -> None:
     """Skips where a tactic does not exist; without a GPU, an emulated one has it."""
     if tactic in SM90_TACTICS and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"tactic {tactic} is SM90's alone")
+
+
+def require_fp8_tensor_cores(op: str) -> None:
+    """Skips where an FP8 op has generic kernels alone."""
+    if torch.cuda.get_device_capability() not in FP8_GPUS[op]:
+        served = ", ".join(f"SM{major}{minor}" for major, minor in FP8_GPUS[op])
+        pytest.skip(f"{op}'s tensor-core kernels are for {served}")
 
 
 def run(
