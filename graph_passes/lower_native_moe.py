@@ -38,6 +38,9 @@ def native_obstacle(moe: Moe, dtype: str) -> str | None:
         return f"its experts have biases (node '{first.up.multiply.name}')"
     if moe.routing.scale_input:
         return "its scores multiply the experts' inputs, TensorRT's MoE layer multiplies their outputs"
+    if moe.routing.scoring == "given":
+        scores = "softmax, sigmoid or sqrt(softplus) scores"
+        return f"TensorRT's MoE layer is built behind {scores}, this block weighs its experts by none of them"
     if dtype == "float32":
         return "TensorRT's MoE layer computes in 16 bits, the model in float32"
     return None

@@ -142,12 +142,12 @@ def _settled(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) 
     unmoved = weights(logits, routing, bias)
     stable = torch.ones(len(logits), dtype=torch.bool)
     if routing.renormalize:
-        stable = weights(logits, replace(routing, renormalize=False), bias).sum(1) > _SMALLEST_SUM
+        stable = weights(logits, replace(routing, renormalize=False), bias).sum(1).abs() > _SMALLEST_SUM
     chosen = torch.zeros_like(logits).scatter(1, _route(logits, routing, bias)[0], 1.0)
     for taken in (chosen, _open(logits, routing, bias).to(logits.dtype)):
         handicap = _ROUNDING * (1 - 2 * taken)
         moved = weights(logits, routing, handicap if bias is None else bias + handicap)
-        stable &= (moved - unmoved).abs().amax(1) <= _TOLERANCE * unmoved.amax(1)
+        stable &= (moved - unmoved).abs().amax(1) <= _TOLERANCE * unmoved.abs().amax(1)
     return stable
 
 

@@ -292,12 +292,15 @@ __device__ void route(RouteArgs const& args, int token, uint32_t* memory, uint16
         each_own([&](int i) { weight[i] = ratio(weight[i], total); });
     } else if (args.scoring == TRT_NVFP4_SIGMOID_OF_CHOSEN) {
         each_own([&](int i) { weight[i] = sigmoid_score(weight[i]); });
+    } else if (args.scoring == TRT_NVFP4_GIVEN) {
+        each_own([&](int i) { weight[i] = weight[i] > -kLargest ? weight[i] : 0.0f; });
     }
     if (args.renormalize) {
         total = 0.0f;
         each_own([&](int i) { total += weight[i]; });
         total = ptx::warp_sum(total) + 1e-20f;
-        each_own([&](int i) { weight[i] = ratio(weight[i], total); });
+        bool const any_sum = args.scoring == TRT_NVFP4_GIVEN;  // beyond what ratio() divides by
+        each_own([&](int i) { weight[i] = any_sum ? weight[i] / total : ratio(weight[i], total); });
     }
     each_own([&](int i) {
         int const pair = token * args.top_k + lane + 32 * i;

@@ -17,13 +17,14 @@ _SMALLEST_SUM = 1e-20  # DeepSeek-V3's: renormalised zeros stay zeros
 
 
 class Scoring(IntEnum):
-    """The `scoring` attribute: what an expert's score is, before the choice (0, 1, 4) or after it (2, 3)."""
+    """The `scoring` attribute: what an expert's score is, before the choice (0, 1, 4) or after it (2, 3, 5)."""
 
     SOFTMAX = 0
     SIGMOID = 1
     SOFTMAX_OF_CHOSEN = 2  # gpt-oss
     SIGMOID_OF_CHOSEN = 3  # Llama 4
     SQRT_SOFTPLUS = 4  # DeepSeek-V4
+    GIVEN = 5  # weights of a routing outside of the op; of fewer than top_k experts, the others' logits being -inf
 
 
 def scores_of(logits: Tensor, scoring: Scoring) -> Tensor:
@@ -64,6 +65,8 @@ def route(
         weights = weights.softmax(-1)
     elif scoring == Scoring.SIGMOID_OF_CHOSEN:
         weights = weights.sigmoid()
+    elif scoring == Scoring.GIVEN:
+        weights = weights.masked_fill(weights <= -text.FLOAT32_MAX, 0)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + _SMALLEST_SUM)
     return experts, weights * scaling_factor
@@ -118,11 +121,13 @@ ROUTING = f"""
         softmax_of_chosen_number = Constant<value = int64 {{{int(Scoring.SOFTMAX_OF_CHOSEN)}}}>()
         sigmoid_of_chosen_number = Constant<value = int64 {{{int(Scoring.SIGMOID_OF_CHOSEN)}}}>()
         sqrt_softplus_number = Constant<value = int64 {{{int(Scoring.SQRT_SOFTPLUS)}}}>()
+        given_number = Constant<value = int64 {{{int(Scoring.GIVEN)}}}>()
         is_softmax = Equal(scoring, softmax_number)
         is_sigmoid = Equal(scoring, sigmoid_number)
         is_softmax_of_chosen = Equal(scoring, softmax_of_chosen_number)
         is_sigmoid_of_chosen = Equal(scoring, sigmoid_of_chosen_number)
         is_sqrt_softplus = Equal(scoring, sqrt_softplus_number)
+        is_given = Equal(scoring, given_number)
         {text.rows("logit_rows", "router_logits")}
         {_finite_onnx("logits", "logit_rows")}
         probabilities = Softmax<axis = -1>(logits)
@@ -156,7 +161,10 @@ ROUTING = f"""
         chosen_scores = GatherElements<axis = 1>(scores, experts)
         chosen_softmax = Softmax<axis = -1>(chosen_scores)
         chosen_sigmoid = Sigmoid(chosen_scores)
-        sigmoid_or_score = Where(is_sigmoid_of_chosen, chosen_sigmoid, chosen_scores)
+        above_lowest = Greater(chosen_scores, lowest)
+        given_or_zero = Where(above_lowest, chosen_scores, zero_f)
+        given_or_score = Where(is_given, given_or_zero, chosen_scores)
+        sigmoid_or_score = Where(is_sigmoid_of_chosen, chosen_sigmoid, given_or_score)
         raw_weights = Where(is_softmax_of_chosen, chosen_softmax, sigmoid_or_score)
         smallest_sum = Constant<value_float: float = {_SMALLEST_SUM}>()
         chosen_sum = ReduceSum<keepdims = 1>(raw_weights, axis_last)

@@ -30,13 +30,14 @@ NVFP4_MOE = moe_op(
     doc="""A mixture of E experts. Each row of x goes to the top_k experts of the highest keys; a key is the expert's
 score + correction_bias, ties go to the lower index, and a logit that is NaN counts as the lowest float32. scoring 0:
 scores are the softmax of the logits; 1: their sigmoid; 2 and 3: the logits, and the softmax or sigmoid of the chosen
-ones weighs them; 4: sqrt(softplus(logit)). With n_group > 1 only the topk_group groups of neighbouring experts whose
-group_score_top best keys have the largest sums are open. An expert's weight is its score (without the bias), with
-renormalize divided by the sum of the chosen ones + 1e-20, times scaling_factor. y = sum of weight * expert(x) in order
-of rank, float32, + the shared expert (shared 1), * sigmoid(x . shared_gate) (shared_gated 1); with scale_input the
-weight scales the expert's input instead. expert(x) = down(act(gate(x)) * up(x)) or, gated 0, down(act(up(x))); hidden
-activations are rounded to x's type, or with quantize_activations to NVFP4, as x is. E is at most 1024, top_k at most
-64.""",
+ones weighs them; 4: sqrt(softplus(logit)); 5: the logits, which are the weights themselves, but that -inf, NaN and the
+lowest float32 weigh 0: fewer than top_k experts may be given. With n_group > 1 only the topk_group groups of
+neighbouring experts whose group_score_top best keys have the largest sums are open. An expert's weight is its score
+(without the bias), with renormalize divided by the sum of the chosen ones + 1e-20, times scaling_factor. y = sum of
+weight * expert(x) in order of rank, float32, + the shared expert (shared 1), * sigmoid(x . shared_gate) (shared_gated
+1); with scale_input the weight scales the expert's input instead. expert(x) = down(act(gate(x)) * up(x)) or, gated 0,
+down(act(up(x))); hidden activations are rounded to x's type, or with quantize_activations to NVFP4, as x is. E is at
+most 1024, top_k at most 64.""",
     weights=_WEIGHTS,
     fmt=NVFP4,
 )

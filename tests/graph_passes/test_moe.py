@@ -160,6 +160,8 @@ SPELLINGS = [
     *(MoeSpec(dispatch) for dispatch in DISPATCHES),
     *(MoeSpec(dispatch, scoring="sigmoid", shared=True, factor=2.5) for dispatch in DISPATCHES),
     *(MoeSpec(dispatch, scoring="sqrt_softplus", shared=True, factor=1.5) for dispatch in ("loop", "gathered")),
+    *(MoeSpec(dispatch, scoring="given", renormalize=False, factor=1.5) for dispatch in ("loop", "gathered")),
+    MoeSpec("gathered", scoring="given", renormalize=False, top_k=4),  # weights of either sign
     *(MoeSpec(dispatch, biases=True, renormalize=False) for dispatch in ("loop", "mask", "stack")),
     *(MoeSpec(dispatch, gated=False, activation="relu2", top_k=1) for dispatch in ("loop", "scatter")),
     MoeSpec("loop", experts=7, top_k=7),
@@ -474,6 +476,7 @@ def test_native_layer_behind_square_roots_of_softplus(tmp_path: Path, seed: int)
     [
         (MoeSpec(gated=False), "gated experts with silu, these are silu, without a gate"),
         (MoeSpec(biases=True), "its experts have biases"),
+        (MoeSpec(scoring="given", renormalize=False), "weighs its experts by none of them"),
         (MoeSpec(), "computes in 16 bits, the model in float32"),
     ],
     ids=str,

@@ -116,6 +116,33 @@ def test_smallest_scores_are_refused(tmp_path: Path, seed: int) -> None:
     assert "(TopK) is no sum of the chosen experts" in subgraph.refusal
 
 
+class Divided(Moe):
+    """Logits weigh, divided by their sum, which may be negative; it is at least `smallest`."""
+
+    def __init__(self, spec: MoeSpec, seed: int, smallest: float | None) -> None:
+        super().__init__(spec, seed)
+        self.smallest = smallest
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = logits.topk(self.spec.top_k, -1)
+        total = weights.sum(-1, keepdim=True)
+        return weights / (total if self.smallest is None else total.clamp_min(self.smallest)), chosen
+
+
+@pytest.mark.parametrize("smallest", [None, 1e-6])
+def test_logits_divided_by_their_sum(smallest: float | None, tmp_path: Path, seed: int) -> None:
+    model = Divided(MoeSpec("gathered", top_k=3), seed, smallest)
+    moe_spellings.export(model, tmp_path / "model.onnx", seed)
+    subgraph = mixture(load(tmp_path / "model.onnx"))
+    if smallest is None:
+        assert subgraph.refusal is None
+        assert subgraph.moe is not None
+        assert subgraph.moe.routing == Routing(top_k=3, scoring="given", renormalize=True)
+    else:
+        assert subgraph.refusal is not None
+        assert "is no sum of the chosen experts" in subgraph.refusal
+
+
 class BestOnly(Moe):
     """Each token goes to one expert, which no TopK chooses; weighted by its score, or, `hard`, by 1."""
 

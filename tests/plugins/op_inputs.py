@@ -99,6 +99,16 @@ def router_logits(rng: np.random.Generator, m: int, experts: int) -> torch.Tenso
     return torch.from_numpy(rng.integers(-128, 128, (m, experts)) / np.float32(64)).float()
 
 
+def given_logits(rng: np.random.Generator, m: int, experts: int, most: int) -> torch.Tensor:
+    """Weights of none, one, ... `most` experts, of either sign and zero; the others' logits are -inf, NaN or lowest."""
+    logits = rng.choice(np.array([-np.inf, np.nan, np.finfo(np.float32).min], np.float32), (m, experts))
+    for token in range(m):
+        chosen = rng.permutation(experts)[: token % (most + 1)]
+        logits[token, chosen] = rng.standard_normal(len(chosen))
+        logits[token, chosen[2:3]] = 0
+    return torch.from_numpy(logits)
+
+
 def moe(
     rng: np.random.Generator, m: int, h: int, i: int, experts: int, dtype: torch.dtype, *, gated: int = 1, s: int = 16
 ) -> Case:

@@ -175,7 +175,7 @@ MIXTURES: list[tuple[int, int, int, torch.dtype, dict[str, Any]]] = [
     (3, 288, 160, torch.bfloat16, {"top_k": 2, "shared": 1}),
     (30, 96, 288, torch.bfloat16, {"top_k": 2, "activation": 7, "scoring": 4}),  # 1 to 3 columns, several jobs
     (20, 544, 96, torch.float16, {"top_k": 1, "shared": 1, "shared_gated": 1, "scale_input": 1, "scoring": 3}),
-    (10, 64, 1056, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4}),  # down in parts
+    (10, 64, 1056, torch.bfloat16, {"top_k": 3, "gated": 0, "activation": 4, "scoring": 5}),  # down in parts
     (30, 1312, 96, torch.bfloat16, {"top_k": 2, "shared": 1}),  # wide jobs; more chunks of activations than panels
     (36, 96, 288, torch.float16, {"top_k": 2, "gated": 0, "activation": 4, "scale_input": 1}),
     (54, 544, 288, torch.float16, {"top_k": 2, "shared": 1}),  # wider ones

@@ -30,6 +30,7 @@ SCORINGS: list[dict[str, Any]] = [
     {"top_k": 4, "scoring": 2},
     {"top_k": 1, "scoring": 3, "scale_input": 1, "shared": 1},
     {"top_k": 3, "scoring": 4, "renormalize": 1, "scaling_factor": 1.5, "shared": 1},
+    {"top_k": 5, "scoring": 5, "scaling_factor": 1.5, "shared": 1},
     {"top_k": 2, "shared": 1, "shared_gated": 1},
 ]
 
@@ -67,6 +68,8 @@ def route(logits: Array, bias: Array, attributes: dict[str, Any]) -> tuple[np.nd
     experts = np.argsort(-keys, -1, kind="stable")[:, : attributes["top_k"]]
     weights = np.take_along_axis(scores, experts, -1)
     weights = {2: softmax, 3: sigmoid}.get(attributes["scoring"], lambda x: x)(weights)
+    if attributes["scoring"] == 5:
+        weights = np.where(weights > -LARGEST, weights, 0)
     if attributes["renormalize"]:
         weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
     return experts, weights * attributes["scaling_factor"]
@@ -141,7 +144,7 @@ def test_scorings(host: PluginHost, seed: int, tactic: int, activation: int, sco
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("w4a4", [0, 1])
-@pytest.mark.parametrize("scoring", SCORINGS[2:6], ids=str)
+@pytest.mark.parametrize("scoring", SCORINGS[2:7], ids=str)
 def test_generic_types(host: PluginHost, seed: int, dtype: torch.dtype, w4a4: int, scoring: dict[str, Any]) -> None:
     case = op_inputs.moe(np.random.default_rng(seed), 7, 48, 80, 8, dtype, s=16)
     check(host, case, {"quantize_activations": w4a4, **scoring}, dtype, GENERIC)
@@ -291,9 +294,17 @@ def test_logits_that_are_nan_infinite_or_equal(host: PluginHost, seed: int, tact
     logits[1, 2:4] = torch.tensor([torch.inf, -torch.inf])
     logits[2] = 1.0
     logits[3, 1] = torch.nan
-    for scoring in range(5):
-        attributes = {"top_k": 3, "scoring": scoring, "renormalize": int(scoring == 4)}  # its scores are no fractions
+    for scoring in range(6):
+        attributes = {"top_k": 3, "scoring": scoring, "renormalize": int(scoring >= 4)}  # these scores are no fractions
         check(host, case, attributes, torch.float16, tactic)
+
+
+@TACTICS
+def test_fewer_experts_given_than_chosen(host: PluginHost, seed: int, tactic: int) -> None:
+    rng = np.random.default_rng(seed)
+    case = op_inputs.moe(rng, 5, 64, 32, 6, torch.float16)
+    case.inputs[1][:] = op_inputs.given_logits(rng, 5, 6, 3)
+    check(host, case, {"top_k": 3, "scoring": 5, "shared": 1}, torch.float16, tactic)
 
 
 @pytest.mark.parametrize("m", [5, 70])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from op_inputs import given_logits
 
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import Gpu, Program, find_toolkit
@@ -199,6 +200,8 @@ def check(plan: Plan, logits: np.ndarray, bias: np.ndarray, top_k: int, attribut
         (2, 1024, 64, {"scoring": 3}),
         (40, 1, 1, {"scoring": 1}),
         (3, 256, 6, {"scoring": 4, "renormalize": 1, "scaling_factor": 1.5}),
+        (4, 70, 60, {"scoring": 5, "scaling_factor": 1.5}),
+        (5, 64, 6, {"scoring": 5, "n_group": 4, "topk_group": 2}),
     ],
     ids=str,
 )
@@ -227,7 +230,7 @@ def test_jobs_as_flags(program: Program, seed: int, tokens: int, experts: int, t
     assert plan.ticket == 0
 
 
-@pytest.mark.parametrize("scoring", range(5))
+@pytest.mark.parametrize("scoring", range(6))
 @pytest.mark.parametrize(("experts", "groups"), [(32, 1), (60, 1), (60, 3), (160, 5)])
 def test_ties_go_to_the_lower_index(program: Program, seed: int, scoring: int, experts: int, groups: int) -> None:
     """Few values, zeros of both signs, NaN and infinities: nearly everything ties."""
@@ -251,6 +254,30 @@ def test_square_roots_of_softplus_of_near_and_far_logits(program: Program, seed:
     logits[5] = -1e4 * (1 + np.abs(logits[5]))  # all scores are 0
     logits, bias = logits.astype(np.float32), np.zeros(experts, np.float32)
     check(make_plan(program, logits, bias, 3, {"scoring": 4}), logits, bias, 3, {"scoring": 4})
+
+
+@pytest.mark.parametrize("renormalize", [0, 1])
+@pytest.mark.parametrize(("experts", "top_k"), [(6, 3), (200, 40)])
+def test_fewer_experts_given_than_chosen(
+    program: Program, seed: int, experts: int, top_k: int, renormalize: int
+) -> None:
+    """What is given is what comes out, without a sign where it is divided by its sum."""
+    generator = np.random.default_rng(seed)
+    logits = given_logits(generator, 45, experts, top_k).numpy()
+    if renormalize:
+        logits = -np.abs(logits)
+    is_given = logits > np.finfo(np.float32).min
+    expected = np.where(is_given, logits, 0).astype(np.float64)
+    if renormalize:
+        expected /= np.minimum(expected.sum(1, keepdims=True), -1e-20)
+    attributes = {"scoring": 5, "renormalize": renormalize}
+    bias = np.zeros(experts, np.float32)
+    plan = make_plan(program, logits, bias, top_k, attributes)
+    check(plan, logits, bias, top_k, attributes)
+    chosen, weights = (values.reshape(-1, top_k) for values in (plan.experts, plan.weights))
+    found = np.zeros(expected.shape)
+    np.put_along_axis(found, chosen, weights, 1)
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
 def test_more_tokens_than_bits_at_a_time(program: Program, seed: int) -> None:

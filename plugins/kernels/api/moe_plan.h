@@ -27,7 +27,7 @@ inline TrtNvfp4Status require_moe(char const* op, TrtNvfp4MoeArgs const& args) {
         TRT_NVFP4_RETURN_IF_ERROR(in_blocks("the shared expert's intermediate size", args.shared_intermediate));
     }
     TRT_NVFP4_RETURN_IF_ERROR(in_range("the number of experts", args.experts, 1, TRT_NVFP4_MAX_EXPERTS));
-    TRT_NVFP4_RETURN_IF_ERROR(in_range("scoring", args.scoring, TRT_NVFP4_SOFTMAX, TRT_NVFP4_SQRT_SOFTPLUS));
+    TRT_NVFP4_RETURN_IF_ERROR(in_range("scoring", args.scoring, TRT_NVFP4_SOFTMAX, TRT_NVFP4_GIVEN));
     TRT_NVFP4_RETURN_IF_ERROR(in_range("n_group", args.groups, 1, args.experts));
     if (args.experts % args.groups != 0) {
         return record_error(TRT_NVFP4_INVALID_ARGUMENT,

@@ -150,6 +150,7 @@ typedef enum {
     TRT_NVFP4_SOFTMAX_OF_CHOSEN = 2,  // chosen by the logits themselves
     TRT_NVFP4_SIGMOID_OF_CHOSEN = 3,
     TRT_NVFP4_SQRT_SOFTPLUS = 4,
+    TRT_NVFP4_GIVEN = 5,  // logits are weights; the lowest float32, and what counts as it, weighs 0
 } TrtNvfp4Scoring;
 
 #define TRT_NVFP4_MAX_EXPERTS 1024

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from op_bodies import DTYPES, RUNNERS, Inputs, assert_agrees
+from op_inputs import given_logits
 from torch import Tensor
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -109,6 +111,23 @@ def test_zeros_renormalised_stay_zeros() -> None:
     assert weights.tolist() == [[0.0, 0.0]]
 
 
+def test_given_weights_are_the_weights(seed: int) -> None:
+    logits = given_logits(np.random.default_rng(seed), 30, 16, 5)
+    experts, weights = routed(logits, torch.zeros(16), top_k=5, scoring=Scoring.GIVEN, scaling_factor=1.5)
+    dense = torch.zeros_like(logits).scatter(1, experts, weights)
+    assert torch.equal(dense, 1.5 * logits.nan_to_num(0).where(logits > torch.finfo(torch.float32).min, 0))
+    _, shares = routed(-logits.abs(), torch.zeros(16), top_k=5, scoring=Scoring.GIVEN, renormalize=1)
+    torch.testing.assert_close(shares.sum(1), (torch.arange(30) % 6 > 0).float())
+
+
+@RUNNERS
+@pytest.mark.parametrize("most", [1, 4])
+def test_body_of_fewer_experts_given_than_chosen(runner: Any, most: int, seed: int) -> None:
+    tensors = Inputs(seed, torch.float32).moe((7,), 32, 16, 6)
+    tensors[1] = given_logits(np.random.default_rng(seed), 7, 6, most)
+    assert_agrees("NVFP4MoE", tensors, runner, top_k=4, scoring=int(Scoring.GIVEN))
+
+
 @RUNNERS
 @pytest.mark.parametrize("model", ROUTERS)
 def test_body_routes_like_the_reference(runner: Any, model: str, seed: int) -> None:
@@ -147,7 +166,7 @@ def test_body_types_and_shapes(runner: Any, dtype: torch.dtype, lead: tuple[int,
 
 
 @RUNNERS
-@pytest.mark.parametrize("scoring", [Scoring.SIGMOID, Scoring.SQRT_SOFTPLUS])
+@pytest.mark.parametrize("scoring", [Scoring.SIGMOID, Scoring.SQRT_SOFTPLUS, Scoring.GIVEN])
 def test_body_of_logits_that_are_nan_infinite_equal_or_far(runner: Any, scoring: Scoring, seed: int) -> None:
     tensors = Inputs(seed, torch.float32).moe((4,), 32, 16, 6)
     tensors[1][0] = torch.nan
@@ -175,7 +194,7 @@ def test_body_of_one_expert_for_all_tokens(runner: Any, seed: int) -> None:
         ({"n_group": 3}, "n_group must divide the number of experts, 8, found 3"),
         ({"n_group": 2, "topk_group": 3}, "topk_group must be at most n_group, 2, found 3"),
         ({"n_group": 4, "group_score_top": 3}, "at most the 2 experts of a group, found 3"),
-        ({"scoring": 5}, "scoring must be 0 to 4, found 5"),
+        ({"scoring": 6}, "scoring must be 0 to 5, found 6"),
         ({"scaling_factor": float("inf")}, "scaling_factor must be finite"),
         ({"gated": 0, "activation": 7}, "needs a gate"),
     ],
