@@ -44,6 +44,8 @@ class Fit:
             if len(typical) == 0:
                 continue
             routed = self._routed(candidate, typical)
+            if routed.numel() == 0:  # it weighs none of them
+                continue
             if y.shape != (len(self._tokens), routed.shape[1]):
                 return None
             factor = float((y[typical] * routed).sum() / (routed**2).sum().clamp_min(1e-30))
@@ -84,7 +86,11 @@ class Fit:
         routing, key = candidate.routing, (candidate.routing, len(samples))
         if key in self._sums:
             return self._sums[key]
-        weight, tokens = weights(self._logits[samples], routing, candidate.bias), self._tokens[samples]
+        tokens = self._tokens[samples]
+        if candidate.given is not None:
+            weight = candidate.given[samples]
+        else:
+            weight = weights(self._logits[samples], routing, candidate.bias)
         total = torch.zeros(0, 0)
         for expert, mlp in enumerate(self.experts):
             rows = weight[:, expert].nonzero()[:, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -81,10 +82,26 @@ def replace_moe(
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
     new_nodes = []
-    logits = moe.logits
-    if logits.dtype != ir.DataType.FLOAT:
-        # Lossless, so that the choice stays the model's own.
-        new_nodes.append(ir.node("Cast", [logits], {"to": int(ir.DataType.FLOAT)}, name=f"{name}/logits"))
+
+    def cast(value: ir.Value, dtype: ir.DataType, role: str) -> ir.Value:
+        """Lossless, so that the choice stays the model's own."""
+        if value.dtype == dtype:
+            return value
+        new_nodes.append(ir.node("Cast", [value], {"to": int(dtype)}, name=f"{name}/{role}"))
+        return new_nodes[-1].outputs[0]
+
+    if moe.routing.given is None:
+        logits = cast(moe.logits, ir.DataType.FLOAT, "logits")
+    else:
+        chosen = cast(moe.routing.given[0], ir.DataType.INT64, "experts")
+        weights = cast(moe.routing.given[1], ir.DataType.FLOAT, "weights")
+        shape = ir.node("Shape", [moe.logits], name=f"{name}/logits_shape")
+        others = ir.node(
+            "ConstantOfShape", shape.outputs, {"value": ir.tensor([-np.inf], ir.DataType.FLOAT)}, name=f"{name}/others"
+        )
+        new_nodes += [shape, others]
+        scatter = [others.outputs[0], chosen, weights]
+        new_nodes.append(ir.node("ScatterElements", scatter, {"axis": -1}, name=f"{name}/logits"))
         logits = new_nodes[-1].outputs[0]
     for value in constants.values():
         register(graph, value)
@@ -114,8 +131,7 @@ def replace_moe(
 
 def _attributes(moe: Moe) -> dict[str, Any]:
     first = moe.experts[0]
-    routing = dict(vars(moe.routing))
-    del routing["correction_bias"]
+    routing = {key: value for key, value in vars(moe.routing).items() if key not in ("correction_bias", "given")}
     return routing | {
         "scoring": int(Scoring[moe.routing.scoring.upper()]),
         "renormalize": int(moe.routing.renormalize),

@@ -18,8 +18,9 @@ from trt_nvfp4.graph_passes.isolation import escaping_use
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_experts import experts_of, match_stacked_linear, stack_size, stacked_mlps
 from trt_nvfp4.graph_passes.moe_fit import Fit, routing_constants, scaled_experts
+from trt_nvfp4.graph_passes.moe_given import given_candidates, routing_values
 from trt_nvfp4.graph_passes.moe_probe import Probe, ProbeError
-from trt_nvfp4.graph_passes.moe_routing import Choice, candidates, closed, match_choice
+from trt_nvfp4.graph_passes.moe_routing import Choice, candidates, match_choice
 from trt_nvfp4.graph_passes.nodes import is_op, operand, rank
 from trt_nvfp4.graph_passes.router_pattern import ALIASES, logits_of, scored
 from trt_nvfp4.graph_passes.source import ModelError
@@ -306,7 +307,14 @@ class _Matcher:
             ends = self._ends(fit, shared, merges)
             if ends:
                 return self._block(probe, fit.experts, ends, closures)
-        raise _RefusalError(self._misfit(fits[0], choices, keys))
+        refusal = self._misfit(fits[0], choices[-1])
+        multiplies = {linear.multiply for mlp in (*experts, *([shared] if shared else [])) for linear in mlp.linears}
+        own = routing_values(nodes, multiplies, self._logits)
+        given = given_candidates(own, probe.run(own), torch.from_numpy(probe.samples.logits))
+        ends = self._ends(Fit(probe, experts, list(given), numbers), shared, merges)
+        if ends:
+            return self._block(probe, experts, ends, closures)
+        raise _RefusalError(refusal)
 
     def _ends(
         self,
@@ -335,28 +343,19 @@ class _Matcher:
                 total = y
         return ends
 
-    def _misfit(self, fit: Fit, choices: Sequence[Choice], keys: torch.Tensor) -> str:
+    @staticmethod
+    def _misfit(fit: Fit, choice: Choice) -> str:
         """Why no routing makes the block's values."""
         biases = {linear.bias.stored for mlp in fit.experts for linear in mlp.linears if linear.bias is not None}
         for bias in sorted(biases, key=lambda value: value.name or ""):
             if not as_torch(constant(bias)).isfinite().all():
                 return f"bias '{bias.name}' holds NaN or Inf; repair the checkpoint"
-        node = choices[-1]
-        never = closed(keys.reshape(-1, self._experts_count)).all(0).nonzero()[:, 0].tolist() if len(keys) else []
-        if never:
-            return f"{node} never chooses expert {', '.join(map(str, never))}, whose score is masked"
-        if len(choices) > 1 and keys.numel() and (keys.reshape(-1, self._experts_count) == 0).any(1).all():
-            return (
-                f"{node} compares 0 in place of the scores of groups that are not chosen, which is more than a "
-                "negative score of a group that is; export the model with -inf there"
-            )
         if fit.exception is not None:
             return (
-                f"what follows {node} is a weighted sum of the chosen experts for typical tokens, but not for "
+                f"what follows {choice} is a weighted sum of the chosen experts for typical tokens, but not for "
                 f"{fit.exception}"
             )
-        scores = "softmax, sigmoid or sqrt(softplus) scores"
-        return f"what follows {node} is no sum of the chosen experts, weighted by {scores}"
+        return f"what follows {choice} is no weighted sum of the experts that it chooses"
 
     def _shared(
         self, nodes: Iterable[ir.Node], experts: Sequence[Mlp], known: Mlp | None
@@ -404,7 +403,7 @@ class _Matcher:
             raise _RefusalError(f"its output '{ends[0].y.name}' has another type than its experts")
 
         def block(end: _End, routed: Moe | None = None) -> Moe:
-            nodes = self._removable(end.y, closures[end.y], x)
+            nodes = self._removable(end.y, closures[end.y], (x, *(end.routing.given or ())))
             self._check_isolated(experts if end.shared is None else (*experts, end.shared), nodes, closures[end.y])
             return Moe(
                 x=x,
@@ -443,12 +442,10 @@ class _Matcher:
                 return False
         return False
 
-    def _removable(self, y: ir.Value, closure: Sequence[ir.Node], x: ir.Value) -> tuple[ir.Node, ...]:
-        """The nodes of `closure`, in order, that nothing needs once something else computes y from x."""
-        kept: set[ir.Node | None] = set()
-        while x is not self._x:
-            kept.add(x.producer())
-            x = self._aliases[self._aliases.index(x) + 1]
+    @staticmethod
+    def _removable(y: ir.Value, closure: Sequence[ir.Node], sources: Iterable[ir.Value]) -> tuple[ir.Node, ...]:
+        """The nodes of `closure`, in order, that nothing needs once something else computes y from `sources`."""
+        kept = {source.producer() for source in sources}
         removable: set[ir.Node] = set()
         for node in reversed(closure):
             if node not in kept and all(

@@ -54,13 +54,14 @@ class Candidate:
     """A routing that a block may have: on typical tokens it chooses by what the block compares.
 
     `bias` holds the values of the one that it adds. `agrees` and `settled`, [tokens]: it compares what the block does;
-    its weights do not hang on float32's rounding.
+    its weights do not hang on float32's rounding. `given`, [tokens, experts]: the weights, where the block gives them.
     """
 
     routing: Routing
     bias: torch.Tensor | None
     agrees: torch.Tensor
     settled: torch.Tensor
+    given: torch.Tensor | None = None
 
 
 def candidates(
@@ -78,7 +79,7 @@ def candidates(
     if keys.numel() != logits.numel():
         return []
     keys = keys.reshape(logits.shape)
-    is_open = ~closed(keys[typical], positive=True)
+    is_open = ~_closed(keys[typical], positive=True)
     if not is_open.any():
         return []
     scorings: list[tuple[Scoring, ir.Value | None, torch.Tensor | None]] = []
@@ -129,10 +130,10 @@ def _compares(keys: torch.Tensor, logits: torch.Tensor, routing: Routing, bias: 
     scores = scores_of(logits, scoring)
     expected = (scores if bias is None else scores + bias).masked_fill(~_open(logits, routing, bias), -torch.inf)
     positive = scoring in _POSITIVE and (bias is None or bool((bias >= 0).all()))
-    return torch.where(closed(expected), closed(keys, positive), _near(keys, expected)).all(1)
+    return torch.where(_closed(expected), _closed(keys, positive), _near(keys, expected)).all(1)
 
 
-def closed(keys: torch.Tensor, positive: bool = False) -> torch.Tensor:
+def _closed(keys: torch.Tensor, positive: bool = False) -> torch.Tensor:
     """The experts that are masked out of a choice; where all keys are positive, a 0 does that, too (DeepSeek-V2)."""
     return ~torch.isfinite(keys) | (keys < -1e30) | (positive & (keys == 0))
 

@@ -133,7 +133,8 @@ class Routing:
     """How a router's logits choose experts and weigh them: the attributes of `NVFP4MoE` of the same names.
 
     `scoring` is a member of `trt_nvfp4.plugins.ops.moe_routing.Scoring` in lower case; `correction_bias` is a constant
-    [experts] that is added for choosing only.
+    [experts] that is added for choosing only. `given` holds the numbers of the chosen experts and their
+    weights, both [..., top_k], where the model computes them (`scoring` "given"; without them the logits are weights).
     """
 
     top_k: int
@@ -145,6 +146,7 @@ class Routing:
     group_score_top: int = 1
     scale_input: bool = False
     correction_bias: ir.Value | None = None
+    given: tuple[ir.Value, ir.Value] | None = None
 
 
 @dataclass(frozen=True)

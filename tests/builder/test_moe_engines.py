@@ -19,7 +19,7 @@ pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
 # Those that differ in what is built; the others' graphs are test_moe.py's.
 NAMES = ("qwen3_moe", "mixtral", "deepseek_v3", "olmoe", "gpt_oss", "llama4", "qwen2_moe", "flex_olmo")
-NAMES += ("gemma4", "minimax_m3", "nemotron_h")
+NAMES += ("gemma4", "minimax_m3", "nemotron_h", "phimoe")
 
 
 @pytest.mark.parametrize(

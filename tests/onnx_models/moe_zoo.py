@@ -177,6 +177,7 @@ MOE_ZOO: dict[str, Entry] = {
         num_experts_per_tok=3,
         routed_scaling_factor=2.5,
     ),
+    "phimoe": _entry("Phimoe", intermediate_size=48, num_local_experts=8, num_experts_per_tok=2),
 }
 # What differs from 8 gated experts of 64-48-64.
 SIZES: dict[str, dict[str, int]] = {
@@ -212,6 +213,7 @@ ROUTING: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"top_k": 3, "scoring": "sigmoid", "renormalize": True},
     "minimax_m3": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.0},
     "nemotron_h": {"top_k": 3, "scoring": "sigmoid", "renormalize": True, "scaling_factor": 2.5},
+    "phimoe": {"top_k": 2, "scoring": "given"},
 }
 # With a correction bias; with attention that chooses its keys by a TopK of its own.
 BIASED = {"deepseek_v3", "deepseek_v4", "ernie4_5_moe", "hy_v4", "kolibri1", "lfm2_moe", "minimax_m3", "nemotron_h"}
