@@ -52,6 +52,7 @@ def test_moe_generic(emulated: PluginHost, seed: int) -> None:
     test_moe.test_generic_types(emulated, seed, torch.float16, 1, test_moe.SCORINGS[2])
 
 
+@BOTH_CONVERSIONS
 @pytest.mark.parametrize("tactic", [test_moe.GENERIC, test_moe.W4A16])
 def test_moe_of_fewer_given_experts(emulated: PluginHost, seed: int, tactic: int) -> None:
     test_moe.test_fewer_experts_given_than_chosen(emulated, seed, tactic)

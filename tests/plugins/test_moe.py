@@ -302,7 +302,7 @@ def test_logits_that_are_nan_infinite_or_equal(host: PluginHost, seed: int, tact
 @TACTICS
 def test_fewer_experts_given_than_chosen(host: PluginHost, seed: int, tactic: int) -> None:
     rng = np.random.default_rng(seed)
-    case = op_inputs.moe(rng, 5, 64, 32, 6, torch.float16)
+    case = op_inputs.moe(rng, 5, 64, 32, 6, torch.float16, s=32)
     case.inputs[1][:] = op_inputs.given_logits(rng, 5, 6, 3)
     check(host, case, {"top_k": 3, "scoring": 5, "shared": 1}, torch.float16, tactic)
 
