@@ -88,7 +88,8 @@ class Fit:
             return self._sums[key]
         tokens = self._tokens[samples]
         if candidate.given is not None:
-            weight = candidate.given[samples]
+            weight = torch.zeros(len(samples), len(self.experts), dtype=torch.float64)
+            weight.scatter_(1, *(each[samples] for each in candidate.given))
         else:
             weight = weights(self._logits[samples], routing, candidate.bias)
         total = torch.zeros(0, 0)

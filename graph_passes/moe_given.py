@@ -13,25 +13,33 @@ import torch
 
 from trt_nvfp4.graph_passes.moe_routing import Candidate
 from trt_nvfp4.graph_passes.nodes import FLOATS, rank
-from trt_nvfp4.graph_passes.subgraph import Routing
+from trt_nvfp4.graph_passes.subgraph import Linear, Routing
 from trt_nvfp4.plugins.ops.moe_routing import MAX_TOP_K
 
 _INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
-def routing_values(nodes: Iterable[ir.Node], multiplies: Iterable[ir.Node], logits: ir.Value) -> list[ir.Value]:
+def routing_values(nodes: Iterable[ir.Node], linears: Iterable[Linear], logits: ir.Value) -> list[ir.Value]:
     """Values of `nodes`, in graph order, that may say which experts are chosen or how they weigh.
 
-    No experts, which `multiplies` belong to, have a part in them.
+    No experts, which `linears` belong to, have a part in them.
     """
-    of_experts = set(multiplies)
+    of_experts = {node for linear in linears for node in (linear.multiply, *linear.weight_nodes)}
     values = []
     for node in nodes:
         if node in of_experts or any(value is not None and value.producer() in of_experts for value in node.inputs):
             of_experts.add(node)
             continue
-        values += [v for v in node.outputs if v.dtype in (*FLOATS, *_INTEGERS) and rank(v) == rank(logits)]
+        values += [v for v in node.outputs if v.dtype in (*FLOATS, *_INTEGERS) and _has_choices(v, logits)]
     return values
+
+
+def _has_choices(value: ir.Value, logits: ir.Value) -> bool:
+    """It may have the dimensions of the logits, with chosen experts in place of all."""
+    if value.shape is None or rank(value) != rank(logits):
+        return False
+    k = value.shape[-1]
+    return not isinstance(k, int) or 1 <= k <= MAX_TOP_K
 
 
 def given_candidates(
@@ -60,5 +68,4 @@ def given_candidates(
     for k in sorted(chosen, reverse=True):
         for (indices, numbers), (weights, weight), scale_input in product(chosen[k], weigh.get(k, ()), (False, True)):
             routing = Routing(top_k=k, scoring="given", scale_input=scale_input, given=(indices, weights))
-            given = torch.zeros(tokens, experts, dtype=torch.float64).scatter(1, numbers, weight)
-            yield Candidate(routing, None, everywhere, everywhere, given)
+            yield Candidate(routing, None, everywhere, everywhere, (numbers, weight))

@@ -308,8 +308,7 @@ class _Matcher:
             if ends:
                 return self._block(probe, fit.experts, ends, closures)
         refusal = self._misfit(fits[0], choices[-1])
-        multiplies = {linear.multiply for mlp in (*experts, *([shared] if shared else [])) for linear in mlp.linears}
-        own = routing_values(nodes, multiplies, self._logits)
+        own = routing_values(nodes, linears, self._logits)
         given = given_candidates(own, probe.run(own), torch.from_numpy(probe.samples.logits))
         ends = self._ends(Fit(probe, experts, list(given), numbers), shared, merges)
         if ends:

@@ -84,6 +84,17 @@ class OfInputs(Moe):
         return y
 
 
+class Unflattened(Cosine):
+    """Logits have the batch's dimension, as many as the matrices of all chosen experts, one after another, have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.route(self.router(x))
+        every, numbers = x.repeat_interleave(self.spec.top_k, 1).view(-1, 1, HIDDEN), chosen.flatten()
+        gate, up = every.bmm(self.stacked_gate[numbers]), every.bmm(self.stacked_up[numbers])
+        y = (functional.silu(gate) * up).bmm(self.stacked_down[numbers]).view(*weights.shape, HIDDEN)
+        return (y * weights[..., None]).sum(2)
+
+
 def found(source: SourceModel) -> Subgraph:
     (subgraph,) = (subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe")
     return subgraph
@@ -100,6 +111,7 @@ CASES = [
     (SmallNumbers, MoeSpec("mask")),
     (Sparser, MoeSpec("mask", experts=8)),
     (OfInputs, MoeSpec("mask", experts=8)),
+    (Unflattened, MoeSpec("gathered")),
 ]
 
 
