@@ -45,11 +45,11 @@ class Signed(Moe):
         return functional.softshrink(torch.sin(3 * logits.gather(1, chosen)), 0.2), chosen
 
 
-class SmallNumbers(Moe):
+class SmallNumbers(Cosine):
     """The experts' numbers are of 32 bits."""
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        weights, chosen = logits.cos().topk(self.spec.top_k, -1)
+        weights, chosen = super().route(logits)
         return weights, chosen.int()
 
     def _mask(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -70,12 +70,8 @@ class Sparser(Moe):
         return weights * (scores.amax(-1, keepdim=True) > 0.3) * (rank <= 12).gather(1, chosen), chosen
 
 
-class OfInputs(Moe):
+class OfInputs(Cosine):
     """The weights multiply what the experts read (Llama 4)."""
-
-    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        weights, chosen = logits.cos().topk(self.spec.top_k, -1)
-        return weights, chosen
 
     def _mask(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         y = torch.zeros_like(x)
@@ -154,12 +150,8 @@ class Squares(Moe):
         return y
 
 
-class Capacity(Moe):
+class Capacity(Cosine):
     """An expert takes the first four tokens that chose it, which no value says for all experts."""
-
-    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        weights, chosen = logits.cos().topk(self.spec.top_k, -1)
-        return weights, chosen
 
     def _mask(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         y = torch.zeros_like(x)
