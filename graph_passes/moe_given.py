@@ -45,14 +45,15 @@ def _has_choices(value: ir.Value, logits: ir.Value) -> bool:
 def given_candidates(
     values: Sequence[ir.Value], runs: Sequence[Sequence[torch.Tensor]], logits: torch.Tensor
 ) -> Iterator[Candidate]:
-    """Every routing that `values`, which are `runs` for the tokens of `logits` [tokens, experts], may give.
+    """Every routing that `values` may give; `runs` holds them for each run of a probe, which drew `logits` [tokens,
+    experts] for all runs together.
 
     The last values come first: what happens to them before, for tokens of a kind that is not probed too, is in them. So
     do those of the most experts, of which others are a part.
     """
     tokens, experts = logits.shape
     chosen: dict[int, list[tuple[ir.Value, torch.Tensor]]] = {}
-    weigh: dict[int, list[tuple[ir.Value, torch.Tensor]]] = {}
+    weighing: dict[int, list[tuple[ir.Value, torch.Tensor]]] = {}
     for value, results in reversed(list(zip(values, zip(*runs, strict=True), strict=True))):
         if len({result.shape[-1] for result in results}) != 1 or not 1 <= results[0].shape[-1] <= MAX_TOP_K:
             continue
@@ -61,11 +62,13 @@ def given_candidates(
         if len(rows) != tokens:
             continue
         if value.dtype in FLOATS:
-            weigh.setdefault(k, []).append((value, rows))
+            weighing.setdefault(k, []).append((value, rows))
         elif ((rows >= 0) & (rows < experts)).all() and not (rows.sort(1).values.diff(dim=1) == 0).any():
             chosen.setdefault(k, []).append((value, rows.long()))
     everywhere = torch.ones(tokens, dtype=torch.bool)
     for k in sorted(chosen, reverse=True):
-        for (indices, numbers), (weights, weight), scale_input in product(chosen[k], weigh.get(k, ()), (False, True)):
+        for (indices, numbers), (weights, weight), scale_input in product(
+            chosen[k], weighing.get(k, ()), (False, True)
+        ):
             routing = Routing(top_k=k, scoring="given", scale_input=scale_input, given=(indices, weights))
             yield Candidate(routing, None, everywhere, everywhere, (numbers, weight))

@@ -307,13 +307,12 @@ class _Matcher:
             ends = self._ends(fit, shared, merges)
             if ends:
                 return self._block(probe, fit.experts, ends, closures)
-        refusal = self._misfit(fits[0], choices[-1])
         own = routing_values(nodes, linears, self._logits)
         given = given_candidates(own, probe.run(own), torch.from_numpy(probe.samples.logits))
         ends = self._ends(Fit(probe, experts, list(given), numbers), shared, merges)
         if ends:
             return self._block(probe, experts, ends, closures)
-        raise _RefusalError(refusal)
+        raise _RefusalError(self._misfit(fits[0], choices[-1]))
 
     def _ends(
         self,

@@ -54,8 +54,8 @@ class Candidate:
     """A routing that a block may have: on typical tokens it chooses by what the block compares.
 
     `bias` holds the values of the one that it adds. `agrees` and `settled`, [tokens]: it compares what the block does;
-    its weights do not hang on float32's rounding. `given`: the chosen experts and their weights,
-    [tokens, top_k], where the block gives them.
+    its weights do not hang on float32's rounding. `given`: the chosen experts and their weights, [tokens, top_k], where
+    the block gives them.
     """
 
     routing: Routing

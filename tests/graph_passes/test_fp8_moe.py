@@ -55,6 +55,7 @@ def test_a_plan_may_ask_for_it_where_it_is_slow(tmp_path: Path, seed: int) -> No
     [
         MoeSpec("loop", biases=True, shared=True, scoring="sigmoid", factor=2.5),
         MoeSpec("gathered", experts=6, top_k=3),
+        MoeSpec("gathered", scoring="cos", renormalize=False),  # the model's own nodes choose
         MoeSpec("scatter", gated=False, activation="relu2", top_k=1),
     ],
     ids=str,

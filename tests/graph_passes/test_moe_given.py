@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,12 +22,9 @@ from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.graph_passes.subgraph import Subgraph
 
 
-class Cosine(Moe):
-    """Of the largest cosines, which weigh."""
-
-    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        weights, chosen = logits.cos().topk(self.spec.top_k, -1)
-        return weights * self.spec.factor, chosen
+def cosines(dispatch: str, **others: Any) -> MoeSpec:
+    """The largest cosines of logits are chosen, and weigh."""
+    return MoeSpec(dispatch, scoring="cos", renormalize=False, **others)
 
 
 class Smallest(Moe):
@@ -45,7 +43,7 @@ class Signed(Moe):
         return functional.softshrink(torch.sin(3 * logits.gather(1, chosen)), 0.2), chosen
 
 
-class SmallNumbers(Cosine):
+class SmallNumbers(Moe):
     """The experts' numbers are of 32 bits."""
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +68,7 @@ class Sparser(Moe):
         return weights * (scores.amax(-1, keepdim=True) > 0.3) * (rank <= 12).gather(1, chosen), chosen
 
 
-class OfInputs(Cosine):
+class OfInputs(Moe):
     """The weights multiply what the experts read (Llama 4)."""
 
     def _mask(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -80,7 +78,7 @@ class OfInputs(Cosine):
         return y
 
 
-class Unflattened(Cosine):
+class Unflattened(Moe):
     """Logits have the batch's dimension, as many as the matrices of all chosen experts, one after another, have."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,17 +95,17 @@ def found(source: SourceModel) -> Subgraph:
 
 
 CASES = [
-    (Cosine, MoeSpec("loop", experts=8, top_k=3)),
-    (Cosine, MoeSpec("stack", factor=2.5)),
-    (Cosine, MoeSpec("mask", experts=8, top_k=1, biases=True)),
+    (Moe, cosines("loop", experts=8, top_k=3)),
+    (Moe, cosines("stack", factor=2.5)),
+    (Moe, cosines("mask", experts=8, top_k=1, biases=True)),
     (Smallest, MoeSpec("gathered")),
     (Smallest, MoeSpec("mask", shared=True)),
     (Signed, MoeSpec("scatter", experts=8, top_k=4)),
     (Signed, MoeSpec("dense", experts=8)),
-    (SmallNumbers, MoeSpec("mask")),
+    (SmallNumbers, cosines("mask")),
     (Sparser, MoeSpec("mask", experts=8)),
-    (OfInputs, MoeSpec("mask", experts=8)),
-    (Unflattened, MoeSpec("gathered")),
+    (OfInputs, cosines("mask", experts=8)),
+    (Unflattened, cosines("gathered")),
 ]
 
 
@@ -150,7 +148,7 @@ class Squares(Moe):
         return y
 
 
-class Capacity(Cosine):
+class Capacity(Moe):
     """An expert takes the first four tokens that chose it, which no value says for all experts."""
 
     def _mask(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -164,7 +162,7 @@ class Capacity(Cosine):
 
 @pytest.mark.parametrize("kind", [Squares, Capacity])
 def test_what_is_no_such_sum_is_kept(kind: type[Moe], tmp_path: Path, seed: int) -> None:
-    moe_spellings.export(kind(MoeSpec("mask"), seed), tmp_path / "model.onnx", seed)
+    moe_spellings.export(kind(cosines("mask"), seed), tmp_path / "model.onnx", seed)
     refusal = found(load(tmp_path / "model.onnx")).refusal
     assert refusal is not None
     assert "(TopK) is no weighted sum of the experts that it chooses" in refusal
