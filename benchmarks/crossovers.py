@@ -1,7 +1,7 @@
 """Which kernels serve a linear or an MLP fastest at which number of tokens, beside what AUTO takes: the measurement
 behind plugins/kernels/heuristics.
 
-    python benchmarks/crossovers.py [--only linear|mlp] [--w4a4] [--tokens 1 16 ...] [--out FILE]
+    python benchmarks/crossovers.py [--only linear|small|mlp] [--w4a4] [--tokens 1 16 ...] [--out FILE]
 
 Needs a GPU.
 """
@@ -24,6 +24,23 @@ from trt_nvfp4.plugins.ops import Activation
 
 HERE = Path(__file__).resolve().parent
 LINEARS = [(4096, 4096), (11008, 4096), (4096, 11008), (28672, 8192)]
+#: Those whose blocks all find room at once on an H100 or H200, at some numbers of tokens or at all, and neighbours.
+SMALL_LINEARS = [
+    (1024, 1024),
+    (3072, 1024),
+    (8448, 1024),
+    (2048, 2048),
+    (7168, 2048),
+    (9216, 2048),
+    (3584, 3584),
+    (1024, 4096),
+    (4096, 4096),
+    (8192, 4096),
+    (11008, 4096),
+    (4096, 8192),
+    (2048, 10240),
+]
+SMALL_TOKENS = [1, 2, 4, 8, 9, 16]
 LINEAR_TOKENS = [1, 8, 16, 17, 24, 32, 48, 64, 65, 96, 128, 129, 256, 512, 968]
 #: A generic kernel takes up to seconds a call.
 GENERIC_TOKENS = (1, 65, 968)
@@ -116,11 +133,13 @@ def timed(case: dict[str, Any], calls: dict[str, list[Work]], rounds: int) -> di
     return {**case, "timings": {name: asdict(timing) for name, timing in timings.items()}}
 
 
-def bench_linears(host: PluginHost, tokens: list[int], rounds: int, w4a4: bool) -> list[dict[str, Any]]:
+def bench_linears(
+    host: PluginHost, linears: list[tuple[int, int]], tokens: list[int], rounds: int, w4a4: bool
+) -> list[dict[str, Any]]:
     """In FP16."""
     attributes: dict[str, int | float] = {"quantize_activations": int(w4a4)}
     cases = []
-    for n, k in LINEARS:
+    for n, k in linears:
         weights = [Weight.random(n, k, torch.float16) for _ in range(max(2, COLD_BYTES // (n * k * 9 // 16)))]
         scale = torch.zeros((), device="cuda")
         rest = [[w.packed, w.block_scales, w.tensor_scale, w.bias.half(), scale] for w in weights]
@@ -155,7 +174,9 @@ def bench_mlps(host: PluginHost, tokens: list[int], rounds: int) -> list[dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["linear", "mlp"], help="linears or MLPs alone (default: both)")
+    parser.add_argument(
+        "--only", choices=["linear", "small", "mlp"], help="linears, small ones or MLPs alone (default: all)"
+    )
     parser.add_argument("--w4a4", action="store_true", help="linears with quantized activations instead of 16-bit ones")
     parser.add_argument("--tokens", type=int, nargs="+", help="other numbers of tokens than the recorded ones")
     parser.add_argument("--rounds", type=int, default=15)
@@ -164,9 +185,11 @@ def main() -> None:
     host = plugin_host()
     torch.manual_seed(0)
     result: dict[str, Any] = {"environment": environment()}
-    if arguments.only != "mlp":
-        result["linear"] = bench_linears(host, arguments.tokens or LINEAR_TOKENS, arguments.rounds, arguments.w4a4)
-    if arguments.only != "linear":
+    for kind, linears, tokens in (("linear", LINEARS, LINEAR_TOKENS), ("small", SMALL_LINEARS, SMALL_TOKENS)):
+        if arguments.only in (kind, None):
+            chosen = arguments.tokens or tokens
+            result[kind] = bench_linears(host, linears, chosen, arguments.rounds, arguments.w4a4)
+    if arguments.only in ("mlp", None):
         result["mlp"] = bench_mlps(host, arguments.tokens or MLP_TOKENS, arguments.rounds)
     record(arguments.out, result)
 

@@ -2,6 +2,8 @@
 // for its writes.
 #pragma once
 
+#include <utility>
+
 #include "api/launch.h"
 
 namespace trt_nvfp4 {
@@ -36,13 +38,11 @@ TrtNvfp4Status allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, 
 }
 
 // Launches a kernel that waits for those before it; where `programmatic` is false the stream waits instead. `shared`:
-// bytes of dynamic shared memory; of a kernel that ever has more than 48 KB the same at every launch. Not <<<>>>,
-// behind which only cudaGetLastError tells of a failure: that may be one of the caller's, before.
+// bytes of dynamic shared memory, which blocks may have. Not <<<>>>, behind which only cudaGetLastError tells of a
+// failure: that may be one of the caller's, before.
 template <typename... Parameters, typename... Arguments>
-TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
-                             cudaStream_t stream, char const* name, Arguments&&... arguments) {
-    constexpr size_t kWithoutAsking = 48 * 1024;
-    if (shared > kWithoutAsking) TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, shared, name));
+TrtNvfp4Status launch_allowed(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
+                              cudaStream_t stream, char const* name, Arguments&&... arguments) {
     cudaLaunchAttribute attribute = programmatic_attribute();
     cudaLaunchConfig_t config{};
     config.gridDim = blocks;
@@ -52,6 +52,16 @@ TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int thr
     config.attrs = &attribute;
     config.numAttrs = programmatic ? 1 : 0;
     return check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+
+// The same of a kernel that has so many bytes at every launch, or never more than the 48 KB that need no asking.
+template <typename... Parameters, typename... Arguments>
+TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
+                             cudaStream_t stream, char const* name, Arguments&&... arguments) {
+    constexpr size_t kWithoutAsking = 48 * 1024;
+    if (shared > kWithoutAsking) TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, shared, name));
+    return launch_allowed(kernel, blocks, threads, shared, programmatic, stream, name,
+                          std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace trt_nvfp4

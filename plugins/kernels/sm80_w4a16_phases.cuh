@@ -4,7 +4,6 @@
 
 #include "api/trt_nvfp4.h"
 #include "divisor.h"
-#include "heuristics/in_flight.h"
 #include "sm80_w4a16_exchange.cuh"
 #include "sm80_w4a16_ring.cuh"
 
@@ -13,10 +12,6 @@ namespace trt_nvfp4::w4a16 {
 constexpr int kThreads = 32 * kWarps;  // that multiply
 constexpr int kFillers = 4;            // warps that fill the rings
 constexpr int kBlockThreads = kThreads + 32 * kFillers;
-
-// Stages that a filler keeps under way for a linear: 37 or 74 KB of a block's.
-constexpr int kFewInFlight = 2;
-constexpr int kManyInFlight = 4;
 
 // One projection, for all layers. A block's task is a group of tiles of rows by one of `splits` parts of K.
 struct Projection {
@@ -145,17 +140,7 @@ __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& a
                     if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);
                     steps = part.most;
                 }
-                // A linear takes two of choose_in_flight's only, which keeps its code short.
-                static_assert(kFewInFlight == 2 && kManyInFlight == kMostInFlight);
-                if (kProjections > 1 && args.in_flight == 1) {
-                    fill<1>(rings, at, first, tiles, steps);
-                } else if (args.in_flight == kFewInFlight) {
-                    fill<kFewInFlight>(rings, at, first, tiles, steps);
-                } else if (kProjections > 1 && args.in_flight == 3) {
-                    fill<3>(rings, at, first, tiles, steps);
-                } else {
-                    fill<kManyInFlight>(rings, at, first, tiles, steps);
-                }
+                fill<(kProjections > 1)>(args.in_flight, rings, at, first, tiles, steps);
             }
         }
     }

@@ -7,6 +7,7 @@
 // bandwidth at 1100 clocks for a hit in L2, 160 KB all of it at 6000 (benchmarks/NOTES.md).
 #pragma once
 
+#include "heuristics/in_flight.h"
 #include "heuristics/w4a16.h"
 #include "ptx/mbarrier.cuh"
 #include "scale_layout.cuh"
@@ -177,6 +178,26 @@ __device__ __forceinline__ void fill(Rings<kRings> const& rings, RingPosition& a
             ptx::cp_async_wait<kInFlight - 1>();
         }
         at.advance(rings.stages);
+    }
+}
+
+// What a warp keeps under way for a linear of sm80_w4a16_phases.cuh: 37 or 74 KB of a block's.
+constexpr int kFewInFlight = 2;
+constexpr int kManyInFlight = 4;
+
+// The same of 1 to kMostInFlight copies; where not kAll, of kFewInFlight or kManyInFlight, which keeps the code short.
+template <bool kAll, typename Copies, int kCopies, int kRings>
+__device__ __forceinline__ void fill(int in_flight, Rings<kRings> const& rings, RingPosition& at, int first,
+                                     Copies (&copies)[kCopies], int steps) {
+    static_assert(kFewInFlight == 2 && kManyInFlight == kMostInFlight);
+    if (kAll && in_flight == 1) {
+        fill<1>(rings, at, first, copies, steps);
+    } else if (in_flight == kFewInFlight) {
+        fill<kFewInFlight>(rings, at, first, copies, steps);
+    } else if (kAll && in_flight == 3) {
+        fill<3>(rings, at, first, copies, steps);
+    } else {
+        fill<kManyInFlight>(rings, at, first, copies, steps);
     }
 }
 

@@ -177,10 +177,9 @@ __device__ __forceinline__ float inverse_rms(TokenInput<T, kLinear> const& from,
     return 1.0f / sqrtf(sum / static_cast<float>(from.k) + epsilon);
 }
 
-// Chunks [begin, end) to the panel as they appear, each by a warp.
-template <typename T, bool kLinear>
+// Chunks [begin, end) to the panel as they appear, each by a warp, which asks for kBatch at a time.
+template <int kBatch, typename T, bool kLinear>
 __device__ __forceinline__ void stage_token(TokenInput<T, kLinear> const& from, int begin, int end, uint8_t* panel) {
-    constexpr int kBatch = kLinear ? 4 : 2;
     int const lane = threadIdx.x % 32;
     int const t = lane / 2 % 4;
     int const word = lane / 8 * 2 + lane % 2;
@@ -339,7 +338,7 @@ __device__ __forceinline__ void multiply_phases(TokenArgs<T, kProjections> const
                 int const end = min(begin + args.shared.panel_chunks, task.end);
                 if (staged != begin) {
                     meet();
-                    stage_token(from, begin, end, panel);
+                    stage_token<kProjections == 1 ? 4 : 2>(from, begin, end, panel);
                     staged = begin;
                     meet();
                 }

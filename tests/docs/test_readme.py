@@ -97,6 +97,19 @@ def test_speed_of_linears_is_what_was_recorded() -> None:
         assert f"| {' | '.join(row)} |" in _section("Speed")
 
 
+def test_speed_of_linears_on_an_h100_is_what_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "decode_linears_h100.json").read_text())
+    runs = sorted(recorded["linear"], key=lambda run: (run["n"], run["k"], run["m"]))
+    rows = re.findall(r"^\| (\d+)x(\d+) \| (\d+) \|", _section("Speed"), re.MULTILINE)
+    assert [(run["n"], run["k"], run["m"]) for run in runs] == [tuple(map(int, row)) for row in rows]
+    text = " ".join(_section("Speed").split())
+    fractions = [f"{run['bandwidth_fractions']['nvfp4 fp16']:.0%}" for run in runs]
+    assert f"read at {', '.join(fractions)} of bandwidth ({recorded['read_bandwidth'] / 1e12:.2f} TB/s)" in text
+    for other, name in (("bf16", "BF16"), ("humming", "humming")):
+        ratios = [run["timings"][other]["median_us"] / run["timings"]["nvfp4 fp16"]["median_us"] for run in runs]
+        assert re.search(rf"{min(ratios):.2f}x to {max(ratios):.2f}x as (fast as )?{name} ", text)
+
+
 def test_fp8_speed_is_what_was_recorded() -> None:
     recorded = json.loads((ROOT / "benchmarks" / "results" / "fp8_mlp.json").read_text())
     for run in recorded["stack"]:

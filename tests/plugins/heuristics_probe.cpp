@@ -48,6 +48,16 @@ int main() {
             int64_t bytes;
             std::cin >> bytes;
             std::cout << w4a16::keeps_few_in_flight(bytes) << '\n';
+        } else if (kind == "w4a16_small") {
+            int most;
+            w4a16::Shape shape{};
+            w4a16::Footprint bytes{};
+            w4a16::Device device{};
+            std::cin >> shape.tiles >> shape.chunks >> most >> bytes.stage >> bytes.chunk >> bytes.fixed >>
+                device.sm_count >> device.shared_bytes;
+            w4a16::SmallLinear const small = w4a16::small_linear(shape.chunks);
+            std::cout << w4a16::fits_small(shape, most, bytes, device) << ' ' << small.stages << ' '
+                      << w4a16::small_bytes(small, bytes) << '\n';
         } else if (kind == "mlp_in_flight") {
             int sms;
             float bandwidth;

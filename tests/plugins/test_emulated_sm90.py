@@ -145,11 +145,11 @@ def test_workspace_for_many_tokens_is_enough_for_few(emulated: PluginHost, seed:
 
 @pytest.mark.parametrize("kind", ["largest", "smallest"])
 def test_ends_of_the_range(emulated: PluginHost, seed: int, kind: str) -> None:
-    test_w4a16_ranges.test_ends_of_the_range(emulated, seed, kind, "any", 5, torch.bfloat16)
+    test_w4a16_ranges.test_ends_of_the_range(emulated, seed, kind, "any", 5, W4A16_SM90, torch.bfloat16)
 
 
 def test_nan_and_infinity_reach_their_token_s_output(emulated: PluginHost, seed: int) -> None:
-    test_w4a16_ranges.test_nan_and_infinity_reach_their_token_s_output(emulated, seed, 5, torch.bfloat16)
+    test_w4a16_ranges.test_nan_and_infinity_reach_their_token_s_output(emulated, seed, 5, W4A16_SM90, torch.bfloat16)
 
 
 def test_more_tokens_than_a_block_of_resident_layers(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:

@@ -24,18 +24,22 @@ def linear(m: int, k: int = 32, dtype: torch.dtype = torch.float16, n: int = 16)
     return op_inputs.linear(np.random.default_rng(m), m, n, k, dtype).inputs
 
 
-def offered(host: PluginHost, w4a4: int, fewest: int, most: int, k: int) -> list[int]:
+def offered(host: PluginHost, w4a4: int, fewest: int, most: int, k: int, n: int = 16) -> list[int]:
     attributes = {"quantize_activations": w4a4}
-    with host.session("NVFP4Linear", linear(fewest, k), attributes, max_inputs=linear(most, k)) as session:
+    with host.session("NVFP4Linear", linear(fewest, k, n=n), attributes, max_inputs=linear(most, k, n=n)) as session:
         return session.tactics
 
 
 @on("emulated_gpu", ["b200", "thor", "rtx-blackwell", "h200"], indirect=True)
 def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
     major = emulated_gpu.target.capability[0]
-    few, many = ([W4A16, W4A16_SM90], [W4A16, W4A16_MMA_SYNC]) if major == 9 else ([], [])
-    profiles = ((1, 8), (1, 16), (9, 64), (20, 300), (1, 300))
-    assert [offered(emulated, 0, *tokens, 32) for tokens in profiles] == [few, [], many, many, []]
+    streaming = [W4A16, W4A16_MMA_SYNC]
+    small, many = ([*streaming, W4A16_SM90], streaming) if major == 9 else (streaming, [])
+    profiles = ((1, 16), (9, 64), (20, 300), (1, 300))
+    assert [offered(emulated, 0, *tokens, 32) for tokens in profiles] == [small, many, many, many]
+    # More tiles than find room at once.
+    few = [W4A16, W4A16_SM90] if major == 9 else []
+    assert [offered(emulated, 0, *tokens, 32, 20000) for tokens in ((1, 8), (1, 16))] == [few, []]
     split = [] if major == 9 else [W4A4, W4A4_UNSPLIT]
     pair = [W4A4_PAIR] if major == 10 else []
     assert offered(emulated, 1, 5, 100, 2048) == split
@@ -48,7 +52,7 @@ def test_offered_to_tensorrt(emulated: PluginHost, emulated_gpu: Gpu) -> None:
 
 def kernels(gpu: Gpu) -> list[str]:
     """Of the products launched so far; forgets them."""
-    w4a16 = ("sm80_w4a16_token", "sm80_w4a16_mlp", "sm90_w4a16_linear", "sm90_w4a16_mlpI")
+    w4a16 = ("sm80_w4a16_token", "sm80_w4a16_mlp", "sm80_w4a16_small", "sm90_w4a16_linear", "sm90_w4a16_mlpI")
     names = (*w4a16, "generic_gemm", "W4A4Kernel", "w4a4_reduce")
     found = [name for launch in gpu.launches for name in names if name in launch.kernel]
     gpu.launches.clear()
@@ -65,17 +69,21 @@ def run(
 
 
 @on("emulated_gpu", ["rtx-blackwell", "h200"], indirect=True)
-def test_crossovers_of_w4a16(emulated: PluginHost, emulated_gpu: Gpu) -> None:
+def test_crossovers_of_w4a16(emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """And more tokens go in blocks, of 64 on SM90 and of 32 elsewhere: each is served as if it were alone."""
-    one, mma = ["sm80_w4a16_token"], ["sm80_w4a16_mlp"]
+    one, mma, small = ["sm80_w4a16_token"], ["sm80_w4a16_mlp"], ["sm80_w4a16_small"]
     hopper = emulated_gpu.target.capability[0] == 9
     some = ["sm90_w4a16_linear"] if hopper else mma
     of_64 = some if hopper else 2 * mma
-    for m, expected in ((1, one), (2, mma), (8, mma), (9, some), (17, some), (64, of_64), (70, of_64 + mma)):
+    for m, expected in ((1, small), (8, small), (16, small), (17, some), (64, of_64), (70, of_64 + small)):
         assert run(emulated, emulated_gpu, linear(m), 0, AUTO)[1] == expected
+    with monkeypatch.context() as patch:  # more tiles than find room at once
+        patch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=1))
+        for m, expected in ((1, one), (2, mma), (8, mma), (9, some)):
+            assert run(emulated, emulated_gpu, linear(m), 0, AUTO)[1] == expected
     inputs = linear(70, 96, torch.bfloat16)
     y, launched = run(emulated, emulated_gpu, inputs, 0, W4A16)
-    assert launched == of_64 + mma
+    assert launched == of_64 + small
     last = [inputs[0].reshape(70, 96)[64:], *inputs[1:]]
     assert torch.equal(y.reshape(70, 16)[64:], run(emulated, emulated_gpu, last, 0, W4A16)[0])
     reference = OPS["NVFP4Linear"].reference(*inputs)
@@ -91,7 +99,9 @@ def test_other_tactics_of_a_linear(emulated: PluginHost, emulated_gpu: Gpu) -> N
     other, _ = run(emulated, emulated_gpu, inputs, 0, W4A16)
     assert torch.linalg.norm((y - other).float()) < 2e-3 * torch.linalg.norm(other.float())
     with pytest.raises(HostError, match="tactic 6 cannot serve"):  # it is AUTO's
-        run(emulated, emulated_gpu, linear(3), 0, W4A16_MMA_SYNC)
+        run(emulated, emulated_gpu, linear(3, n=20000), 0, W4A16_MMA_SYNC)
+    assert run(emulated, emulated_gpu, linear(3), 0, W4A16_MMA_SYNC)[1] == ["sm80_w4a16_mlp"]
+    assert run(emulated, emulated_gpu, linear(1), 0, W4A16_MMA_SYNC)[1] == ["sm80_w4a16_token"]
     assert run(emulated, emulated_gpu, linear(3), 0, W4A16_SM90)[1] == ["sm90_w4a16_linear"]
 
 

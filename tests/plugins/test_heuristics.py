@@ -119,6 +119,46 @@ def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
     assert ask("w4a16_in_flight", cases) == [[1]] * 3 + [[0]] * 2
 
 
+def small_linear(m: int, n: int, k: int, sms: int, shared: int) -> list[int]:
+    """What the probe is asked of a small linear with FP16 activations."""
+    chunk = 528 if m == 1 else 512 * (m if m <= 4 else 8 if m <= 8 else 16)
+    return [-(-n // 128) * 4, -(-k // 256), 2 if m <= 8 else 1, 8 * 4608, chunk, 640, sms, shared]
+
+
+def test_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
+    """H100, benchmarks/results/crossovers_small_h100.json; 9216x3072, 16384x1024, 11008x4096 and 5120x5120 fell behind
+    when they were forced."""
+    ahead = [(1, 8192, 4096), (4, 8192, 4096), (1, 8448, 1024), (8, 8448, 1024), (8, 7168, 2048), (16, 4096, 4096)]
+    ahead += [(1, 4096, 8192), (4, 4096, 8192), (1, 2048, 10240), (2, 2048, 10240), (16, 1024, 4096)]
+    behind = [(1, 9216, 3072), (1, 16384, 1024), (1, 11008, 4096), (1, 5120, 5120)]
+    no_room = [(8, 8192, 4096), (9, 7168, 2048), (8, 4096, 8192), (4, 2048, 10240), (1, 512, 10496)]
+    cases = [small_linear(*case, 132, 232448) for case in (*ahead, *behind, *no_room)]
+    taken = [fits for fits, *_ in ask("w4a16_small", cases)]
+    assert taken == [1] * len(ahead) + [0] * len(behind + no_room)
+
+
+def test_small_linears_find_room_at_once(ask: Ask, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cases = []
+    for _ in range(2000):
+        m = int(rng.integers(1, 17))
+        n, k = int(2 ** rng.uniform(3, 15)), 32 * int(2 ** rng.uniform(0, 9))
+        cases.append(small_linear(m, n, k, *GPUS[rng.integers(len(GPUS))]))
+    taken = 0
+    for case, (fits, stages, used) in zip(cases, ask("w4a16_small", cases), strict=True):
+        tiles, chunks, most, _, _, fixed, sms, shared = case
+        assert 8 * (stages - 1) < chunks <= 8 * stages
+        if not fits:
+            continue
+        taken += 1
+        blocks = -(-tiles // sms)
+        assert stages <= MAX_STAGES
+        assert blocks <= most
+        assert used + fixed <= shared
+        assert blocks * (used + fixed + 1024) <= shared + 1024
+    assert 0 < taken < len(cases)
+
+
 def test_mlps_keep_under_way_what_memory_brings(ask: Ask) -> None:
     """Stages of each of four warps, and slots of SM90's kernel: H200 and H100 as measured (benchmarks/NOTES.md), others
     by bandwidth an SM."""

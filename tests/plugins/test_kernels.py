@@ -27,14 +27,23 @@ pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 GENERIC = 1
-SM90_TACTICS = (6, 8)  # W4A16_MMA_SYNC, W4A16_SM90
+W4A16_MMA_SYNC, W4A16_SM90 = 6, 8
 FP8_GPUS = {"FP8GatedMLP": ((8, 9), (9, 0), (12, 0), (12, 1)), "FP8MoE": ((9, 0),)}
 
 
 def require_gpu_of(tactic: int) -> None:
     """Skips where a tactic does not exist; without a GPU, an emulated one has it."""
-    if tactic in SM90_TACTICS and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+    if tactic == W4A16_SM90 and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"tactic {tactic} is SM90's alone")
+
+
+def require_streaming(host: PluginHost, inputs: list[torch.Tensor], tactic: int) -> None:
+    """Skips where tactic W4A16_MMA_SYNC does not serve a linear, because W4A16 is by the same kernels."""
+    if tactic != W4A16_MMA_SYNC:
+        return
+    with host.session("NVFP4Linear", inputs, {}) as session:
+        if tactic not in session.tactics:
+            pytest.skip("by the same kernels as tactic W4A16")
 
 
 def require_fp8_tensor_cores(op: str) -> None:

@@ -47,7 +47,7 @@ typedef enum {
     TRT_NVFP4_TACTIC_W4A4 = 3,
     TRT_NVFP4_TACTIC_W4A4_PAIR = 4,       // the same by clusters of two CTAs
     TRT_NVFP4_TACTIC_FP8 = 5,             // FP8 tensor cores: float16 or bfloat16, hidden_out % 8 == 0; gated
-    TRT_NVFP4_TACTIC_W4A16_MMA_SYNC = 6,  // W4A16 as on other GPUs where it would be by SM90's own kernels
+    TRT_NVFP4_TACTIC_W4A16_MMA_SYNC = 6,  // W4A16 by every GPU's streaming kernels where it would not be
     TRT_NVFP4_TACTIC_W4A4_UNSPLIT = 7,    // W4A4 with no K split over CTAs where it would be
     TRT_NVFP4_TACTIC_W4A16_SM90 = 8,      // W4A16 by SM90's own kernels at every number of tokens
 } TrtNvfp4Tactic;

@@ -2,28 +2,13 @@
 #include "../sm80_w4a16_mlp.cuh"
 #include "../sm80_w4a16_token.cuh"
 #include "launch.h"
-#include "memory_bandwidth.h"
 #include "sm90_w4a16.h"
 #include "w4a16.h"
+#include "w4a16_device.h"
+#include "w4a16_small.h"
 
 namespace trt_nvfp4::w4a16 {
 namespace {
-
-TrtNvfp4Status read_device(Device& device) {
-    int ordinal = 0, cooperative = 0, major = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
-    auto const read = [&](int& value, cudaDeviceAttr attribute) {
-        return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
-    };
-    TRT_NVFP4_RETURN_IF_ERROR(read(device.sm_count, cudaDevAttrMultiProcessorCount));
-    TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
-    TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
-    TRT_NVFP4_RETURN_IF_ERROR(read(major, cudaDevAttrComputeCapabilityMajor));
-    TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(device.bandwidth));
-    device.cooperative = cooperative != 0;
-    device.dependent_launch = major >= 9;
-    return TRT_NVFP4_SUCCESS;
-}
 
 template <typename Args>
 bool serves_tokens(Args const& args) {
@@ -245,7 +230,10 @@ TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width,
     for (int64_t first = 0; first < args.m;) {
         Args block = block_of(args, first, kMaxTokens, x_width, y_width);
         bool const own = args.tactic == TRT_NVFP4_TACTIC_W4A16_SM90;
-        if (own || (args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC && sm90::takes(block))) {
+        bool const any = args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC;
+        if (!own && any && takes_small(block)) {
+            TRT_NVFP4_RETURN_IF_ERROR(launch_small(block, stream));
+        } else if (own || (any && sm90::takes(block))) {
             TRT_NVFP4_RETURN_IF_ERROR(sm90::launch(block, workspace, stream));
         } else {
             block.m = std::min<int64_t>(block.m, kMaxMmaTokens);
@@ -258,7 +246,10 @@ TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width,
 
 }  // namespace
 
-bool takes_sm90(TrtNvfp4LinearArgs const& args) { return sm90::takes(block_of(args, 0, kMaxTokens, args.k, args.n)); }
+bool takes_sm90(TrtNvfp4LinearArgs const& args) {
+    TrtNvfp4LinearArgs const block = block_of(args, 0, kMaxTokens, args.k, args.n);
+    return !takes_small(block) && sm90::takes(block);
+}
 
 bool takes_sm90(TrtNvfp4MlpArgs const& args) {
     return sm90::takes(block_of(args, 0, kMaxTokens, args.hidden_in, args.hidden_out));

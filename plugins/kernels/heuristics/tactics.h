@@ -3,10 +3,11 @@
 // and W4A4.
 //
 // Crossovers, in tokens; docs/roofline.md says more:
-//     W4A16   SM90: kernels of its own for linears from 3 to 9 tokens on, for MLPs from 1 to 16, for
-//             mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and elsewhere
-//             every GPU's kernel, by mma.sync. Linears and MLPs above 64 tokens in blocks of 64 (32 by
-//             mma.sync), mixtures in blocks of 256 (512).
+//     W4A16   Linears of up to 16 tokens whose blocks find room at once: a kernel without loops over tasks (w4a16.h;
+//             measured on an H100). SM90: kernels of its own for other linears from 3 to 9 tokens on, for MLPs from 1
+//             to 16, for mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and
+//             elsewhere every GPU's kernels that stream weights, by mma.sync. Linears and MLPs above 64 tokens in
+//             blocks of 64 (32 by mma.sync), mixtures in blocks of 256 (512).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
 //             hundreds of tokens); clusters of two CTAs from 129, where both have rows (roofline).
 //     FP8     SM90, SM89, SM120: tensor cores from 1 token on; tiles in fp8.h (measured on an H200 only).
@@ -18,6 +19,7 @@
 
 #include "../api/w4a16.h"
 #include "../api/w4a16_moe.h"
+#include "../api/w4a16_small.h"
 #include "fp8.h"
 #include "w4a4.h"
 
@@ -49,7 +51,7 @@ void add_w4a16(TrtNvfp4Tactics& tactics, Args const& args) {
     add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
     // Near the crossovers, other shapes than those that were measured may differ.
     bool const sm90 = w4a16::takes_sm90(args);
-    if (sm90) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
+    if (sm90 || w4a16::takes_small(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
     if (w4a16::serves_sm90(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_SM90, !sm90);
 }
 

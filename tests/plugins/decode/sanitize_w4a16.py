@@ -13,14 +13,14 @@ import torch
 
 from trt_nvfp4.plugins.host import PluginHost
 
-W4A16, W4A16_SM90 = 2, 8
+W4A16, W4A16_MMA_SYNC, W4A16_SM90 = 2, 6, 8
 
 
 def main(library: str) -> None:
     host = PluginHost(library)
     rng = np.random.default_rng()
     for dtype in (torch.float16, torch.bfloat16):
-        for m in (1, 9, 20, 40):
+        for m in (1, 3, 9, 20, 40):
             calls = [
                 ("NVFP4Linear", op_inputs.linear(rng, m, 77, 1056, dtype).inputs, {"activation": 3}),
                 ("NVFP4GatedMLP", op_inputs.gated_mlp(rng, m, 96, 64, 33, dtype).inputs, {"activation": 7}),
@@ -31,6 +31,8 @@ def main(library: str) -> None:
                 ),
             ]
             tactics = [(call, W4A16) for call in calls]
+            if m <= 16:  # W4A16's is the kernel for small linears
+                tactics.append((calls[0], W4A16_MMA_SYNC))
             if torch.cuda.get_device_capability() == (9, 0):
                 tactics += [(call, W4A16_SM90) for call in calls]
                 if m == 40:  # more of K for a block than shared memory holds at once

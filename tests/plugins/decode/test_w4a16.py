@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from op_inputs import float64
-from test_kernels import require_gpu_of
+from test_kernels import require_gpu_of, require_streaming
 from test_w4a16_ranges import assert_near
 
 from trt_nvfp4.plugins.host import HostError, PluginHost
@@ -57,22 +57,24 @@ def linear_inputs(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[list[torc
     return [x, *weight, bias, torch.zeros((), device="cuda")], x.double() @ exact.T + bias.double(), size
 
 
-# The second is SM90's.
+# The last is SM90's.
 TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_SM90])
+LINEAR_TACTICS = pytest.mark.parametrize("tactic", [W4A16, W4A16_MMA_SYNC, W4A16_SM90])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@TACTICS
+@LINEAR_TACTICS
 @pytest.mark.parametrize("m", range(1, 65))
 def test_linear_at_every_token_count(host: PluginHost, m: int, tactic: int, dtype: torch.dtype) -> None:
     require_gpu_of(tactic)
     inputs, reference, _ = linear_inputs(m, 328, 736, dtype)
+    require_streaming(host, inputs, tactic)
     y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
     assert relative_error(y, reference) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@TACTICS
+@LINEAR_TACTICS
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -88,6 +90,14 @@ def test_linear_at_every_token_count(host: PluginHost, m: int, tactic: int, dtyp
         # Blocks of SM90's that have the end of a tile and the begin of the next, or whole ones.
         (8, 9000, 4128),
         (13, 40000, 544),
+        # Small linears: one to five stages, tiles without rows, K that ends within a chunk, two tiles for an SM.
+        (1, 40, 10240),
+        (1, 8192, 2080),
+        (4, 1000, 6176),
+        (8, 130, 4064),
+        (8, 2048, 1024),
+        (12, 4096, 96),
+        (16, 33, 4096),
         # In blocks of 64 tokens.
         (65, 77, 288),
         (200, 1000, 2048),
@@ -96,17 +106,19 @@ def test_linear_at_every_token_count(host: PluginHost, m: int, tactic: int, dtyp
 def test_linear_at_odd_shapes(host: PluginHost, m: int, n: int, k: int, tactic: int, dtype: torch.dtype) -> None:
     require_gpu_of(tactic)
     inputs, reference, size = linear_inputs(m, n, k, dtype)
+    require_streaming(host, inputs, tactic)
     y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
     assert_near(y, float64(reference), float64(size))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@TACTICS
+@LINEAR_TACTICS
 @pytest.mark.parametrize("m", [3, 8, 12, 20, 33, 48, 64, 65])
 def test_linear_whose_blocks_have_many_chunks(host: PluginHost, m: int, tactic: int, dtype: torch.dtype) -> None:
     """More of K than shared memory holds at once: what comes later must not overwrite what is still being read."""
     require_gpu_of(tactic)
     inputs, reference, _ = linear_inputs(m, 11008, 4096, dtype)
+    require_streaming(host, inputs, tactic)
     y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
     assert relative_error(y, reference) < TOLERANCE[dtype]
 
@@ -172,11 +184,48 @@ def test_one_token_is_as_near_as_two(host: PluginHost) -> None:
 
 @pytest.mark.parametrize("m", [9, 17, 40, 64, 100])
 def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) -> None:
-    require_gpu_of(W4A16_MMA_SYNC)
+    require_gpu_of(W4A16_SM90)
     inputs, reference, _ = linear_inputs(m, 328, 736, torch.float16)
     for tactic in (W4A16, W4A16_MMA_SYNC):
         y = run_twice(host, "NVFP4Linear", inputs, {"activation": Activation.IDENTITY}, tactic)
         assert relative_error(y, reference) < TOLERANCE[torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("m", [1, 3, 8, 16])
+def test_small_linears_in_a_row(host: PluginHost, m: int, dtype: torch.dtype) -> None:
+    """Each starts while the one before it ends, whose outputs it reads and whose inputs it overwrites."""
+    calls = []
+    buffers = [torch.empty(m, 1024, dtype=dtype, device="cuda") for _ in range(2)]
+    for i in range(64):
+        weights, _ = random_weight(1024, 1024)
+        bias = torch.randn(1024, device="cuda").to(dtype)
+        calls.append(([buffers[i % 2], *weights, bias, torch.zeros((), device="cuda")], buffers[(i + 1) % 2]))
+    x = torch.randn(m, 1024, device="cuda").to(dtype)
+    with host.session("NVFP4Linear", calls[0][0], {}, tactic=W4A16) as session:
+        workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+
+        def run(*, one_by_one: bool) -> torch.Tensor:
+            buffers[0].copy_(x)
+            for inputs, y in calls:
+                session.enqueue(inputs, [y], workspace)
+                if one_by_one:
+                    torch.cuda.synchronize()
+            torch.cuda.synchronize()
+            return buffers[0].clone()
+
+        expected = run(one_by_one=True)
+        assert expected.isfinite().all()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for inputs, y in calls:
+                session.enqueue(inputs, [y], workspace)
+        for _ in range(20):
+            assert torch.equal(run(one_by_one=False), expected)
+            buffers[0].copy_(x)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(buffers[0], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,10 +13,11 @@ ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "s
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_specialisations_and_native_conversion(arch: str) -> None:
     library = compiled(arch)
-    for kernel, count in (("sm80_w4a16_token", 4), ("sm80_w4a16_mlp", 12)):
+    for kernel, count in (("sm80_w4a16_token", 4), ("sm80_w4a16_mlp", 12), ("sm80_w4a16_small", 6)):
         found = {line for line in library.report.splitlines() if "Function properties for" in line and kernel in line}
-        assert len(found) == count, "two dtypes, linear and MLP, and three numbers of columns of more than one token"
+        assert len(found) == count, "two dtypes; linear and MLP, small linears; columns of more than one token"
     if int(arch.strip("sm_a")) < 100:
         return
-    fp16 = "\n".join(f for f in library.sass("w4a16.cu").split("Function : ") if "6__half" in f.splitlines()[0])
-    assert "E2M1" in fp16, "FP16 activations: the conversion instruction"
+    for source in ("w4a16.cu", "w4a16_small.cu"):
+        fp16 = "\n".join(f for f in library.sass(source).split("Function : ") if "6__half" in f.splitlines()[0])
+        assert "E2M1" in fp16, "FP16 activations: the conversion instruction"
