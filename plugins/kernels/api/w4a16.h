@@ -1,5 +1,5 @@
-// Launcher of the W4A16 decode kernels (sm80_w4a16_token.cuh, sm80_w4a16_mlp.cuh, and SM90's: sm90_w4a16.h) behind
-// trtNvfp4Linear and trtNvfp4Mlp.
+// Launcher of the W4A16 decode kernels (sm80_w4a16_token.cuh, sm80_w4a16_mlp.cuh, that of small linears: w4a16_small.h,
+// and SM90's: sm90_w4a16.h) behind trtNvfp4Linear and trtNvfp4Mlp.
 #pragma once
 
 #include "trt_nvfp4.h"
@@ -23,8 +23,8 @@ bool serves_sm90(TrtNvfp4MlpArgs const& args);
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args);
 size_t workspace_bytes(TrtNvfp4MlpArgs const& args);
 
-// Tokens go in blocks of kMaxTokens, each of which reads the weights. From sm_90 on the kernel reads weights while the
-// kernel launched before it still runs, so that one must not write them.
+// Tokens go in blocks of kMaxTokens, each of which reads the weights. From sm_90 on the kernel reads weights, their
+// scales and biases while the kernel launched before it still runs, so that one must not write them.
 TrtNvfp4Status launch(TrtNvfp4LinearArgs const& args, void* workspace, TrtNvfp4Stream stream);
 TrtNvfp4Status launch(TrtNvfp4MlpArgs const& args, void* workspace, TrtNvfp4Stream stream);
 

@@ -3,6 +3,7 @@
 #include "launch.h"
 #include "moe_plan.h"
 #include "sm90_w4a16.h"
+#include "w4a16_device.h"
 #include "w4a16_moe.h"
 
 namespace trt_nvfp4::w4a16 {
@@ -47,19 +48,6 @@ struct Layout {
         size = workspace.size();
     }
 };
-
-TrtNvfp4Status read_device(Device& device) {
-    int ordinal = 0, cooperative = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
-    auto const read = [&](int& value, cudaDeviceAttr attribute) {
-        return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
-    };
-    TRT_NVFP4_RETURN_IF_ERROR(read(device.sm_count, cudaDevAttrMultiProcessorCount));
-    TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
-    TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
-    device.cooperative = cooperative != 0;
-    return TRT_NVFP4_SUCCESS;
-}
 
 // A variant of the kernel, and how a launch of it uses an SM.
 template <typename T>
