@@ -230,10 +230,10 @@ TrtNvfp4Status launch_blocks(Args const& args, int64_t x_width, int64_t y_width,
     for (int64_t first = 0; first < args.m;) {
         Args block = block_of(args, first, kMaxTokens, x_width, y_width);
         bool const own = args.tactic == TRT_NVFP4_TACTIC_W4A16_SM90;
-        bool const any = args.tactic != TRT_NVFP4_TACTIC_W4A16_MMA_SYNC;
-        if (!own && any && takes_small(block)) {
+        bool const streaming = args.tactic == TRT_NVFP4_TACTIC_W4A16_MMA_SYNC;
+        if (!own && !streaming && takes_small(block)) {
             TRT_NVFP4_RETURN_IF_ERROR(launch_small(block, stream));
-        } else if (own || (any && sm90::takes(block))) {
+        } else if (own || (!streaming && sm90::takes(block))) {
             TRT_NVFP4_RETURN_IF_ERROR(sm90::launch(block, workspace, stream));
         } else {
             block.m = std::min<int64_t>(block.m, kMaxMmaTokens);

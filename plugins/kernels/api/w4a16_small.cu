@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "../heuristics/in_flight.h"
 #include "../sm80_w4a16_small.cuh"
 #include "w4a16_device.h"

@@ -115,8 +115,8 @@ inline int small_bytes(SmallLinear const& shape, Footprint const& bytes) {
     return shape.stages * bytes.stage + shape.chunks * bytes.chunk;
 }
 
-// Whether all of a launch's blocks find room at once, of which at most `most` an SM. On an H100 a linear takes 1 to 51
-// % less time then than by other kernels; where blocks come in turns up to 17 % more (benchmarks/NOTES.md).
+// Whether all of a launch's blocks find room at once, of which at most `most` an SM. A linear then takes less time than
+// by other kernels (H100: by 1 to 51 %); where blocks come in turns, up to 17 % more (benchmarks/NOTES.md).
 inline bool fits_small(Shape const& shape, int most, Footprint const& bytes, Device const& device) {
     constexpr int kReserved = 1 << 10;  // of an SM's shared memory, for each block
     SmallLinear const small = small_linear(shape.chunks);
