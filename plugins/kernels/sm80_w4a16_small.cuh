@@ -76,8 +76,9 @@ class ColumnProducts {
         __syncwarp();
     }
 
+    // Each warp the chunks that it multiplies.
     static __device__ __forceinline__ void stage(SmallArgs<T> const& args, uint8_t* panel) {
-        constexpr int kBatch = 8;
+        constexpr int kBatch = 8;  // loads at once
         int const lane = threadIdx.x % 32;
         int const t = lane / 2 % 4;
         int const word = lane / 8 * 2 + lane % 2;

@@ -1,4 +1,5 @@
-// How many copies of an MLP's weights are under way while blocks wait for what others compute.
+// How many copies of weights are under way while blocks wait for what others compute: other blocks of an MLP, or the
+// launch before a small linear.
 #pragma once
 
 #include <algorithm>
