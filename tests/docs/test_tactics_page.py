@@ -1,15 +1,40 @@
-"""docs/tactics.md lists every tactic of the plugins' C interface with its number."""
+"""docs/tactics.md lists every tactic of the plugins' C interface with its number, and says of small linears what was
+recorded."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tactics.md").read_text()
 
 
 def test_tactics_and_their_numbers() -> None:
     header = (ROOT / "plugins" / "kernels" / "api" / "trt_nvfp4.h").read_text()
-    page = (ROOT / "docs" / "tactics.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE, re.MULTILINE)
     assert sorted(listed) == sorted(re.findall(r"TRT_NVFP4_TACTIC_(\w+) = (\d+)", header))
+
+
+def test_small_linears_are_as_much_faster_as_was_recorded() -> None:
+    section = PAGE.split("\n### Small linears\n")[1].split("\n### ")[0]
+    outputs = [int(n) for n in re.findall(r"outputs up to (\d+)", section)]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if re.match(r"\| \d", line)]
+
+    def taken(m: int, n: int, k: int) -> bool:
+        row = next((row for row in rows if k <= int(row[0])), None)
+        columns = zip(outputs, row[1:], strict=True) if row else ()
+        return any(n <= most and m <= max(map(int, re.findall(r"\d+", tokens)), default=0) for most, tokens in columns)
+
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "crossovers_small_h100.json").read_text())
+    gains = []
+    for case in recorded["small"]:
+        times = {name: timing["median_us"] for name, timing in case["timings"].items()}
+        others = [times[name] for name in ("w4a16 by mma.sync", "w4a16 of SM90") if name in times]
+        if taken(case["m"], case["n"], case["k"]):
+            gains.append(1 - times["auto"] / min(others))
+    assert len(gains) > 40
+    claim = f"{min(gains) * 100:.0f} to {max(gains) * 100:.0f} %"
+    for text in (section, (ROOT / "CHANGELOG.md").read_text()):
+        assert f"it takes {claim} less time" in " ".join(text.split())
