@@ -38,19 +38,25 @@ TrtNvfp4Status allow_shared_memory(void (*kernel)(Parameters...), size_t bytes, 
 }
 
 // Launches a kernel that waits for those before it; where `programmatic` is false the stream waits instead. `shared`:
-// bytes of dynamic shared memory, which blocks may have. Not <<<>>>, behind which only cudaGetLastError tells of a
-// failure: that may be one of the caller's, before.
+// bytes of dynamic shared memory, which blocks may have; `cluster`: neighbouring blocks that run together. Not <<<>>>,
+// behind which only cudaGetLastError tells of a failure: that may be one of the caller's, before.
 template <typename... Parameters, typename... Arguments>
-TrtNvfp4Status launch_allowed(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared, bool programmatic,
-                              cudaStream_t stream, char const* name, Arguments&&... arguments) {
-    cudaLaunchAttribute attribute = programmatic_attribute();
+TrtNvfp4Status launch_allowed(void (*kernel)(Parameters...), dim3 blocks, unsigned cluster, int threads, size_t shared,
+                              bool programmatic, cudaStream_t stream, char const* name, Arguments&&... arguments) {
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (programmatic) attributes[count++] = programmatic_attribute();
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count++].val.clusterDim = {cluster, 1, 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = blocks;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = programmatic ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     return check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
 }
 
@@ -60,7 +66,7 @@ TrtNvfp4Status launch_kernel(void (*kernel)(Parameters...), dim3 blocks, int thr
                              cudaStream_t stream, char const* name, Arguments&&... arguments) {
     constexpr size_t kWithoutAsking = 48 * 1024;
     if (shared > kWithoutAsking) TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, shared, name));
-    return launch_allowed(kernel, blocks, threads, shared, programmatic, stream, name,
+    return launch_allowed(kernel, blocks, 1, threads, shared, programmatic, stream, name,
                           std::forward<Arguments>(arguments)...);
 }
 

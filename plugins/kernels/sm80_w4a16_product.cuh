@@ -90,26 +90,26 @@ __device__ __forceinline__ void multiply_values(uint8_t const* stage, uint8_t co
 }
 
 // The same of a panel as Product describes it: columns beyond its places repeat others, and are not kept.
-template <typename T, int kColumns>
+template <typename T, int kColumns, int kHalves>
 __device__ __forceinline__ void multiply_chunk(uint8_t const* stage, uint8_t const* panel, int places, uint32_t one,
                                                Accumulators<kColumns>& acc) {
     int lane = threadIdx.x % 32;
     // So that what follows from it is not kept in registers beside so many accumulators.
     if (kColumns == 4) asm volatile("" : "+r"(lane));
     int const place = kColumns == 1 ? min(lane / 4, places - 1) * 4 + lane % 4 : lane;
-    multiply_values<T, kColumns, 2>(stage, panel, lane, kColumns == 1 ? places * 4 : 32, place, one, acc);
+    multiply_values<T, kColumns, kHalves>(stage, panel, lane, kColumns == 1 ? places * 4 : 32, place, one, acc);
 }
 
 // The same of T, of the panel of m tokens.
-template <typename T, int kColumns>
+template <typename T, int kColumns, int kHalves = 2>
 __device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* panel, int m, uint32_t one,
                                          Accumulators<kColumns>& acc) {
     using P = Product<T, kColumns>;
     if constexpr (!P::kHasFactors) {
-        multiply_chunk<T, kColumns>(stage, panel, P::places(m), one, acc);
+        multiply_chunk<T, kColumns, kHalves>(stage, panel, P::places(m), one, acc);
     } else {
         Accumulators<kColumns> of_chunk = {};
-        multiply_chunk<typename P::Operand, kColumns>(stage, panel, P::places(m), one, of_chunk);
+        multiply_chunk<typename P::Operand, kColumns, kHalves>(stage, panel, P::places(m), one, of_chunk);
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
             float2 const factors =

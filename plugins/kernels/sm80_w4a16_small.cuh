@@ -1,17 +1,25 @@
-// y = activation(x W^T + bias) of up to 16 tokens, for a W so small that a launch is over soon: all of a block's
-// weights and activations find room at once, where possible in half of an SM's shared memory, so that a block of the
-// next launch fetches its own weights meanwhile.
+// y = activation(x W^T + bias) of up to 16 tokens, for a W so small that a launch is over soon: all blocks find room on
+// the SMs at once, where possible two on each, so that a block of the next launch fetches its own weights meanwhile.
 //
 // A block has one tile of rows and no loops over tasks, whose code small linears would wait for. Warp w stages and
-// multiplies chunks w, w + kWarps, ... of K; the warps meet once, behind their products.
+// multiplies chunks w, w + kWarps, ... of K; the warps meet once, behind their products. Where x is large, the blocks
+// of a cluster of two have both tiles, each with every second chunk of K, and so half of x.
 #pragma once
 
+#include "ptx/cluster.cuh"
 #include "sm80_w4a16_mlp.cuh"
 #include "sm80_w4a16_token.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
 constexpr int kSmallFixedBytes = Rings<kWarps>::kBarriers * sizeof(uint64_t);
+
+// What a cluster's other block adds to this one's tile: sums[token][row] and the barrier that counts their bytes.
+template <int kTokens>
+struct SentSums {
+    float sums[kTokens][kTileRows];
+    uint64_t barrier;
+};
 
 template <typename T>
 struct SmallArgs {
@@ -32,14 +40,15 @@ struct SmallArgs {
 template <typename T>
 class TokenProducts {
  public:
-    static constexpr int kBlocksOnSm = 2;
+    using Element = T;
+    static constexpr int kTokens = 1;
     static constexpr int kShift = Decoder<__half>::kSumShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int) { return kTokenChunkBytes; }
 
     static __device__ __forceinline__ void clear(SmallArgs<T> const&, uint8_t*) {}
 
-    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, uint8_t* panel) {
+    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, int, uint8_t* panel) {
         TokenInput<T, true> const from{args.x, nullptr, 0, args.k, nullptr, 0.0f};
         stage_token<2>(from, 0, args.shape.chunks, panel);
     }
@@ -58,57 +67,55 @@ class TokenProducts {
 template <typename T, int kColumns>
 class ColumnProducts {
     using P = Product<T, kColumns>;
+    // Of BF16 the whole would take more registers than threads of two blocks have.
+    static constexpr int kHalves = std::is_same_v<typename P::Operand, __half> ? 2 : 1;
 
  public:
-    static constexpr int kBlocksOnSm = kColumns == 1 ? 2 : 1;
+    using Element = T;
+    static constexpr int kTokens = P::kTokens;
     static constexpr int kShift = Decoder<typename P::Operand>::kScaleShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int m) { return P::chunk_bytes(m); }
 
-    // Of the warp's chunks, so that columns without a token are zeros.
+    // Of the chunks that the warp stages, so that columns without a token are zeros.
     static __device__ __forceinline__ void clear(SmallArgs<T> const& args, uint8_t* panel) {
         int const bytes = chunk_bytes(args.m);
         if (args.m == P::kTokens || (!P::kHasFactors && args.m == P::places(args.m))) return;
-        for (int chunk = threadIdx.x / 32; chunk < args.shape.chunks; chunk += kWarps) {
+        for (int chunk = threadIdx.x / 32; chunk < args.shape.panel_chunks; chunk += kWarps) {
             auto* const units = reinterpret_cast<uint4*>(panel + chunk * bytes);
             for (int i = threadIdx.x % 32; i < bytes / 16; i += 32) units[i] = make_uint4(0u, 0u, 0u, 0u);
         }
         __syncwarp();
     }
 
-    // Each warp the chunks that it multiplies.
-    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, uint8_t* panel) {
+    // Every kWarps-th chunk of the panel, which has those of K from `rank` on that are the block's.
+    static __device__ __forceinline__ void stage(SmallArgs<T> const& args, int rank, uint8_t* panel) {
         constexpr int kBatch = 8;  // loads at once
         int const lane = threadIdx.x % 32;
         int const t = lane / 2 % 4;
         int const word = lane / 8 * 2 + lane % 2;
-        int chunk = threadIdx.x / 32, token = 0;
+        Place loaded{static_cast<int>(threadIdx.x) / 32, 0}, stored = loaded;
 #pragma unroll 1
-        while (chunk < args.shape.chunks) {
+        while (loaded.chunk < args.shape.panel_chunks) {
             uint4 eights[kBatch];
-            int chunks[kBatch], tokens[kBatch];
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                chunks[i] = chunk;
-                tokens[i] = token;
-                int const at = chunk * kChunk + t * 64 + word * 8;
+                int const at = (rank + loaded.chunk * args.shape.cluster) * kChunk + t * 64 + word * 8;
                 eights[i] = make_uint4(0u, 0u, 0u, 0u);
-                if (at < args.k) eights[i] = load_eight(args.x + token * args.k + at);
-                if (++token == args.m) {
-                    token = 0;
-                    chunk += kWarps;
-                }
+                if (at < args.k) eights[i] = load_eight(args.x + loaded.token * args.k + at);
+                loaded.advance(args.m);
             }
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
-                if (chunks[i] >= args.shape.chunks) break;
-                store_activations<T, kColumns>(panel + chunks[i] * chunk_bytes(args.m), args.m, word, tokens[i], t,
-                                               eights[i]);
+                if (stored.chunk >= args.shape.panel_chunks) break;
+                store_activations<T, kColumns>(panel + stored.chunk * chunk_bytes(args.m), args.m, word, stored.token,
+                                               t, eights[i]);
+                stored.advance(args.m);
             }
         }
     }
     __device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* chunk, SmallArgs<T> const& args) {
-        w4a16::multiply<T, kColumns>(stage, chunk, args.m, args.one, acc_);
+        w4a16::multiply<T, kColumns, kHalves>(stage, chunk, args.m, args.one, acc_);
     }
     __device__ __forceinline__ void store(Turned* turned) const {
 #pragma unroll
@@ -116,33 +123,60 @@ class ColumnProducts {
     }
 
  private:
+    struct Place {
+        int chunk, token;
+
+        __device__ __forceinline__ void advance(int m) {
+            if (++token < m) return;
+            token = 0;
+            chunk += kWarps;
+        }
+    };
+
     Accumulators<kColumns> acc_ = {};
 };
 
-template <typename T, class Products>
-__global__ __launch_bounds__(kBlockThreads,
-                             Products::kBlocksOnSm) void sm80_w4a16_small(__grid_constant__ SmallArgs<T> const args) {
+template <class Products, int kCluster>
+__global__ __launch_bounds__(kBlockThreads, kSmallBlocks) void sm80_w4a16_small(
+    __grid_constant__ SmallArgs<typename Products::Element> const args) {
+    using T = typename Products::Element;
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
+    static_assert(kCluster == 1 || kCluster == 2);
     extern __shared__ __align__(128) uint8_t small_shared[];
     __shared__ uint64_t ring_barriers[Rings<kWarps>::kBarriers];
+    SmallLinear const& shape = args.shape;
     int const lane = threadIdx.x % 32;
     int const warp = threadIdx.x / 32;
     int const tile = blockIdx.x;
-    int const chunks = args.shape.chunks;
-    Rings<kWarps> const rings(small_shared, ring_barriers, args.shape.stages);
-    uint8_t* const panel = small_shared + kWarps * args.shape.stages * kStageBytes;
+    int const rank = tile % kCluster;
+    Rings<kWarps> const rings(small_shared, ring_barriers, shape.stages);
+    uint8_t* const panel = small_shared + kWarps * shape.stages * kStageBytes;
+    auto& sent =
+        *reinterpret_cast<SentSums<Products::kTokens>*>(panel + shape.panel_chunks * Products::chunk_bytes(args.m));
+    uint32_t const all_sent = ptx::shared_address(&sent.barrier);
     if (lane == 0 && warp < kWarps) rings.init(warp);
+    if constexpr (kCluster == 2) {
+        if (threadIdx.x == 0) {
+            ptx::mbarrier_init(all_sent, 1);
+            ptx::mbarrier_init_fence();
+            ptx::mbarrier_arrive_expect(all_sent, args.m * static_cast<int>(sizeof(sent.sums[0])));
+        }
+    }
     __syncthreads();
+    if constexpr (kCluster == 2) ptx::cluster_arrive();
     if (warp >= kWarps) {
         constexpr int kRings = kWarps / kFillers;
         int const first = uniform(warp - kWarps) * kRings;
         TileCopies copies[kRings];
 #pragma unroll
         for (int i = 0; i < kRings; ++i) {
-            copies[i] = TileCopies({args.codes, args.scales, args.rows, args.k, tile, first + i, chunks, kWarps});
+            int const of = first + i;
+            copies[i] = TileCopies({args.codes, args.scales, args.rows, args.k, tile - rank + of % kCluster,
+                                    of - of % kCluster + rank, shape.chunks, kWarps});
         }
         RingPosition at;
-        fill<true>(args.in_flight, rings, at, first, copies, args.shape.stages);
+        fill<true>(args.in_flight, rings, at, first, copies, shape.steps);
+        if constexpr (kCluster == 2) ptx::cluster_wait();
         return;
     }
     int const row = tile / kTilesPerGroup * 128 + lane / 8 * 32 + tile % kTilesPerGroup * 8 + lane % 8;
@@ -156,16 +190,23 @@ __global__ __launch_bounds__(kBlockThreads,
     wait_for_kernels_before();
     let_next_kernel_start();
 
-    Products::stage(args, panel);
-    __syncwarp();
+    Products::stage(args, rank, panel);
+    if (kCluster == 1) {
+        __syncwarp();
+    } else {
+        meet();
+    }
     Products products;
     RingPosition at;
-    // All stages, so that nothing still arrives once the block has gone.
+    // All steps, so that nothing still arrives once the block has gone.
 #pragma unroll 1
-    for (int chunk = warp; chunk < args.shape.stages * kWarps; chunk += kWarps) {
+    for (int step = 0; step < shape.steps; ++step) {
         uint8_t const* const stage = rings.acquire(warp, at);
-        if (chunk < chunks) products.multiply(stage, panel + chunk * Products::chunk_bytes(args.m), args);
-        at.advance(args.shape.stages);
+        int const chunk = (step * kWarps + warp) / kCluster;
+        if (rank + chunk * kCluster < shape.chunks) {
+            products.multiply(stage, panel + chunk * Products::chunk_bytes(args.m), args);
+        }
+        rings.release(warp, at);
     }
     // Where the warp's weights were. It alone has read these.
     auto const turned = [&](int of_warp) { return reinterpret_cast<Turned*>(small_shared + of_warp * kStageBytes); };
@@ -173,10 +214,22 @@ __global__ __launch_bounds__(kBlockThreads,
     __syncwarp();
     products.store(turned(warp));
     meet();
-    for (int token = warp; token < args.m && row < args.rows; token += kWarps) {
+    auto const add_up = [&](int of_tile, int token) {
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kWarps; ++i) sum += turned(i)[token / 8][token % 8][lane];
+        for (int i = 0; i < kWarps; i += kCluster) sum += turned(i + of_tile)[token / 8][token % 8][lane];
+        return sum;
+    };
+    if constexpr (kCluster == 2) {
+        ptx::cluster_wait();  // for the other block's barrier
+        for (int token = warp; token < args.m; token += kWarps) {
+            ptx::send_to_block(&sent.sums[token][lane], all_sent, rank ^ 1, add_up(rank ^ 1, token));
+        }
+        ptx::mbarrier_wait(all_sent, 0);
+    }
+    for (int token = warp; token < args.m && row < args.rows; token += kWarps) {
+        float sum = add_up(rank, token);
+        if (kCluster == 2) sum += sent.sums[token][lane];
         float const value = fmaf(sum, tensor_scale * static_cast<float>(1 << Products::kShift), ptx::to_float(bias));
         args.y[static_cast<int64_t>(token) * args.rows + row] =
             ptx::from_float<T>(activate_one(args.activation, value));

@@ -41,23 +41,27 @@ int main() {
             std::cout << sm90::takes_layers(m, up_rows, hidden, norm != 0, sms) << '\n';
         } else if (kind == "sm90_linear") {
             int m, bf16;
-            int64_t k;
-            std::cin >> m >> k >> bf16;
-            std::cout << sm90::takes_linear(m, k, bf16 != 0) << '\n';
+            int64_t n, k;
+            std::cin >> m >> n >> k >> bf16;
+            std::cout << sm90::takes_linear(m, n, k, bf16 != 0) << '\n';
         } else if (kind == "w4a16_in_flight") {
             int64_t bytes;
             std::cin >> bytes;
             std::cout << w4a16::keeps_few_in_flight(bytes) << '\n';
         } else if (kind == "w4a16_small") {
-            int most;
-            w4a16::Shape shape{};
+            int tiles, chunks, cluster;
+            int64_t values;
             w4a16::Footprint bytes{};
             w4a16::Device device{};
-            std::cin >> shape.tiles >> shape.chunks >> most >> bytes.stage >> bytes.chunk >> bytes.fixed >>
+            std::cin >> tiles >> values >> chunks >> cluster >> bytes.stage >> bytes.chunk >> bytes.fixed >>
                 device.sm_count >> device.shared_bytes;
-            w4a16::SmallLinear const small = w4a16::small_linear(shape.chunks);
-            std::cout << w4a16::fits_small(shape, most, bytes, device) << ' ' << small.stages << ' '
-                      << w4a16::small_bytes(small, bytes) << '\n';
+            w4a16::SmallLinear const small = w4a16::small_linear(chunks, cluster, bytes, device);
+            std::cout << w4a16::fits_small(tiles, values, small, device) << ' ' << small.steps << ' ' << small.stages
+                      << ' ' << w4a16::small_bytes(small, bytes) << '\n';
+        } else if (kind == "w4a16_small_cluster") {
+            int m, k;
+            std::cin >> m >> k;
+            std::cout << w4a16::choose_small_cluster(m, k) << '\n';
         } else if (kind == "mlp_in_flight") {
             int sms;
             float bandwidth;

@@ -1,7 +1,9 @@
 """The W4A16 kernel for small linears on the PTX emulator: codes and block scales converted by instructions (Blackwell),
-one of them (SM90) and neither (SM80)."""
+one of them (SM90) and neither (SM80); x read by clusters of two (B200, SM90) and not."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import op_inputs
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.slow
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.mark.parametrize("emulated_gpu", ["h200", "rtx-blackwell", "a100"], indirect=True)
+@pytest.mark.parametrize("emulated_gpu", ["b200", "h200", "rtx-blackwell", "a100"], indirect=True)
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype"),
     [
@@ -26,15 +28,48 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
         (3, 7, 2080, torch.bfloat16),
         (6, 33, 544, torch.float16),
         (11, 70, 1056, torch.bfloat16),
+        (5, 70, 4128, torch.float16),
+        (7, 10, 2592, torch.bfloat16),
+        (16, 40, 1312, torch.float16),
+        (12, 130, 1536, torch.bfloat16),
     ],
-    ids=["two stages, K ends in a chunk", "two groups of rows", "places for three tokens", "columns", "two columns"],
+    ids=[
+        "two stages, K ends in a chunk",
+        "two groups of rows",
+        "places for three tokens",
+        "columns",
+        "two columns",
+        "halves of an odd number of chunks",
+        "halves as FP16",
+        "halves of two columns",
+        "halves alike",
+    ],
 )
 def test_linear(emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     inputs = op_inputs.linear(np.random.default_rng(seed), m, n, k, dtype).inputs
     attributes = {"activation": Activation.SILU}
-    with emulated.session("NVFP4Linear", inputs, attributes) as session:
+    check(emulated, emulated_gpu, inputs, attributes)
+
+
+@pytest.mark.parametrize(
+    ("emulated_gpu", "m", "k", "shared"),
+    [("h200", 1, 6304, 140), ("a100", 2, 6432, 150), ("h200", 13, 6304, 228)],
+    indirect=["emulated_gpu"],
+)
+def test_rings_smaller_than_their_chunks(
+    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int, k: int, shared: int
+) -> None:
+    """Three stages for a warp's four chunks, where an SM has `shared` KB."""
+    few = replace(emulated_gpu.target, sm_count=8, shared_per_sm=shared * 1024)
+    monkeypatch.setattr(emulated_gpu, "target", few)
+    inputs = op_inputs.linear(np.random.default_rng(seed), m, 9, k, torch.float16).inputs
+    check(emulated, emulated_gpu, inputs, {})
+
+
+def check(host: PluginHost, gpu: Gpu, inputs: list[torch.Tensor], attributes: dict[str, int]) -> None:
+    with host.session("NVFP4Linear", inputs, attributes) as session:
         (y,) = session.run(inputs)
-    assert "sm80_w4a16_small" in emulated_gpu.launches[-1].kernel
+    assert "sm80_w4a16_small" in gpu.launches[-1].kernel
     reference = OPS["NVFP4Linear"].reference(*inputs, **attributes)
     assert isinstance(reference, torch.Tensor)
-    assert torch.linalg.norm((y - reference).float()) < TOLERANCE[dtype] * torch.linalg.norm(reference.float())
+    assert torch.linalg.norm((y - reference).float()) < TOLERANCE[y.dtype] * torch.linalg.norm(reference.float())

@@ -109,7 +109,11 @@ def test_sm90_takes_a_linear_where_it_was_measured_ahead(ask: Ask) -> None:
     fp16 = ((2048, 8, 9), (4096, 8, 9), (6144, 3, 4), (6656, 3, 4), (8192, 3, 4), (11008, 3, 4))
     bf16 = ((2048, 6, 7), (3072, 4, 5), (4096, 4, 5), (6144, 2, 3), (8192, 2, 3), (11008, 2, 3))
     for k, other, this, dtype in [(*row, 0) for row in fp16] + [(*row, 1) for row in bf16]:
-        assert ask("sm90_linear", [[other, k, dtype], [this, k, dtype]]) == [[0], [1]]
+        assert ask("sm90_linear", [[other, 4096, k, dtype], [this, 4096, k, dtype]]) == [[0], [1]]
+    # Of few outputs and a long K (H100, benchmarks/NOTES.md): m, n, k.
+    other_ahead = ((8, 512, 8192), (16, 512, 14336), (8, 1024, 11008), (4, 1024, 24576))
+    this_ahead = ((32, 512, 8192), (16, 2048, 11008), (16, 512, 4096), (64, 1024, 14336))
+    assert ask("sm90_linear", [[*case, 0] for case in (*other_ahead, *this_ahead)]) == [[0]] * 4 + [[1]] * 4
 
 
 def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
@@ -119,44 +123,64 @@ def test_small_linears_keep_few_copies_under_way(ask: Ask) -> None:
     assert ask("w4a16_in_flight", cases) == [[1]] * 3 + [[0]] * 2
 
 
-def small_linear(m: int, n: int, k: int, sms: int, shared: int) -> list[int]:
+def small_linear(m: int, n: int, k: int, sms: int, shared: int, cluster: int) -> list[int]:
     """What the probe is asked of a small linear with FP16 activations."""
-    chunk = 528 if m == 1 else 512 * (m if m <= 4 else 8 if m <= 8 else 16)
-    return [-(-n // 128) * 4, -(-k // 256), 2 if m <= 8 else 1, 8 * 4608, chunk, 640, sms, shared]
+    places = m if m <= 4 else 8 if m <= 8 else 16
+    chunk = 528 if m == 1 else 512 * places
+    sent = 0 if cluster == 1 else 128 * max(places, 8) + 8
+    return [-(-n // 128) * 4, m * k, -(-k // 256), cluster, 8 * 4608, chunk, 640 + sent, sms, shared]
 
 
 def test_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
-    """H100, benchmarks/results/crossovers_small_h100.json; 9216x3072, 16384x1024, 11008x4096 and 5120x5120 fell behind
-    when they were forced."""
-    ahead = [(1, 8192, 4096), (4, 8192, 4096), (1, 8448, 1024), (8, 8448, 1024), (8, 7168, 2048), (16, 4096, 4096)]
-    ahead += [(1, 4096, 8192), (4, 4096, 8192), (1, 2048, 10240), (2, 2048, 10240), (16, 1024, 4096)]
-    behind = [(1, 9216, 3072), (1, 16384, 1024), (1, 11008, 4096), (1, 5120, 5120)]
-    no_room = [(8, 8192, 4096), (9, 7168, 2048), (8, 4096, 8192), (4, 2048, 10240), (1, 512, 10496)]
-    cases = [small_linear(*case, 132, 232448) for case in (*ahead, *behind, *no_room)]
+    """H100, benchmarks/results/crossovers_small_h100.json; what fell behind did so when it was forced."""
+    ahead = [(1, 8192, 4096), (4, 8192, 4096), (8, 8192, 4096), (1, 8448, 1024), (16, 8448, 1024), (16, 8192, 2048)]
+    ahead += [(16, 4096, 5632), (9, 4096, 6144), (8, 4096, 8192), (1, 128, 8192), (8, 128, 8192), (16, 512, 5632)]
+    ahead += [(1, 4096, 14336), (4, 4096, 14336), (6, 3072, 14336), (8, 4096, 11008)]
+    in_turns = [(1, 9216, 3072), (1, 16384, 1024), (1, 11008, 4096), (1, 5120, 5120)]
+    few_and_long = [(8, 512, 14336), (16, 128, 8192), (1, 1024, 24576), (8, 1024, 19456)]
+    no_room = [(9, 8192, 4096), (9, 4096, 8192), (16, 4096, 6144), (8, 4096, 14336)]
+    of = (*ahead, *in_turns, *few_and_long, *no_room)
+    clusters = [cluster for (cluster,) in ask("w4a16_small_cluster", [[m, k] for m, _, k in of])]
+    cases = [small_linear(*case, 132, 232448, cluster) for case, cluster in zip(of, clusters, strict=True)]
     taken = [fits for fits, *_ in ask("w4a16_small", cases)]
-    assert taken == [1] * len(ahead) + [0] * len(behind + no_room)
+    assert taken == [1] * len(ahead) + [0] * (len(of) - len(ahead))
+
+
+def test_clusters_of_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
+    """H100, benchmarks/NOTES.md: m and k."""
+    pairs = [(5, 4096), (8, 2816), (16, 1536), (16, 2560), (4, 14336)]
+    alone = [(8, 2560), (16, 1024), (4, 4096), (3, 8192), (2, 14336)]
+    assert ask("w4a16_small_cluster", [list(case) for case in (*pairs, *alone)]) == [[2]] * 5 + [[1]] * 5
 
 
 def test_small_linears_find_room_at_once(ask: Ask, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cases = []
     for _ in range(2000):
-        m = int(rng.integers(1, 17))
-        n, k = int(2 ** rng.uniform(3, 15)), 32 * int(2 ** rng.uniform(0, 9))
-        cases.append(small_linear(m, n, k, *GPUS[rng.integers(len(GPUS))]))
-    taken = 0
-    for case, (fits, stages, used) in zip(cases, ask("w4a16_small", cases), strict=True):
-        tiles, chunks, most, _, _, fixed, sms, shared = case
-        assert 8 * (stages - 1) < chunks <= 8 * stages
+        sms, shared = GPUS[rng.integers(len(GPUS))]
+        m, cluster = int(rng.integers(1, 17)), int(rng.integers(1, 3))
+        # Any number of rows, or about as many as SMs have at once.
+        n = int(32 * sms * rng.uniform(0.5, 2.2) if rng.integers(2) else 2 ** rng.uniform(3, 15))
+        cases.append(small_linear(m, n, 32 * int(2 ** rng.uniform(0, 10)), sms, shared, cluster))
+    taken = refilled = 0
+    for case, (fits, steps, stages, used) in zip(cases, ask("w4a16_small", cases), strict=True):
+        tiles, values, chunks, cluster, _, _, fixed, sms, shared = case
+        # Of the warps that have one of the cluster's tiles in both blocks, each has its share of the chunks.
+        assert 8 * (steps - 1) < -(-chunks // cluster) * cluster <= 8 * steps
         if not fits:
             continue
         taken += 1
         blocks = -(-tiles // sms)
-        assert stages <= MAX_STAGES
-        assert blocks <= most
+        assert blocks <= 2
+        assert values <= 90 << 10
+        assert 1 <= stages <= min(steps, MAX_STAGES)
         assert used + fixed <= shared
         assert blocks * (used + fixed + 1024) <= shared + 1024
-    assert 0 < taken < len(cases)
+        if stages < steps:
+            refilled += 1
+            assert stages >= 3
+            assert 3 * tiles >= 2 * sms
+    assert 0 < refilled < taken < len(cases)
 
 
 def test_mlps_keep_under_way_what_memory_brings(ask: Ask) -> None:

@@ -33,8 +33,10 @@ struct Split {
 
 // Whether a linear is theirs at `m` tokens, of BF16 or FP16. Of eight linears timed on an H200 (benchmarks/NOTES.md)
 // all are ahead of sm80_w4a16_mlp.cuh at 9 tokens and more, and those whose activations take long to lay out or to
-// convert at fewer.
-inline bool takes_linear(int m, int64_t k, bool bf16) {
+// convert at fewer. Where few SMs' worth of outputs have a long K, sm80_w4a16_mlp.cuh, which divides it, is ahead up to
+// 16 tokens (H100).
+inline bool takes_linear(int m, int64_t n, int64_t k, bool bf16) {
+    if (m <= 16 && n <= 1024 && k >= 8192) return false;
     if (k >= 6144) return m >= (bf16 ? 3 : 4);
     return m >= (!bf16 ? 9 : k >= 3072 ? 5 : 7);
 }

@@ -104,24 +104,59 @@ inline SharedMemory divide_shared_memory(int needed_chunks, int capacity, Footpr
 // A linear by sm80_w4a16_small.cuh: a block for each tile of rows.
 struct SmallLinear {
     int chunks;
-    int stages;  // of each warp: all of its chunks
+    int cluster;       // blocks that share K of their tiles: 1 or 2
+    int panel_chunks;  // of K, that a block multiplies
+    int steps;         // chunks that a warp multiplies
+    int stages;        // of each warp, for these
+    int blocks;        // that find room on an SM: 2, 1 or none
 };
 
 constexpr int kMostSmallTokens = 16;
+constexpr int kSmallBlocks = 2;  // at most, on an SM
 
-inline SmallLinear small_linear(int chunks) { return {chunks, ceil_div(chunks, kWarps)}; }
+// Whether the library has clusters of blocks that share K: for Hopper, and for B200 and B300 by likeness. Thor's 20 SMs
+// would gain nothing; on other GPUs they were not timed.
+#if defined(TRT_NVFP4_SM90) || (defined(TRT_NVFP4_SM100) && !defined(TRT_NVFP4_WITHOUT_PAIRS))
+constexpr bool kSmallClusters = true;
+#else
+constexpr bool kSmallClusters = false;
+#endif
 
-inline int small_bytes(SmallLinear const& shape, Footprint const& bytes) {
-    return shape.stages * bytes.stage + shape.chunks * bytes.chunk;
+// 2 where it saves more time that each block reads half of x than their sums take from one to the other, as on an H100
+// (benchmarks/NOTES.md).
+inline int choose_small_cluster(int m, int k) {
+    int const from = m <= 4 ? 8448 : m <= 8 ? 2816 : 1536;
+    return m >= 4 && k >= from ? 2 : 1;
 }
 
-// Whether all of a launch's blocks find room at once, of which at most `most` an SM. A linear then takes less time than
-// by other kernels (H100: by 1 to 51 %); where blocks come in turns, up to 17 % more (benchmarks/NOTES.md).
-inline bool fits_small(Shape const& shape, int most, Footprint const& bytes, Device const& device) {
+inline int small_bytes(SmallLinear const& shape, Footprint const& bytes) {
+    return shape.stages * bytes.stage + shape.panel_chunks * bytes.chunk;
+}
+
+// Two blocks on an SM only where their rings hold all chunks, so that all weights of the next launch come meanwhile. A
+// block alone may fill its rings again.
+inline SmallLinear small_linear(int chunks, int cluster, Footprint const& bytes, Device const& device) {
     constexpr int kReserved = 1 << 10;  // of an SM's shared memory, for each block
-    SmallLinear const small = small_linear(shape.chunks);
-    int const blocks = (device.shared_bytes + kReserved) / (small_bytes(small, bytes) + bytes.fixed + kReserved);
-    return small.stages <= kMaxStages && shape.tiles <= std::min(blocks, most) * device.sm_count;
+    constexpr int kFewestStages = 3;
+    SmallLinear small{chunks, cluster, ceil_div(chunks, cluster)};
+    small.steps = ceil_div(small.panel_chunks, kWarps / cluster);
+    for (small.blocks = kSmallBlocks; small.blocks > 0; --small.blocks) {
+        int const room = (device.shared_bytes + kReserved) / small.blocks - kReserved - bytes.fixed;
+        small.stages = std::min({small.steps, kMaxStages, (room - small.panel_chunks * bytes.chunk) / bytes.stage});
+        if (small.stages == small.steps || (small.blocks == 1 && small.stages >= kFewestStages)) break;
+    }
+    return small;
+}
+
+// Whether it takes less time than the other kernels (H100: by 1 to 51 %): all blocks find room at once, x of `values`
+// is soon laid out, and long ones are on many SMs, since others divide K. In turns it takes up to 17 % more, on few SMs
+// up to 60 (benchmarks/NOTES.md).
+inline bool fits_small(int tiles, int64_t values, SmallLinear const& small, Device const& device) {
+    constexpr int kMostSteps = 7;
+    constexpr int64_t kMostValues = 90 << 10;
+    bool const is_long = small.stages < small.steps;
+    if (is_long && (small.steps > kMostSteps || 3 * tiles < 2 * device.sm_count)) return false;
+    return values <= kMostValues && tiles <= small.blocks * device.sm_count;
 }
 
 }  // namespace trt_nvfp4::w4a16

@@ -52,7 +52,7 @@ TrtNvfp4Status run_as(TrtNvfp4LinearArgs const& args, LinearWorkspace const& wor
 bool serves(TrtNvfp4LinearArgs const& args) { return args.m <= kMaxTokens && gpu_is_sm90(); }
 
 bool takes(TrtNvfp4LinearArgs const& args) {
-    return serves(args) && takes_linear(static_cast<int>(args.m), args.k, args.dtype == TRT_NVFP4_BFLOAT16);
+    return serves(args) && takes_linear(static_cast<int>(args.m), args.n, args.k, args.dtype == TRT_NVFP4_BFLOAT16);
 }
 
 size_t workspace_bytes(TrtNvfp4LinearArgs const& args) { return LinearWorkspace(args, nullptr).size; }

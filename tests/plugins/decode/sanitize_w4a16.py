@@ -31,6 +31,10 @@ def main(library: str) -> None:
                 ),
             ]
             tactics = [(call, W4A16) for call in calls]
+            if m in (3, 9):  # small linears by clusters, and with rings that are filled again
+                k = 10528 if m == 3 else 2080
+                long = op_inputs.linear(rng, m, 2817 if m == 3 else 40, k, dtype).inputs
+                tactics.append((("NVFP4Linear", long, {"activation": 3}), W4A16))
             if m <= 16:  # W4A16's is the kernel for small linears
                 tactics.append((calls[0], W4A16_MMA_SYNC))
             if torch.cuda.get_device_capability() == (9, 0):

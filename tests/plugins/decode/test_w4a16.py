@@ -90,14 +90,21 @@ def test_linear_at_every_token_count(host: PluginHost, m: int, tactic: int, dtyp
         # Blocks of SM90's that have the end of a tile and the begin of the next, or whole ones.
         (8, 9000, 4128),
         (13, 40000, 544),
-        # Small linears: one to five stages, tiles without rows, K that ends within a chunk, two tiles for an SM.
+        # Small linears: one to five stages, tiles without rows, K that ends within a chunk, two tiles for an SM; by
+        # clusters: an odd number of chunks, two tiles for an SM; rings that are filled again, of both.
         (1, 40, 10240),
         (1, 8192, 2080),
         (4, 1000, 6176),
-        (8, 130, 4064),
         (8, 2048, 1024),
         (12, 4096, 96),
+        (8, 130, 4064),
         (16, 33, 4096),
+        (11, 8200, 1824),
+        (5, 6144, 2848),
+        (1, 4096, 13856),
+        (4, 3000, 14336),
+        (8, 4096, 10272),
+        (12, 3072, 7168),
         # In blocks of 64 tokens.
         (65, 77, 288),
         (200, 1000, 2048),
@@ -192,16 +199,18 @@ def test_both_kernels_between_which_sm90_crosses_over(host: PluginHost, m: int) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("m", [1, 3, 8, 16])
-def test_small_linears_in_a_row(host: PluginHost, m: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("m", "width"), [(1, 1024), (3, 1024), (8, 1024), (16, 1024), (6, 3072), (16, 2048), (12, 4096)]
+)
+def test_small_linears_in_a_row(host: PluginHost, m: int, width: int, dtype: torch.dtype) -> None:
     """Each starts while the one before it ends, whose outputs it reads and whose inputs it overwrites."""
     calls = []
-    buffers = [torch.empty(m, 1024, dtype=dtype, device="cuda") for _ in range(2)]
+    buffers = [torch.empty(m, width, dtype=dtype, device="cuda") for _ in range(2)]
     for i in range(64):
-        weights, _ = random_weight(1024, 1024)
-        bias = torch.randn(1024, device="cuda").to(dtype)
+        weights, _ = random_weight(width, width)
+        bias = torch.randn(width, device="cuda").to(dtype)
         calls.append(([buffers[i % 2], *weights, bias, torch.zeros((), device="cuda")], buffers[(i + 1) % 2]))
-    x = torch.randn(m, 1024, device="cuda").to(dtype)
+    x = torch.randn(m, width, device="cuda").to(dtype)
     with host.session("NVFP4Linear", calls[0][0], {}, tactic=W4A16) as session:
         workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
 
