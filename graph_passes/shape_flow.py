@@ -25,7 +25,8 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Mul": lambda a, b: a * b,
-    "Div": lambda a, b: int(a / b),
+    # Towards zero, and exact where float64 is not.
+    "Div": lambda a, b: a // b if (a < 0) == (b < 0) else -(-a // b),
 }
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 # Longer integer tensors are no shapes.

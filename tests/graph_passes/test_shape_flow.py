@@ -21,6 +21,9 @@ ARITHMETIC = {
     "beyond int32": "a = Constant<value = int64[1] {8589934597}>()  c = Cast<to = 6>(a)  y = Cast<to = 7>(c)",
     "beyond uint8": "a = Constant<value = uint8[1] {250}>()  y = Add(a, a)",
     "beyond int64": "a = Constant<value = int64[1] {9223372036854775807}>()  b = Mul(a, a)  y = Add(b, s)",
+    "negative quotient": "a = Constant<value = int64[1] {-7}>()  b = Constant<value = int64[1] {2}>()  y = Div(a, b)",
+    "quotient beyond float64": "a = Constant<value = int64[1] {27021597764222979}>()"
+    "  b = Constant<value = int64[1] {3}>()  y = Div(a, b)",
     "one dimension": "one = Constant<value = int64[1] {1}>()  g = Gather(s, one)  y = Mul(g, s)",
 }
 
