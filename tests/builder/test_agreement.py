@@ -46,8 +46,9 @@ def test_nan_is_no_agreement() -> None:
 
 def test_zeros_agree_with_zeros_alone() -> None:
     row = Agreement("y", "output")
-    row.add(np.zeros(4), np.zeros(4))
-    assert (row.cosine, row.max_rel) == (1, 0)
+    for _ in range(2):
+        row.add(np.zeros(4), np.zeros(4))
+    assert (row.cosine, row.max_rel, row.worst_sample) == (1, 0, 0)
     row.add(np.zeros(4), np.ones(4))
     assert (row.cosine, row.max_rel, row.sqnr_db) == (0, np.inf, -np.inf)
 

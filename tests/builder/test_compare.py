@@ -117,6 +117,28 @@ def test_thresholds_cut_where_they_say(gated_mlps: Path, rng: np.random.Generato
     assert _on(gated_mlps, result, samples, Thresholds(max_abs=row.max_abs * 0.99)).failures
 
 
+def test_thresholds_take_the_first_side_for_the_reference(tmp_path: Path, rng: np.random.Generator) -> None:
+    """SQNR and KL of x against 2 x are not those of 2 x against x."""
+    twice = "two = Constant<value = float {2}>() y = Mul(x, two)"
+    one, two = (save_model(tmp_path / f"{i}.onnx", "float[n, 8]", b) for i, b in enumerate(("y = Identity(x)", twice)))
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    p, q = (torch.from_numpy(logits).double().log_softmax(-1) for logits in (x, 2 * x))
+    forth, back = (float((a.exp() * (a - b)).sum(-1).mean()) for a, b in ((p, q), (q, p)))
+    between = Thresholds(max_kl=(forth + back) / 2)
+    assert bool(_on(one, two, [{"x": x}], between).failures) == (forth > back)
+    assert bool(_on(two, one, [{"x": x}], between).failures) == (back > forth)
+    assert _on(one, two, [{"x": x}], Thresholds(min_sqnr=3)).failures  # 0 dB
+    assert not _on(two, one, [{"x": x}], Thresholds(min_sqnr=3)).failures  # 6 dB
+
+
+def test_inputs_of_zeros_are_warned_of_where_all_are(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = save_model(tmp_path / "m.onnx", "float[n, 8]", NEGATED)
+    zeros, values = np.zeros((3, 8), np.float32), rng.standard_normal((3, 8)).astype(np.float32)
+    warned = [warning for warning in _on(model, model, [{"x": zeros}] * 2).warnings if "every input is 0" in warning]
+    assert len(warned) == 1
+    assert not _on(model, model, [{"x": values}, {"x": zeros}]).warnings
+
+
 def _output(found: Comparison) -> Agreement:
     (row,) = [row for row in found.agreements if row.kind == "output"]
     return row
@@ -178,6 +200,7 @@ def test_integers_beside_other_outputs_are_left_out(tmp_path: Path, rng: np.rand
     assert found.warnings == [left_out]
     assert _on(sides[0], sides[1], samples, Thresholds(max_abs=1e-6)).failures[0].startswith("output y, sample 0")
     assert not _on(sides[0], sides[1], samples).warnings
+    assert _on(sides[0], sides[1], samples, Thresholds(max_kl=1)).warnings == [f"{KL_SAYS_NOTHING}: i"]
 
 
 @pytest.mark.parametrize(("output", "cast"), [("int64[n, 8]", 7), ("bool[n, 8]", 9), ("float16[n, 8]", 10)])
