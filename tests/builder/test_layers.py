@@ -43,12 +43,13 @@ def test_log_lists_layers() -> None:
 
 def test_inspector_lists_layers() -> None:
     entry = {"Name": "mlp", "LayerType": "PluginV3", "Inputs": [{"Format/Datatype": "Row major linear FP16 format"}]}
-    gemm = {"Name": "g", "LayerType": "gemm", "Inputs": [{"Datatype": "FP8"}], "Metadata": "[ONNX Layer: mm8]"}
+    operands = {"Inputs": [{"Datatype": "Half"}], "Constants": [{"Datatype": "FP8"}]}
+    gemm = {"Name": "g", "LayerType": "gemm", **operands, "Metadata": "[ONNX Layer: mm8]"}
     plugin, product = layers_of_inspector(json.dumps({"Layers": [entry, gemm]}))
     assert plugin.is_plugin
     assert plugin.nodes == {"mlp"}
     assert "mm8" in product.nodes
-    assert product.datatypes == {"FP8"}
+    assert product.datatypes == {"Half", "FP8"}
 
 
 def test_plugin_and_fp8_as_planned() -> None:

@@ -56,6 +56,9 @@ def test_what_a_kept_subgraph_costs_depends_on_its_type() -> None:
     shapes = {"in_features": 4096, "out_features": 4096}
     half, single = (subgraph_cost("linear", shapes, "keep", 1, LIMITS["h200"], d) for d in ("float16", "float32"))
     assert single.bytes == 2 * half.bytes
+    half, single = (subgraph_cost("linear", shapes, "keep", 8192, LIMITS["h200"], d) for d in ("float16", "float32"))
+    assert (half.bound, single.bound) == ("compute", "compute")
+    assert single.seconds == pytest.approx(2 * half.seconds)  # TF32
     with pytest.raises(ValueError, match="H200 SXM has no fp4 tensor cores"):
         subgraph_cost("linear", shapes, "nvfp4_w4a4", 1, LIMITS["h200"])
 

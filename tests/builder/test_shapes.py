@@ -65,6 +65,11 @@ def test_one_override_widens_the_others() -> None:
     assert profile.most == (2, 2048)
 
 
+def test_a_most_below_the_default_brings_the_typical_down() -> None:
+    profile = derive_profiles({"x": ["batch", "sequence"]}, most={"x": (2, 32)})["x"]
+    assert profile == Profile((1, 1), (1, 32), (2, 32))
+
+
 def test_meaningless_dimension_asks_for_a_range() -> None:
     with pytest.raises(BuilderError, match=r"image.*dimension 2 \(height\).*--max-shapes image:") as failure:
         derive_profiles({"image": ["batch", 3, "height", 224]})
@@ -74,6 +79,8 @@ def test_meaningless_dimension_asks_for_a_range() -> None:
 def test_override_gives_the_range_of_a_meaningless_dimension() -> None:
     profile = derive_profiles({"image": [1, "height"]}, most={"image": (1, 640)})["image"]
     assert (profile.least, profile.typical, profile.most) == ((1, 640), (1, 640), (1, 640))
+    both = derive_profiles({"image": [1, "height"]}, least={"image": (1, 64)}, most={"image": (1, 640)})["image"]
+    assert both == Profile((1, 64), (1, 640), (1, 640))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,13 @@ def test_override_holds_for_dimensions_of_the_same_name() -> None:
 
 @pytest.mark.parametrize(
     ("least", "typical", "most"),
-    [({"ids": (1, 0)}, {}, {}), ({}, {"past": (1, 0)}, {}), ({}, {}, {"past": (1, 0)}), ({"past": (0, 1)}, {}, {})],
+    [
+        ({"ids": (1, 0)}, {}, {}),
+        ({}, {"past": (1, 0)}, {}),
+        ({"past": (1, 0)}, {"past": (1, 0)}, {}),
+        ({}, {}, {"past": (1, 0)}),
+        ({"past": (0, 1)}, {}, {}),
+    ],
 )
 def test_only_the_least_cache_may_be_empty(
     least: dict[str, tuple[int, ...]], typical: dict[str, tuple[int, ...]], most: dict[str, tuple[int, ...]]

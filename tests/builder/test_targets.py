@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import platform
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_target_of_another_machine_points_to_the_bundle(name: str) -> None:
     with pytest.raises(BuilderError, match="--bundle") as failure:
         require_here(find_target(name))
     assert failure.value.exit_code == UNAVAILABLE
+
+
+def test_target_with_another_processor_is_not_built_for_whatever_is_installed() -> None:
+    """TensorRT-RTX could build Spark's engine here, but not check it with the plugin library."""
+    others = [target for target in TARGETS.values() if target.host != platform.machine()]
+    assert others
+    for target in others:
+        with pytest.raises(BuilderError, match=f"library runs on {target.host}, this machine is {platform.machine()}"):
+            require_here(target)
 
 
 def test_help_names_every_target() -> None:
