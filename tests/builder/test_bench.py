@@ -101,6 +101,9 @@ def test_without_a_gpu_it_predicts(gated_mlps: Path, monkeypatch: pytest.MonkeyP
         expected = 2 * (3 * 64 * 128 * bytes_per_weight + 16 * 128 * 2) / 1.792e12 * 1e6
         assert result.contestants[name] == {"predicted_us": pytest.approx(expected)}
     assert all("median_us" not in entry for entry in result.subgraphs)
+    times = {name: entry["predicted_us"] for name, entry in result.contestants.items()}
+    speed_ups = [f"{times[name] / times['nvfp4']:.2f}x" for name in ("fp8", "bf16")]
+    assert list(bench.tables(result)[0].columns[-1].cells) == ["-", *speed_ups]
 
 
 def test_tables_name_what_was_planned_whatever_it_is(
@@ -303,8 +306,8 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
     assert 0.95 < result.cosine_to_bf16["native_nvfp4"] < result.cosine_to_bf16["fp8"]
 
 
-def contestants(model: Path, folder: Path, target: str) -> tuple[dict[str, Plan], list[str]]:
-    asked = request(model, target=target)
+def contestants(model: Path, folder: Path, target: str, **options: Any) -> tuple[dict[str, Plan], list[str]]:
+    asked = request(model, target=target, **options)
     folder.mkdir(exist_ok=True)
     builds, notes = bench._builds(asked, bench._subject(asked), folder / "sample.npz", folder)
     return {name: Plan.load(build.plan) for name, build in builds.items() if build.plan}, notes
@@ -323,6 +326,22 @@ def test_baselines_are_tensorrts_own(gated_mlps: Path, tmp_path: Path) -> None:
             "FP8,", "h200 does not compute native_nvfp4; FP8,"
         )
     ]
+
+
+def test_what_the_plan_keeps_is_the_same_for_all(
+    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No baseline replaces it, and no note says that its time is missing."""
+    plan = Plan.load(_planned(gated_mlps))
+    plan.subgraphs[1].decision = "keep"
+    plan.save(edited := gated_mlps.with_name("edited.yaml"))
+    plans, _ = contestants(gated_mlps, tmp_path / "a", "rtx-blackwell", plan=edited)
+    replaced = {name: [e.name for e in found.subgraphs if e.decision != "keep"] for name, found in plans.items()}
+    assert replaced == {name: ["gated_mlp_0"] for name in ("nvfp4", "native_nvfp4", "fp8")} | {"bf16": []}
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    asked = request(gated_mlps, plan=edited)
+    result = bench.bench(asked, Recorded(), CpuDevice, lambda arch: ReferenceHost())
+    assert not [note for note in result.notes if "not timed" in note]
 
 
 def test_native_nvfp4_that_cannot_be_built_is_said(
