@@ -79,6 +79,16 @@ def test_folders_of_several_files(with_index: bool, tmp_path: Path, seed: int) -
         checkpoint["model.norm"]
 
 
+def test_a_name_that_two_modules_may_have_is_none(tmp_path: Path, seed: int) -> None:
+    """The language model's and the vision tower's: neither may stand for the other."""
+    other = UP.replace("model", "vision", 1)
+    save_file({**modelopt(UP, seed), **modelopt(other, seed + 1)}, tmp_path / "m.safetensors")
+    checkpoint = NVFP4Checkpoint(tmp_path)
+    assert checkpoint.module("0.mlp.up_proj") is None
+    assert checkpoint.module(f"language.{UP}") == UP
+    assert checkpoint.module(other) == other
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -94,6 +104,7 @@ def test_folders_of_several_files(with_index: bool, tmp_path: Path, seed: int) -
         ),
         ({f"{UP}.weight_scale": -torch.ones(24, 3)}, "found torch.uint8 and torch.float32"),
         ({f"{UP}.weight_scale": (-torch.ones(24, 3)).to(torch.float8_e4m3fn)}, "negative or NaN block scales"),
+        ({f"{UP}.weight_scale": torch.full((24, 3), torch.nan).to(torch.float8_e4m3fn)}, "negative or NaN block"),
     ],
 )
 def test_tensors_that_are_not_nvfp4(change: dict[str, torch.Tensor], message: str, tmp_path: Path, seed: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -81,6 +82,10 @@ def test_a_tight_budget_takes_more_passes_and_gives_the_same(tmp_path: Path, see
     events.clear()
     collect(path, kinds, data, lambda done, total: events.append((done, total)))
     assert events[-1] == (2 * len(data), 2 * len(data))
+    events.clear()
+    budget = 4 * (K**2 + HIDDEN**2)  # of both
+    collect(path, kinds, data, lambda done, total: events.append((done, total)), budget_bytes=budget)
+    assert events[-1] == (2 * len(data), 2 * len(data))
 
 
 class InterruptedRunError(Exception):
@@ -128,6 +133,8 @@ def test_other_samples_do_not_go_on(tmp_path: Path, seed: int, monkeypatch: pyte
         collect(path, ["h"], samples(seed), interrupt, resume=state)
     with pytest.raises(CalibrationError, match=r"s\.statistics\.json.*saw other samples; delete it"):
         collect(path, ["h"], samples(seed + 1), resume=state)
+    with pytest.raises(CalibrationError, match="the samples changed between passes"):
+        collect(path, ["h"], samples(seed)[:1], resume=state)  # fewer than it had done
     # Other tensors: a new run, which replaces the state.
     found = collect(path, {"x": {"mean_square"}}, samples(seed + 1), resume=state)
     assert_same(found, {"x": expected(path, samples(seed + 1))["x"]}, {"mean_square", "amax"})
@@ -186,6 +193,22 @@ def test_a_tensor_without_rows_in_some_samples(opset: int, tmp_path: Path, seed:
     never = collect(path, {"e": set(KINDS)}, data[:1]).of("e")
     assert never.amax == 0
     assert all(not never[kind].any() for kind in KINDS if kind != "amax")
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_tensor_that_a_branch_alone_reads(flag: bool, tmp_path: Path, seed: int) -> None:
+    """What makes it is not taken out of the graph."""
+    path = tmp_path / "model.onnx"
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[n, {K}] x, bool flag) => (float[n, {K}] z) {{
+        d = Add(x, x)
+        y = If(flag) <then_branch = t () => (float[n, {K}] a) {{ a = Neg(d) }},
+                      else_branch = e () => (float[n, {K}] b) {{ b = Identity(x) }}>
+        z = Tanh(y)
+    }}"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    x = np.random.default_rng(seed).standard_normal((4, K)).astype(np.float32)
+    found = collect(path, ["y"], [{"x": x, "flag": np.array(flag)}])
+    assert found.amax["y"] == np.abs(x).max() * (2 if flag else 1)
 
 
 @pytest.mark.parametrize("kind", ["mean_square", "block_gram", "hessian", "quantized_hessian", "quantized_cross"])

@@ -111,11 +111,22 @@ def test_text_is_cut_and_nothing_left_out(tmp_path: Path) -> None:
     assert sum(int((array == 2773).sum()) for array in ids) == 1200  # "word"
 
 
+def copy_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (folder / name).write_bytes((MINILM / name).read_bytes())
+
+
+@pytest.mark.parametrize(("limit", "longest"), [(64, 64), (8192, 512)])
+def test_pieces_of_text_are_as_long_as_the_model_allows(limit: int, longest: int, tmp_path: Path) -> None:
+    copy_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": limit}))
+    (tmp_path / "a.txt").write_text("word " * 1200)
+    assert max(sample["input_ids"].shape[1] for sample in load_samples(tmp_path / "a.txt", IDS, tmp_path)) == longest
+
+
 def test_text_for_a_model_that_says_little(tmp_path: Path) -> None:
     """No size of the vocabulary, no input_ids; and text as Windows writes it."""
-    for file in MINILM.iterdir():
-        if file.name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": None}))
     (tmp_path / "a.txt").write_bytes("\ufeffHello there.\r\n\r\nThe end.".encode())
     found, expected = (list(load_samples(tmp_path / "a.txt", IDS, folder)) for folder in (tmp_path, MINILM))
@@ -131,11 +142,14 @@ def test_text_without_its_tokenizer(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(CalibrationError, match="text needs the model's tokenizer"):
             load_samples(text, IDS, folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-        (tmp_path / name).write_bytes((MINILM / name).read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 50}))
-    with pytest.raises(CalibrationError, match="the model knows 50: it is another model's"):
-        load_samples(text, IDS, tmp_path)
+    copy_tokenizer(tmp_path)
+    largest = max(int(sample["input_ids"].max()) for sample in load_samples(text, IDS, MINILM))
+    for size in (50, largest):
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
+        with pytest.raises(CalibrationError, match=f"the model knows {size}: it is another model's"):
+            load_samples(text, IDS, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": largest + 1}))
+    assert load_samples(text, IDS, tmp_path)
     with pytest.raises(CalibrationError, match="cannot give the model's input 'pixels'"):
         load_samples(text, {**IDS, "pixels": InputSpec((), np.dtype(np.float32))}, MINILM)
     text.write_text(" \n\n ")

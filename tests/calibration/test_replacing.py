@@ -34,6 +34,9 @@ def test_a_write_that_fails_names_the_destination(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space") as failure:
         full()
     assert failure.value.filename == str(tmp_path / "file")
+    with pytest.raises(FileNotFoundError) as failure, replacing(tmp_path / "none" / "file") as temporary:
+        temporary.write_text("text")
+    assert failure.value.filename == str(tmp_path / "none" / "file")
 
 
 def test_a_folder_is_tried_before_the_work(tmp_path: Path) -> None:

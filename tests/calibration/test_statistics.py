@@ -123,6 +123,19 @@ def test_statistics_survive_the_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["s.json"]
 
 
+def test_a_save_takes_away_its_own_files_alone(tmp_path: Path) -> None:
+    file, folder = tmp_path / "s.statistics.json", tmp_path / "s.statistics"
+    with_arrays = Statistics({"a": 1.0}, 1, {"a": {"mean_square": np.ones(16, np.float32)}})
+    with_arrays.save(file)
+    Statistics({"a": 1.0}, 1).save(file)
+    assert not folder.exists()
+    with_arrays.save(file)
+    (folder / "notes.txt").write_text("the user's")
+    Statistics({"a": 2.0}, 1).save(file)
+    assert [left.name for left in folder.iterdir()] == ["notes.txt"]
+    assert Statistics.load(file).amax == {"a": 2.0}
+
+
 @pytest.mark.parametrize("external", [False, True])
 def test_statistics_of_another_model_are_refused(external: bool, tmp_path: Path, seed: int) -> None:
     """Its tensors have the same names."""
