@@ -186,6 +186,40 @@ def test_layers_without_anything_between(decision: str, most: float, loaded: Loa
     assert most / 50 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < most
 
 
+RMS_NORM = "p{0} = Pow({1}, power)  m{0} = ReduceMean<keepdims = 1>(p{0}, axes)  e{0} = Add(m{0}, eps)"
+RMS_NORM += "  r{0} = Sqrt(e{0})  q{0} = Div({1}, r{0})  n{0} = Mul(q{0}, w)"
+
+
+@pytest.mark.parametrize(
+    ("change", "power", "axis", "shape", "layers"),
+    [
+        (("", ""), 2.0, -1, (K,), [2]),
+        (("", ""), 3.0, -1, (K,), [1, 1]),
+        (("", ""), 2.0, 0, (K,), [1, 1]),
+        (("", ""), 2.0, -1, (K, 1), [1, 1]),
+        (("keepdims = 1", "keepdims = 0"), 2.0, -1, (K,), [1, 1]),
+    ],
+    ids=["norm", "mean cube", "other axis", "weight of rows", "mean of columns"],
+)
+def test_what_is_almost_a_norm(
+    change: tuple[str, str], power: float, axis: int, shape: tuple[int, ...], layers: list[int], loaded: Load, seed: int
+) -> None:
+    """It stands between two MLPs, which merge over a norm alone. As many rows as channels, so that all shapes fit."""
+    mlp = "a{0} = MatMul(n{0}, u{0})  b{0} = Relu(a{0})  y{0} = MatMul(b{0}, d{0})"
+    body = (RMS_NORM + "  " + mlp).replace(*change) if change[0] else RMS_NORM + "  " + mlp
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[{K}, {K}] x) => (float[{K}, {K}] y1)
+    <int64[1] axes = {{{axis}}}, float eps = {{1e-5}}, float power = {{{power}}}>
+    {{ {body.format(0, "x")}  {body.format(1, "y0")} }}"""
+    model = onnx.parser.parse_model(text)
+    graph = Graph(spec(seed=seed))
+    for layer in "01":
+        graph.draw(f"u{layer}", K, 48)
+        graph.draw(f"d{layer}", 48, K)
+    graph.draw("w", *shape)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in graph.weights.items())
+    assert [found.shapes["layers"] for found in found_mlps(loaded(model))] == layers
+
+
 FLATTENING = {
     "the second": "a = MatMul(x, u0)  b = Relu(a)  c = MatMul(b, d0)"
     "  d = MatMul(c, u1)  e = Relu(d)  f = Reshape(e, rows)  y = Gemm(f, d1)",

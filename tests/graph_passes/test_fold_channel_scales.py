@@ -213,6 +213,16 @@ def test_weights_that_serve_twice(loaded: Load, seed: int) -> None:
     assert "'gate_bias' is used more than once" in str(obstacles)
 
 
+def test_a_bias_of_one_number(loaded: Load, seed: int) -> None:
+    """It serves all channels, and cannot be scaled by theirs."""
+    model, _ = mlp_model(Spec(biases=True, seed=seed))
+    (bias,) = [tensor for tensor in model.graph.initializer if tensor.name == "up_bias"]
+    bias.CopyFrom(numpy_helper.from_array(draw(seed, 1), "up_bias"))
+    found, obstacles = foldings(loaded(model))
+    assert not found
+    assert "'up_bias' is used more than once" in str(obstacles)
+
+
 class OwnNorms(moe_spellings.Moe):
     """The router reads what one norm gives, the experts what another does."""
 

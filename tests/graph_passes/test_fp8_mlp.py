@@ -13,7 +13,7 @@ from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.plan import Capabilities, PlanError, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]
@@ -64,3 +64,11 @@ def test_an_op_left_from_another_decision_means_qdq_nodes(loaded: Load, seed: in
     kinds = {node.op_type for node in onnx.load(result.path, load_external_data=False).graph.node}
     assert {"DequantizeLinear", "MatMul"} <= kinds
     assert "FP8GatedMLP" not in kinds
+
+
+def test_an_op_that_cannot_serve_is_refused(loaded: Load, seed: int) -> None:
+    source = loaded(mlp_model(spec(gated=False, seed=seed))[0])
+    plan = plan_all(source, precision="fp8")
+    plan.subgraphs[0].op = "FP8GatedMLP"
+    with pytest.raises(PlanError, match="cannot be fp8: FP8GatedMLP is for gated MLPs, this is a mlp"):
+        plan.check(source)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from onnx_models.graphs import Spec, mlp_model, spec
+from onnx_models.graphs import Graph, Spec, mlp_model, spec
 from onnx_models.passes import EVERYTHING, rewritten
 from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.errors import CalibrationError
@@ -136,3 +136,13 @@ def test_what_it_does_not_serve_goes_on_to_fp8(options: dict[str, Any], reason: 
     (entry,) = plan.subgraphs
     assert entry.decision == "fp8"
     assert reason in entry.reason
+
+
+def test_inputs_of_four_dimensions_go_on_to_fp8(loaded: Load, seed: int) -> None:
+    graph = Graph(spec(seed=seed))
+    graph.mlp("x", "y")
+    source = loaded(graph.model(["y"], rank=4))
+    plan = make_plan(source, find_subgraphs(source), NATIVE, "native-nvfp4", KINDS, calibrated=True)
+    (entry,) = plan.subgraphs
+    assert entry.decision == "fp8"
+    assert "tensors of rank 2 or 3 to NVFP4: 'x' has 4" in entry.reason

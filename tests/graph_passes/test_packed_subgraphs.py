@@ -14,15 +14,16 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 
 from onnx_models import zoo
-from onnx_models.graphs import run
+from onnx_models.graphs import Graph, mlp_model, run, spec
 from onnx_models.passes import found_mlps, plan_all
 from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.packed_subgraphs import held_matrices, packed_ranges
 from trt_nvfp4.graph_passes.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.source import SourceModel, load
 
 MLPS = ("gated_mlp", "mlp")
@@ -103,6 +104,7 @@ def llama(tmp_path: Path) -> tuple[torch.nn.Module, SourceModel]:
 
 
 Llama = tuple[torch.nn.Module, SourceModel]
+Load = Callable[[onnx.ModelProto], SourceModel]
 
 
 def saved(tensors: dict[str, torch.Tensor], tmp_path: Path) -> NVFP4Checkpoint:
@@ -122,6 +124,10 @@ def test_bytes_and_ranges(llama: Llama, tmp_path: Path) -> None:
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in written.graph.initializer}
     nodes = [node for node in written.graph.node if node.op_type == "NVFP4GatedMLP"]
     assert len(nodes) == zoo.LAYERS
+    statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1)  # of the user's samples: they go first
+    sampled = onnx.load(rewrite(source, plan, statistics, tmp_path / "sampled.onnx", checkpoint=checkpoint).path)
+    scales_of_x = [t for t in sampled.graph.initializer if t.name.endswith("input_tensor_scale")]
+    assert [float(numpy_helper.to_array(t)) for t in scales_of_x] == pytest.approx([50 / 2688] * zoo.LAYERS)
     for layer, node in enumerate(nodes):
         mlp = f"model.layers.{layer}.mlp"
         gate_up, down = (arrays[name] for name in node.input if name.endswith(("gate_up_weight", "down_weight")))
@@ -141,6 +147,34 @@ def test_names_with_more_in_front(prefix: str, llama: Llama, tmp_path: Path) -> 
     model, source = llama
     checkpoint = saved(publish(copy.deepcopy(model), "llama", prefix), tmp_path)
     assert all(all(held_matrices(checkpoint, part)) for part in found_mlps(source))
+
+
+def published(graph: Graph) -> dict[str, torch.Tensor]:
+    """The weights of a graph that stores them [in, out], under their own names."""
+    tensors = {}
+    for name, array in graph.weights.items():
+        packed, block_scales, scale = nvfp4.quantize(torch.from_numpy(array.T.copy()), 1e-3)
+        tensors |= {f"{name}.weight": packed, f"{name}.weight_scale": block_scales, f"{name}.weight_scale_2": scale}
+    return tensors
+
+
+@pytest.mark.parametrize("alpha", [0.5, -0.5])
+def test_a_product_whose_sign_is_turned(alpha: float, loaded: Load, tmp_path: Path) -> None:
+    """A tensor scale is positive: the weights are then quantized from the model's own."""
+    model, graph = mlp_model(spec(linear="gemm_scaled", gated=False))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            attribute.f = alpha if attribute.name == "alpha" else attribute.f
+    (mlp,) = found_mlps(loaded(model))
+    assert held_matrices(saved(published(graph), tmp_path), mlp) == [alpha > 0] * 2
+
+
+def test_a_scale_of_activations_that_gate_alone_has(loaded: Load, tmp_path: Path) -> None:
+    """Nothing says that it serves up as well."""
+    model, graph = mlp_model(spec())
+    scales = {f"{name}.input_scale": torch.tensor(0.25) for name in ("gate", "down")}
+    ranges = packed_ranges(saved(published(graph) | scales, tmp_path), found_mlps(loaded(model)))
+    assert ranges == {"h": pytest.approx(0.25 * 6 * 448)}
 
 
 def test_what_stays_in_16_bits(llama: Llama, tmp_path: Path) -> None:

@@ -12,7 +12,15 @@ import yaml
 from onnx_models.graphs import Graph, mlp_model, spec
 from onnx_models.passes import EVERYTHING, plan_all
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import DECISIONS, KINDS, Capabilities, Plan, PlanError, make_plan
+from trt_nvfp4.graph_passes.plan import (
+    DECISIONS,
+    KINDS,
+    Capabilities,
+    Plan,
+    PlanError,
+    allowed_decisions,
+    make_plan,
+)
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.graph_passes.source import SourceModel
 
@@ -229,6 +237,13 @@ def test_reasons_of_fp8_without_data_know_the_plugin(dtype: str, loaded: Load) -
     at_run_time = "FP8, activation scales computed at run time, for want of calibration data"
     assert bool(entry.fp8_plugin) == (dtype == "float16")
     assert (entry.reason == at_run_time) == bool(entry.fp8_plugin)
+
+
+@pytest.mark.parametrize(("dtype", "half"), [("float32", "bf16"), ("float16", "keep")])
+def test_16_bits_are_one_choice(dtype: str, half: str, loaded: Load) -> None:
+    """Of a float32 model, not to keep it too."""
+    (subgraph,) = find_subgraphs(loaded(mlp_model(spec(dtype=dtype))[0]))
+    assert allowed_decisions(subgraph, EVERYTHING, "auto") == ["nvfp4_w4a4", "nvfp4_w4a16", "fp8", half]
 
 
 def test_entries_may_be_deleted(source: SourceModel) -> None:

@@ -118,6 +118,10 @@ NO_MLP = {
     "vector scale between": "a = MatMul(x, w1)  r = Relu(a)  n = Mul(r, one)  y = MatMul(n, w2)",
     "weights computed": "a = MatMul(x, w1)  r = Relu(a)  e = Exp(w2)  y = MatMul(r, e)",
     "weights rounded": "a = MatMul(x, w1)  r = Relu(a)  i = Cast<to = 6>(w2)  f = Cast<to = 1>(i)  y = MatMul(r, f)",
+    "transposed input": "a = Gemm<transA = 1>(x, w1)  r = Relu(a)  y = Gemm(r, w2)",
+    "rows backwards": "s = Constant<value = int64[1] {31}>()  e = Constant<value = int64[1] {15}>()"
+    "  d = Constant<value = int64[1] {1}>()  m = Constant<value = int64[1] {-1}>()"
+    "  a = MatMul(x, wide)  b = Slice(a, s, e, d, m)  r = Relu(b)  y = MatMul(r, w2)",
     "transposed between": "a = MatMul(x, w1)  r = Relu(a)  t = Transpose<perm = [1, 0]>(r)  y = MatMul(t, w2)",
 }
 
@@ -127,11 +131,26 @@ def test_no_mlp(body: str, loaded: Load) -> None:
     text = f'<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[16, 16] y) {{ {body} }}'
     model = onnx.parser.parse_model(text)
     generator = np.random.default_rng(0)
-    for name, shape in (("w1", (16, 16)), ("w2", (16, 16)), ("w3", (16, 16)), ("one", (16,))):
+    shapes = {"w1": (16, 16), "w2": (16, 16), "w3": (16, 16), "one": (16,), "wide": (16, 32)}
+    for name, shape in shapes.items():
         if name in body:
             model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random(shape, np.float32), name))
     onnx.checker.check_model(model)
     assert found_mlps(loaded(model)) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "bias"), [("float[n, 16] y, float[n, 16] a", (16,)), ("float[m, n, 16] y", (1, 1, 16))]
+)
+def test_what_is_added_is_no_bias(outputs: str, bias: tuple[int, ...], loaded: Load) -> None:
+    """The product is an output by itself; the sum has more dimensions than it."""
+    body = "a = MatMul(x, w)  y = Add(a, b)"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[n, 16] x) => ({outputs}) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    for name, shape in (("w", (16, 16)), ("b", bias)):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    (linear,) = find_subgraphs(loaded(model))
+    assert (linear.kind, linear.refusal, linear.output, len(linear.nodes)) == ("linear", None, "a", 1)
 
 
 QUANTIZED = {

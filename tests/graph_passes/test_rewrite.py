@@ -213,6 +213,42 @@ def test_fp16_casts(loaded: Load, seed: int) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-2 * np.abs(expected).max())
 
 
+def test_a_product_whose_sign_is_turned(loaded: Load, seed: int) -> None:
+    """By Gemm's alpha: scales of weights are positive all the same."""
+    model, _ = mlp_model(spec(linear="gemm", gated=False, seed=seed))
+    for node in model.graph.node:
+        if node.op_type == "Gemm":
+            node.attribute.append(helper.make_attribute("alpha", -0.5))
+    x = draw(seed, 50, 32)
+    (found,), (expected,) = run(rewritten(loaded(model)).path, x), run(model, x)
+    assert np.linalg.norm(found - expected) < 0.25 * np.linalg.norm(expected)
+
+
+def test_casts_inside_stay_what_they_are(loaded: Load, seed: int) -> None:
+    """A float16 model's activation in float32 stays so in bfloat16."""
+    spelling = next(text for text in ACTIVATION_SPELLINGS["silu"] if "Cast" in text)
+    source = loaded(mlp_model(spec(spelling=spelling, gated=False, dtype="float16", seed=seed))[0])
+    plan = plan_all(source)
+    plan.subgraphs[0].decision = "bf16"
+    nodes = onnx.load(rewritten(source, plan).path).graph.node
+    types = [node.attribute[0].i for node in nodes if node.op_type == "Cast"]
+    bf16, fp16 = TensorProto.BFLOAT16, TensorProto.FLOAT16
+    assert types == [bf16, TensorProto.FLOAT, bf16, fp16]  # of x, in front of Sigmoid, behind it, of y
+
+
+def test_fp8_of_channels_of_zeros(loaded: Load, seed: int) -> None:
+    """Pruned, say: their scale is not 0, which would make them NaN."""
+    model, graph = mlp_model(spec(seed=seed))
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    graph.weights["down"][:, 3] = 0
+    tensors["down"].CopyFrom(numpy_helper.from_array(graph.weights["down"], "down"))
+    source = loaded(model)
+    x = draw(seed, 2, 3, 32)
+    (found,), (expected,) = run(rewritten(source, plan_all(source, precision="fp8")).path, x), run(model, x)
+    assert not found[..., 3].any()
+    np.testing.assert_allclose(found, expected, atol=0.15 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("dtype", ["float16", BF16])
 def test_16_bit_weights(dtype: str, loaded: Load, seed: int) -> None:
     """The packed weights of a 16-bit model are those of its values; biases keep its type."""

@@ -314,6 +314,17 @@ def test_unsorted(tmp_path: Path) -> None:
         load(path)
 
 
+def test_unsorted_in_a_body(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool flag) => (float[2] y) {
+        r = If (flag) <then_branch = t () => (float[2] a) { a = Relu(late) },
+                       else_branch = e () => (float[2] b) { b = Neg(x) }>
+        late = Neg(x)  y = Add(r, late)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"\(Relu\) reads 'late', which nothing before it produces"):
+        load(tmp_path / "model.onnx")
+
+
 def test_defined_twice(tmp_path: Path) -> None:
     path = broken(tmp_path, helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"], name="again"))
     with pytest.raises(ModelError, match=r"'y' is defined twice \(by node 'again'"):
