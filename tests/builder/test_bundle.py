@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,14 +13,20 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
+from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.builder import bundle, pipeline
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.inspection import inspect
-from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.targets import TARGETS, find_target
+from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors
+from trt_nvfp4.graph_passes.source import load
 from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.toolchain import ToolchainError
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
@@ -143,6 +150,30 @@ def test_inspection_finds_a_changed_file(tmp_path: Path, gated_mlps: Path) -> No
     make_bundle(gated_mlps, tmp_path / "bundle")
     (tmp_path / "bundle" / "model.onnx").write_bytes(b"")
     assert inspect(tmp_path / "bundle")["changed_files"] == ["model.onnx"]
+    (tmp_path / "bundle" / "model.onnx").unlink()
+    assert inspect(tmp_path / "bundle")["changed_files"] == ["model.onnx"]
+
+
+def test_no_compiler_for_a_device_like_this_machine(
+    tmp_path: Path, gated_mlps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have none either, perhaps: sources travel to another processor alone."""
+    target = next(target for target in TARGETS.values() if target.host == platform.machine())
+    monkeypatch.setenv("TRT_NVFP4_NVCC", str(tmp_path / "no-nvcc"))
+    with pytest.raises(ToolchainError, match="no-nvcc"):
+        make_bundle(gated_mlps, tmp_path / "bundle", target.name)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_fp8_is_checked_at_the_product_or_at_the_weights_alone(gated_mlps: Path, calibrated: bool) -> None:
+    source = load(gated_mlps)
+    plan = plan_all(source, precision="fp8", kinds=("gated_mlp",), calibrated=calibrated)
+    statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1) if calibrated else None
+    path = rewritten(source, plan, statistics).path
+    kinds = {node.name: node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    carriers = [name for entry in bundle.planned_entries(plan, path) for name in entry["engine_nodes"]]
+    assert [kinds[name] for name in carriers] == ["MatMul" if calibrated else "DequantizeLinear"] * 6
 
 
 def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> None:

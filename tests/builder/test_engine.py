@@ -19,6 +19,7 @@ import pytest
 from onnx import parser
 
 from trt_nvfp4.builder import build_script, bundle
+from trt_nvfp4.builder.backend import Backend
 from trt_nvfp4.builder.engine import estimate_memory, run_script
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
@@ -176,6 +177,35 @@ def test_an_old_package_is_passed_over(tmp_path: Path, fp8_and_bf16: Path, monke
     assert run_script(folder, tmp_path / "out.engine", lambda event: None)["backend"] == "tensorrt_rtx"
 
 
+def test_the_oldest_package_serves(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [])
+    manifest = folder / bundle.MANIFEST
+    modules = {"modules": {"tensorrt_rtx": Backend("tensorrt_rtx").version}}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **modules}))
+    assert run_script(folder, tmp_path / "out.engine", lambda event: None)["engine_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "report"),
+    [
+        ("o.engine", "o.report.json"),
+        ("o.plan", "o.report.json"),
+        ("Qwen2.5-7B.engine", "Qwen2.5-7B.report.json"),
+        ("Qwen2.5-7B", "Qwen2.5-7B.report.json"),
+    ],
+)
+def test_reports_are_called_as_their_engines(engine: str, report: str, tmp_path: Path) -> None:
+    assert build_script.report_file(tmp_path / engine) == tmp_path / report
+
+
+def test_script_that_the_system_ends_may_have_lacked_memory(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [])
+    (folder / bundle.SCRIPT).write_text("import os\nos.kill(os.getpid(), 9)\n")
+    with pytest.raises(BuilderError, match=r"was ended by SIGKILL \(out of memory\?\): no message") as failure:
+        run_script(folder, tmp_path / "out.engine", lambda event: None)
+    assert failure.value.exit_code == BUILD_FAILED
+
+
 def test_script_that_dies_is_reported(tmp_path: Path, fp8_and_bf16: Path) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     (folder / bundle.SCRIPT).write_text("import os\nprint('7\\n[1]\\nlast words', flush=True)\nos.abort()\n")
@@ -231,6 +261,10 @@ def test_messages_name_the_users_files(tmp_path: Path) -> None:
     with pytest.raises(BuilderError, match=r"/mine\.onnx: the values of input 'sizes' are a shape") as failure:
         run_script(folder, tmp_path / "out.engine", lambda event: None, names)
     assert failure.value.exit_code == MODEL_AT_FAULT
+    result = {"event": "result", "warnings": [f"{folder / 'model.onnx'}: odd"]}
+    (folder / bundle.SCRIPT).write_text(f"print({json.dumps(json.dumps(result))})\n")
+    found = run_script(folder, tmp_path / "out.engine", lambda event: None, names)
+    assert found["warnings"] == [f"{tmp_path / 'mine.onnx'}: odd"]
 
 
 def test_shape_that_tensorrt_refuses(tmp_path: Path, fp8_and_bf16: Path) -> None:
@@ -245,9 +279,10 @@ def run_as_on_the_device(folder: Path, *arguments: str | Path) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name", [bundle.MANIFEST, bundle.SCRIPT, "model.onnx"])
+@pytest.mark.parametrize("name", [bundle.MANIFEST, bundle.SCRIPT, "model.onnx", "timing.cache"])
 def test_output_over_the_bundle_is_refused(tmp_path: Path, fp8_and_bf16: Path, name: str) -> None:
-    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    (tmp_path / "mine.cache").write_bytes(b"timings")
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True, timing_cache=tmp_path / "mine.cache")
     before = (folder / name).read_bytes()
     done = run_as_on_the_device(folder, "-o", folder / name)
     assert done.returncode == USAGE
@@ -325,14 +360,27 @@ def test_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (links / "libtensorrt_rtx.so").exists()
 
 
-def test_empty_engine_is_no_success(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("engine", "layers", "says"),
+    [
+        (b"", [Layer("a", "gemm", frozenset(), frozenset())], "returned an empty engine"),
+        (b"engine", [], "listed no layers: what it built cannot be checked"),
+    ],
+)
+def test_engine_that_is_empty_or_without_layers_is_no_success(
+    engine: bytes,
+    layers: list[Layer],
+    says: str,
+    tmp_path: Path,
+    fp8_and_bf16: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
-    layer = Layer("a", "gemm", frozenset(), frozenset())
     monkeypatch.setattr(
-        build_script.Backend, "build", lambda self, job, library, report: (memoryview(b""), [layer], [])
+        build_script.Backend, "build", lambda self, job, library, report: (memoryview(engine), layers, [])
     )
     job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
-    with pytest.raises(BuilderError, match="returned an empty engine") as failure:
+    with pytest.raises(BuilderError, match=says) as failure:
         build_script.run(job, lambda event: None)
     assert failure.value.exit_code == VERIFICATION_FAILED
     assert not list(tmp_path.glob("*out.engine*"))

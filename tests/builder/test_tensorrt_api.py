@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,14 +204,43 @@ def build_with(module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return warnings
 
 
+@pytest.mark.parametrize("error", ["Error Code 1: Myelin (no kernel)", "Error Code 10: no tactic serves"])
 def test_error_that_tensorrt_logged_fails_a_build_that_it_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = Logging(SKIPPED, "Error Code 1: Myelin (no kernel)")
-    with pytest.raises(errors.BuilderError, match=r"reported errors and went on: Error Code 1: Myelin") as failure:
+    module = Logging(SKIPPED, error)
+    with pytest.raises(errors.BuilderError, match=f"reported errors and went on: {re.escape(error)}$") as failure:
         build_with(module, tmp_path, monkeypatch)
     assert failure.value.exit_code == errors.VERIFICATION_FAILED
     assert (tmp_path / "timing.cache").read_bytes() == b"old"
+
+
+def test_what_is_kept_of_the_log() -> None:
+    log = backend.logger(Module("11.4.0.106", parses=True))
+    for number in range(6):
+        log.log("ERROR" if number % 2 else "INTERNAL_ERROR", f"e{number}")
+    log.log("WARNING", "Make sure input ids has Int64 binding.")  # as it says of every token model
+    log.log("WARNING", "w")
+    log.log("VERBOSE", "v")
+    log.log("VERBOSE", "Layers:\nall")
+    assert log.last_errors() == "e2 | e3 | e4 | e5"
+    assert (log.warnings, log.layers) == (["w"], "Layers:\nall")
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "off"),
+    [("10.13.3.9", (11, 0), True), ("10.13.3.9", (10, 0), False), ("10.14.1.48", (11, 0), False)],
+)
+def test_a_fusion_is_off_where_it_miscompiles(
+    version: str, capability: tuple[int, int], off: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("__LUNOWUD", "")
+    monkeypatch.delenv("__LUNOWUD")
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: capability)
+    monkeypatch.setattr(backend.importlib, "import_module", lambda name: Module(version, parses=True))
+    job = replace(job_in(tmp_path), compute_capability=capability)
+    backend.Backend("tensorrt").build(job, None, lambda event: None)
+    assert ("fc_h_fusion=off" in os.environ.get("__LUNOWUD", "")) == off
 
 
 def test_tactics_that_failed_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
