@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 import yaml
 from onnx import TensorProto, helper
@@ -63,6 +64,40 @@ def test_without_data_what_a_plan_quantizes_is_said(gated_mlps: Path, samples: P
     assert {entry["decision"] for entry in report["subgraphs"]} == {"nvfp4_w4a4"}
     assert "quantized activations are scaled at run time" in report["warnings"][0]
     assert not run(gated_mlps, precision="bf16", stop_after="rewrite")["warnings"], "data would change nothing"
+    for name, said in (("h200", "quantized activations are scaled at run time"), ("ada", "are not quantized")):
+        report = run(gated_mlps, target=find_target(name), precision="fp8", stop_after="rewrite")
+        assert said in report["warnings"][-1], "the plugin finds scales, Q/DQ nodes do not"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_accuracy_is_of_as_many_samples_as_asked_for(gated_mlps: Path, samples: Path, count: int) -> None:
+    report = run(gated_mlps, calib_data=samples, accuracy_samples=count, stop_after="rewrite")
+    assert report["accuracy"].get("samples", 0) == count
+    assert ("not_measured" in report["accuracy"]) == (count == 0)
+
+
+def test_little_memory_is_warned_of(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for the weights, so that the build is tried."""
+    free = psutil.virtual_memory()._replace(available=10**8)
+    monkeypatch.setattr("trt_nvfp4.builder.engine.psutil.virtual_memory", lambda: free)
+    report = run(gated_mlps, precision="bf16")
+    assert [text for text in report["warnings"] if "may need" in text and "100.0 MB are free" in text]
+
+
+def test_timings_are_kept(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that `tensorrt` adds on its GPU, which the script stands for."""
+    result = {"backend": "tensorrt", "engine_bytes": 6, "engine_sha256": "", "plugin_layers": 0}
+    result |= {"subgraphs": [], "versions": {}, "warnings": [], "peak_rss_bytes": 0}
+
+    def script(folder: Path, engine: Path, *_: Any) -> dict[str, Any]:
+        engine.write_bytes(b"engine")
+        (folder / "timing.cache").write_bytes((folder / "timing.cache").read_bytes() + b" and more")
+        return result
+
+    monkeypatch.setattr(pipeline.engine, "run_script", script)
+    (tmp_path / "mine.cache").write_bytes(b"timings")
+    run(gated_mlps, precision="bf16", timing_cache=tmp_path / "mine.cache")
+    assert (tmp_path / "mine.cache").read_bytes() == b"timings and more"
 
 
 def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:
@@ -186,6 +221,9 @@ def test_require_refuses_what_the_plan_lowers(gated_mlps: Path) -> None:
     with pytest.raises(BuilderError, match="--require nvfp4 cannot be met") as failure:
         run(gated_mlps, precision="fp8", require="nvfp4")
     assert failure.value.exit_code == errors.VERIFICATION_FAILED
+    plan = Path(run(gated_mlps, precision="fp8", stop_after="rewrite")["files"]["plan"])
+    with pytest.raises(BuilderError, match="--require nvfp4 cannot be met"):
+        run(gated_mlps.parent / "out" / "o.rewritten.onnx", plan=plan, require="nvfp4")
 
 
 def test_require_is_about_what_was_selected(gated_mlps: Path) -> None:
