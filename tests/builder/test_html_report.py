@@ -85,6 +85,31 @@ def test_page_says_what_the_report_says(report: Path) -> None:
     for row in data["accuracy"]["tensors"]:
         assert f"{row['cosine']:.6f}" in text
     assert "no engine built yet" in text
+    weights = data["weights_bytes"]
+    assert f"{weights['before'] / weights['after']:.2f}x smaller" in text
+
+
+def test_points_lie_on_the_roofline(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, float, float]] = []
+    monkeypatch.setattr(html_report.svg_charts, "roofline", lambda _, __, points, ___: drawn.extend(points) or "")
+    html_report.write(report)
+    limits = json.loads(report.read_text())["predicted"]
+    for _, intensity, operations in drawn:
+        assert operations == pytest.approx(min(limits["bandwidth"] * intensity, limits["tflops"]["fp4"] * 1e12))
+    assert drawn
+
+
+def test_agreement_that_no_decibels_tell(report: Path) -> None:
+    """JSON has no infinity: of equal tensors there is none, nor of those that are not finite."""
+    data = json.loads(report.read_text())
+    for row, largest in zip(data["accuracy"]["tensors"], (0.0, None, 1.0), strict=True):
+        row |= {"sqnr_db": None, "max_abs": largest}
+    report.write_text(json.dumps(data))
+    rows = re.findall(r"<tr>(.*?)</tr>", html_report.write(report).read_text())
+    shown = {row["name"]: "equal" if row["max_abs"] == 0 else "none" for row in data["accuracy"]["tensors"]}
+    for name, text in shown.items():
+        (cells,) = [row for row in rows if f">{name}</td>" in row and "%" in row]
+        assert f">{text}</td>" in cells
 
 
 def test_output_of_a_subgraph_counts_as_an_output(gated_mlps: Path, rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trt_nvfp4.builder.html_report import page
-from trt_nvfp4.builder.report import Report, summary_table
+from trt_nvfp4.builder.report import Report, subgraph_tables, summary_table
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import make_plan
@@ -62,6 +62,27 @@ def test_products_that_the_plan_has_no_entry_for(gated_mlps: Path) -> None:
     line = "12 Conv (34.0% of weight bytes), 2 Einsum (0.0%) stay as they are"
     assert cells(report)["not in the plan"] == line
     assert f"<p class='dim'>Not in the plan: {line}.</p>" in page(json.loads(report.json()), None, "o")
+
+
+def test_shapes_of_experts_and_layers() -> None:
+    entry = {"name": "m", "kind": "moe", "decision": "keep", "reason": "why", "realized": None}
+    widths = {"in_features": 64, "intermediate_features": 128, "out_features": 32}
+    for more, shown in (
+        ({"layers": 1}, "64-128-32"),
+        ({"layers": 18}, "64-128-32 x18"),
+        ({"experts": 8, "top_k": 2, "shared_features": 0}, "64-128-32 x2 of 8"),
+        ({"experts": 8, "top_k": 2, "shared_features": 48}, "64-128-32 x2 of 8 + shared 48"),
+    ):
+        table, _ = subgraph_tables([{**entry, "shapes": widths | more}])
+        assert list(table.columns[2].cells) == [shown]
+
+
+def test_sizes_and_peaks(gated_mlps: Path) -> None:
+    report = Report(str(gated_mlps), "ada", weights_bytes={"before": 4000, "after": 1000})
+    assert cells(report)["weights"] == "4.0 kB -> 1.0 kB (4.00x smaller)"
+    report.record_peak(10**12)  # of the build script, beside this process
+    report.record_peak(0)
+    assert report.peak_rss_bytes > 10**12
 
 
 def cells(report: Report) -> dict[str, str]:

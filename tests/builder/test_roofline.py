@@ -134,6 +134,19 @@ def test_rows_of_subgraphs(tmp_path: Path, rng: np.random.Generator) -> None:
         subgraph_tokens(source, plan, {"z": (1, 1)})
 
 
+@pytest.mark.parametrize("x", ["float[batch, sequence, 32]", "int64[batch, sequence]"])
+def test_rows_that_inference_cannot_tell(x: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Behind an operator that ONNX does not know they are the input's: of values or of ids."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g ({x} x) => (float[batch, sequence, 16] y) {{ a = com.microsoft.Inverse(x)  y = MatMul(a, w) }}""")
+    weight = rng.standard_normal((32, 16)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    source = load(tmp_path / "m.onnx")
+    plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True), kinds=("linear",))
+    assert list(subgraph_tokens(source, plan, {"x": (3, 7, 32)[: x.count(",") + 1]}).values()) == [21]
+
+
 @pytest.mark.parametrize("elem_type", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_rows_of_a_typical_input(tmp_path: Path, save_gated_mlps: Callable[..., Path], elem_type: int) -> None:
     source = load(save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type))
