@@ -121,6 +121,8 @@ def test_sequence_limit_is_read_from_the_configuration(tmp_path: Path) -> None:
     assert export.longest_sequence(tmp_path) is None
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 77}')
     assert export.longest_sequence(tmp_path) == 77
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": -1}')  # XLNet: there is none
+    assert export.longest_sequence(tmp_path) is None
 
 
 def alter(folder: Path, **changes: Any) -> None:

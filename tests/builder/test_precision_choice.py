@@ -20,7 +20,7 @@ from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import pipeline
 from trt_nvfp4.builder.accuracy_budget import Budget, Score
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
-from trt_nvfp4.builder.precision_choice import Option, Part, efficient, first, mixes_by_cost
+from trt_nvfp4.builder.precision_choice import Option, Part, _together, efficient, first, mixes_by_cost
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples import input_specs, load_samples
@@ -60,6 +60,12 @@ def test_mixes_are_the_optimal_ones(rng: np.random.Generator) -> None:
             assert not any(c <= cost * (1 + 1e-9) and lost < loss - 1e-12 for c, lost in every)
         assert losses[-1] == pytest.approx(min(lost for _, lost in every))
         assert costs[0] == pytest.approx(min(c for c, _ in every))
+
+
+def test_subgraphs_of_the_same_weights_cost_together() -> None:
+    group = [(SimpleNamespace(name=name), None) for name in "ab"]
+    options = {name: [Option("fp8", seconds, 0.1, 0.9)] for name, seconds in (("a", 1e-6), ("b", 3e-6))}
+    assert _together([group], options) == {"a": [Option("fp8", 4e-6, 0.1, 0.9)]}
 
 
 def test_nan_is_the_last_resort() -> None:
@@ -162,6 +168,13 @@ def test_a_budget_out_of_reach_says_how_near_one_comes(mlps: Path, samples: Path
     near = float(str(e.value).rsplit(" ", 1)[1])
     achieved = run(mlps, samples, f"sqnr>={near - 0.01:.2f}", require="nvfp4")["budget"]["achieved"]
     assert achieved == pytest.approx(near, rel=1e-5)
+
+
+def test_what_is_required_at_least_may_be_less(mlps: Path, samples: Path) -> None:
+    """--require fp8 leaves NVFP4 to choose, and no 16 bits."""
+    budget = run(mlps, samples, "cosine>=0.5", require="fp8", stop_after="plan")["budget"]
+    for options in budget["subgraphs"].values():
+        assert [option["decision"] for option in options] == ["nvfp4_w4a4", "nvfp4_w4a16", "fp8"]
 
 
 def test_how_near_a_mix_comes_does_not_read_as_if_it_met_the_budget(
