@@ -217,6 +217,14 @@ def test_what_the_sums_leave_out_is_said(gated_mlps: Path, monkeypatch: pytest.M
     ]
 
 
+def test_copies_of_weights_are_four_times_the_cache(rng: np.random.Generator) -> None:
+    for weight, cache in rng.integers(1 << 10, 1 << 26, (50, 2)):
+        copies = subgraph_bench._copies(float(weight), int(cache))
+        assert 2 <= copies <= 256
+        assert copies == 256 or copies * weight >= 4 * cache
+        assert copies == 2 or (copies - 1) * weight < 4 * cache
+
+
 def test_a_wrong_plugin_is_not_timed(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
     with pytest.raises(BuilderError, match="relative error") as failure:

@@ -386,6 +386,14 @@ def test_engine_that_is_empty_or_without_layers_is_no_success(
     assert not list(tmp_path.glob("*out.engine*"))
 
 
+def test_warnings_are_said_once(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path, fp8_and_bf16, [])
+    built = memoryview(b"engine"), [Layer("a", "gemm", frozenset(), frozenset())], ["b", "a", "b"]
+    monkeypatch.setattr(build_script.Backend, "build", lambda self, job, library, report: built)
+    job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
+    assert build_script.run(job, lambda event: None)["warnings"] == ["b", "a"]
+
+
 def test_library_for_another_machine(tmp_path: Path, fp8_and_bf16: Path) -> None:
     """A bundle for Spark, on an x86-64 machine with TensorRT-RTX."""
     library = bytearray(Path(sys.executable).resolve().read_bytes()[:4096])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -30,6 +31,14 @@ def test_a_reader_that_has_seen_enough_is_no_defect(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit), failures(debug=False):
         print_to_who_has_gone()
     assert "defect" not in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_command_and_nothing_after_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as ended, failures(debug=False):
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.exit_code == errors.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ctrl_c_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
