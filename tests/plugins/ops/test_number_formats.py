@@ -148,6 +148,8 @@ def test_untile_scales_inverts_tile_scales_also_in_batches(shape: tuple[int, int
 def test_untile_scales_refuses_another_shape() -> None:
     with pytest.raises(ValueError, match=r"\(128, 8\)"):
         formats.untile_scales(random_scales(1, 128, 4), 100, 5)
+    with pytest.raises(ValueError, match=r"tiled as \(128, 4\), found \(256, 4\)"):
+        formats.untile_scales(random_scales(1, 256, 4), 100, 4)
 
 
 def random_blocks(seed: int, rows: int, k: int, spread: float) -> torch.Tensor:
