@@ -16,9 +16,11 @@ Range = tuple[int, int, int]
 # (least, typical, most) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
 # as a batch when its name says nothing else.
 RANGES = {
-    "sequence": (re.compile(r"seq|len|token|time|^s\d*$", re.IGNORECASE), (1, 128, 512)),
+    "sequence": (re.compile(r"seq|len|token|time|^s$", re.IGNORECASE), (1, 128, 512)),
     "batch": (re.compile(r"batch|^b$|^n$|^bs", re.IGNORECASE), (1, 1, 8)),
 }
+# What torch's exporter calls a dimension that nobody named: only its place gives it a meaning.
+_NUMBERED = re.compile(r"s\d+")
 # Within names of lengths of a decoder's cache, and of the cache with the new tokens.
 _PAST = re.compile(r"past_?", re.IGNORECASE)
 _TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
@@ -157,15 +159,22 @@ class _Ranges:
         return [(name, dims.index(dim)) for name, dims in self.inputs.items() if dim and dim in dims]
 
     def _default(self, dim: str, axis: int) -> Range | None:
-        meaning = next(
-            (kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), "batch" if axis == 0 else None
-        )
+        meaning = next((kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), None)
+        if meaning is None:
+            meaning = "batch" if axis == 0 else self._numbered(dim)
         if meaning is None:
             return None
         low, middle, high = RANGES[meaning][1]
         if meaning == "sequence" and self.longest is not None:
             return low, min(middle, self.longest), min(high, self.longest)
         return low, middle, high
+
+    def _numbered(self, dim: str) -> str | None:
+        """What a dimension that torch numbered is: a batch in front of any input, a sequence as the second of few."""
+        places = self._places(dim) if _NUMBERED.fullmatch(dim) else []
+        if any(axis == 0 for _, axis in places):
+            return "batch"
+        return "sequence" if any(axis == 1 and len(self.inputs[name]) <= 3 for name, axis in places) else None
 
     def _terms(self, dim: str) -> list[str] | None:
         """What a dimension is the sum of by its name; None for others, and for totals of models without a cache."""
@@ -184,7 +193,8 @@ class _Ranges:
             return terms
         # Under other names, where there is one of each alone.
         past = [part for part in names if _PAST.match(part) and "+" not in part]
-        new = [part for part in names if RANGES["sequence"][0].search(part) and not _PAST.match(part)]
+        sequence = RANGES["sequence"][0]
+        new = [part for part in names if (sequence.search(part) or _NUMBERED.fullmatch(part)) and not _PAST.match(part)]
         new = [part for part in new if not _TOTAL.match(part) and "+" not in part]
         return [*past, *new] if len(past) == len(new) == 1 else terms
 

@@ -49,6 +49,21 @@ def test_text_model_gets_batch_and_sequence_ranges() -> None:
     assert profiles["pixel_values"].most == (8, 3, 224, 224)
 
 
+def test_dimensions_that_torch_numbered_mean_what_their_place_says() -> None:
+    # torch.export's Dim.DYNAMIC and Dim.AUTO: a symbol for each, no name.
+    profiles = derive_profiles({"input_ids": ["s10", "s21"], "pixel_values": ["s10", 3, 224, 224], "t": ["s10"]})
+    assert profiles["input_ids"].typical == (1, 128)
+    assert profiles["input_ids"].most == (8, 512)
+    assert profiles["pixel_values"].most == (8, 3, 224, 224)
+    assert profiles["t"].most == (8,)
+    assert derive_profiles({"ids": ["s10", "s21"], "mask": ["s21", "s10"]})["mask"].most == (8, 8)
+
+
+def test_height_that_torch_numbered_asks_for_a_range() -> None:
+    with pytest.raises(BuilderError, match=r"dimension 2 \(s53\)"):
+        derive_profiles({"image": ["s77", 3, "s53", "s27"]})
+
+
 def test_sequence_ends_where_the_model_does() -> None:
     profile = derive_profiles({"input_ids": ["batch", "seq_len"]}, longest=64)["input_ids"]
     assert (profile.typical, profile.most) == ((1, 64), (8, 64))
