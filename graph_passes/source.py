@@ -20,6 +20,7 @@ from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
 from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.graph_passes.stacked_weights import split_stacks
+from trt_nvfp4.graph_passes.unite_copies import unite_copies
 from trt_nvfp4.plugins.ops import DOMAIN
 
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
@@ -116,6 +117,7 @@ def load(path: str | Path) -> SourceModel:
     simplify_shapes(model.graph)
     squeeze_weights(model.graph)
     split_stacks(model.graph)
+    unite_copies(model.graph, read_tensor)
     passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import ml_dtypes
@@ -361,3 +361,36 @@ def test_a_step_that_cannot_be_replaced(loaded: Load) -> None:
     assert len(reasons) == STEPS
     assert sum("'h_1' is also an output" in (reason or "") for reason in reasons) == 1
     assert sum("its weight 'gate' is shared" in (reason or "") for reason in reasons) == STEPS - 1
+
+
+def with_copies(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Every node after the first to read one of the named weights reads a copy of its own."""
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for name in names:
+        for number, node in enumerate([node for node in proto.graph.node if name in node.input][1:]):
+            copy = proto.graph.initializer.add()
+            copy.CopyFrom(stored[name])
+            copy.name = f"{name}_copy{number}"
+            node.input[:] = [copy.name if read == name else read for read in node.input]
+    return proto
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("which", [slice(None), slice(1)], ids=["all", "some"])
+def test_copies_of_weights_are_one(loaded: Load, dtype: str, which: slice) -> None:
+    # torch's dynamo exporter transposes the weights of a module anew in every call, but for small ones.
+    proto, graph = unrolled(small(linear="matmul", dtype=dtype))
+    shared = rewritten(loaded(proto)).weights_bytes_after
+    weights = [name for group in graph.groups for name, _ in group][which]
+    model = loaded(with_copies(proto, weights))
+    assert [subgraph.refusal for subgraph in found_mlps(model)] == [None] * STEPS
+    assert rewritten(model).weights_bytes_after == shared
+
+
+def test_weights_of_one_value_are_no_copies(loaded: Load) -> None:
+    proto, graph = unrolled(small(linear="matmul"))
+    ((name, _),) = graph.groups[-1]
+    (tensor,) = [tensor for tensor in proto.graph.initializer if tensor.name == name]
+    tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), name))
+    model = loaded(with_copies(proto, [name]))
+    assert set(model.graph.initializers) >= {name, f"{name}_copy0", f"{name}_copy1"}

@@ -1,0 +1,66 @@
+"""Weights of equal values become one: torch's dynamo exporter transposes a weight anew for every call of its module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from trt_nvfp4.graph_passes.nodes import FLOATS, is_op
+
+# So many bytes tell the matrices of different layers apart; only those that agree in them are read in full.
+_HEAD = 4096
+
+
+def unite_copies(graph: ir.Graph, read: Callable[[ir.TensorProtocol], np.ndarray]) -> None:
+    """Makes every MatMul and Gemm that multiplies by a copy of a matrix read the first one; `read` reads a tensor.
+
+    Matrices that anything else reads are left, and so are those of one value throughout, as they need not be copies.
+    """
+    alike: defaultdict[Hashable, list[ir.Value]] = defaultdict(list)
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype in FLOATS and len(tensor.shape) == 2 and _is_only_multiplied_by(value):
+            alike[tensor.dtype, tuple(tensor.shape.numpy())].append(value)
+
+    def values_of(value: ir.Value) -> np.ndarray:
+        assert value.const_value is not None
+        return read(value.const_value)
+
+    for values in alike.values():
+        for candidates in _groups(values, lambda value: _head(values_of(value))):
+            for first, *copies in _groups(candidates, lambda value: _digest(values_of(value))):
+                for copy in copies if _varies(values_of(first)) else []:
+                    copy.replace_all_uses_with(first)
+
+
+def _is_only_multiplied_by(value: ir.Value) -> bool:
+    uses = value.uses()
+    return bool(uses) and not value.is_graph_output() and all(is_op(n, "MatMul", "Gemm") and i == 1 for n, i in uses)
+
+
+def _groups(values: Iterable[ir.Value], key: Callable[[ir.Value], bytes]) -> Iterator[list[ir.Value]]:
+    """Those of two values or more with one key."""
+    values = list(values)
+    if len(values) < 2:
+        return
+    groups: defaultdict[bytes, list[ir.Value]] = defaultdict(list)
+    for value in values:
+        groups[key(value)].append(value)
+    yield from (group for group in groups.values() if len(group) > 1)
+
+
+def _head(array: np.ndarray) -> bytes:
+    return array.reshape(-1)[: _HEAD // array.itemsize].tobytes()
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return hashlib.sha256(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))).digest()
+
+
+def _varies(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    return bool((flat != flat[0]).any()) if flat.size else False
