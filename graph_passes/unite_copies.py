@@ -58,7 +58,7 @@ def _head(array: np.ndarray) -> bytes:
 
 
 def _digest(array: np.ndarray) -> bytes:
-    return hashlib.sha256(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))).digest()
+    return hashlib.sha256(array.tobytes()).digest()
 
 
 def _varies(array: np.ndarray) -> bool:
