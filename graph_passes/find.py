@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.block_pattern import chain_blocks
 from trt_nvfp4.graph_passes.isolation import interior_refusal, refuse_shared_weights
@@ -12,6 +13,7 @@ from trt_nvfp4.graph_passes.linear_pattern import match_linear
 from trt_nvfp4.graph_passes.mlp_pattern import match_mlp
 from trt_nvfp4.graph_passes.moe_pattern import RefusedMoe, match_moes
 from trt_nvfp4.graph_passes.naming import subgraph_name
+from trt_nvfp4.graph_passes.nodes import is_op
 from trt_nvfp4.graph_passes.quantized_pattern import is_quantized_product
 from trt_nvfp4.graph_passes.router_pattern import match_routers
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel
@@ -27,8 +29,8 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
 
     Raises:
-        ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already
-            or lie in the bodies of control flow.
+        ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already, are in
+            float64 or lie in the bodies of control flow.
     """
     position = {node: index for index, node in enumerate(model.graph)}
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
@@ -109,6 +111,11 @@ def _check_anything(model: SourceModel) -> None:
                 f"{model.path}: its weights are quantized already, as node '{node.name}' ({node.op_type}) reads them; "
                 "give the model as it was before, in float32, float16 or bfloat16"
             )
+        if is_op(node, "MatMul", "Gemm") and any(_is_float64(value) for value in node.inputs if value is not None):
+            raise ModelError(
+                f"{model.path}: its weights are float64, as node '{node.name}' ({node.op_type}) reads them; export the "
+                "model in float32, float16 or bfloat16"
+            )
     for node in model.graph:
         bodies = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
         if any(match_linear(inner) is not None for body in bodies for inner in body.all_nodes()):
@@ -117,6 +124,11 @@ def _check_anything(model: SourceModel) -> None:
                 "replaced; give each body as a model of its own (of a decoder that optimum merged, decoder_model.onnx "
                 "and decoder_with_past_model.onnx)"
             )
+
+
+def _is_float64(value: ir.Value) -> bool:
+    tensor = get_const_tensor(value)
+    return tensor is not None and tensor.dtype == ir.DataType.DOUBLE
 
 
 def _choice_refusal(chooser: ir.Node) -> str:

@@ -181,6 +181,20 @@ def test_weights_that_are_quantized_already(body: str, loaded: Load) -> None:
         find_subgraphs(source)
 
 
+def test_weights_in_float64(loaded: Load) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (double[n, 16] x) => (double[n, 16] y) {
+        h = MatMul(x, w)  r = Relu(h)  y = Gemm(r, w) }"""
+    )
+    model.graph.node[0].name = "up"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16)), "w"))
+    source = loaded(model)
+    with pytest.raises(
+        ModelError, match=r"weights are float64, as node 'up' \(MatMul\) reads them; export the model in"
+    ):
+        find_subgraphs(source)
+
+
 def test_linears_in_bodies(loaded: Load) -> None:
     """As in decoders that optimum merged: all of the model is in the branches of one If."""
     model = onnx.parser.parse_model(

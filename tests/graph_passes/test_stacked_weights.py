@@ -1,4 +1,4 @@
-"""What constant numbers pick from a stack are weights of their own."""
+"""What constant numbers pick from a stack, or of a matrix's rows, are weights of their own."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ PICKS = {
     "of rows": """(float[T, 32] x) => (float[T, 16] y)
         <int64 i = {1}, int64 j = {-1}, int64[3] shape = {-1, 32, 16}> { s = Reshape(w, shape)  a = Gather(s, i)
         b = Gather(s, j)  u = MatMul(x, a)  v = MatMul(x, b)  y = Sub(u, v) }""",
+}
+SLICES = "q = Slice(w, zero, n)  r = Slice(w, n, last)"
+ROWS = {
+    "slices": SLICES,
+    "slices of axes": "q = Slice(w, zero, n, zero, one)  r = Slice(w, n, last, zero)",
+    "split": "q, r = Split(w, sizes)",
+    "one slice twice": f"{SLICES}  u = Identity(q)",
+}
+ROWS_LEFT = {
+    "columns": "q = Slice(w, zero, n, one)  r = Slice(w, n, last, one)",
+    "every second": "q = Slice(w, zero, last, zero, two)  r = Slice(w, one, last, zero, two)",
+    "unknown": "m = Shape<start = 0, end = 1>(x)  q = Slice(w, zero, m)  r = Slice(w, m, last)",
+    "read as a whole, too": f"{SLICES}  u = Identity(w)",
 }
 LEFT = {
     "unknown number": "(float[T, 32] x, int64 i) => (float[T, 16] y) { a = Gather(w, i)  y = MatMul(x, a) }",
@@ -75,6 +88,69 @@ def test_stacks_that_stay(body: str, tmp_path: Path, seed: int) -> None:
     source = load(tmp_path / "model.onnx")
     assert source.tensor("w").shape == (3, K, N)
     assert next(node.op_type for node in source.graph) == "Gather"
+
+
+def rows_model(body: str, path: Path, seed: int, external: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Writes a model of two products by rows of `w` [48, 16], 32 and 16 of them unless `body` says otherwise, and adds
+    the same of `b` [48]; returns these."""
+    text = f"""{HEAD} (float[T, 16] x) => (float[T, E] y, float[T, F] z)
+        <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] n = {{32}},
+         int64[1] last = {{9223372036854775807}}, int64[2] sizes = {{32, 16}}>
+        {{ {body}  qt = Transpose(q)  rt = Transpose(r)  c = Slice(b, zero, n)  d = Slice(b, n, last)
+        qx = MatMul(x, qt)  rx = MatMul(x, rt)  y = Add(qx, c)  z = Add(rx, d) }}"""
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(seed)
+    w, b = rng.standard_normal((48, 16)).astype(np.float32), rng.standard_normal(48).astype(np.float32)
+    model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")])
+    onnx.save(model, path, save_as_external_data=external, location="weights", size_threshold=0)
+    return w, b
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("body", ROWS.values(), ids=ROWS.keys())
+def test_rows(body: str, external: bool, tmp_path: Path, seed: int) -> None:
+    w, b = rows_model(body, tmp_path / "model.onnx", seed, external)
+    source = load(tmp_path / "model.onnx")
+    linears = [found.linear for found in find_subgraphs(source)]
+    for linear, rows in zip(linears, (slice(0, 32), slice(32, 48)), strict=True):
+        assert linear is not None
+        assert linear.bias is not None
+        np.testing.assert_array_equal(source.tensor(linear.weight.stored.name or ""), w[rows])
+    x = np.random.default_rng(seed).standard_normal((5, 16)).astype(np.float32)
+    for found, rows in zip(run(unquantized(source), x), (slice(0, 32), slice(32, 48)), strict=True):
+        np.testing.assert_allclose(found, x @ w[rows].T + b[rows], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("body", ROWS_LEFT.values(), ids=ROWS_LEFT.keys())
+def test_rows_that_stay(body: str, tmp_path: Path, seed: int) -> None:
+    rows_model(body, tmp_path / "model.onnx", seed)
+    source = load(tmp_path / "model.onnx")
+    assert source.tensor("w").shape == (48, 16)
+    assert not any(subgraph.linear and subgraph.linear.bias for subgraph in find_subgraphs(source))
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_attention_whose_queries_are_not_its_values(dynamo: bool, tmp_path: Path, seed: int) -> None:
+    """As in DETR and ACT, whose queries and keys have positions added: torch slices their common weight."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+            self.register_buffer("position", torch.randn(5, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            placed = x + self.position
+            return self.attention(placed, placed, x, need_weights=False)[0]
+
+    torch.manual_seed(seed)
+    module, x = Attention().eval(), torch.randn(2, 5, 32)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(module, (x,), path, dynamo=dynamo, input_names=["x"])
+    source = load(path)
+    assert [found.kind for found in find_subgraphs(source)] == ["linear"] * 4
+    (found,) = run(unquantized(source), x.numpy())
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 class Loop(Moe):

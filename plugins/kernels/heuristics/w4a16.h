@@ -125,7 +125,7 @@ constexpr bool kSmallClusters = false;
 // 2 where it saves more time that each block reads half of x than their sums take from one to the other, as on an H100
 // (benchmarks/NOTES.md).
 inline int choose_small_cluster(int m, int k) {
-    int const from = m <= 4 ? 8448 : m <= 8 ? 2816 : 1536;
+    int const from = m <= 4 ? 8448 : m <= 8 ? 2592 : 1536;
     return m >= 4 && k >= from ? 2 : 1;
 }
 
@@ -148,7 +148,7 @@ inline SmallLinear small_linear(int chunks, int cluster, Footprint const& bytes,
     return small;
 }
 
-// Whether it takes less time than the other kernels (H100: by 1 to 51 %): all blocks find room at once, x of `values`
+// Whether it takes less time than the other kernels (H100: by 3 to 51 %): all blocks find room at once, x of `values`
 // is soon laid out, and long ones are on many SMs, since others divide K. In turns it takes up to 17 % more, on few SMs
 // up to 60 (benchmarks/NOTES.md).
 inline bool fits_small(int tiles, int64_t values, SmallLinear const& small, Device const& device) {

@@ -11,9 +11,7 @@ namespace trt_nvfp4::ptx {
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // A value to where `place` is in block `rank`, which its barrier, where this block's `barrier` is, counts by its bytes.
 __device__ __forceinline__ void send_to_block(float const* place, uint32_t barrier, int rank, float value) {
