@@ -42,6 +42,7 @@ class TokenProducts {
  public:
     using Element = T;
     static constexpr int kTokens = 1;
+    static constexpr int kBlocksOnSm = 2;
     static constexpr int kShift = Decoder<__half>::kSumShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int) { return kTokenChunkBytes; }
@@ -67,12 +68,15 @@ class TokenProducts {
 template <typename T, int kColumns>
 class ColumnProducts {
     using P = Product<T, kColumns>;
-    // Of BF16 the whole would take more registers than threads of two blocks have.
-    static constexpr int kHalves = std::is_same_v<typename P::Operand, __half> ? 2 : 1;
+    static constexpr bool kFromBf16 = std::is_same_v<T, __nv_bfloat16>;
 
  public:
     using Element = T;
     static constexpr int kTokens = P::kTokens;
+    // As registers allow, so that none spill: two blocks leave each thread 80. BF16's halves of a chunk come one after
+    // the other where that is needed for it.
+    static constexpr int kBlocksOnSm = kColumns == 1 || kForHopper ? 2 : 1;
+    static constexpr int kHalves = kFromBf16 && kForHopper == (kColumns == 2) ? 1 : 2;
     static constexpr int kShift = Decoder<typename P::Operand>::kScaleShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int m) { return P::chunk_bytes(m); }
@@ -137,7 +141,7 @@ class ColumnProducts {
 };
 
 template <class Products, int kCluster>
-__global__ __launch_bounds__(kBlockThreads, kSmallBlocks) void sm80_w4a16_small(
+__global__ __launch_bounds__(kBlockThreads, Products::kBlocksOnSm) void sm80_w4a16_small(
     __grid_constant__ SmallArgs<typename Products::Element> const args) {
     using T = typename Products::Element;
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");

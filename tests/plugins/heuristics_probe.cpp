@@ -55,7 +55,7 @@ int main() {
             w4a16::Device device{};
             std::cin >> tiles >> values >> chunks >> cluster >> bytes.stage >> bytes.chunk >> bytes.fixed >>
                 device.sm_count >> device.shared_bytes;
-            w4a16::SmallLinear const small = w4a16::small_linear(chunks, cluster, bytes, device);
+            w4a16::SmallLinear const small = w4a16::small_linear(chunks, cluster, 2, bytes, device);
             std::cout << w4a16::fits_small(tiles, values, small, device) << ' ' << small.steps << ' ' << small.stages
                       << ' ' << w4a16::small_bytes(small, bytes) << '\n';
         } else if (kind == "w4a16_small_cluster") {

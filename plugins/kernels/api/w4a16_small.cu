@@ -48,7 +48,7 @@ struct Kernel {
     }
     static int chunks(TrtNvfp4LinearArgs const& linear) { return static_cast<int>((linear.k + kChunk - 1) / kChunk); }
     static SmallLinear shape(TrtNvfp4LinearArgs const& linear, Device const& device) {
-        return small_linear(chunks(linear), kCluster, footprint(linear), device);
+        return small_linear(chunks(linear), kCluster, Products::kBlocksOnSm, footprint(linear), device);
     }
 };
 

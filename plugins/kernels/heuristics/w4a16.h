@@ -112,7 +112,12 @@ struct SmallLinear {
 };
 
 constexpr int kMostSmallTokens = 16;
-constexpr int kSmallBlocks = 2;  // at most, on an SM
+// Whether the library is for Hopper, whose code for small linears takes fewer registers than Blackwell's.
+#ifdef TRT_NVFP4_SM90
+constexpr bool kForHopper = true;
+#else
+constexpr bool kForHopper = false;
+#endif
 
 // Whether the library has clusters of blocks that share K: for Hopper, and for B200 and B300 by likeness. Thor's 20 SMs
 // would gain nothing; on other GPUs they were not timed.
@@ -133,14 +138,14 @@ inline int small_bytes(SmallLinear const& shape, Footprint const& bytes) {
     return shape.stages * bytes.stage + shape.panel_chunks * bytes.chunk;
 }
 
-// Two blocks on an SM only where their rings hold all chunks, so that all weights of the next launch come meanwhile. A
-// block alone may fill its rings again.
-inline SmallLinear small_linear(int chunks, int cluster, Footprint const& bytes, Device const& device) {
+// Of at most `most` blocks on an SM. Two only where their rings hold all chunks, so that all weights of the next launch
+// come meanwhile; a block alone may fill its rings again.
+inline SmallLinear small_linear(int chunks, int cluster, int most, Footprint const& bytes, Device const& device) {
     constexpr int kReserved = 1 << 10;  // of an SM's shared memory, for each block
     constexpr int kFewestStages = 3;
     SmallLinear small{chunks, cluster, ceil_div(chunks, cluster)};
     small.steps = ceil_div(small.panel_chunks, kWarps / cluster);
-    for (small.blocks = kSmallBlocks; small.blocks > 0; --small.blocks) {
+    for (small.blocks = most; small.blocks > 0; --small.blocks) {
         int const room = (device.shared_bytes + kReserved) / small.blocks - kReserved - bytes.fixed;
         small.stages = std::min({small.steps, kMaxStages, (room - small.panel_chunks * bytes.chunk) / bytes.stage});
         if (small.stages == small.steps || (small.blocks == 1 && small.stages >= kFewestStages)) break;
