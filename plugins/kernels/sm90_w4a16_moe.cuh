@@ -51,7 +51,7 @@ struct MixtureShared {
 
     using Parts = PartSums<kOne>;
 
-    TaskShared<Panel, !kWide> task;
+    TaskShared<Panel, !kWide, 1, 1> task;
     TaskQueue queue;
     std::conditional_t<kWide, NoHiddenStage, HiddenStage<kColumns>> hidden;
     uint64_t landed[kLandings];

@@ -53,30 +53,34 @@ __device__ __forceinline__ void decode_scales(Codes const& codes, uint32_t own_b
 __device__ __forceinline__ uint32_t own_scale_byte() { return threadIdx.x % 4 * 0x11u + 0x40u; }
 
 // The first sums of `acc` += a warpgroup's rows times a group of K, whose units of kTokens tokens, in panels of the
-// kind Panel, `b` describes. Calls after_word(i) once the products before word i's have ended.
-template <typename T, class Panel, int kTokens, int kSums, typename F>
+// kind Panel, `b` describes. kWords' products are waited for together. Calls after_word(i) once the products before
+// word i's have ended.
+template <typename T, class Panel, int kTokens, int kWords, int kSums, typename F>
 __device__ __forceinline__ void multiply_group(Codes const& codes, uint32_t own_byte, uint32_t one, uint64_t b,
                                                float (&acc)[2][kSums], F&& after_word) {
     uint32_t scales[2];
     decode_scales<T>(codes, own_byte, one, scales);
 #pragma unroll
-    for (int word = 0; word < 2; ++word) {
-        uint32_t a[4][4];
-        decode_word<T>(codes, word, scales, one, a);
+    for (int first = 0; first < 2; first += kWords) {
+        uint32_t a[kWords][4][4];
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) decode_word<T>(codes, first + i, scales, one, a[i]);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            uint64_t const descriptor = ptx::advance(b, (word * 4 + half * 2) * Panel::kUnitBytes);
+        for (int half = 0; half < 2 * kWords; ++half) {
+            uint64_t const descriptor = ptx::advance(b, (first * 4 + half * 2) * Panel::kUnitBytes);
+            auto const& word = a[half / 2];
+            int const pair = half % 2 * 2;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 auto& d = *reinterpret_cast<float (*)[kTokens / 2]>(&acc[i]);
-                ptx::wgmma<T>(d, a[2 * i][2 * half], a[2 * i + 1][2 * half], a[2 * i][2 * half + 1],
-                              a[2 * i + 1][2 * half + 1], descriptor);
+                ptx::wgmma<T>(d, word[2 * i][pair], word[2 * i + 1][pair], word[2 * i][pair + 1],
+                              word[2 * i + 1][pair + 1], descriptor);
             }
         }
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
-        after_word(word);
+        after_word(first);
     }
 }
 

@@ -32,12 +32,13 @@ constexpr int kChunkBytes = kChunk * kTokens * 2;
 
 // kIsSync: warps multiply each for itself (kBySync). kSharers blocks of a cluster share the copies of activations: a
 // warp frees a panel for each of them by one arrival, and where it does so alone by all of its lanes, which racecheck
-// asks for.
-template <class PanelKind, bool kIsSync, int kSharers = 1>
+// asks for. Products by wgmma are waited for word by word, or by up to kMostWords, which takes registers.
+template <class PanelKind, bool kIsSync, int kSharers = 1, int kMostWords = 2>
 struct TaskShared {
     using Panel = PanelKind;
     static constexpr bool kSync = kIsSync;
     static constexpr int kBlocks = kSharers;
+    static constexpr int kWords = Panel::kTokens <= 32 ? kMostWords : 1;
     static constexpr int kPanels = std::min(16, 65536 / kChunkBytes<Panel::kTokens>);
     static constexpr int kPanelReleases = kWarps * (kSharers == 1 ? 32 : kSharers);
 
@@ -231,12 +232,11 @@ __device__ __forceinline__ void multiply_task(int chunks, uint32_t one, Places<S
             } else if constexpr (Shared::kSync) {
                 read = multiply_group_sync<T, Panel>(codes, own_byte, one, units, group * Panel::kGroupBytes, acc);
             } else {
-                multiply_group<T, Panel, kTokens>(codes, own_byte, one, ptx::advance(b, group * Panel::kGroupBytes),
-                                                  acc, [&](int word) {
-                                                      // All but this word's have finished: the panel before is free.
-                                                      if (word == 0 && group == 0 && left < chunks)
-                                                          release_panel(finished);
-                                                  });
+                multiply_group<T, Panel, kTokens, Shared::kWords>(
+                    codes, own_byte, one, ptx::advance(b, group * Panel::kGroupBytes), acc, [&](int word) {
+                        // All but this word's have finished: the panel before is free.
+                        if (word == 0 && group == 0 && left < chunks) release_panel(finished);
+                    });
             }
         }
         if constexpr (Shared::kSync) {
