@@ -15,9 +15,10 @@ from trt_nvfp4.plugins.ops.activation import GATED_ONLY, Activation, activate
 _SERVED = [a for a in Activation if a not in (Activation.IDENTITY, *GATED_ONLY)]
 # GELU's erf and tanh forms differ by 4.7e-4; constants rounded to bfloat16 move either by up to 1e-3.
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-3
-# Dense about 0, where activations differ in shape; then to the end of float32's range, where a clamp may begin.
-_LARGE = torch.cat((torch.logspace(1, 5, 400, dtype=torch.float64), torch.logspace(5, 38.5, 100, dtype=torch.float64)))
-_POINTS = torch.cat((-_LARGE, torch.linspace(-10, 10, 1001, dtype=torch.float64), _LARGE))
+# Dense about 0, where activations differ in shape, and on either side of it, where a threshold may be; then to the end
+# of float32's range, where a clamp may begin.
+_POSITIVE = torch.cat([torch.logspace(*ends, dtype=torch.float64) for ends in ((-6, -2, 100), (1, 5, 400), (5, 38.5, 100))])
+_POINTS = torch.cat((-_POSITIVE, torch.linspace(-10, 10, 1001, dtype=torch.float64), _POSITIVE))
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,17 @@ _FUNCTIONS: dict[str, _Function] = {
     "Div": torch.div,
     "Erf": torch.erf,
     "Exp": torch.exp,
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
     "HardSwish": F.hardswish,
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
     "Max": lambda *values: reduce(torch.maximum, values),
     "Min": lambda *values: reduce(torch.minimum, values),
     "Mish": F.mish,
     "Mul": torch.mul,
     "Neg": torch.neg,
+    "PRelu": lambda x, slope: torch.where(x < 0, slope * x, x),
     "Pow": torch.pow,
     "Reciprocal": torch.reciprocal,
     "Relu": torch.relu,
@@ -46,6 +51,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "Sqrt": torch.sqrt,
     "Sub": torch.sub,
     "Tanh": torch.tanh,
+    "Where": torch.where,
 }
 # Functions with attributes: node -> function.
 _WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {

@@ -16,7 +16,11 @@ from trt_nvfp4.calibration import nvfp4
 
 # Statements that compute `h` from `a`, by activation. Constants take the type of `a`.
 ACTIVATION_SPELLINGS: dict[str, list[str]] = {
-    "relu": ["h = Relu(a)", "z = Constant<value = float {{0.0}}>()  h = Max(a, z)"],
+    "relu": [
+        "h = Relu(a)",
+        "z = Constant<value = float {{0.0}}>()  h = Max(a, z)",
+        "z = Constant<value = float {{0.0}}>()  c = GreaterOrEqual(a, z)  h = Where(c, a, z)",
+    ],
     "relu2": [
         "r = Relu(a)  h = Mul(r, r)",
         "r = Relu(a)  two = Constant<value = float {{2.0}}>()  h = Pow(r, two)",
