@@ -1,21 +1,21 @@
 """The best E4M3 scale of each NVFP4 block among a few candidates, by a distance between weights before and after.
 
-Exact and memory-bounded: weights are read in tiles that stay in a CPU's cache, candidates are tried one after another.
+Exact and memory-bounded: weights are read in tiles, candidates are tried one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX, E4M3_MAX, E4M3_VALUES, e4m3_round
 
-# Elements of a tile. On a CPU: within a core's cache. A GPU wants many at once.
-_CPU_TILE, _GPU_TILE = 1 << 15, 1 << 24
-_TILE_COLUMNS = 512
+# Elements of a tile. On a CPU: enough for every operation to be worth the threads, and within their cores' caches. A GPU
+# wants many at once.
+_CPU_TILE, _GPU_TILE = 1 << 20, 1 << 24
+_TILE_COLUMNS = 512  # or more where there are few rows
 # (x + c) - c rounds to a multiple of 0.5 * 2^e, ties to even, for c = 1.5 * 2^22 * 2^e: float32 has 23 fraction bits.
 _ROUNDING = 1.5 * 2.0**22
 _EXPONENT_BITS = 0x7F800000
@@ -25,18 +25,6 @@ Distance = Callable[[Tensor, int], Tensor]
 # Codes (int32 [blocks, rows]) to try, of the largest magnitudes [blocks, rows] and the tensor scale; the first is kept
 # where no other is better.
 Candidates = Callable[[Tensor, Tensor], Iterator[Tensor]]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch's CPU loops without threads: at the size of a tile their barriers cost more than they bring, a thousand
-    times more where other processes keep the cores busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def squared(errors: Tensor, _: int) -> Tensor:
@@ -52,8 +40,9 @@ def scale_codes(magnitudes: Tensor, target: float, tensor_scale: Tensor) -> Tens
 def search(weight: Tensor, tensor_scale: Tensor, candidates: Candidates, distance: Distance = squared) -> Tensor:
     """Block scales (float8_e4m3fn [N, K/16]) for `weight` (float32 [N, K]) that minimise `distance` block by block."""
     rows, k = weight.shape
-    columns = min(k, _TILE_COLUMNS)
-    step = max(1, (_GPU_TILE if weight.is_cuda else _CPU_TILE) // columns)
+    tile_size = _GPU_TILE if weight.is_cuda else _CPU_TILE
+    columns = min(k, max(_TILE_COLUMNS, tile_size // rows // BLOCK * BLOCK))
+    step = max(1, tile_size // columns)
     codes = torch.empty((rows, k // BLOCK), dtype=torch.uint8, device=weight.device)
     for row in range(0, rows, step):
         for column in range(0, k, columns):

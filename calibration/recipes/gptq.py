@@ -17,6 +17,8 @@ from torch import Tensor
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, e2m1_decode, e2m1_encode
 
+from .threads import one_thread
+
 # Of some columns of a matrix (float32 [N, n blocks of 16]) and the first of their blocks: block scales
 # float8_e4m3fn [N, n].
 BlockScales = Callable[[Tensor, int], Tensor]
@@ -46,19 +48,23 @@ class GPTQ:
         blocks = [column // BLOCK for column in (range(k) if order is None else order.tolist())]
         scales = torch.ones((k // BLOCK, len(weight)), device=weight.device)
         if order is not None:
-            scales[:] = choose(weight, 0).float().T
+            with one_thread():
+                scales[:] = choose(weight, 0).float().T
         codes = torch.empty(columns.shape, dtype=torch.uint8, device=weight.device)
         for start in range(0, k, _COLUMNS):
             stop = min(start + _COLUMNS, k)
             errors = torch.empty_like(columns[start:stop])
-            for i in range(start, stop):
-                scale = scales[blocks[i]]
-                if order is None and i % BLOCK == 0:
-                    scale[:] = choose(columns[i : i + BLOCK].T.contiguous(), i // BLOCK)[:, 0]
-                codes[i] = e2m1_encode((columns[i] * (tensor_scale.reciprocal() / scale)).masked_fill_(scale == 0, 0))
-                rounded = e2m1_decode(codes[i]).mul_(scale * tensor_scale)
-                errors[i - start] = (columns[i] - rounded) / factor[i, i]
-                columns[i + 1 : stop].addr_(factor[i, i + 1 : stop], errors[i - start], alpha=-1)
+            with one_thread():
+                for i in range(start, stop):
+                    scale = scales[blocks[i]]
+                    if order is None and i % BLOCK == 0:
+                        scale[:] = choose(columns[i : i + BLOCK].T.contiguous(), i // BLOCK)[:, 0]
+                    codes[i] = e2m1_encode(
+                        (columns[i] * (tensor_scale.reciprocal() / scale)).masked_fill_(scale == 0, 0)
+                    )
+                    rounded = e2m1_decode(codes[i]).mul_(scale * tensor_scale)
+                    errors[i - start] = (columns[i] - rounded) / factor[i, i]
+                    columns[i + 1 : stop].addr_(factor[i, i + 1 : stop], errors[i - start], alpha=-1)
             columns[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
         if order is not None:
             codes[order] = codes.clone()

@@ -13,12 +13,12 @@ from trt_nvfp4.calibration.input_statistics import InputStatistics
 from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
-from .block_search import one_thread
 from .gptq import GPTQ
 from .quantized_inputs import least_squares
 from .recipe import SCALES, Recipe, parse
+from .threads import side_by_side
 
-_CHUNK = 1 << 17  # elements rounded at a time: intermediates stay within a CPU's cache
+_CPU_PART, _GPU_PART = 1 << 20, 1 << 24  # elements in work at a time, on a CPU by a thread
 
 
 class QuantizedWeight(NamedTuple):
@@ -56,21 +56,22 @@ class WeightQuantizer:
         if self._target is not None:
             rows = rows @ self._target
 
+        if self._gptq is None:
+            parts = rows.split(max(1, (_GPU_PART if rows.is_cuda else _CPU_PART) // rows.shape[1]))
+            packed, scales = zip(*side_by_side(lambda part: self._nearest(part, tensor_scale), parts), strict=True)
+            return torch.cat(packed), torch.cat(scales)
+
         def choose(columns: Tensor, block: int) -> Tensor:
             inputs = self._inputs.blocks(block, columns.shape[1] // BLOCK)
             return self._scales.choose(columns, tensor_scale, inputs)
 
-        with one_thread():
-            if self._gptq is not None:
-                codes, scales = self._gptq.round(rows, tensor_scale, choose)
-                return number_formats.pack(codes), scales
-            scales = self._scales.choose(rows, tensor_scale, self._inputs)
-            packed = torch.empty((rows.shape[0], rows.shape[1] // 2), dtype=torch.uint8, device=rows.device)
-            step = max(1, _CHUNK // rows.shape[1])
-            for start in range(0, len(rows), step):
-                part = slice(start, start + step)
-                packed[part] = number_formats.pack(_nearest(rows[part], scales[part], tensor_scale))
-        return packed, scales
+        codes, scales = self._gptq.round(rows, tensor_scale, choose)
+        return number_formats.pack(codes), scales
+
+    def _nearest(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Each value rounded by itself."""
+        scales = self._scales.choose(rows, tensor_scale, self._inputs)
+        return number_formats.pack(_nearest(rows, scales, tensor_scale)), scales
 
 
 def quantize_weight(
