@@ -12,6 +12,13 @@
 
 namespace trt_nvfp4::w4a16 {
 
+// Hopper's code takes fewer registers than Blackwell's.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr bool kForHopper = true;
+#else
+constexpr bool kForHopper = false;
+#endif
+
 constexpr int kSmallFixedBytes = Rings<kWarps>::kBarriers * sizeof(uint64_t);
 
 // What a cluster's other block adds to this one's tile: sums[token][row] and the barrier that counts their bytes.
@@ -42,7 +49,7 @@ class TokenProducts {
  public:
     using Element = T;
     static constexpr int kTokens = 1;
-    static constexpr int kBlocksOnSm = 2;
+    static __host__ __device__ constexpr int blocks_on_sm(bool) { return 2; }
     static constexpr int kShift = Decoder<__half>::kSumShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int) { return kTokenChunkBytes; }
@@ -75,7 +82,7 @@ class ColumnProducts {
     static constexpr int kTokens = P::kTokens;
     // As registers allow, so that none spill: two blocks leave each thread 80. BF16's halves of a chunk come one after
     // the other where that is needed for it.
-    static constexpr int kBlocksOnSm = kColumns == 1 || kForHopper ? 2 : 1;
+    static __host__ __device__ constexpr int blocks_on_sm(bool hopper) { return kColumns == 1 || hopper ? 2 : 1; }
     static constexpr int kHalves = kFromBf16 && kForHopper == (kColumns == 2) ? 1 : 2;
     static constexpr int kShift = Decoder<typename P::Operand>::kScaleShift;
 
@@ -141,11 +148,14 @@ class ColumnProducts {
 };
 
 template <class Products, int kCluster>
-__global__ __launch_bounds__(kBlockThreads, Products::kBlocksOnSm) void sm80_w4a16_small(
+__global__ __launch_bounds__(kBlockThreads, Products::blocks_on_sm(kForHopper)) void sm80_w4a16_small(
     __grid_constant__ SmallArgs<typename Products::Element> const args) {
     using T = typename Products::Element;
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     static_assert(kCluster == 1 || kCluster == 2);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    if (kCluster == 2) return;  // never launched: there are no clusters
+#endif
     extern __shared__ __align__(128) uint8_t small_shared[];
     __shared__ uint64_t ring_barriers[Rings<kWarps>::kBarriers];
     SmallLinear const& shape = args.shape;

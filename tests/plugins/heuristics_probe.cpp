@@ -59,9 +59,9 @@ int main() {
             std::cout << w4a16::fits_small(tiles, values, small, device) << ' ' << small.steps << ' ' << small.stages
                       << ' ' << w4a16::small_bytes(small, bytes) << '\n';
         } else if (kind == "w4a16_small_cluster") {
-            int m, k;
-            std::cin >> m >> k;
-            std::cout << w4a16::choose_small_cluster(m, k) << '\n';
+            int major, m, k;
+            std::cin >> major >> m >> k;
+            std::cout << w4a16::choose_small_cluster(major, m, k) << '\n';
         } else if (kind == "mlp_in_flight") {
             int sms;
             float bandwidth;

@@ -140,7 +140,7 @@ def test_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
     few_and_long = [(8, 512, 14336), (16, 128, 8192), (1, 1024, 24576), (8, 1024, 19456)]
     no_room = [(9, 8192, 4096), (9, 4096, 8192), (16, 4096, 6144), (8, 4096, 14336)]
     of = (*ahead, *in_turns, *few_and_long, *no_room)
-    clusters = [cluster for (cluster,) in ask("w4a16_small_cluster", [[m, k] for m, _, k in of])]
+    clusters = [cluster for (cluster,) in ask("w4a16_small_cluster", [[9, m, k] for m, _, k in of])]
     cases = [small_linear(*case, 132, 232448, cluster) for case, cluster in zip(of, clusters, strict=True)]
     taken = [fits for fits, *_ in ask("w4a16_small", cases)]
     assert taken == [1] * len(ahead) + [0] * (len(of) - len(ahead))
@@ -150,7 +150,13 @@ def test_clusters_of_small_linears_where_they_were_measured_ahead(ask: Ask) -> N
     """H100, benchmarks/NOTES.md: m and k."""
     pairs = [(5, 4096), (8, 2592), (16, 1536), (16, 2560), (4, 14336)]
     alone = [(8, 2560), (16, 1024), (4, 4096), (3, 8192), (2, 14336)]
-    assert ask("w4a16_small_cluster", [list(case) for case in (*pairs, *alone)]) == [[2]] * 5 + [[1]] * 5
+    assert ask("w4a16_small_cluster", [[9, *case] for case in (*pairs, *alone)]) == [[2]] * 5 + [[1]] * 5
+
+
+def test_clusters_of_small_linears_are_for_gpus_that_have_them(ask: Ask) -> None:
+    """Ampere and Ada cannot launch them, whatever else the library was compiled for; Thor and SM120 gain nothing."""
+    majors = [8, 9, 10, 11, 12]
+    assert ask("w4a16_small_cluster", [[major, 8, 8192] for major in majors]) == [[1], [2], [2], [1], [1]]
 
 
 def test_small_linears_find_room_at_once(ask: Ask, seed: int) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -429,6 +430,15 @@ def test_cmake_compiles_the_same_sources(nvcc: Path, tmp_path: Path) -> None:
         for arch in ARCHITECTURES
         for source in plugin_library.architecture(arch)[0]
     }
+
+
+@needs_compiler
+def test_clusters_stay_out_of_code_for_gpus_without(tmp_path: Path) -> None:
+    """A library for all GPUs has them, as cmake's does, and code for the oldest."""
+    families = [f"-DTRT_NVFP4_{family}" for family in ("SM89", "SM90", "SM100", "SM120")]
+    build = find_build("sm_80")
+    launcher = plugin_library.ROOT / "kernels" / "api" / "w4a16_small.cu"
+    replace(build, sources=[launcher], flags=[*build.flags, *families]).compile(tmp_path)
 
 
 def test_cmake_refuses_an_old_cutlass(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
 namespace trt_nvfp4::w4a16 {
 
 inline TrtNvfp4Status read_device(Device& device) {
-    int ordinal = 0, cooperative = 0, major = 0;
+    int ordinal = 0, cooperative = 0;
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&ordinal), "cudaGetDevice"));
     auto const read = [&](int& value, cudaDeviceAttr attribute) {
         return check_cuda(cudaDeviceGetAttribute(&value, attribute, ordinal), "cudaDeviceGetAttribute");
@@ -16,10 +16,10 @@ inline TrtNvfp4Status read_device(Device& device) {
     TRT_NVFP4_RETURN_IF_ERROR(read(device.sm_count, cudaDevAttrMultiProcessorCount));
     TRT_NVFP4_RETURN_IF_ERROR(read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin));
     TRT_NVFP4_RETURN_IF_ERROR(read(cooperative, cudaDevAttrCooperativeLaunch));
-    TRT_NVFP4_RETURN_IF_ERROR(read(major, cudaDevAttrComputeCapabilityMajor));
+    TRT_NVFP4_RETURN_IF_ERROR(read(device.major, cudaDevAttrComputeCapabilityMajor));
     TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(device.bandwidth));
     device.cooperative = cooperative != 0;
-    device.dependent_launch = major >= 9;
+    device.dependent_launch = device.major >= 9;
     return TRT_NVFP4_SUCCESS;
 }
 

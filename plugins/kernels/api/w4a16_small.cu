@@ -48,41 +48,43 @@ struct Kernel {
     }
     static int chunks(TrtNvfp4LinearArgs const& linear) { return static_cast<int>((linear.k + kChunk - 1) / kChunk); }
     static SmallLinear shape(TrtNvfp4LinearArgs const& linear, Device const& device) {
-        return small_linear(chunks(linear), kCluster, Products::kBlocksOnSm, footprint(linear), device);
+        int const most = Products::blocks_on_sm(device.major == 9);
+        return small_linear(chunks(linear), kCluster, most, footprint(linear), device);
     }
 };
 
 template <class Products, typename F>
-auto with_cluster(TrtNvfp4LinearArgs const& linear, F&& f) {
+auto with_cluster(TrtNvfp4LinearArgs const& linear, Device const& device, F&& f) {
     if constexpr (kSmallClusters) {
-        int const cluster = choose_small_cluster(static_cast<int>(linear.m), static_cast<int>(linear.k));
+        int const cluster = choose_small_cluster(device.major, static_cast<int>(linear.m), static_cast<int>(linear.k));
         if (cluster == 2) return f(Kernel<Products, 2>{});
     }
     return f(Kernel<Products, 1>{});
 }
 
 template <typename T, typename F>
-auto with_products(TrtNvfp4LinearArgs const& linear, F&& f) {
+auto with_products(TrtNvfp4LinearArgs const& linear, Device const& device, F&& f) {
     if (linear.m == 1) return f(Kernel<TokenProducts<T>, 1>{});
-    if (linear.m <= 8) return with_cluster<ColumnProducts<T, 1>>(linear, f);
-    return with_cluster<ColumnProducts<T, 2>>(linear, f);
+    if (linear.m <= 8) return with_cluster<ColumnProducts<T, 1>>(linear, device, f);
+    return with_cluster<ColumnProducts<T, 2>>(linear, device, f);
 }
 
-// Calls f with the kernel of the linear.
+// Calls f with the device's kernel of the linear.
 template <typename F>
-auto with_kernel(TrtNvfp4LinearArgs const& linear, F&& f) {
-    if (linear.dtype == TRT_NVFP4_FLOAT16) return with_products<__half>(linear, f);
-    return with_products<__nv_bfloat16>(linear, f);
+auto with_kernel(TrtNvfp4LinearArgs const& linear, Device const& device, F&& f) {
+    if (linear.dtype == TRT_NVFP4_FLOAT16) return with_products<__half>(linear, device, f);
+    return with_products<__nv_bfloat16>(linear, device, f);
 }
 
-// What small_linear and fits_small ask for; false where there is no GPU, which is no error here.
+// What the choices above ask for; false where there is no GPU, which is no error here.
 bool find_room(Device& device) {
     int ordinal = 0;
     auto const read = [&](int& value, cudaDeviceAttr attribute) {
         return cudaDeviceGetAttribute(&value, attribute, ordinal) == cudaSuccess;
     };
     return cudaGetDevice(&ordinal) == cudaSuccess && read(device.sm_count, cudaDevAttrMultiProcessorCount) &&
-           read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+           read(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
+           read(device.major, cudaDevAttrComputeCapabilityMajor);
 }
 
 }  // namespace
@@ -90,13 +92,13 @@ bool find_room(Device& device) {
 bool takes_small(TrtNvfp4LinearArgs const& linear) {
     Device device{};
     if (linear.m > kMostSmallTokens || !find_room(device)) return false;
-    return with_kernel(linear, [&](auto kernel) { return kernel.takes(linear, device); });
+    return with_kernel(linear, device, [&](auto kernel) { return kernel.takes(linear, device); });
 }
 
 TrtNvfp4Status launch_small(TrtNvfp4LinearArgs const& linear, TrtNvfp4Stream stream) {
     Device device{};
     TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
-    return with_kernel(linear, [&](auto kernel) { return kernel.launch(linear, device, stream); });
+    return with_kernel(linear, device, [&](auto kernel) { return kernel.launch(linear, device, stream); });
 }
 
 }  // namespace trt_nvfp4::w4a16

@@ -21,6 +21,7 @@ struct Device {
     float bandwidth;        // of memory, bytes a second; 0: not known
     bool cooperative;       // can launch a grid that is co-resident as a whole
     bool dependent_launch;  // can start a kernel before the one in front of it has ended
+    int major;              // of its compute capability
 };
 
 // Bytes of shared memory: of a stage of the ring, of a chunk of activations, and of what has a fixed size.
@@ -112,15 +113,9 @@ struct SmallLinear {
 };
 
 constexpr int kMostSmallTokens = 16;
-// Whether the library is for Hopper, whose code for small linears takes fewer registers than Blackwell's.
-#ifdef TRT_NVFP4_SM90
-constexpr bool kForHopper = true;
-#else
-constexpr bool kForHopper = false;
-#endif
 
-// Whether the library has clusters of blocks that share K: for Hopper, and for B200 and B300 by likeness. Thor's 20 SMs
-// would gain nothing; on other GPUs they were not timed.
+// Whether the library, which may serve other GPUs too, has clusters of blocks that share K: for Hopper, and for B200
+// and B300 by likeness. Thor's 20 SMs would gain nothing; on other GPUs they were not timed.
 #if defined(TRT_NVFP4_SM90) || (defined(TRT_NVFP4_SM100) && !defined(TRT_NVFP4_WITHOUT_PAIRS))
 constexpr bool kSmallClusters = true;
 #else
@@ -128,8 +123,9 @@ constexpr bool kSmallClusters = false;
 #endif
 
 // 2 where it saves more time that each block reads half of x than their sums take from one to the other, as on an H100
-// (benchmarks/NOTES.md).
-inline int choose_small_cluster(int m, int k) {
+// (benchmarks/NOTES.md). `major`: of the GPU's compute capability.
+inline int choose_small_cluster(int major, int m, int k) {
+    if (major != 9 && major != 10) return 1;
     int const from = m <= 4 ? 8448 : m <= 8 ? 2592 : 1536;
     return m >= 4 && k >= from ? 2 : 1;
 }
