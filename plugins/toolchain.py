@@ -27,7 +27,7 @@ def cache_dir() -> Path:
     try:
         # A ~ that no shell has expanded: in the environment of a container or a service, or quoted.
         if named := os.environ.get("TRT_NVFP4_CACHE"):
-            return Path(named).expanduser()
+            return Path(named).expanduser().absolute()
         return Path.home() / ".cache" / "trt-nvfp4"
     except RuntimeError as error:  # users of containers may have none
         raise ToolchainError(
@@ -41,7 +41,8 @@ class ToolchainError(RuntimeError):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """An nvcc with the host compiler and the static CUDA runtime that go with it."""
+    """An nvcc with the host compiler and the static CUDA runtime that go with it, at absolute paths: the link runs in a
+    folder of its own."""
 
     nvcc: Path
     version: str
@@ -77,7 +78,8 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
             version = _nvcc_version(nvcc)
             runtime = _runtime_dir(nvcc, version, machine)
             includes = () if machine == platform.machine() else _include_dirs(nvcc)
-            return Toolchain(nvcc, version, host_compiler, runtime, machine, includes)
+            absolute = Path(shutil.which(nvcc) or nvcc).absolute()
+            return Toolchain(absolute, version, host_compiler, runtime, machine, includes)
         except ToolchainError as error:
             if required:
                 raise ToolchainError(f"{origin}: {error}") from error
@@ -201,7 +203,7 @@ def find_host_compiler(machine: str) -> Path:
     names = [named] if named else ["g++", "clang++", "c++"] if native else [f"{machine}-linux-gnu-g++"]
     for name in names:
         if found := shutil.which(name):
-            return Path(found)
+            return Path(found).absolute()
     if named:
         raise ToolchainError(f"CXX={named} is no program; name a C++ compiler, without launcher or flags, or unset CXX")
     raise ToolchainError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
@@ -307,6 +308,21 @@ def test_each_installed_compiler_links_device_code(
     monkeypatch.setenv("TRT_NVFP4_NVCC", str(nvcc))
     library = build_library("sm_90a")
     assert "two" in resource_report(library)
+
+
+@needs_compiler
+def test_compilers_named_from_the_working_directory(
+    small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link runs in another folder. A bare name is looked up on PATH, as CXX's is."""
+    toolchain = find_nvcc()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(toolchain.nvcc.parent), prepend=":")
+    monkeypatch.setenv("CXX", os.path.relpath(toolchain.host_compiler))
+    for cache, nvcc in (("first", os.path.relpath(toolchain.nvcc)), ("second", "nvcc")):
+        monkeypatch.setenv("TRT_NVFP4_NVCC", nvcc)
+        monkeypatch.setenv("TRT_NVFP4_CACHE", cache)
+        assert build_library("sm_90a").parent == tmp_path / cache / "plugins"
 
 
 def fake_nvcc(folder: Path, version: str) -> Path:
