@@ -139,9 +139,9 @@ def build_library(arch: str, *, machine: str | None = None, progress: Progress |
     """The plugin library for ``arch`` (for example ``sm_120a``), built if the cache does not hold it.
 
     ``machine`` is the host it will run on (``x86_64``, ``aarch64``; default: this one). The cache key covers sources,
-    flags (``$NVCC_PREPEND_FLAGS`` and ``$NVCC_APPEND_FLAGS`` too), compiler version and the TensorRT headers used;
-    ptxas's resource report lies beside it as ``.ptxas.txt``. With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects stay in
-    the cache, and hold what find_build says.
+    flags (``$NVCC_PREPEND_FLAGS`` and ``$NVCC_APPEND_FLAGS`` too), both compilers' versions and the TensorRT headers
+    used; ptxas's resource report lies beside it as ``.ptxas.txt``. With ``$TRT_NVFP4_KEEP_OBJECTS`` set, its objects
+    stay in the cache, and hold what find_build says.
 
     Raises ToolchainError when no compiler is found or the compilation fails.
     """
@@ -187,7 +187,8 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
         flags.remove("-lineinfo")
         flags.append("--no-compress")
     environment = [f"{name}={value}" for name in _NVCC_VARIABLES if (value := os.environ.get(name))]
-    key = _key(toolchain.version, [*flags, repr(_SOURCE_FLAGS), *environment], _HASHED, headers)
+    compilers = f"{toolchain.version} {toolchain.host_version}"
+    key = _key(compilers, [*flags, repr(_SOURCE_FLAGS), *environment], _HASHED, headers)
     return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
 
 

@@ -50,6 +50,7 @@ class Toolchain:
     library_dir: Path
     machine: str
     include_dirs: tuple[Path, ...] = ()
+    host_version: str = ""
 
     def compile_flags(self) -> list[str]:
         """nvcc flags that select the host compiler and, for another machine, the toolkit's headers: nvcc looks for
@@ -79,7 +80,8 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
             runtime = _runtime_dir(nvcc, version, machine)
             includes = () if machine == platform.machine() else _include_dirs(nvcc)
             absolute = Path(shutil.which(nvcc) or nvcc).absolute()
-            return Toolchain(absolute, version, host_compiler, runtime, machine, includes)
+            host_version = _host_version(host_compiler)
+            return Toolchain(absolute, version, host_compiler, runtime, machine, includes, host_version)
         except ToolchainError as error:
             if required:
                 raise ToolchainError(f"{origin}: {error}") from error
@@ -149,6 +151,15 @@ def _nvcc_version(nvcc: Path) -> str:
             f"{nvcc} is CUDA {match[1]}.{match[2]}, {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} or newer is needed"
         )
     return match[0][1:]
+
+
+def _host_version(compiler: Path) -> str:
+    """Its name, too: g++ or clang++."""
+    try:
+        printed = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    except OSError as error:
+        raise ToolchainError(f"{compiler} does not run: {error}") from error
+    return printed.partition("\n")[0]
 
 
 def _runtime_dir(nvcc: Path, version: str, machine: str) -> Path:

@@ -311,6 +311,17 @@ def test_each_installed_compiler_links_device_code(
 
 
 @needs_compiler
+def test_another_host_compiler_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose C++ runtime is not here may have made a library that does not load."""
+    other = tmp_path / "other-g++"
+    other.write_text("#!/bin/sh\necho 'other-g++ 99.1'\n")
+    other.chmod(0o755)
+    before = find_build("sm_80").name
+    monkeypatch.setenv("CXX", str(other))
+    assert find_build("sm_80").name != before
+
+
+@needs_compiler
 def test_compilers_named_from_the_working_directory(
     small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
