@@ -275,11 +275,11 @@ def _emptied(folder: Path) -> Iterator[Path]:
 
 
 def _remove_left(cache: Path) -> None:
-    """Remove the folders of builds that were killed: those whose lock nobody holds."""
+    """Remove the folders of builds that were killed: those whose lock nobody holds, and that are this user's."""
     for folder in cache.glob(f"{_BUILD}-*"):
         lock = cache / f"{folder.name[len(_BUILD) + 1 :]}.lock"
         if lock.is_file():
-            with suppress(Timeout), FileLock(lock, timeout=0):
+            with suppress(Timeout, PermissionError), FileLock(lock, timeout=0):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

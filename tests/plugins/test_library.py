@@ -189,6 +189,25 @@ def test_what_a_killed_build_left_is_removed_by_the_next(small_tree: Path, tmp_p
     assert cached(tmp_path) == []
 
 
+def test_what_another_users_killed_build_left_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cache that users share, each may open only his own locks."""
+
+    def of_users(lock: Path, timeout: float = -1) -> FileLock:
+        if lock.name == "libtheirs.lock":
+            raise PermissionError(13, "Permission denied", str(lock))
+        return FileLock(lock, timeout=timeout)
+
+    monkeypatch.setattr(plugin_library, "FileLock", of_users)
+    monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "cache"))
+    plugins = tmp_path / "cache" / "plugins"
+    (plugins / ".build-libtheirs").mkdir(parents=True)
+    (plugins / "libtheirs.lock").touch()
+    plugin_library.cached("libours.txt", Path.touch)
+    assert cached(tmp_path) == [".build-libtheirs", "libours.txt"]
+
+
 @pytest.mark.parametrize("ignored", [False, True], ids=["in the foreground", "in the background"])
 def test_an_interrupted_build_ends_its_compilers(
     small_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
