@@ -21,6 +21,7 @@
 #include "../api/w4a16_moe.h"
 #include "../api/w4a16_small.h"
 #include "fp8.h"
+#include "w4a16.h"
 #include "w4a4.h"
 
 namespace trt_nvfp4 {
@@ -44,14 +45,21 @@ inline bool is_w4a16(TrtNvfp4Tactic tactic) {
            tactic == TRT_NVFP4_TACTIC_W4A16_SM90;
 }
 
+// Whether mma.sync's kernels may be ahead of SM90's where AUTO takes those: near the crossovers, other shapes than
+// those that were measured may differ. Of more tokens linears and MLPs are read again, up to four times as long.
+template <typename Args>
+bool may_be_ahead(Args const& args) {
+    return args.m <= w4a16::kMaxMmaTokens;
+}
+inline bool may_be_ahead(TrtNvfp4MoeArgs const&) { return true; }
+
 // Of a call that W4A16 may serve.
 template <typename Args>
 void add_w4a16(TrtNvfp4Tactics& tactics, Args const& args) {
     if (!w4a16::serves(args)) return;
     add(tactics, TRT_NVFP4_TACTIC_W4A16, true);
-    // Near the crossovers, other shapes than those that were measured may differ.
-    bool const sm90 = w4a16::takes_sm90(args);
-    if (sm90 || w4a16::takes_small(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, true);
+    bool const sm90 = w4a16::takes_sm90(args), small = w4a16::takes_small(args);
+    if (sm90 || small) add(tactics, TRT_NVFP4_TACTIC_W4A16_MMA_SYNC, small || may_be_ahead(args));
     if (w4a16::serves_sm90(args)) add(tactics, TRT_NVFP4_TACTIC_W4A16_SM90, !sm90);
 }
 
