@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from subjects import SUBJECTS, Metrics, fold, input_statistics, quantized_activations
+from subjects import SUBJECTS, Metrics, above, fold, input_statistics, quantized_activations
 
 from trt_nvfp4.calibration import nvfp4, recipes
 
@@ -103,6 +103,25 @@ def table(results: dict[str, Any]) -> list[str]:
                     cells.append(f"{difference:+.3f} ({found['kl'] * 1000:.1f})")
         rows.append(f"| `{recipe}` | " + " | ".join(cells) + " |")
     return rows
+
+
+def modelopt_tables(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """The run against modelopt as rows of Markdown, ours / modelopt's: of the language models, whose perplexity is the
+    difference and its standard error, and of MiniLM."""
+    texts, embeddings = [], []
+    for row in rows:
+        ours, theirs = row["ours"], row["modelopt"]
+        seconds = f"{ours['seconds']:.1f} / {theirs['seconds']:.1f}"
+        pairs = [(ours[mode], theirs[mode]) for mode in ("W4A16", "W4A4")]
+        if row["subject"] == "minilm":
+            cells = [f"{a['cosine']:.4f} / {b['cosine']:.4f}" for a, b in pairs]
+            cells.append(" / ".join(f"{side['same_top_10']:.3f}" for side in pairs[1]))
+            embeddings.append("| " + " | ".join(("MiniLM", row["recipe"], *cells, seconds)) + " |")
+        else:
+            cells = ["{:+.3f} ± {:.3f}".format(*above(a, b)) for a, b in pairs]
+            cells += [f"{a['kl'] * 1000:.1f} / {b['kl'] * 1000:.1f}" for a, b in pairs]
+            texts.append("| " + " | ".join((row["subject"], row["recipe"], *cells, seconds)) + " |")
+    return texts, embeddings
 
 
 @torch.no_grad()
