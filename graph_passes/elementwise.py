@@ -18,8 +18,9 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
-from trt_nvfp4.graph_passes.last_axis import keeps_last_axis
+from trt_nvfp4.graph_passes.last_axis import RESHAPES, keeps_last_axis
 from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand
+from trt_nvfp4.graph_passes.one_shape import have_one_shape
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -74,7 +75,6 @@ _WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {
     "ThresholdedRelu": lambda n: lambda x: F.threshold(x, n.attributes.get_float("alpha", 1.0), 0.0),
 }
 _PASS_THROUGH = ("Cast", "Dropout", "Identity")
-_RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Region:
     @property
     def operators(self) -> str:
         """The operators that compute, for messages."""
-        return ", ".join(dict.fromkeys(n.op_type for n in self.nodes if n.op_type not in (*_PASS_THROUGH, *_RESHAPES)))
+        return ", ".join(dict.fromkeys(n.op_type for n in self.nodes if n.op_type not in (*_PASS_THROUGH, *RESHAPES)))
 
     @property
     def reshapes(self) -> bool:
         """The axes before the last may differ between leaves and output."""
-        return any(node.op_type in _RESHAPES for node in self.nodes)
+        return any(node.op_type in RESHAPES for node in self.nodes)
 
     @property
     def multiplies_leaves(self) -> bool:
@@ -119,7 +119,7 @@ class Region:
         values.update({value: torch.tensor(number, dtype=torch.float64) for value, number in self.constants.items()})
         for node in self.nodes:
             inputs = [None if value is None else values.get(value) for value in node.inputs]
-            if node.op_type in (*_PASS_THROUGH, *_RESHAPES):
+            if node.op_type in (*_PASS_THROUGH, *RESHAPES):
                 result = inputs[0]
             elif node.op_type in _FUNCTIONS:
                 result = _FUNCTIONS[node.op_type](*inputs)
@@ -133,7 +133,8 @@ class Region:
 def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
     """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
 
-    `features` is the size of the last axis throughout.
+    `features` is the size of the last axis throughout. Leaves have one shape, and no value in the region another one,
+    but for reshapes.
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
@@ -163,7 +164,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         if node is None or len(entered) >= _MAX_NODES:
             return False
         entered.add(node)
-        if is_op(node, *_RESHAPES):
+        if is_op(node, *RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):
             inputs = [] if is_op(node, "Cast") and not is_float_cast(node) else [operand(node, 0)]
@@ -176,7 +177,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         nodes[node] = None  # after its inputs: nodes stay in order of computation
         return True
 
-    if not visit(output) or not leaves:
+    if not visit(output) or not leaves or not have_one_shape(nodes, leaves):
         return None
     half = not constant_types.isdisjoint((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
     return Region(output, tuple(leaves), tuple(nodes), constants, half)

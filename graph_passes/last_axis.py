@@ -6,6 +6,8 @@ import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.nodes import constant_integers, is_op, operand, rank
 
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+
 
 def keeps_last_axis(node: ir.Node, features: int) -> bool:
     """A Reshape, Flatten, Squeeze or Unsqueeze of [..., features] that provably gives [..., features]."""

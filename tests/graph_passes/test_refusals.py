@@ -132,15 +132,24 @@ NO_MLP = {
     "  d = Constant<value = int64[1] {1}>()  m = Constant<value = int64[1] {-1}>()"
     "  a = MatMul(x, wide)  b = Slice(a, s, e, d, m)  r = Relu(b)  y = MatMul(r, w2)",
     "transposed between": "a = MatMul(x, w1)  r = Relu(a)  t = Transpose<perm = [1, 0]>(r)  y = MatMul(t, w2)",
+    "gate of every row for all rows": "a = MatMul(x, w1)  b = MatMul(x, w3)  s = Sigmoid(a)  t = Mul(a, s)"
+    "  ax = Constant<value = int64[1] {1}>()  u = Unsqueeze(t, ax)  p = Mul(u, b)"
+    "  sh = Constant<value = int64[2] {-1, 16}>()  c = Reshape(p, sh)  y = MatMul(c, w2)",
+    "activation of every row for all rows": "a = MatMul(x, w1)  ax = Constant<value = int64[1] {1}>()"
+    "  u = Unsqueeze(a, ax)  s = Sigmoid(u)  p = Mul(a, s)  sh = Constant<value = int64[2] {-1, 16}>()"
+    "  c = Reshape(p, sh)  y = MatMul(c, w2)",
+    "constant that adds a dimension": "a = MatMul(x, w1)  b = Max(a, zero)  y = MatMul(b, w2)",
+    "computed constant that adds a dimension": "a = MatMul(x, w1)  z = Abs(zero)  b = Max(a, z)  y = MatMul(b, w2)",
 }
 
 
 @pytest.mark.parametrize("body", NO_MLP.values(), ids=NO_MLP.keys())
 def test_no_mlp(body: str, loaded: Load) -> None:
-    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[16, 16] y) {{ {body} }}'
+    rows = "1, 16" if "zero" in body else "rows"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[{rows}, 16] y) {{ {body} }}'
     model = onnx.parser.parse_model(text)
     generator = np.random.default_rng(0)
-    shapes = {"w1": (16, 16), "w2": (16, 16), "w3": (16, 16), "one": (16,), "wide": (16, 32)}
+    shapes = {"w1": (16, 16), "w2": (16, 16), "w3": (16, 16), "one": (16,), "wide": (16, 32), "zero": (1, 1, 1)}
     for name, shape in shapes.items():
         if name in body:
             model.graph.initializer.append(onnx.numpy_helper.from_array(generator.random(shape, np.float32), name))
