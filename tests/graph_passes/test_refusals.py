@@ -138,6 +138,9 @@ NO_MLP = {
     "activation of every row for all rows": "a = MatMul(x, w1)  ax = Constant<value = int64[1] {1}>()"
     "  u = Unsqueeze(a, ax)  s = Sigmoid(u)  p = Mul(a, s)  sh = Constant<value = int64[2] {-1, 16}>()"
     "  c = Reshape(p, sh)  y = MatMul(c, w2)",
+    "gather that adds a dimension": "a = MatMul(x, wide)  i = Constant<value = int64[1, 16]"
+    " {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}>()  g = Gather<axis = 1>(a, i)  r = Relu(g)"
+    "  y = MatMul(r, w2)",
     "constant that adds a dimension": "a = MatMul(x, w1)  b = Max(a, zero)  y = MatMul(b, w2)",
     "computed constant that adds a dimension": "a = MatMul(x, w1)  z = Abs(zero)  b = Max(a, z)  y = MatMul(b, w2)",
 }
@@ -145,7 +148,7 @@ NO_MLP = {
 
 @pytest.mark.parametrize("body", NO_MLP.values(), ids=NO_MLP.keys())
 def test_no_mlp(body: str, loaded: Load) -> None:
-    rows = "1, 16" if "zero" in body else "rows"
+    rows = "m, n" if "zero" in body or "int64[1, 16]" in body else "rows"
     text = f'<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[{rows}, 16] y) {{ {body} }}'
     model = onnx.parser.parse_model(text)
     generator = np.random.default_rng(0)
