@@ -23,7 +23,7 @@ def match_rms_norm(y: ir.Value, features: int) -> RMSNorm | None:
     """The RMSNorm over the last axis (of size `features`) that produces `y`."""
     node = y.producer()
     if is_op(node, "RMSNormalization"):
-        return _match_operator(node, y)
+        return _match_operator(node, y, features)
     nodes: list[ir.Node] = []
     value = _strip_casts(y, nodes)
     node = value.producer()
@@ -40,6 +40,8 @@ def match_rms_norm(y: ir.Value, features: int) -> RMSNorm | None:
     if normalized is None:
         return None
     x, epsilon = normalized
+    if weight is not None and not _scales(weight, x, features):
+        return None
     return RMSNorm(x, y, weight, offset, epsilon, tuple(dict.fromkeys(nodes)))
 
 
@@ -48,9 +50,20 @@ def _is_last(axes: list[int] | None, x: ir.Value) -> bool:
     return axes == [-1] or (dimensions is not None and axes == [dimensions - 1])
 
 
-def _match_operator(node: ir.Node, y: ir.Value) -> RMSNorm | None:
+def _scales(weight: ir.Value, x: ir.Value, features: int) -> bool:
+    """The constant `weight` has a number for each feature of x, and gives x no more dimensions or features."""
+    tensor = get_const_tensor(weight)
+    assert tensor is not None
+    if tensor.size != features or tensor.shape.numpy()[-1:] != (features,) or len(tensor.shape) > (rank(x) or 1):
+        return False
+    return x.shape is None or not isinstance(x.shape[-1], int) or x.shape[-1] == features
+
+
+def _match_operator(node: ir.Node, y: ir.Value, features: int) -> RMSNorm | None:
     x, source = operand(node, 0), constant_source(operand(node, 1))
     if source is None or not _is_last([node.attributes.get_int("axis", -1)], x):
+        return None
+    if not _scales(source[0], x, features):
         return None
     return RMSNorm(x, y, source[0], 0.0, node.attributes.get_float("epsilon", 1e-5), (node,))
 
@@ -76,30 +89,35 @@ def _match_scale(value: ir.Value, features: int) -> tuple[ir.Value, float, list[
                 offset, value = number, _strip_casts(operand(node, 1 - index), nodes)
                 break
     tensor = get_const_tensor(value)
-    if tensor is None or tensor.size != features or tensor.shape.numpy()[-1] != features:
+    if tensor is None or tensor.size != features:
         return None
     return value, offset, nodes
 
 
 def _number(value: ir.Value | None) -> float | None:
+    """A constant that is one number; of more dimensions, it might add them."""
     source = None if value is None else constant_source(value)
     tensor = None if source is None else get_const_tensor(source[0])
-    return float(np.asarray(tensor.numpy()).reshape(())) if tensor is not None and tensor.size == 1 else None
+    if tensor is None or tensor.size != 1 or len(tensor.shape) > 1:
+        return None
+    return float(np.asarray(tensor.numpy()).reshape(()))
 
 
 def _match_normalize(value: ir.Value, nodes: list[ir.Node]) -> tuple[ir.Value, float] | None:
     """x / sqrt(mean(x^2) + epsilon), as a Div, or as a Mul by a Reciprocal, a Div(1, .) or a Pow(., -0.5)."""
     node = value.producer()
     if is_op(node, "Div"):
-        orders = [(operand(node, 0), _match_root(operand(node, 1), nodes))]
+        orders = [(operand(node, 0), operand(node, 1), _match_root)]
     elif is_op(node, "Mul"):
-        orders = [(operand(node, i), _match_inverse_root(operand(node, 1 - i), nodes)) for i in (0, 1)]
+        orders = [(operand(node, i), operand(node, 1 - i), _match_inverse_root) for i in (0, 1)]
     else:
         return None
-    for x, radicand in orders:
-        epsilon = None if radicand is None else _match_mean_square(radicand, x, nodes)
+    for x, factor, match in orders:
+        own = [node]  # those of the other order may be what computes x
+        radicand = match(factor, own)
+        epsilon = None if radicand is None else _match_mean_square(radicand, x, own)
         if epsilon is not None:
-            nodes.append(node)
+            nodes += own
             return _strip_casts(x, nodes), epsilon
     return None
 

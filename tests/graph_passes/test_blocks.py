@@ -102,6 +102,63 @@ def test_blocks_merge(norm: str | None, residual: bool, gated: bool, loaded: Loa
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("norm", "constant", "shape"),
+    [
+        *(("div", constant, shape) for constant, shape in (("w", (1, 1, 1, K)), ("eps", (1, 1, 1, 1)))),
+        *(("operator", "w", shape) for shape in ((), (1,))),
+    ],
+)
+def test_constants_that_make_another_norm(
+    norm: str, constant: str, shape: tuple[int, ...], loaded: Load, seed: int
+) -> None:
+    """They add a dimension, or the op has no number for each feature."""
+    model, graph = stack(2, norm, True, seed)
+    for tensor in model.graph.initializer:
+        if tensor.name.split("_")[-1] == constant:
+            array = numpy_helper.to_array(tensor).reshape(-1)[: np.prod(shape, dtype=int)].reshape(shape)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [None] * max(3, len(shape))))
+    source = loaded(model)
+    assert [m.shapes["layers"] for m in found_mlps(source)] == [1, 1]
+    agree(source, quantized_twin(graph, model), seed)
+
+
+def test_a_norm_of_fewer_features(loaded: Load, seed: int) -> None:
+    """Its weight makes K features of one; an op would read K."""
+    model, _ = stack(2, "div", False, seed)
+    model.graph.input[0].type.tensor_type.shape.dim[-1].dim_value = 1
+    assert [m.shapes["layers"] for m in found_mlps(loaded(model))] == [1, 1]
+
+
+def test_a_norm_of_reciprocal_roots(loaded: Load, seed: int) -> None:
+    """What computes the norm's input looks like a part of the norm, and is not replaced with it."""
+    model, graph = stack(2, "rsqrt", False, seed)
+    for node in model.graph.node:
+        node.input[:] = ["rooted" if name == "x" else name for name in node.input]
+    roots = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Sqrt", ["e"], ["r"])]
+    roots.append(helper.make_node("Reciprocal", ["r"], ["rooted"]))
+    for index, node in enumerate(roots):
+        model.graph.node.insert(index, node)
+    for weight in ("l0_w", "l1_w"):  # without weights nothing but the norm reads its parts
+        product = next(node for node in model.graph.node if weight in node.input)
+        product.op_type = "Identity"
+        product.input.remove(weight)
+        model.graph.initializer.remove(next(t for t in model.graph.initializer if t.name == weight))
+    source = loaded(model)
+    assert [m.shapes["layers"] for m in found_mlps(source)] == [2]
+    written = agree(source, quantized_twin(graph, model), seed)
+    assert [node.op_type for node in written.graph.node] == ["Exp", "Sqrt", "Reciprocal", "NVFP4PersistentMLP"]
+
+
+def test_one_scaled_feature(loaded: Load, seed: int) -> None:
+    """A scale before an MLP is no norm's weight, though it has a number for every feature."""
+    graph = Graph(spec(k=1, gated=False, seed=seed))
+    graph.weights["half"] = np.float32(0.5).reshape(())
+    graph.mlp(graph.op("Mul", ["x", "half"], "scaled"), "y")
+    assert [m.refusal for m in found_mlps(loaded(graph.model(["y"])))] == [None]
+
+
 def test_a_single_block_leaves_norm_and_residual(loaded: Load, seed: int) -> None:
     model, graph = stack(1, "div", True, seed)
     written = agree(loaded(model), quantized_twin(graph, model), seed)
