@@ -19,7 +19,7 @@ from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from trt_nvfp4.graph_passes.last_axis import RESHAPES, keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand
+from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.one_shape import have_one_shape
 
 # An activation has about ten nodes; anything larger is something else.
@@ -70,7 +70,9 @@ _WITH_ATTRIBUTES: dict[str, Callable[[ir.Node], _Function]] = {
         lambda x: torch.clip(n.attributes.get_float("alpha", 0.2) * x + n.attributes.get_float("beta", 0.5), 0, 1)
     ),
     "LeakyRelu": lambda n: lambda x: F.leaky_relu(x, n.attributes.get_float("alpha", 0.01)),
-    "Selu": lambda n: F.selu,
+    "Selu": lambda n: (
+        lambda x: n.attributes.get_float("gamma", 1.0507010) * F.elu(x, n.attributes.get_float("alpha", 1.6732632))
+    ),
     "Swish": lambda n: lambda x: x * torch.sigmoid(n.attributes.get_float("alpha", 1.0) * x),
     "ThresholdedRelu": lambda n: lambda x: F.threshold(x, n.attributes.get_float("alpha", 1.0), 0.0),
 }
@@ -130,6 +132,13 @@ class Region:
         return values[self.output]
 
 
+def _drops(node: ir.Node) -> bool:
+    """`node` is a Dropout in training mode, or may be: one that is asked to drop values when it runs."""
+    training = optional_operand(node, 2) if is_op(node, "Dropout") else None
+    tensor = None if training is None else get_const_tensor(training)
+    return training is not None and (tensor is None or bool(tensor.numpy()))
+
+
 def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
     """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
 
@@ -167,7 +176,8 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         if is_op(node, *RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):
-            inputs = [] if is_op(node, "Cast") and not is_float_cast(node) else [operand(node, 0)]
+            changes = (is_op(node, "Cast") and not is_float_cast(node)) or _drops(node)
+            inputs = [] if changes else [operand(node, 0)]
         elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
             inputs = [value for value in node.inputs if value is not None]
         else:

@@ -178,6 +178,29 @@ def test_a_cast_that_rounds(to: int, loaded: Load, seed: int) -> None:
     assert found_mlps(loaded(graph.model(["y"]))) == []
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["input", "constant"])
+def test_a_dropout_that_drops(constant: bool, loaded: Load, seed: int) -> None:
+    graph = Graph(spec(seed=seed))
+    graph.weights |= {"ratio": np.float32(0.5).reshape(())} | ({"training": np.array(True)} if constant else {})
+    graph.op("Relu", [graph.linear("x", "up", 32, 48, "u")], "r")
+    graph.linear(graph.op("Dropout", ["r", "ratio", "training"], "h"), "down", 48, 16, "y")
+    model = graph.model(["y"])
+    if not constant:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("training", TensorProto.BOOL, []))
+    assert found_mlps(loaded(model)) == []
+
+
+def test_selu_of_other_constants(loaded: Load, seed: int) -> None:
+    """Only with the constants of its paper would this be ReLU."""
+    graph = Graph(spec(seed=seed))
+    graph.weights["inverse"] = np.float32(1 / 1.0507010).reshape(())
+    graph.op("Relu", [graph.linear("x", "up", 32, 48, "u")], "r")
+    graph.op("Mul", [graph.op("Selu", ["r"], "s", gamma=2.0), "inverse"], "h")
+    graph.linear("h", "down", 48, 16, "y")
+    (refused,) = found_mlps(loaded(graph.model(["y"])))
+    assert "its activation (Relu, Selu, Mul)" in (refused.refusal or "")
+
+
 @pytest.mark.parametrize("dispatch", ["loop", "mask"])
 def test_clamped_experts(dispatch: str, tmp_path: Path, seed: int) -> None:
     """One expert with a clamp keeps the block, and the rewritten model computes the clamp."""
