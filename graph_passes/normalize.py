@@ -34,6 +34,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     _name_default_domain(proto)
     with _weights_aside(proto) as weights:
         if proto.functions:
+            _share_opset(proto)
             proto = onnx.inliner.inline_local_functions(proto)
         gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
         oldest = _GELU_OPSET if gelus else OLDEST_OPSET
@@ -71,6 +72,23 @@ def _name_default_domain(proto: onnx.ModelProto) -> None:
         for named in (*part.opset_import, *all_nodes(nodes)):
             if named.domain == "ai.onnx":
                 named.domain = ""
+
+
+def _share_opset(proto: onnx.ModelProto) -> None:
+    """Gives functions the model's opset where their operators are the same in both: of another one they stay calls."""
+    opset = _opset(proto)
+    for function in proto.functions:
+        for named in function.opset_import:
+            if not named.domain and all(
+                _since(node, named.version) == _since(node, opset) for node in all_nodes(function.node)
+            ):
+                named.version = opset
+
+
+def _since(node: onnx.NodeProto, opset: int) -> int | None:
+    """The opset that an operator has been the same since."""
+    known = not node.domain and onnx.defs.has(node.op_type, max_inclusive_version=opset)
+    return onnx.defs.get_schema(node.op_type, opset).since_version if known else None
 
 
 def _opset(proto: onnx.ModelProto) -> int:

@@ -336,12 +336,13 @@ def test_output_without_producer(tmp_path: Path) -> None:
         load(broken(tmp_path, helper.make_node("Relu", ["x"], ["z"])))
 
 
-def test_functions_are_inlined(tmp_path: Path) -> None:
-    """A model-local function, as dynamo can write them, hides nothing from the passes."""
-    text = """<ir_version: 10, opset_import: ["": 21, "local": 1]>
-    g (float[2, 16] x) => (float[2, 16] y) { a = local.dense(x, w1)  r = Relu(a)  y = local.dense(r, w2) }
-    <domain: "local", opset_import: ["": 21]> dense (x, w) => (y) {
-        t = Transpose<perm = [1, 0]>(w)  y = MatMul(x, t) }"""
+@pytest.mark.parametrize(("opset", "of_function"), [(21, 21), (21, 22), (17, 18)])
+def test_functions_are_inlined(opset: int, of_function: int, tmp_path: Path) -> None:
+    """A model-local function, as dynamo can write them, hides nothing from the passes, whatever its opset."""
+    text = f"""<ir_version: 10, opset_import: ["": {opset}, "local": 1]>
+    g (float[2, 16] x) => (float[2, 16] y) {{ a = local.dense(x, w1)  r = Relu(a)  y = local.dense(r, w2) }}
+    <domain: "local", opset_import: ["": {of_function}]> dense (x, w) => (y) {{
+        t = Transpose<perm = [1, 0]>(w)  y = MatMul(x, t) }}"""
     model = onnx.parser.parse_model(text)
     for name in ("w1", "w2"):
         weights = np.random.default_rng(0).random((16, 16), np.float32)
