@@ -61,7 +61,8 @@ class Probe:
         widest = max(size for linear in linears for size in linear.weight.shape)
         self._dims = self._choose_dims(int(np.clip(_VALUES // (experts * widest), *_TOKENS)))
         shape = self._shape(x)
-        assert shape is not None
+        if shape is None:
+            raise ProbeError(f"the dimensions of '{x.name}' are not known")
         self._run_tokens = int(np.prod(shape[:-1]))
         self.samples = draw(self._generator, self._run_tokens, shape[-1], experts, top_k)
         self._shapes = {
@@ -151,12 +152,12 @@ class Probe:
 
     def _choose_dims(self, tokens: int) -> dict[str, int]:
         """Sizes of the unknown dimensions of x, for about so many tokens to a run."""
-        leading = list(self._x.shape or ())[:-1]
-        unknown = dict.fromkeys(dim.value for dim in leading if not isinstance(dim, int) and dim.value is not None)
+        leading = [dim if isinstance(dim, int) else _name(dim, axis) for axis, dim in enumerate(self._x.shape or ())]
+        unknown = dict.fromkeys(dim for dim in leading[:-1] if isinstance(dim, str))
         dims = dict(zip(unknown, _SIZES, strict=False))
         if dims:
             last, _ = dims.popitem()
-            known = [dim if isinstance(dim, int) else dims.get(dim.value or "", 1) for dim in leading]
+            known = [dim if isinstance(dim, int) else dims.get(dim, 1) for dim in leading[:-1]]
             dims[last] = max(5, tokens // int(np.prod(known)))
         return dims
 
@@ -168,20 +169,20 @@ class Probe:
         """
         if value.shape is None:
             return None
-        leading = [self._size(dim) for dim in (self._x.shape or ())][:-1]
+        leading = [self._size(dim, axis) for axis, dim in enumerate(self._x.shape or ())][:-1]
         dims = [
             self._size(dim) or (leading[axis] if axis < len(leading) else None) for axis, dim in enumerate(value.shape)
         ]
         return None if None in dims[read] else tuple(1 if dim is None else dim for dim in dims)
 
-    def _size(self, dim: int | ir.SymbolicDim) -> int | None:
-        return dim if isinstance(dim, int) else self._dims.get(dim.value or "")
+    def _size(self, dim: int | ir.SymbolicDim, axis: int = -1) -> int | None:
+        return dim if isinstance(dim, int) else self._dims.get(_name(dim, axis))
 
     @staticmethod
     def _last(value: ir.Value) -> int:
-        assert value.shape is not None
-        size = value.shape[-1]
-        assert isinstance(size, int)
+        size = None if value.shape is None else value.shape[-1]
+        if not isinstance(size, int):
+            raise ProbeError(f"the dimensions of '{value.name}' are not known")
         return size
 
     def _add(self, node: ir.Node) -> None:
@@ -260,6 +261,11 @@ class Probe:
         inner, outer = ([b, c], [a, f"{y}#inner"]) if left else ([a, b], [f"{y}#inner", c])
         self._protos.append(helper.make_node("MatMul", inner, [f"{y}#inner"]))
         self._protos.append(helper.make_node("MatMul", outer, [y]))
+
+
+def _name(dim: ir.SymbolicDim, axis: int) -> str:
+    """That of a dimension; one without is known by its axis of x."""
+    return dim.value or f"#{axis}"
 
 
 def _widened(proto: onnx.NodeProto) -> onnx.NodeProto:

@@ -233,6 +233,21 @@ def test_experts_that_read_a_linear(width: int, tmp_path: Path, seed: int) -> No
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def without_dimension_names(model: onnx.ModelProto) -> None:
+    for dim in model.graph.input[0].type.tensor_type.shape.dim:
+        dim.ClearField("dim_param")
+
+
+def test_dimensions_without_names(tmp_path: Path, seed: int) -> None:
+    result = rewritten(load(damaged(tmp_path / "model.onnx", without_dimension_names, seed)))
+    assert "NVFP4MoE" in [node.op_type for node in onnx.load(result.path).graph.node]
+    x = torch.randn(3, 7, HIDDEN, generator=torch.Generator().manual_seed(seed + 1))
+    with torch.no_grad():
+        expected = quantized_spelling(Moe(MoeSpec("gathered"), seed))(x).numpy()
+    (y,) = run(result.path, x.numpy())
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 class WithCache(nn.Module):
     """One layer of a decoder: what it has seen, with the new tokens behind, goes in and comes out."""
 
