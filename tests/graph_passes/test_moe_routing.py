@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.graph_passes.moe_routing import weights
+from trt_nvfp4.graph_passes.moe_samples import draw
 from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
 
@@ -21,6 +24,18 @@ from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
 def mixture(source: SourceModel) -> Subgraph:
     (subgraph,) = (subgraph for subgraph in find_subgraphs(source) if subgraph.kind == "moe")
     return subgraph
+
+
+@pytest.mark.parametrize(("experts", "n_group"), [(8, 2), (8, 4), (16, 4), (64, 8)])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_samples_tell_how_groups_are_compared(scoring: str, experts: int, n_group: int) -> None:
+    """By their best score or by the sum of their best two: peaked scores alone choose the same groups by either."""
+    routing = Routing(top_k=2, scoring=scoring, n_group=n_group, topk_group=n_group // 2)
+    for seed in range(20):
+        samples = draw(np.random.default_rng(seed), 6, 16, experts, 2)
+        logits = torch.from_numpy(samples.logits).double()[[case.startswith("groups") for case in samples.cases]]
+        best, sums = (weights(logits, replace(routing, group_score_top=top), None) for top in (1, 2))
+        assert ((best > 0) != (sums > 0)).any(1).sum() >= 2
 
 
 class GroupLimited(Moe):
