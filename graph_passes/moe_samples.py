@@ -42,6 +42,9 @@ def draw(generator: np.random.Generator, run: int, features: int, experts: int, 
         logits += list(_typical(generator, count, experts))
         cases += [kinds[index % len(kinds)] for index in range(count)]
         scales += [scale] * count
+    # In place of the last large tokens, at most all of them.
+    for index, (row, case) in zip(range(len(logits) - 1, len(logits) - count - 1, -1), _grouped(experts), strict=False):
+        logits[index], cases[index] = row, case
     of_zeros = np.array([case == "tokens of zeros" for case in cases])
     tokens = generator.standard_normal((len(cases), features)) * np.array(scales)[:, None]
     return Samples(
@@ -63,26 +66,22 @@ def _unlike_logits(generator: np.random.Generator, experts: int, top_k: int) -> 
     for first in range(0, experts, top_k):
         preferred = range(first, min(first + top_k, experts))
         yield _preferring(generator, experts, preferred), f"tokens that prefer expert {', '.join(map(str, preferred))}"
-    for size in range(2, experts // 2 + 1):
-        if experts % size == 0:
-            for best in (0, 1):
-                yield (
-                    _grouped(generator, experts, size, best),
-                    f"groups of {size} that have the best or two good experts",
-                )
 
 
 def _typical(generator: np.random.Generator, count: int, experts: int) -> np.ndarray:
     return 2 * generator.standard_normal((count, experts))
 
 
-def _grouped(generator: np.random.Generator, experts: int, size: int, best: int) -> np.ndarray:
+def _grouped(experts: int) -> Iterator[tuple[np.ndarray, str]]:
     """Every second group has a better expert than the others, which have two good ones each: by its best expert alone,
     or by its best two, another group is chosen. Typical scores seldom tell which, as one of them outweighs the rest."""
-    logits = np.full((experts // size, size), -3.0)
-    logits[best::2, 0] = 1
-    logits[1 - best :: 2, :2] = 0.8
-    return (logits + 0.02 * generator.standard_normal(logits.shape)).reshape(-1)
+    for size in (size for size in range(2, experts // 2 + 1) if experts % size == 0):
+        for best in (0, 1):
+            logits = np.full((experts // size, size), -3.0)
+            logits[best::2, 0] = 1
+            logits[1 - best :: 2, :2] = 0.8
+            without_ties = logits.reshape(-1) + np.linspace(0, 0.15, experts)
+            yield without_ties, f"groups of {size} that have the best or two good experts"
 
 
 def _preferring(generator: np.random.Generator, experts: int, preferred: range) -> np.ndarray:
