@@ -17,7 +17,8 @@ _SERVED = [a for a in Activation if a not in (Activation.IDENTITY, *GATED_ONLY)]
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 2e-3
 # Dense about 0, where activations differ in shape, and on either side of it, where a threshold may be; then to the end
 # of float32's range, where a clamp may begin.
-_POSITIVE = torch.cat([torch.logspace(*ends, dtype=torch.float64) for ends in ((-6, -2, 100), (1, 5, 400), (5, 38.5, 100))])
+_RANGES = (-6, -2, 100), (1, 5, 400), (5, 38.5, 100)  # powers of ten, points
+_POSITIVE = torch.cat([torch.logspace(low, high, count, dtype=torch.float64) for low, high, count in _RANGES])
 _POINTS = torch.cat((-_POSITIVE, torch.linspace(-10, 10, 1001, dtype=torch.float64), _POSITIVE))
 
 

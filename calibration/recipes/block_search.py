@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX, E4M3_MAX, E4M3_VALUES, e4m3_round
 
-# Elements of a tile. On a CPU: enough for every operation to be worth the threads, and within their cores' caches. A GPU
-# wants many at once.
+# Elements of a tile. On a CPU: so many that operations take longer than what Python does between them, for which
+# threads wait for one another. A GPU wants many at once.
 _CPU_TILE, _GPU_TILE = 1 << 20, 1 << 24
 _TILE_COLUMNS = 512  # or more where there are few rows
 # (x + c) - c rounds to a multiple of 0.5 * 2^e, ties to even, for c = 1.5 * 2^22 * 2^e: float32 has 23 fraction bits.

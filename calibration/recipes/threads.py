@@ -31,8 +31,8 @@ def one_thread() -> Iterator[None]:
 def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
     """`work` of each part, in their order, by up to as many threads as Torch may use, none of which has others.
 
-    Unlike Torch's, these do not wait for one another behind every operation, so that a busy machine only slows them down
-    by its share. For parts of 2^20 elements or so.
+    Unlike Torch's, these do not wait for one another behind every operation, so that a busy machine slows them down by
+    its share alone. For parts of 2^20 elements or so.
     """
     threads = max(1, min(torch.get_num_threads(), _MOST_THREADS, len(parts)))
     with one_thread(), ThreadPoolExecutor(threads) as pool:

@@ -81,7 +81,7 @@ def test_some_weights_in_common(loaded: Load) -> None:
         (
             "k = Constant<value = float {{0.8}}>()  zero = Constant<value = float {{0.0}}>()  sign = Greater(a, zero)"
             "  s = Mul(a, a)  p = Mul(s, k)  low = Min(a, zero)  e = Exp(low)  one = Constant<value = float {{1.0}}>()"
-            "  m = Sub(e, one)  d = Sub(m, a)  n = Mul(d, k)  w = Where(sign, p, n)  half = Mul(a, k)  h = Add(w, half)",
+            "  m = Sub(e, one)  d = Sub(m, a)  n = Mul(d, k)  w = Where(sign, p, n)  b = Mul(a, k)  h = Add(w, b)",
             "Greater",
         ),
         ("k = Constant<value = float {{0.005}}>()  c = Less(k, a)  z = Sub(k, k)  h = Where(c, a, z)", "Less"),

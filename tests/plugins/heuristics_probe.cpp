@@ -62,12 +62,13 @@ int main() {
             int major, m, k;
             std::cin >> major >> m >> k;
             std::cout << w4a16::choose_small_cluster(major, m, k) << '\n';
-        } else if (kind == "mlp_in_flight") {
+        } else if (kind == "in_flight") {
             int sms;
             float bandwidth;
             std::cin >> sms >> bandwidth;
             std::cout << choose_in_flight(4 * 4608, sms, bandwidth * 1e9f) << ' '
-                      << sm90::choose_ahead(18432, sms, bandwidth * 1e9f) << '\n';
+                      << sm90::choose_ahead(18432, sms, bandwidth * 1e9f) << ' '
+                      << choose_in_flight(4 * 4608, sms, bandwidth * 1e9f, kSmallSeconds) << '\n';
         } else if (kind == "divisor") {
             int n, divisor;
             std::cin >> n >> divisor;

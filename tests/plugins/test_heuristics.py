@@ -189,15 +189,15 @@ def test_small_linears_find_room_at_once(ask: Ask, seed: int) -> None:
     assert 0 < refilled < taken < len(cases)
 
 
-def test_mlps_keep_under_way_what_memory_brings(ask: Ask) -> None:
-    """Stages of each of four warps, and slots of SM90's kernel: H200 and H100 as measured (benchmarks/NOTES.md), others
-    by bandwidth an SM."""
+def test_under_way_is_what_memory_brings(ask: Ask) -> None:
+    """Of an MLP the stages of each of four warps, and slots of SM90's kernel; of a small linear the stages. H200 and
+    H100 as measured (benchmarks/NOTES.md), others by bandwidth an SM."""
     h200, h100, unknown = [132, 4917], [132, 3352], [132, 0]  # SMs, GB/s
     b200, a100, thor, rtx_5090, spark = [148, 8000], [108, 2039], [20, 273], [170, 1792], [48, 273]
     h100_pcie, h20 = [114, 2039], [78, 4023]
-    assert ask("mlp_in_flight", [h200, h100, unknown]) == [[3, 3], [2, 2], [3, 3]]
-    assert [stages for stages, _ in ask("mlp_in_flight", [b200, a100, thor, rtx_5090, spark])] == [4, 2, 1, 1, 1]
-    assert [slots for _, slots in ask("mlp_in_flight", [h100_pcie, h20])] == [2, 4]
+    assert ask("in_flight", [h200, h100, unknown]) == [[3, 3, 2], [2, 2, 2], [3, 3, 3]]
+    assert [stages for stages, *_ in ask("in_flight", [b200, a100, thor, rtx_5090, spark])] == [4, 2, 1, 1, 1]
+    assert [slots for _, slots, _ in ask("in_flight", [h100_pcie, h20])] == [2, 4]
 
 
 def test_moe_jobs_as_wide_as_was_measured_fastest(ask: Ask) -> None:

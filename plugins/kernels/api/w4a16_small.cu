@@ -34,7 +34,7 @@ struct Kernel {
         args.m = static_cast<int>(linear.m);
         args.activation = linear.activation;
         args.shape = shape(linear, device);
-        args.in_flight = choose_in_flight(kFillers * kStageBytes, device.sm_count, device.bandwidth);
+        args.in_flight = choose_in_flight(kFillers * kStageBytes, device.sm_count, device.bandwidth, kSmallSeconds);
         args.one = 1;
         TRT_NVFP4_RETURN_IF_ERROR(allow_shared_memory(kernel, device.shared_bytes - kSmallFixedBytes, kName));
         return launch_allowed(kernel, static_cast<unsigned>(tiles(linear)), kCluster, kBlockThreads,

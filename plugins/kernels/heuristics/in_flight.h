@@ -7,15 +7,17 @@
 namespace trt_nvfp4 {
 
 constexpr int kMostInFlight = 4;
+// How long memory should be busy with them. Two launches of small linears share an SM, which then has twice as much
+// under way.
+constexpr float kMlpSeconds = 1.47e-6f, kSmallSeconds = 1.2e-6f;
 
 // Copies of so many bytes: together what an SM's share of memory's bandwidth, in bytes a second (0: not known), brings
-// in 1.47 us. With more of them blocks wait longer for each other, with fewer for memory: an H200 takes 55 KB and an
-// H100 37 KB, as was measured fastest there (benchmarks/NOTES.md).
-inline int choose_in_flight(int copy_bytes, int sms, float bandwidth) {
-    constexpr float kSeconds = 1.47e-6f;
+// in so many seconds. With more of them blocks wait longer for each other, with fewer for memory: an MLP takes 55 KB on
+// an H200 and 37 KB on an H100, a small linear 37 KB on both, as was measured fastest there (benchmarks/NOTES.md).
+inline int choose_in_flight(int copy_bytes, int sms, float bandwidth, float seconds = kMlpSeconds) {
     constexpr int kUnknown = 3;
     if (bandwidth <= 0.0f) return kUnknown;
-    float const copies = bandwidth / static_cast<float>(sms) * kSeconds / static_cast<float>(copy_bytes);
+    float const copies = bandwidth / static_cast<float>(sms) * seconds / static_cast<float>(copy_bytes);
     return std::clamp(static_cast<int>(copies + 0.5f), 1, kMostInFlight);
 }
 
