@@ -57,9 +57,9 @@ class WeightQuantizer:
             rows = rows @ self._target
 
         if self._gptq is None:
-            parts = rows.split(max(1, (_GPU_PART if rows.is_cuda else _CPU_PART) // rows.shape[1]))
-            packed, scales = zip(*side_by_side(lambda part: self._nearest(part, tensor_scale), parts), strict=True)
-            return torch.cat(packed), torch.cat(scales)
+            parts = torch.split(rows, max(1, (_GPU_PART if rows.is_cuda else _CPU_PART) // rows.shape[1]))
+            rounded = side_by_side(lambda part: self._nearest(part, tensor_scale), parts)
+            return torch.cat([packed for packed, _ in rounded]), torch.cat([scales for _, scales in rounded])
 
         def choose(columns: Tensor, block: int) -> Tensor:
             inputs = self._inputs.blocks(block, columns.shape[1] // BLOCK)
