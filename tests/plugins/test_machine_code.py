@@ -113,8 +113,10 @@ def reads_under_way(kernel: str, window: int) -> list[str]:
     """Arrivals of threads on a barrier with a read of shared memory at most `window` instructions before them whose
     result nothing has used: such a read may still be under way, and an arrival does not wait for it. Reads under a
     condition do not count: by these a warp has the first codes of the slot behind the one that it gives back; nor do
-    arrivals at all blocks of a cluster, which give back panels that no thread reads, but wgmma."""
+    arrivals at all blocks of a cluster, or under a condition right behind a wait for wgmma, which give back panels that
+    no thread reads, but wgmma."""
     found: list[str] = []
+    waited = -9  # where wgmma was waited for
     unused: dict[int, set[int]] = {}  # by the instruction's place: the registers that it reads into
     for place, text in enumerate(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(.*?);", kernel)):
         name, _, rest = re.sub(r"^@!?U?P\d+ ", "", text).partition(" ")
@@ -124,7 +126,10 @@ def reads_under_way(kernel: str, window: int) -> list[str]:
         sources = ",".join(operands if stores else operands[1:])
         used = {int(first) + i for first in re.findall(r"\bR(\d+)\b", sources) for i in range(4)}
         unused = {at: registers for at, registers in unused.items() if not registers & used and place - at <= window}
-        if re.match(r"SYNCS\.ARRIVE\.(?!.*RED).*A1T0", name) and unused:
+        if name.startswith("WARPGROUP.DEPBAR"):
+            waited = place
+        of_wgmma = text.startswith("@") and place - waited <= 8
+        if re.match(r"SYNCS\.ARRIVE\.(?!.*RED).*A1T0", name) and unused and not of_wgmma:
             found.append(text)
         certain = re.fullmatch(r"(?:LDS|LDSM)\b.*", name) and not text.startswith("@")
         read = certain and re.match(r"R(\d+)", operands[0].strip())
@@ -146,6 +151,9 @@ ARRIVAL = "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R20+URZ], RZ"
         (["LDS.64 R8, [R4]", "@P0 HMMA.16816.F32 R40, R8, R50, R40", ARRIVAL], 0),
         (["LDS.64 R8, [R4]", *["NOP"] * 48, ARRIVAL], 0),
         (["@P0 LDS.64 R8, [R4]", ARRIVAL], 0),
+        (["LDS.64 R8, [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x1", f"@!P0 {ARRIVAL}"], 0),
+        (["LDS.64 R8, [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x1", ARRIVAL], 1),
+        (["LDS.64 R8, [R4]", f"@!P0 {ARRIVAL}"], 1),
         (["LDS.64 R8, [R4]", ARRIVAL.replace("A1T0", "RED.A1T0")], 0),
         (["LDS.64 R8, [R4]", "SYNCS.ARRIVE.TRANS64 RZ, [UR8], R30"], 0),
     ],
