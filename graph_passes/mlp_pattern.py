@@ -111,8 +111,8 @@ def _slice(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] |
 
 
 def _gather(node: ir.Node, value: ir.Value, features: int) -> tuple[int, slice] | None:
-    value = operand(node, 1)
-    indices = constant_integers(value) if rank(value) == 1 else None  # others change the number of dimensions
+    chosen = operand(node, 1)
+    indices = constant_integers(chosen) if rank(chosen) == 1 else None  # others change the number of dimensions
     if indices is None or len(indices) < 2 or indices[0] < 0 or indices[1] <= indices[0]:
         return None
     rows = slice(indices[0], indices[-1] + 1, indices[1] - indices[0])

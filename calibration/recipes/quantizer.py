@@ -55,10 +55,9 @@ class WeightQuantizer:
             raise CalibrationError(f"statistics of {self._inputs.width} channels for a weight of K = {rows.shape[1]}")
         if self._target is not None:
             rows = rows @ self._target
-
         if self._gptq is None:
             parts = torch.split(rows, max(1, (_GPU_PART if rows.is_cuda else _CPU_PART) // rows.shape[1]))
-            rounded = side_by_side(lambda part: self._nearest(part, tensor_scale), parts)
+            rounded = side_by_side(lambda part: self._round(part, tensor_scale), parts)
             return torch.cat([packed for packed, _ in rounded]), torch.cat([scales for _, scales in rounded])
 
         def choose(columns: Tensor, block: int) -> Tensor:
@@ -68,7 +67,7 @@ class WeightQuantizer:
         codes, scales = self._gptq.round(rows, tensor_scale, choose)
         return number_formats.pack(codes), scales
 
-    def _nearest(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _round(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
         """Each value rounded by itself."""
         scales = self._scales.choose(rows, tensor_scale, self._inputs)
         return number_formats.pack(_nearest(rows, scales, tensor_scale)), scales
