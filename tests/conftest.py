@@ -8,7 +8,8 @@ import secrets
 
 import pytest
 
-SEED = int(os.environ.get("TRT_NVFP4_TEST_SEED", secrets.randbits(31)))
+# In the environment, so that all processes of a run (pytest-xdist) draw from the seed that its header prints.
+SEED = int(os.environ.setdefault("TRT_NVFP4_TEST_SEED", str(secrets.randbits(31))))
 
 
 def pytest_report_header() -> str:
