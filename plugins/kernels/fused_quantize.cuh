@@ -13,7 +13,9 @@
 namespace trt_nvfp4 {
 
 constexpr int kFusedQuantizeThreads = 256;
-constexpr int64_t kFusedQuantizeRowBytes = 47 * 1024;  // what a block may have without asking for more
+
+// A row is held in what shared memory a block may have without asking for more.
+inline bool fused_quantize_fits(int64_t k, int64_t element_size) { return k * element_size <= 47 * 1024; }
 
 template <typename T>
 struct FusedQuantizeArgs {
@@ -151,9 +153,7 @@ TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, bool static_scal
 template <typename T>
 TrtNvfp4Status launch_norm_quantize(FusedQuantizeArgs<T> const& args, void* normalized, bool static_scale,
                                     cudaStream_t stream) {
-    if (args.k * static_cast<int64_t>(sizeof(T)) <= kFusedQuantizeRowBytes) {
-        return launch_fused_quantize(args, static_scale, stream);
-    }
+    if (fused_quantize_fits(args.k, sizeof(T))) return launch_fused_quantize(args, static_scale, stream);
     T const* n = args.x;
     if (args.r != nullptr || args.norm_weight != nullptr) {
         RmsNormArgs<T> norm{};

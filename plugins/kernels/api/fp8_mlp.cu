@@ -21,7 +21,9 @@ struct Fp8Workspace {
         Workspace workspace(base);
         input = workspace.take<uint8_t>(args.m * args.hidden_in);
         hidden = workspace.take<uint8_t>(args.m * args.intermediate);
-        wide_hidden = workspace.take<float>(args.tactic == TRT_NVFP4_TACTIC_FP8 ? 0 : args.m * args.intermediate);
+        bool const tensor_cores = args.tactic == TRT_NVFP4_TACTIC_FP8 ||
+                                  (args.tactic == TRT_NVFP4_TACTIC_AUTO && fp8::kMlpsEverywhere && fp8::fits(args));
+        wide_hidden = workspace.take<float>(tensor_cores ? 0 : args.m * args.intermediate);
         input_scale = workspace.take<float>(1);
         hidden_scale = workspace.take<float>(1);
         block_amax = workspace.take<uint32_t>(kFp8AmaxBlocks);

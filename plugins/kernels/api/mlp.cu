@@ -10,8 +10,8 @@ namespace trt_nvfp4 {
 namespace {
 
 struct MlpWorkspace {
-    void* normalized = nullptr;  // T [m, hidden_in]
-    void* hidden = nullptr;      // [m, intermediate] in T (W4A16) or float32 (W4A4)
+    void* normalized = nullptr;  // T [m, hidden_in], of the generic kernels and of rows too long for fused_quantize
+    void* hidden = nullptr;      // [m, intermediate] in T (W4A16) or float32 (W4A4), of the generic kernels
     Nvfp4Matrix quantized_input{};
     Nvfp4Matrix quantized_hidden{};
     float* partials = nullptr;  // of the down GEMM
@@ -21,8 +21,13 @@ struct MlpWorkspace {
         if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
         int64_t const element = element_size(args.dtype);
-        if (args.norm) normalized = workspace.take<uint8_t>(args.m * args.hidden_in * element);
-        hidden = workspace.take<uint8_t>(args.m * args.intermediate * (args.quantize_activations ? 4 : element));
+        bool const generic = w4a4_may_be_generic(args);
+        if (args.norm && (generic || !fused_quantize_fits(args.hidden_in, element))) {
+            normalized = workspace.take<uint8_t>(args.m * args.hidden_in * element);
+        }
+        if (generic) {
+            hidden = workspace.take<uint8_t>(args.m * args.intermediate * (args.quantize_activations ? 4 : element));
+        }
         if (args.quantize_activations) {
             quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in);
             quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);

@@ -131,9 +131,14 @@ TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
 
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
-    *bytes = trt_nvfp4::is_w4a16(trt_nvfp4::resolve_tactic(*args))
-                 ? trt_nvfp4::w4a16::workspace_bytes(*args)
-                 : std::max(trt_nvfp4::MoeWorkspace(*args, nullptr).size, trt_nvfp4::w4a4::workspace_bytes(*args));
+    if (trt_nvfp4::is_w4a16(trt_nvfp4::resolve_tactic(*args))) {
+        *bytes = trt_nvfp4::w4a16::workspace_bytes(*args);
+        return TRT_NVFP4_SUCCESS;
+    }
+    *bytes = trt_nvfp4::w4a4::workspace_bytes(*args);
+    if (trt_nvfp4::w4a4_may_be_generic(*args)) {
+        *bytes = std::max(*bytes, trt_nvfp4::MoeWorkspace(*args, nullptr).size);
+    }
     return TRT_NVFP4_SUCCESS;
 }
 

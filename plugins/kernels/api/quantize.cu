@@ -5,13 +5,16 @@ namespace trt_nvfp4 {
 namespace {
 
 struct QuantizeWorkspace {
-    void* normalized;     // T [m, k]
-    uint32_t* amax_bits;  // [m, at least 1]
+    void* normalized = nullptr;  // T [m, k], of rows too long for fused_quantize
+    uint32_t* amax_bits;         // [m, at least 1]
     size_t size;
 
     QuantizeWorkspace(TrtNvfp4QuantizeArgs const& args, void* base) {
         Workspace workspace(base);
-        normalized = args.norm ? workspace.take<uint8_t>(args.m * args.k * element_size(args.dtype)) : nullptr;
+        int64_t const element = element_size(args.dtype);
+        if (args.norm && !fused_quantize_fits(args.k, element)) {
+            normalized = workspace.take<uint8_t>(args.m * args.k * element);
+        }
         amax_bits = workspace.take<uint32_t>(std::max<int64_t>(args.m, 1));
         size = workspace.size();
     }

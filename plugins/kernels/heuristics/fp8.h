@@ -6,6 +6,7 @@
 #include <climits>
 
 #include "../fp8_experts.h"
+#include "architectures.h"
 
 namespace trt_nvfp4::fp8 {
 
@@ -89,11 +90,24 @@ inline Kernels kernels() {
     return {};
 }
 
-// Whether there are kernels and they serve the call.
-inline bool serves(TrtNvfp4Fp8MlpArgs const& args) {
-    return kernels().gated != nullptr && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 &&
-           args.m <= INT_MAX && args.intermediate <= INT_MAX / 2;
+inline bool fits(TrtNvfp4Fp8MlpArgs const& args) {
+    return args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 && args.m <= INT_MAX &&
+           args.intermediate <= INT_MAX / 2;
 }
+
+// Whether there are kernels and they serve the call.
+inline bool serves(TrtNvfp4Fp8MlpArgs const& args) { return kernels().gated != nullptr && fits(args); }
+
+// Whether those for MLPs serve every call that fits, and no room is needed for the generic kernels' hidden values.
+constexpr bool kMlpsEverywhere = on_every_architecture([]([[maybe_unused]] int architecture) {
+#ifdef TRT_NVFP4_SM90
+    if (architecture == 900) return true;
+#endif
+#ifdef TRT_NVFP4_SM89
+    if (architecture >= 1200) return true;
+#endif
+    return false;
+});
 
 // As kernels without a gate are not worth their size, they are generic.
 inline bool serves(TrtNvfp4Fp8MoeArgs const& args) {

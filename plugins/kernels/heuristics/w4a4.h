@@ -6,6 +6,7 @@
 
 #include "../w4a4_experts.h"
 #include "../w4a4_gemm.h"
+#include "architectures.h"
 
 namespace trt_nvfp4 {
 
@@ -75,6 +76,17 @@ inline W4A4Kernels w4a4_kernels(TrtNvfp4Tactic tactic) {
     return {};
 }
 
+// Whether they serve every call that fits: none needs room for the generic kernels, whose hidden values are float32.
+constexpr bool kW4a4Everywhere = on_every_architecture([]([[maybe_unused]] int architecture) {
+#ifdef TRT_NVFP4_SM120
+    if (architecture >= 1200) return true;
+#endif
+#ifdef TRT_NVFP4_SM100
+    if (architecture >= 1000 && architecture < 1200) return true;
+#endif
+    return false;
+});
+
 // TMA wants rows of packed operands to start on 16 bytes.
 inline bool w4a4_fits(TrtNvfp4LinearArgs const& args) {
     return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.k % 32 == 0;
@@ -88,6 +100,12 @@ inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
 inline bool w4a4_fits(TrtNvfp4MoeArgs const& args) {
     return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden % 32 == 0 &&
            args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
+}
+
+// Whether the generic kernels may run: by choice, or where AUTO finds no others.
+template <typename Args>
+bool w4a4_may_be_generic(Args const& args) {
+    return args.tactic == TRT_NVFP4_TACTIC_GENERIC || !(kW4a4Everywhere && w4a4_fits(args));
 }
 
 // Parts of K of the last GEMM, the only one that may be split.
