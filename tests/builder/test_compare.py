@@ -411,15 +411,20 @@ def test_folders_that_are_no_bundle(gated_mlps: Path, tmp_path: Path, manifest: 
     assert failure.value.exit_code == (errors.MODEL_AT_FAULT if manifest == "{" else errors.USAGE)
 
 
-def test_relu_in_front_of_what_quantizes_is_kept(tmp_path: Path, rng: np.random.Generator) -> None:
-    """ONNX Runtime drops it, which is right for unsigned integers alone."""
-    body = """scale = Constant<value_float = 0.1>() positive = Relu(x)
-        codes = QuantizeLinear(positive, scale, zero) y = DequantizeLinear(codes, scale, zero)"""
+@pytest.mark.parametrize(("between", "low", "high"), [("Relu(opposite)", 0, 9), ("Clip(opposite, low, high)", -0.5, 1)])
+def test_what_quantizes_comes_behind_relu_and_clip(
+    between: str, low: float, high: float, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """ONNX Runtime drops the Relu, which is right for unsigned integers alone, and fails at the Clip."""
+    body = f"""opposite = Neg(x) between = {between}
+        codes = QuantizeLinear(between, scale, zero) y = DequantizeLinear(codes, scale, zero)"""
     path = save_model(tmp_path / "m.onnx", "float[n, 8]", body)
     model = onnx.load(path)
+    for name, value in {"low": low, "high": high, "scale": 0.1}.items():
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
     model.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True))
     onnx.save(model, path)
     x = rng.standard_normal((4, 8)).astype(np.float32)
     (y,) = session(path).run(None, {"x": x})
-    expected = (torch.from_numpy(x).relu() / 0.1).to(torch.float8_e4m3fn).float() * 0.1
+    expected = (torch.from_numpy(-x).clamp(low, high) / 0.1).to(torch.float8_e4m3fn).float() * 0.1
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-5)
