@@ -23,7 +23,7 @@ def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSe
         model.SerializeToString(),
         options,
         providers=["CPUExecutionProvider"],
-        # The first would hold a decoded copy of every weight; the others look into what quantizes behind a Relu or Clip,
-        # and know integers alone: one drops the Relu in front of FP8, one raises an error.
+        # The first would hold a decoded copy of every weight; the others join what quantizes with the Relu or Clip in
+        # front of it, and know integers alone: of FP8, one drops the Relu and one fails.
         disabled_optimizers=["ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite"],
     )
