@@ -21,7 +21,8 @@ Load = Callable[[onnx.ModelProto], SourceModel]
 K, INTERMEDIATE = 32, 48
 _LARGEST = 6 * 448 * 2.0**-12  # every matrix holds it, so that its tensor scale is a power of two
 
-# What may stand between two steps, (op, constants, attributes); `size` is that of the last axis.
+# What may stand between two steps, (op, constants, attributes); `size` is that of the last axis; 1 is a mean square's,
+# which stays positive: spellings of relu differ in what they make of NaN.
 BETWEEN: dict[str, Callable[[int], tuple[str, list[np.ndarray], dict[str, object]]]] = {
     "one": lambda size: ("Mul", [np.ones((), np.float32)], {}),
     "ones": lambda size: ("Mul", [np.ones(size, np.float32)], {}),
@@ -29,7 +30,7 @@ BETWEEN: dict[str, Callable[[int], tuple[str, list[np.ndarray], dict[str, object
     "dimensions": lambda size: ("Mul", [np.ones((1, 1, 1, 1), np.float32)], {}),
     "zero with dimensions": lambda size: ("Max", [np.zeros((1, 1, 1, 1), np.float32)], {}),
     "vector": lambda size: ("Mul", [np.linspace(0.5, 1, size, dtype=np.float32)], {}),
-    "bias": lambda size: ("Add", [np.linspace(-1, 1, size, dtype=np.float32)], {}),
+    "bias": lambda size: ("Add", [np.linspace(1, -1, size, dtype=np.float32)], {}),
     "bias with dimensions": lambda size: ("Add", [np.ones((1, 1, 1, size), np.float32)], {}),
     "dropout": lambda size: ("Dropout", [np.float32(0.5).reshape(()), np.array(False)], {}),
     "clip": lambda size: ("Clip", [np.float32(-1).reshape(()), np.float32(1).reshape(())], {}),
@@ -40,7 +41,7 @@ BETWEEN: dict[str, Callable[[int], tuple[str, list[np.ndarray], dict[str, object
     "gather with dimensions": lambda size: ("Gather", [np.arange(size)[None]], {"axis": -1}),
     "selu": lambda size: ("Selu", [], {"alpha": 0.0, "gamma": 1.0}),
     "leaky": lambda size: ("LeakyRelu", [], {"alpha": 0.001}),
-    "negative": lambda size: ("Neg", [], {}),
+    "negative": lambda size: ("Neg" if size > 1 else "Abs", [], {}),
 }
 
 
