@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
 
 namespace trt_nvfp4::sm90 {
@@ -50,8 +51,7 @@ class ReadyChunks {
             next_ += __clz(__brev(~__ballot_sync(0xffffffffu, ready)));  // ready ones from the first on
         }
         __syncwarp();
-        // What other threads wrote is now read by the copy engine.
-        asm volatile("fence.proxy.async.global;" ::: "memory");
+        ptx::fence_async_proxy_global();
     }
 
  private:

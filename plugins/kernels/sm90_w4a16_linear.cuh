@@ -3,7 +3,8 @@
 // evenly, so that a block has the end of one tile and the begin of another: it writes partial sums of those, which a
 // launch after it adds up in the order of K.
 //
-// No block waits for another. Of the warps that do not multiply three lay out activations.
+// No block waits for another. Of the warps that do not multiply three lay out activations. Of more than 32 tokens that
+// would take issue slots that decoding needs: there a launch before makes an image, which is copied.
 #pragma once
 
 #include "half_scale.cuh"
@@ -27,22 +28,66 @@ struct LinearArgs {
     T* y;              // [m, rows]
     float2* partials;  // [blocks, 2, warps, tokens / 8, quarters, lanes]
     int blocks;
-    uint32_t one;  // 1, see shift_left
+    uint32_t one;    // 1, see shift_left
+    uint8_t* image;  // of x, beyond 32 tokens: a panel for each chunk
 };
 
 template <typename T, int kTokens>
 using LinearShared = TaskShared<ImagePanel<kTokens, kBecomesHalf<T, kTokens>>, kBySync<kTokens>>;
 
-// Whether what a warp lays out at a time is not a chunk but two columns of it: of more than 32 tokens there are but two
-// panels. A warp that came to every third chunk would lay out one two rounds early, which to a barrier's parity is now.
-template <typename T, int kTokens>
-constexpr bool kLaysOutParts = LinearShared<T, kTokens>::kPanels < kLayOutWarps;
-constexpr int kPartColumns = 2;  // as many as registers hold
+// Up to so many tokens blocks lay out activations by themselves, by warps that take turns with chunks.
+constexpr int kLaidOutTokens = 32;
+template <int kTokens>
+constexpr bool kLaysOut = kTokens <= kLaidOutTokens;
 
-// Arrivals that fill a panel.
+// A warp's chunk of kColumns times 8 tokens on its way to where an image has it (sm90_w4a16_image.cuh).
+template <typename T, int kTokens, int kColumns>
+struct LaidOut {
+    using Panel = typename LinearShared<T, kTokens>::Panel;
+
+    uint4 eights[kColumns][kChunk / 32];
+
+    static __device__ __forceinline__ int token_of(int column) { return column * 8 + threadIdx.x % 32 / 4; }
+
+    // All at once: a trip to L2 takes longer than a chunk is multiplied.
+    __device__ __forceinline__ void load(LinearArgs<T> const& args, int chunk, int first_column) {
+        int const first = chunk * kChunk;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+            int const token = token_of(first_column + i);
+            load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr,
+                        threadIdx.x % 4, args.k - first, eights[i]);
+        }
+    }
+    __device__ __forceinline__ void store(uint8_t* panel, int first_column) {
+        int const t = threadIdx.x % 4;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+            int const token = token_of(first_column + i);
+            if constexpr (kBecomesHalf<T, kTokens>) {
+                float const factor = to_half<1, 2>(eights[i]);
+                int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
+                if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
+            }
+            pair_eights<Operand<T, kTokens>>(eights[i]);
+            store_eights(panel, kTokens, token, t, eights[i]);
+        }
+    }
+};
+
+constexpr int kImageThreads = 256;
+
+// Before sm90_w4a16_linear of more tokens than it lays out. A warp makes a chunk of eight of them.
 template <typename T, int kTokens>
-__device__ __forceinline__ int panel_fillings(int m) {
-    return 32 * (kLaysOutParts<T, kTokens> ? (m + 8 * kPartColumns - 1) / (8 * kPartColumns) : 1);
+__global__ __launch_bounds__(kImageThreads) void sm90_w4a16_linear_image(__grid_constant__ LinearArgs<T> const args) {
+    ptx::launch_next();
+    int const warp = static_cast<int>(blockIdx.x * kImageThreads + threadIdx.x) / 32;
+    int const chunk = warp / (kTokens / 8), column = warp % (kTokens / 8);
+    ptx::await_previous_launch();
+    if (chunk * kChunk >= args.k) return;
+    LaidOut<T, kTokens, 1> part;
+    part.load(args, chunk, column);
+    part.store(args.image + int64_t{chunk} * kChunkBytes<kTokens>, column);
 }
 
 // Which chunks of which tiles a block has.
@@ -75,58 +120,49 @@ struct Dealt {
     }
 };
 
-// Activations of a block's chunks to panels, as the image has them (sm90_w4a16_image.cuh): every third of what is laid
-// out at a time, by this warp.
+// Every third chunk of activations to its panel, by this warp.
 template <typename T, int kTokens>
 __device__ __forceinline__ void lay_out(LinearArgs<T> const& args, Dealt const& dealt, LinearShared<T, kTokens>& shared,
                                         int which) {
-    using Panel = typename LinearShared<T, kTokens>::Panel;
-    int const lane = threadIdx.x % 32;
-    int const t = lane % 4;
+    static_assert(kLayOutWarps <= LinearShared<T, kTokens>::kPanels,
+                  "a barrier's parity would not tell a panel's rounds apart");
+    constexpr int kColumns = kTokens < 16 ? 1 : 2;  // as many as registers hold
     w4a16::RingPosition place;
     int turn = 0;
-    constexpr int kColumns = kTokens < 16 ? 1 : kPartColumns;
-    constexpr bool kParts = kLaysOutParts<T, kTokens>;
-    auto const is_mine = [&] { return turn++ % kLayOutWarps == which; };
-    auto const fill = [&] {
-        // Tensor cores read by themselves what has been written.
-        if constexpr (!LinearShared<T, kTokens>::kSync) ptx::fence_async_proxy();
-        ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
-    };
     dealt.each([&](Task const& task) {
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
-            if (!kParts && !is_mine()) continue;
-            uint8_t* const panel = shared.panels[place.stage];
-            int const first = chunk * kChunk;
+            if (turn++ % kLayOutWarps != which) continue;
 #pragma unroll 1
-            for (int begin = 0; begin * 8 < args.m; begin += kColumns) {
-                if (kParts && !is_mine()) continue;
-                // All at once: a trip to L2 takes longer than a chunk is multiplied.
-                uint4 eights[kColumns][kChunk / 32];
-#pragma unroll
-                for (int column = 0; column < kColumns; ++column) {
-                    int const token = (begin + column) * 8 + lane / 4;
-                    load_eights(token < args.m ? args.x + static_cast<int64_t>(token) * args.k + first : nullptr, t,
-                                args.k - first, eights[column]);
-                }
-                if (kParts || begin == 0) {
+            for (int column = 0; column * 8 < args.m; column += kColumns) {
+                LaidOut<T, kTokens, kColumns> part;
+                part.load(args, chunk, column);
+                if (column == 0) {
                     ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
                 }
-#pragma unroll
-                for (int column = 0; column < kColumns; ++column) {
-                    int const token = (begin + column) * 8 + lane / 4;
-                    if constexpr (kBecomesHalf<T, kTokens>) {
-                        float const factor = to_half<1, 2>(eights[column]);
-                        int const offset = Panel::factor_offset(0) + token * Panel::kTokenBytes;
-                        if (t == 0) *reinterpret_cast<float*>(panel + offset) = factor;
-                    }
-                    pair_eights<Operand<T, kTokens>>(eights[column]);
-                    store_eights(panel, kTokens, token, t, eights[column]);
-                }
-                if (kParts) fill();
+                part.store(shared.panels[place.stage], column);
             }
-            if (!kParts) fill();
+            // Tensor cores read by themselves what has been written.
+            if constexpr (!LinearShared<T, kTokens>::kSync) ptx::fence_async_proxy();
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.full[place.stage]));
+        }
+    });
+}
+
+// The same from the image, all chunks by one thread.
+template <typename T, int kTokens>
+__device__ __forceinline__ void fetch_panels(LinearArgs<T> const& args, Dealt const& dealt,
+                                             LinearShared<T, kTokens>& shared) {
+    constexpr int kBytes = kChunkBytes<kTokens>;
+    w4a16::RingPosition place;
+    dealt.each([&](Task const& task) {
+#pragma unroll 1
+        for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
+            uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
+            ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
+            ptx::mbarrier_arrive_expect(full, kBytes);
+            ptx::bulk_copy(ptx::shared_address(shared.panels[place.stage]), args.image + int64_t{chunk} * kBytes,
+                           kBytes, full);
         }
     });
 }
@@ -198,7 +234,7 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
     auto& shared = *reinterpret_cast<LinearShared<T, kTokens>*>(linear_bytes);
     // Uniform to the compiler too, which then keeps what all lanes share in uniform registers.
     int const warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) shared.init(panel_fillings<T, kTokens>(args.m));
+    if (threadIdx.x == 0) shared.init(kLaysOut<kTokens> ? 32 : 1);
     __syncthreads();
     Dealt const dealt(args);
     if (warp < kWarps) {
@@ -212,9 +248,13 @@ __global__ __launch_bounds__(kTaskThreads, 1) void sm90_w4a16_linear(__grid_cons
                 fetch_weights<T, kTokens>(args, dealt, shared.weights);
                 ptx::launch_next();
             }
-        } else {
+        } else if constexpr (kLaysOut<kTokens>) {
             ptx::await_previous_launch();
             lay_out<T, kTokens>(args, dealt, shared, warp - kWarps - 1);
+        } else if (warp == kWarps + 1) {
+            ptx::await_previous_launch();
+            ptx::fence_async_proxy_global();
+            if (ptx::elect()) fetch_panels<T, kTokens>(args, dealt, shared);
         }
     }
 }

@@ -98,7 +98,7 @@ def test_speed_of_linears_is_what_was_recorded() -> None:
 
 
 def test_speed_of_linears_on_an_h100_is_what_was_recorded() -> None:
-    recorded = json.loads((ROOT / "benchmarks" / "results" / "decode_linears_h100.json").read_text())
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "decode_h100.json").read_text())
     runs = sorted(recorded["linear"], key=lambda run: (run["n"], run["k"], run["m"]))
     rows = re.findall(r"^\| (\d+)x(\d+) \| (\d+) \|", _section("Speed"), re.MULTILINE)
     assert [(run["n"], run["k"], run["m"]) for run in runs] == [tuple(map(int, row)) for row in rows]

@@ -109,6 +109,10 @@ def test_old_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_cutlass()
 
 
+#: Instructions that the compiler puts between a wait for wgmma and the arrival behind it.
+BEHIND_WAIT = 12
+
+
 def reads_under_way(kernel: str, window: int) -> list[str]:
     """Arrivals of threads on a barrier with a read of shared memory at most `window` instructions before them whose
     result nothing has used: such a read may still be under way, and an arrival does not wait for it. Reads under a
@@ -116,7 +120,7 @@ def reads_under_way(kernel: str, window: int) -> list[str]:
     arrivals at all blocks of a cluster, or under a condition right behind a wait for wgmma, which give back panels that
     no thread reads, but wgmma."""
     found: list[str] = []
-    waited = -9  # where wgmma was waited for
+    waited = -BEHIND_WAIT - 1  # where wgmma was waited for
     unused: dict[int, set[int]] = {}  # by the instruction's place: the registers that it reads into
     for place, text in enumerate(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(.*?);", kernel)):
         name, _, rest = re.sub(r"^@!?U?P\d+ ", "", text).partition(" ")
@@ -128,7 +132,7 @@ def reads_under_way(kernel: str, window: int) -> list[str]:
         unused = {at: registers for at, registers in unused.items() if not registers & used and place - at <= window}
         if name.startswith("WARPGROUP.DEPBAR"):
             waited = place
-        of_wgmma = text.startswith("@") and place - waited <= 8
+        of_wgmma = text.startswith("@") and place - waited <= BEHIND_WAIT
         if re.match(r"SYNCS\.ARRIVE\.(?!.*RED).*A1T0", name) and unused and not of_wgmma:
             found.append(text)
         certain = re.fullmatch(r"(?:LDS|LDSM)\b.*", name) and not text.startswith("@")

@@ -9,11 +9,15 @@ namespace {
 
 struct LinearWorkspace {
     float* partials;
+    uint8_t* image;
     size_t size;
 
     LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) {
         Workspace workspace(base);
         partials = workspace.take<float>(int64_t{2} * kMostSms * kTileRows * tokens_of(args.m));
+        image = args.m > kLaidOutTokens
+                    ? workspace.take<uint8_t>(image_bytes(static_cast<int>(args.k), tokens_of(args.m)))
+                    : nullptr;
         size = workspace.size();
     }
 };
@@ -31,11 +35,18 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, LinearWorkspace const& work
     args.m = static_cast<int>(linear.m);
     args.activation = linear.activation;
     args.x = static_cast<T const*>(linear.x);
+    args.image = workspace.image;
     args.y = static_cast<T*>(linear.y);
     args.partials = reinterpret_cast<float2*>(workspace.partials);
     args.one = 1;
     int const tiles = tiles_of(args.rows);
     args.blocks = static_cast<int>(std::min<int64_t>({int64_t{tiles} * chunks_of(args.k), sms}));
+    if constexpr (!kLaysOut<kTokens>) {
+        int const threads = chunks_of(args.k) * (kTokens / 8) * 32;
+        TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear_image<T, kTokens>,
+                                                (threads + kImageThreads - 1) / kImageThreads, kImageThreads, 0, true,
+                                                stream, "sm90_w4a16_linear_image", args));
+    }
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear<T, kTokens>, args.blocks, kTaskThreads,
                                             sizeof(LinearShared<T, kTokens>), true, stream, "sm90_w4a16_linear", args));
     return launch_kernel(sm90_w4a16_join<T, kTokens>, tiles * ((args.m + 7) / 8), 32 * kWarps, 0, true, stream,

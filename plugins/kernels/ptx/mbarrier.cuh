@@ -72,6 +72,9 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 // themselves, told so by a barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Between what other threads have written to global memory and what the copy engine reads there.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // `bytes` (a multiple of 16) from global memory to the same place in every CTA of `mask`, each arriving on its own
 // barrier.
 __device__ __forceinline__ void bulk_copy_multicast(uint32_t destination, void const* source, int bytes,
