@@ -231,21 +231,6 @@ def test_bytes_of_a_gated_mlp(emulated: PluginHost, emulated_gpu: Gpu, seed: int
 
 
 @EVERY_GPU
-@pytest.mark.parametrize(("k", "fits"), [(64, True), (80, False)])
-def test_workspace_has_room_for_what_may_run(emulated: PluginHost, seed: int, k: int, fits: bool) -> None:
-    """Float32 hidden values are the generic kernels' alone. (Whatever reads or writes beyond its workspace fails.)"""
-    m, i, h = 200, 2048, 64
-    case = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, k, i, h, torch.float16, gated=1)
-    attributes = {"quantize_activations": 1, "norm": 1, "residual": 0}
-    sizes = {}
-    for tactic in (AUTO, GENERIC):
-        with emulated.session("NVFP4PersistentMLP", case.inputs, attributes, tactic=tactic) as session:
-            sizes[tactic] = session.workspace_size
-    assert sizes[GENERIC] >= m * i * 4
-    assert sizes[AUTO] < m * i * 4 if fits else sizes[AUTO] >= sizes[GENERIC]
-
-
-@EVERY_GPU
 def test_choice(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     rng = np.random.default_rng(seed)
     attributes = {"quantize_activations": 1}

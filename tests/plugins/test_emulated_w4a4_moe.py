@@ -105,22 +105,6 @@ def test_static_scales(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> No
     assert torch.linalg.norm((y - generic).float()) <= 0.05 * torch.linalg.norm(generic.float())
 
 
-@BOTH_FAMILIES
-@pytest.mark.parametrize(("h", "fits"), [(64, True), (80, False)])
-def test_workspace_has_room_for_what_may_run(emulated: PluginHost, seed: int, h: int, fits: bool) -> None:
-    """Float32 hidden values are the generic kernels' alone."""
-    m, i, top_k = 200, 512, 2
-    case = op_inputs.moe(np.random.default_rng(seed), m, h, i, 4, torch.float16)
-    sizes = {}
-    for tactic in (AUTO, GENERIC):
-        attributes = {"top_k": top_k, "quantize_activations": 1}
-        with emulated.session("NVFP4MoE", case.inputs, attributes, tactic=tactic) as session:
-            sizes[tactic] = session.workspace_size
-    hidden = m * top_k * i * 4
-    assert sizes[GENERIC] >= hidden
-    assert sizes[AUTO] < hidden if fits else sizes[AUTO] >= sizes[GENERIC]
-
-
 @ONE_GPU
 def test_choice(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     rng = np.random.default_rng(seed)
