@@ -75,13 +75,14 @@ struct LaidOut {
     }
 };
 
-constexpr int kImageThreads = 256;
+constexpr int kLinearImageThreads = 256;
 
 // Before sm90_w4a16_linear of more tokens than it lays out. A warp makes a chunk of eight of them.
 template <typename T, int kTokens>
-__global__ __launch_bounds__(kImageThreads) void sm90_w4a16_linear_image(__grid_constant__ LinearArgs<T> const args) {
+__global__ __launch_bounds__(kLinearImageThreads) void sm90_w4a16_linear_image(
+    __grid_constant__ LinearArgs<T> const args) {
     ptx::launch_next();
-    int const warp = static_cast<int>(blockIdx.x * kImageThreads + threadIdx.x) / 32;
+    int const warp = static_cast<int>(blockIdx.x * kLinearImageThreads + threadIdx.x) / 32;
     int const chunk = warp / (kTokens / 8), column = warp % (kTokens / 8);
     ptx::await_previous_launch();
     if (chunk * kChunk >= args.k) return;

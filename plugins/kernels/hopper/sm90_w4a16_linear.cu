@@ -44,8 +44,8 @@ TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, LinearWorkspace const& work
     if constexpr (!kLaysOut<kTokens>) {
         int const threads = chunks_of(args.k) * (kTokens / 8) * 32;
         TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear_image<T, kTokens>,
-                                                (threads + kImageThreads - 1) / kImageThreads, kImageThreads, 0, true,
-                                                stream, "sm90_w4a16_linear_image", args));
+                                                (threads + kLinearImageThreads - 1) / kLinearImageThreads,
+                                                kLinearImageThreads, 0, true, stream, "sm90_w4a16_linear_image", args));
     }
     TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(sm90_w4a16_linear<T, kTokens>, args.blocks, kTaskThreads,
                                             sizeof(LinearShared<T, kTokens>), true, stream, "sm90_w4a16_linear", args));
