@@ -159,11 +159,8 @@ __device__ __forceinline__ void fetch_panels(LinearArgs<T> const& args, Dealt co
     dealt.each([&](Task const& task) {
 #pragma unroll 1
         for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
-            uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
             ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
-            ptx::mbarrier_arrive_expect(full, kBytes);
-            ptx::bulk_copy(ptx::shared_address(shared.panels[place.stage]), args.image + int64_t{chunk} * kBytes,
-                           kBytes, full);
+            shared.copy_panel(place.stage, args.image + int64_t{chunk} * kBytes, kBytes);
         }
     });
 }

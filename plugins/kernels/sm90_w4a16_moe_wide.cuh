@@ -46,12 +46,7 @@ __device__ __forceinline__ void copy_chunks(TaskShared& shared, MixtureTask cons
     for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
         ready.await(chunk);
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
-        if (threadIdx.x % 32 == 0) {
-            uint32_t const full = ptx::shared_address(&shared.full[place.stage]);
-            ptx::mbarrier_arrive_expect(full, image.chunk_bytes());
-            ptx::bulk_copy(ptx::shared_address(shared.panels[place.stage]), image.chunk(chunk), image.chunk_bytes(),
-                           full);
-        }
+        if (threadIdx.x % 32 == 0) shared.copy_panel(place.stage, image.chunk(chunk), image.chunk_bytes());
         __syncwarp();
     }
 }

@@ -55,6 +55,13 @@ struct TaskShared {
         }
         ptx::mbarrier_init_fence();
     }
+
+    // To panel `stage`, which is free, by one thread.
+    __device__ __forceinline__ void copy_panel(int stage, uint8_t const* source, int bytes) {
+        uint32_t const arrived = ptx::shared_address(&full[stage]);
+        ptx::mbarrier_arrive_expect(arrived, bytes);
+        ptx::bulk_copy(ptx::shared_address(panels[stage]), source, bytes, arrived);
+    }
 };
 
 // Of the 168 registers that each of the three warpgroups starts with: for those that multiply, and what they leave the

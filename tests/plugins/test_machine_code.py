@@ -109,16 +109,16 @@ def test_old_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_cutlass()
 
 
-#: Instructions that the compiler puts between a wait for wgmma and the arrival behind it.
-BEHIND_WAIT = 12
+#: How far behind a wait for wgmma the compiler puts the arrival that gives back what wgmma has read.
+BEHIND_WAIT = 10
 
 
 def reads_under_way(kernel: str, window: int) -> list[str]:
     """Arrivals of threads on a barrier with a read of shared memory at most `window` instructions before them whose
     result nothing has used: such a read may still be under way, and an arrival does not wait for it. Reads under a
     condition do not count: by these a warp has the first codes of the slot behind the one that it gives back; nor do
-    arrivals at all blocks of a cluster, or under a condition right behind a wait for wgmma, which give back panels that
-    no thread reads, but wgmma."""
+    arrivals at all blocks of a cluster, or under a condition behind a wait for wgmma and no read since, which give back
+    panels that no thread reads, but wgmma."""
     found: list[str] = []
     waited = -BEHIND_WAIT - 1  # where wgmma was waited for
     unused: dict[int, set[int]] = {}  # by the instruction's place: the registers that it reads into
@@ -138,6 +138,7 @@ def reads_under_way(kernel: str, window: int) -> list[str]:
         certain = re.fullmatch(r"(?:LDS|LDSM)\b.*", name) and not text.startswith("@")
         read = certain and re.match(r"R(\d+)", operands[0].strip())
         if read:
+            waited = -BEHIND_WAIT - 1
             width = 4 if ".128" in name or name.endswith(".4") else 2 if ".64" in name else 1
             unused[place] = {int(read[1]) + i for i in range(width)}
     return found
@@ -156,6 +157,9 @@ ARRIVAL = "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R20+URZ], RZ"
         (["LDS.64 R8, [R4]", *["NOP"] * 48, ARRIVAL], 0),
         (["@P0 LDS.64 R8, [R4]", ARRIVAL], 0),
         (["LDS.64 R8, [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x1", f"@!P0 {ARRIVAL}"], 0),
+        (["LDS.64 R8, [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x1", *["NOP"] * 9, f"@!P0 {ARRIVAL}"], 0),
+        (["LDS.64 R8, [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x1", *["NOP"] * 10, f"@!P0 {ARRIVAL}"], 1),
+        (["WARPGROUP.DEPBAR.LE gsb0, 0x1", "LDS.64 R8, [R4]", f"@!P0 {ARRIVAL}"], 1),
         (["LDS.64 R8, [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x1", ARRIVAL], 1),
         (["LDS.64 R8, [R4]", f"@!P0 {ARRIVAL}"], 1),
         (["LDS.64 R8, [R4]", ARRIVAL.replace("A1T0", "RED.A1T0")], 0),
