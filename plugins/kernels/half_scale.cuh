@@ -65,7 +65,26 @@ __device__ __forceinline__ uint32_t greatest_of(uint4 eight) {
     return max(ptx::magnitude_bits(ptx::to_float(most.x)), ptx::magnitude_bits(ptx::to_float(most.y)));
 }
 
-// BF16 values of a row, of which lanes that differ in bits `kBits` have the others, as FP16. Returns their factor.
+// BF16 values as FP16.
+template <int kEights>
+__device__ __forceinline__ void to_half(HalfScale const& scale, uint4 (&eights)[kEights]) {
+    constexpr int kPairs = 4 * kEights;
+    auto* const pairs = reinterpret_cast<uint32_t*>(eights);
+    // With this power exponents are those that FP16 has, subnormal values' too, and all that is left is a shift.
+    uint32_t const power = static_cast<uint32_t>(scale.exponent() + 127) << 7;
+    if (scale.exponent() > -127) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            uint32_t const small = w4a16::multiply<__nv_bfloat16>(pairs[i], power << 16 | power);
+            pairs[i] = (small & 0x7fff7fffu) << 3 | (small & 0x80008000u);
+        }
+    } else {  // the power is below BF16's least
+#pragma unroll
+        for (uint4& eight : eights) eight = scale.of<__nv_bfloat16>(eight);
+    }
+}
+
+// The same of a row, of which lanes that differ in bits `kBits` have the others. Returns their factor.
 template <int... kBits, int kEights>
 __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
     constexpr int kPairs = 4 * kEights;
@@ -81,18 +100,7 @@ __device__ __forceinline__ float to_half(uint4 (&eights)[kEights]) {
     greatest = max(greatest << 16, greatest & 0xffff0000u);
     ((greatest = max(greatest, __shfl_xor_sync(0xffffffffu, greatest, kBits))), ...);
     HalfScale const scale(greatest);
-    // With it exponents are those that FP16 has, subnormal values' too, and all that is left is a shift.
-    uint32_t const power = static_cast<uint32_t>(scale.exponent() + 127) << 7;
-    if (scale.exponent() > -127) {
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-            uint32_t const small = w4a16::multiply<__nv_bfloat16>(pairs[i], power << 16 | power);
-            pairs[i] = (small & 0x7fff7fffu) << 3 | (small & 0x80008000u);
-        }
-    } else {  // the power is below BF16's least
-#pragma unroll
-        for (uint4& eight : eights) eight = scale.of<__nv_bfloat16>(eight);
-    }
+    to_half(scale, eights);
     return scale.factor();
 }
 

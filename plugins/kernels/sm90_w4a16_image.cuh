@@ -48,8 +48,8 @@ struct ImageLayout {
 };
 
 // BF16 activations become FP16 times factors (half_scale.cuh) where that takes less than it saves (H200): up to 8
-// tokens, and in mixtures but for wide jobs. One token by itself becomes integers (fixed_point.cuh: TokenPanel,
-// TokenRowPanel).
+// tokens, and in mixtures but for wide jobs (kXBecomesHalf). One token by itself becomes integers (fixed_point.cuh:
+// TokenPanel, TokenRowPanel).
 template <typename T, int kTokens = 8>
 constexpr bool kBecomesHalf = kTokens <= 8 && std::is_same_v<T, __nv_bfloat16>;
 template <typename T, int kTokens = 8>

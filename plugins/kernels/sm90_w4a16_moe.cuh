@@ -41,13 +41,22 @@ struct MixtureShared {
     static constexpr bool kEven = kSharedEvenly, kOne = kOneToken, kWide = kTokensOfJob > kJobTokens;
     static_assert(!kWide || (!kEven && !kOne));
     static constexpr int kColumns = kEven || kOne ? 1 : kTokensOfJob / 8;
-    // Columns are multiplied in steps of so many, each number of which is code of its own.
-    static constexpr int kStep = kTokensOfJob > kWideJobTokens ? 2 : 1;
+    // Gate and up have loops of their own, down others.
+    static constexpr bool kHasFactors = kWide && kXBecomesHalf<T>;
+    // Columns are multiplied in steps of so many, each number of which is code of its own. More than four such loops
+    // and ptxas has wgmma wait for each product, for want of registers.
+    static constexpr int kStep = (kTokensOfJob > kWideJobTokens ? 2 : 1) * (kHasFactors ? 2 : 1);
     // Of a thread that multiplies. Where sums take most of them, what ends a task is read behind its products.
-    static constexpr int kRegisters = kStep > 1 ? 224 : 200;
-    static constexpr bool kReadsLate = kStep > 1;
+    static constexpr int kRegisters = kTokensOfJob > kWideJobTokens ? 224 : 200;
+    static constexpr bool kReadsLate = kRegisters > 200;
     using Panel = std::conditional_t<kWide, ColumnPanel<kTokensOfJob>,
                                      std::conditional_t<kOne, TokenRowPanel, RowPanel<kBecomesHalf<T>>>>;
+
+    // Of the tokens of tasks.
+    struct Factors {
+        __align__(16) float of_task[kQueue][kTokensOfJob];
+    };
+    struct NoFactors {};
 
     using Parts = PartSums<kOne>;
 
@@ -55,6 +64,7 @@ struct MixtureShared {
     TaskQueue queue;
     std::conditional_t<kWide, NoHiddenStage, HiddenStage<kColumns>> hidden;
     uint64_t landed[kLandings];
+    std::conditional_t<kHasFactors, Factors, NoFactors> factors;
 };
 
 // The shared expert's first weights to L2, while memory waits for the plan. By one thread; more of them would hold the
@@ -203,9 +213,12 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
     constexpr int kPairs = 8 * Shared::kColumns;
     Places at(shared.task);
     uint32_t turn = 0;
-    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
+    // `phase`: the task's, or none where the same code serves both.
+    auto const run = [&](MixtureTask const& task, w4a16::RingPosition const& place, auto phase) {
+        constexpr int kPhase = decltype(phase)::value;
+        using Product = std::conditional_t<kPhase == kUp, __half, T>;
         float acc[2][kPairs / 2];
-        bool const up = task.phase == kUp;
+        bool const up = kPhase == kNoPhase ? task.phase == kUp : kPhase == kUp;
         int const columns = task.columns[threadIdx.x / 128];
         Projection<T> const& matrix = args.matrices[task.phase][task.segment];
         UpEpilogue<T> of_up;
@@ -224,7 +237,7 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
             constexpr int kColumns = Shared::kStep * decltype(steps)::value;
             constexpr int kTokens = Shared::kOne ? 1 : 8 * kColumns;
             if constexpr (kColumns <= Shared::kColumns) {
-                multiply_task<T, kTokens>(task.end - task.begin, args.one, at, acc);
+                multiply_task<Product, kTokens>(task.end - task.begin, args.one, at, acc);
             }
         };
         switch ((columns + Shared::kStep - 1) / Shared::kStep) {
@@ -264,6 +277,11 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
                 for (int column = 0; column < job_columns(task.count); ++column) {
                     float sums[8];
                     take_columns(acc, sums);
+                    if constexpr (Shared::kHasFactors) {
+                        float const* const own = shared.factors.of_task[place.stage] + column * 8 + threadIdx.x % 4 * 2;
+#pragma unroll
+                        for (int i = 0; i < 8; ++i) sums[i] *= own[i % 2];
+                    }
                     store_hidden_of_job(args, task, of_up, column, sums);
                 }
             } else {
@@ -291,6 +309,17 @@ __device__ __forceinline__ void multiply_tasks(MixtureArgs<T> const& args, Share
             }
         }
         ptx::mbarrier_arrive(ptx::shared_address(&shared.queue.stored[place.stage]));
+    };
+    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const& place) {
+        if constexpr (Shared::kHasFactors) {
+            if (task.phase == kUp) {
+                run(task, place, std::integral_constant<int, kUp>{});
+            } else {
+                run(task, place, std::integral_constant<int, kDown>{});
+            }
+        } else {
+            run(task, place, std::integral_constant<int, kNoPhase>{});
+        }
     });
 }
 

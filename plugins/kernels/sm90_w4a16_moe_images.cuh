@@ -109,6 +109,26 @@ struct GateAndMakeImages {
     }
 };
 
+// A helper of moe_plan, for wide jobs whose x becomes FP16.
+template <typename T>
+struct GateAndFindGreatest {
+    MixtureArgs<T> mixture;
+
+    __device__ __forceinline__ void operator()(RouteArgs const& args, int first, int step) const {
+        if (args.shared_gate != nullptr) routing::gate_shared<T>(args, first / 32, step / 32);
+        int const lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int token = first / 32; token < args.tokens; token += step / 32) {
+            auto const* const x = reinterpret_cast<uint4 const*>(mixture.x + int64_t{token} * args.hidden);
+            uint32_t greatest = 0;
+#pragma unroll 8
+            for (int i = lane; i < args.hidden / 8; i += 32) greatest = max(greatest, greatest_of<T>(x[i]));
+            greatest = ptx::warp_max(greatest);
+            if (lane == 0) mixture.greatest[token] = greatest;
+        }
+    }
+};
+
 // Of wide jobs: what their tokens' x is, and zeros behind what up writes of hidden values.
 template <typename T>
 __device__ __forceinline__ void make_job_images(MixtureArgs<T> const& args, int thread, int threads) {
@@ -152,7 +172,17 @@ __device__ __forceinline__ void make_job_images(MixtureArgs<T> const& args, int 
                         k - part * kRowFactorK, eights);
             if (segment == kRouted && args.scale_input) scale_eights<T>(weight, eights);
             uint8_t* const units = JobImage(up, job, first, count).unit(part * (kRowFactorK / 8), column);
-            pair_eights<T>(eights);
+            if constexpr (kXBecomesHalf<T>) {
+                T const greatest = ptx::from_float<T>(has_row ? __uint_as_float(args.greatest[token]) * weight : 0.0f);
+                HalfScale const scale(ptx::magnitude_bits(ptx::to_float(greatest)));
+                to_half(scale, eights);
+                if (part == 0 && lane % 4 == 0) {
+                    args.factors[segment][(first_column(job, first) + column) * 8 + lane / 4] = scale.factor();
+                }
+                pair_eights<__half>(eights);
+            } else {
+                pair_eights<T>(eights);
+            }
             store_eights(units, 8, lane / 4, lane % 4, eights);
         }
     }

@@ -77,13 +77,20 @@ __device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, Sh
     FlagFetcher flags;
     // What launches before this one wrote is now read by the copy engine.
     asm volatile("fence.proxy.async.global;" ::: "memory");
-    shared.queue.each([&](MixtureTask const& task, w4a16::RingPosition const&) {
+    shared.queue.each([&](MixtureTask const& task, [[maybe_unused]] w4a16::RingPosition const& in_queue) {
         int const end = task.end, count = task.count, columns = job_columns(count);
         Projection<T> const& matrix = args.matrices[task.phase][task.segment];
         ReadyChunks ready(args.done_of(task.segment, task.job), args.matrices[kUp][task.segment].tiles_per_chunk(),
                           task.phase == kDown ? task.begin : end, end);
         if constexpr (Shared::kWide) {
-            copy_chunks(shared.task, task, JobImage(matrix, task.job, task.first, count), ready, place);
+            Factors factors;
+            if constexpr (Shared::kHasFactors) {
+                if (task.phase == kUp) {
+                    factors = {args.factors[task.segment] + first_column(task.job, task.first) * 8,
+                               ptx::shared_address(shared.factors.of_task[in_queue.stage])};
+                }
+            }
+            copy_chunks(shared.task, task, JobImage(matrix, task.job, task.first, count), factors, ready, place);
             return;
         }
         int row = task.first + min(lane, count - 1);

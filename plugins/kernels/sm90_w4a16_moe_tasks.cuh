@@ -34,6 +34,8 @@ struct MixtureArgs {
     uint32_t* ticket;            // the next task
     uint32_t* done[2];           // [jobs, chunk_counters()]: tiles of up that a chunk of hidden values lies in
     int counters;                // of both segments
+    uint32_t* greatest;          // [m] magnitude of a token's x (magnitude_bits), and
+    float* factors[2];           // [columns_of_jobs(), 8] of tokens, where wide jobs' x becomes FP16
     uint4* parts;                // [part_units]: of even shares PartSums, absent until they are written
     int part_units;              // of all shares
     uint32_t one;                // 1, see shift_left
@@ -48,6 +50,10 @@ struct MixtureArgs {
 
 // Columns that a job's tokens take, eight each.
 __host__ __device__ constexpr int job_columns(int count) { return (count + 7) / 8; }
+
+// Of a wide job. Places follow from jobs' first pairs alone.
+__host__ __device__ constexpr int64_t first_column(int job, int first) { return first / 8 + job; }
+__host__ __device__ constexpr int64_t columns_of_jobs(int64_t rows, int64_t jobs) { return rows / 8 + jobs; }
 
 // How activations lie in memory: row after row, chunk after chunk what a panel has of it (RowPanel).
 template <typename T>

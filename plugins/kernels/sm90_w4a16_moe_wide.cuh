@@ -1,25 +1,31 @@
 // Activations of wide jobs, which tensor cores read by themselves: in memory and on their way to panels.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90_w4a16_counts.cuh"
 #include "sm90_w4a16_moe_tasks.cuh"
 
 namespace trt_nvfp4::sm90 {
 
-// Of a job: chunk after chunk what a panel has of it. Jobs' places follow from their first pairs alone.
+// BF16 x of wide jobs becomes FP16 by one factor for all of a token, which sums of gate and up are multiplied by.
+// Hidden values stay BF16: theirs would be known only once all are there.
+template <typename T>
+constexpr bool kXBecomesHalf = std::is_same_v<T, __nv_bfloat16>;
+
+// Of a job: chunk after chunk what a panel has of it.
 class JobImage {
     using Column = ColumnPanel<8>;
 
  public:
     // Of all jobs together.
     static __host__ __device__ int64_t bytes(int64_t rows, int64_t jobs, int k) {
-        return (rows / 8 + jobs) * chunks_of(k) * Column::kColumnBytes;
+        return columns_of_jobs(rows, jobs) * chunks_of(k) * Column::kColumnBytes;
     }
 
     template <typename T>
     __device__ __forceinline__ JobImage(Projection<T> const& matrix, int job, int first, int count)
-        : data_(const_cast<uint8_t*>(matrix.x) +
-                static_cast<int64_t>(first / 8 + job) * chunks_of(matrix.k) * Column::kColumnBytes),
+        : data_(const_cast<uint8_t*>(matrix.x) + first_column(job, first) * chunks_of(matrix.k) * Column::kColumnBytes),
           chunk_bytes_(job_columns(count) * Column::kColumnBytes) {}
 
     __device__ __forceinline__ int chunk_bytes() const { return chunk_bytes_; }
@@ -38,15 +44,28 @@ class JobImage {
     int const chunk_bytes_;
 };
 
-// By a warp.
+// Where a task's tokens have theirs, if they have any, and the shared address that they go to.
+struct Factors {
+    float const* from = nullptr;
+    uint32_t to = 0;
+};
+
+// By a warp. Factors arrive with the first chunk.
 template <class TaskShared>
 __device__ __forceinline__ void copy_chunks(TaskShared& shared, MixtureTask const& task, JobImage const& image,
-                                            ReadyChunks& ready, w4a16::RingPosition& place) {
+                                            Factors const& factors, ReadyChunks& ready, w4a16::RingPosition& place) {
 #pragma unroll 1
     for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
         ready.await(chunk);
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.round ^ 1);
-        if (threadIdx.x % 32 == 0) shared.copy_panel(place.stage, image.chunk(chunk), image.chunk_bytes());
+        if (threadIdx.x % 32 == 0) {
+            bool const has_factors = chunk == task.begin && factors.from != nullptr;
+            int const bytes = has_factors ? job_columns(task.count) * 8 * static_cast<int>(sizeof(float)) : 0;
+            shared.copy_panel(place.stage, image.chunk(chunk), image.chunk_bytes(), bytes);
+            if (has_factors) {
+                ptx::bulk_copy(factors.to, factors.from, bytes, ptx::shared_address(&shared.full[place.stage]));
+            }
+        }
         __syncwarp();
     }
 }

@@ -56,10 +56,10 @@ struct TaskShared {
         ptx::mbarrier_init_fence();
     }
 
-    // To panel `stage`, which is free, by one thread.
-    __device__ __forceinline__ void copy_panel(int stage, uint8_t const* source, int bytes) {
+    // To panel `stage`, which is free, by one thread. It is full once `others` bytes more have arrived.
+    __device__ __forceinline__ void copy_panel(int stage, uint8_t const* source, int bytes, int others = 0) {
         uint32_t const arrived = ptx::shared_address(&full[stage]);
-        ptx::mbarrier_arrive_expect(arrived, bytes);
+        ptx::mbarrier_arrive_expect(arrived, bytes + others);
         ptx::bulk_copy(ptx::shared_address(panels[stage]), source, bytes, arrived);
     }
 };

@@ -83,9 +83,8 @@ int main() {
             std::cout << sm90::takes_mixture(tiles, sms) << '\n';
         } else if (kind == "sm90_job_tokens") {
             double pairs;
-            bool bf16;
-            std::cin >> pairs >> bf16;
-            std::cout << sm90::choose_job_tokens(pairs, bf16) << '\n';
+            std::cin >> pairs;
+            std::cout << sm90::choose_job_tokens(pairs) << '\n';
         } else if (kind == "sm90_even_shares") {
             int tokens, tiles, sms;
             std::cin >> tokens >> tiles >> sms;

@@ -13,10 +13,10 @@ constexpr int kMixtureMaxSplits = 16;
 // The most pairs of a job, as registers allow: an expert with more has several. Wide jobs are multiplied by wgmma.
 constexpr int kJobTokens = 24, kWideJobTokens = 32, kWidestJobTokens = 64;
 
-// Which of them, where an expert that is chosen has so many pairs on average (benchmarks/NOTES.md). In wide jobs BF16
-// takes more operations to decode than FP16; the widest have half as many panels.
-constexpr int choose_job_tokens(double pairs_of_expert, bool bf16) {
-    if (pairs_of_expert <= (bf16 ? 17.0 : 14.0)) return kJobTokens;
+// Which of them, where an expert that is chosen has so many pairs on average (benchmarks/NOTES.md). The widest have
+// half as many panels.
+constexpr int choose_job_tokens(double pairs_of_expert) {
+    if (pairs_of_expert <= 14.0) return kJobTokens;
     return pairs_of_expert <= 27.0 ? kWideJobTokens : kWidestJobTokens;
 }
 

@@ -30,8 +30,7 @@ double expected_experts(TrtNvfp4MoeArgs const& args, int64_t tokens) {
 
 // The most pairs of a job.
 int job_tokens(TrtNvfp4MoeArgs const& args, int64_t tokens) {
-    return choose_job_tokens(static_cast<double>(tokens * args.top_k) / expected_experts(args, tokens),
-                             args.dtype == TRT_NVFP4_BFLOAT16);
+    return choose_job_tokens(static_cast<double>(tokens * args.top_k) / expected_experts(args, tokens));
 }
 
 // Of as many shares as SMs.
@@ -49,6 +48,8 @@ struct Layout {
     uint8_t* images[2][2];  // [phase][segment]
     float* outputs[2];
     uint4* parts;
+    uint32_t* greatest = nullptr;
+    float* factors[2]{};
     int64_t jobs[2];  // the most
     size_t size;
 
@@ -69,7 +70,11 @@ struct Layout {
         parts = workspace.take<uint4>(part_units(tokens, kMostSms));
         bool const wide = of_job > kJobTokens;
         if (wide) {
+            bool const has_factors = args.dtype == TRT_NVFP4_BFLOAT16;
+            if (has_factors) greatest = workspace.take<uint32_t>(tokens);
             for (int segment : {kRouted, kShared}) {
+                int64_t const columns = columns_of_jobs(rows[segment], jobs[segment]);
+                if (has_factors) factors[segment] = workspace.take<float>(8 * columns);
                 images[kUp][segment] = take_jobs(workspace, rows[segment], jobs[segment], args.hidden);
             }
         } else {
@@ -157,6 +162,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         }
         args.outputs[segment] = layout.outputs[segment];
         args.done[segment] = layout.done[segment];
+        args.factors[segment] = layout.factors[segment];
     }
     args.shared_jobs = static_cast<int>(layout.jobs[kShared]);
     args.plan = layout.plan;
@@ -165,6 +171,7 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
     args.x = static_cast<T const*>(moe.x);
     args.ticket = layout.ticket;
     args.parts = layout.parts;
+    args.greatest = layout.greatest;
     args.counters = layout.counters;
     args.one = 1;
     args.hidden_is_flags = has_even_shares(moe, moe.m, sms);
@@ -187,7 +194,14 @@ TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t str
         GateAndMakeImages<T> const helper{args};
         TRT_NVFP4_RETURN_IF_ERROR(launch_plan_beside(route, helper, image_threads, true, stream));
     } else {
-        TRT_NVFP4_RETURN_IF_ERROR(launch_plan<T>(route, stream));
+        auto const make_plan = [&] {
+            if constexpr (kXBecomesHalf<T>) {
+                GateAndFindGreatest<T> const helper{args};
+                if (args.greatest != nullptr) return launch_plan_beside(route, helper, 32 * moe.m, true, stream);
+            }
+            return launch_plan<T>(route, stream);
+        };
+        TRT_NVFP4_RETURN_IF_ERROR(make_plan());
         TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(
             sm90_w4a16_moe_images<T>, static_cast<unsigned>((image_threads + kImageThreads - 1) / kImageThreads),
             kImageThreads, 0, true, stream, "sm90_w4a16_moe_images", args));
