@@ -210,6 +210,14 @@ def test_mixture(
     assert all(name in kernel for name, kernel in zip(expected, kernels, strict=True))
 
 
+@pytest.mark.parametrize(("m", "scale_input"), [(3, 0), (30, 1), (60, 0)])
+def test_tokens_of_all_sizes(emulated: PluginHost, seed: int, m: int, scale_input: int) -> None:
+    """By mma.sync, and of wide jobs."""
+    case = test_moe.of_all_sizes(np.random.default_rng(seed), m, 288, 96, 3)
+    attributes = {"top_k": 2, "shared": 1, "scoring": 1, "scale_input": scale_input}
+    test_moe.check(emulated, case, attributes, torch.bfloat16, W4A16_SM90)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("sms", "m", "h", "i", "attributes"),

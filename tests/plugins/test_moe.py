@@ -222,6 +222,28 @@ def test_wide_jobs(host: PluginHost, seed: int, attributes: dict[str, Any], m: i
     assert torch.equal(*ys)
 
 
+def of_all_sizes(rng: np.random.Generator, m: int, h: int, i: int, experts: int) -> op_inputs.Case:
+    """Tokens from 2^-30 to 2^30 without biases, in each a value some 1000 times as large as the others."""
+    case = op_inputs.moe(rng, m, h, i, experts, torch.bfloat16, s=96)
+    for name, tensor in zip(NAMES, case.inputs, strict=True):
+        if name.endswith("bias"):
+            tensor.zero_()
+    x = case.inputs[0]
+    x[torch.arange(m), torch.from_numpy(rng.integers(0, h, m))] *= 1024
+    x *= torch.from_numpy(2.0 ** rng.integers(-30, 31, (m, 1)))
+    return case
+
+
+@pytest.mark.parametrize("scale_input", [0, 1])
+@pytest.mark.parametrize("m", [3, 20, 50, 90])
+@W4A16_TACTICS
+def test_tokens_of_all_sizes(host: PluginHost, seed: int, tactic: int, m: int, scale_input: int) -> None:
+    """BF16 as FP16 times powers of two, of 128 values or, in wide jobs, of a token."""
+    case = of_all_sizes(np.random.default_rng(seed), m, 544, 352, 4)
+    attributes = {"top_k": 2, "shared": 1, "scoring": 1, "scale_input": scale_input}
+    check(host, case, attributes, torch.bfloat16, tactic)
+
+
 @pytest.mark.parametrize("m", [1, 3, 20, 64])
 def test_calls_in_a_row_share_a_workspace(host: PluginHost, seed: int, m: int) -> None:
     """A launch begins before the one that makes the plan has ended: none takes an earlier call's jobs for its own."""
