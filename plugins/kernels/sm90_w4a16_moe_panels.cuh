@@ -83,7 +83,7 @@ __device__ __forceinline__ void fetch_activations(MixtureArgs<T> const& args, Sh
         ReadyChunks ready(args.done_of(task.segment, task.job), args.matrices[kUp][task.segment].tiles_per_chunk(),
                           task.phase == kDown ? task.begin : end, end);
         if constexpr (Shared::kWide) {
-            Factors factors;
+            FactorCopy factors;
             if constexpr (Shared::kHasFactors) {
                 if (task.phase == kUp) {
                     factors = {args.factors[task.segment] + first_column(task.job, task.first) * 8,

@@ -44,8 +44,8 @@ class JobImage {
     int const chunk_bytes_;
 };
 
-// Where a task's tokens have theirs, if they have any, and the shared address that they go to.
-struct Factors {
+// Where a task's tokens have their factors, if they have any, and the shared address that they go to.
+struct FactorCopy {
     float const* from = nullptr;
     uint32_t to = 0;
 };
@@ -53,7 +53,7 @@ struct Factors {
 // By a warp. Factors arrive with the first chunk.
 template <class TaskShared>
 __device__ __forceinline__ void copy_chunks(TaskShared& shared, MixtureTask const& task, JobImage const& image,
-                                            Factors const& factors, ReadyChunks& ready, w4a16::RingPosition& place) {
+                                            FactorCopy const& factors, ReadyChunks& ready, w4a16::RingPosition& place) {
 #pragma unroll 1
     for (int chunk = task.begin; chunk < task.end; ++chunk, place.advance(shared.kPanels)) {
         ready.await(chunk);
