@@ -48,7 +48,7 @@ struct Layout {
     uint8_t* images[2][2];  // [phase][segment]
     float* outputs[2];
     uint4* parts;
-    uint32_t* greatest = nullptr;
+    uint32_t* greatest = nullptr;  // as `factors` of wide jobs in BF16 alone
     float* factors[2]{};
     int64_t jobs[2];  // the most
     size_t size;
