@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.calibration.replacing import check_writable, replacing
+from trt_nvfp4.calibration.replacing import made_folder, replacing
 
 from .backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from .errors import (
@@ -105,7 +105,7 @@ class Job:
 
 
 def _check_output(job: Job, manifest: Path) -> None:
-    """Refuse, before minutes of building, to write over what the bundle holds or where nothing can be written."""
+    """Refuse, before minutes of building, to write over what the bundle holds."""
     if job.engine.exists() and not job.engine.is_file():
         raise BuilderError(
             USAGE, f"{job.engine}: is no file (a folder, or a device), and would be replaced; choose another -o"
@@ -113,9 +113,6 @@ def _check_output(job: Job, manifest: Path) -> None:
     own = [manifest, job.model, job.plugin_library, job.timing_cache, *job.checksums]
     if any(file is not None and file.resolve() == job.engine.resolve() for file in own):
         raise BuilderError(USAGE, f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
-    folder = job.engine.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    check_writable(folder)
 
 
 def report_file(engine: Path) -> Path:
@@ -290,14 +287,15 @@ def main(folder: Path) -> int:
     try:
         job = Job.read(folder / MANIFEST, arguments.output)
         _check_output(job, folder / MANIFEST)
-        _offer_unversioned_library(job.module)
-        result = run(job, report)
-        if arguments.events:
-            report({"event": "result", **result})
-        else:
+        with made_folder(job.engine.parent):
+            _offer_unversioned_library(job.module)
+            result = run(job, report)
+            if arguments.events:
+                report({"event": "result", **result})
+                return 0
             with replacing(report_file(job.engine)) as temporary:
                 temporary.write_text(json.dumps(result, indent=2) + "\n")
-            print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
+        print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
         return 0
     except (BuilderError, OSError) as error:
         code = BUILD_FAILED if isinstance(error, OSError) else error.exit_code

@@ -15,6 +15,7 @@ from rich.filesize import decimal
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
+from trt_nvfp4.calibration.replacing import made_folder
 from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics_file import is_statistics
@@ -59,9 +60,11 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     check(request, rewritten_already)
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)
+    with made_folder(request.base.parent):
+        return (_go_on if rewritten_already else _from_the_start)(request, report, progress)
 
-    if rewritten_already:
-        return _go_on(request, report, progress)
+
+def _from_the_start(request: Request, report: Report, progress: Progress) -> Report:
     # Before an export, which takes minutes.
     checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
     with report.timed("read"):

@@ -10,7 +10,6 @@ import onnx
 
 from trt_nvfp4.calibration.external_data import locations
 from trt_nvfp4.calibration.recipes import parse
-from trt_nvfp4.calibration.replacing import check_writable
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
 
@@ -78,7 +77,7 @@ def check(request: Request, rewritten: bool) -> None:
     """Refuse what cannot succeed, what would pass unheard, and what would destroy a file; `rewritten`: the model is
     one that `--stop-after rewrite` left.
 
-    Raises BuilderError, CalibrationError (a recipe that is none), or OSError (the folder cannot be written to).
+    Raises BuilderError or CalibrationError (a recipe that is none).
     """
     _check_names(request)
     _check_budget(request)
@@ -239,9 +238,6 @@ def _check_destination(request: Request, rewritten: bool) -> None:
         raise BuilderError(
             USAGE, f"{exported}: is not the export of an earlier run, and would be written over; choose another -o"
         )
-    folder = request.base.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    check_writable(folder)
     if request.bundle is not None and request.bundle.exists():
         raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
 

@@ -19,6 +19,23 @@ def check_writable(folder: Path, destination: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make `folder`, and those above it, for the work inside; those made that hold nothing when it ends go again.
+
+    Raises OSError, naming the folder, where it cannot be made or nothing can be written in it.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder)
+        yield
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # holds something, or was never made
+                path.rmdir()
+
+
+@contextlib.contextmanager
 def replacing(destination: Path) -> Iterator[Path]:
     """Yield a temporary path beside `destination`; rename it over `destination` on success, remove it otherwise."""
     temporary = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")

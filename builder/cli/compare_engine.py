@@ -108,7 +108,7 @@ def compare_engine(
         sides = Side.of(reference), Side.of(result)
         given_shapes = parse_shapes(shapes, "--shapes")
         if save_worst is not None:
-            _prepare(save_worst)
+            _check_place(save_worst)
 
         def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
             return _inputs(
@@ -150,17 +150,17 @@ def compare_engine(
             raise typer.Exit(VERIFICATION_FAILED)
 
 
-def _prepare(folder: Path) -> None:
-    """Make --save-worst's folder before the work. Raises BuilderError or OSError where nothing can be saved."""
+def _check_place(folder: Path) -> None:
+    """Before the work: raise BuilderError or OSError where --save-worst cannot save."""
     from trt_nvfp4.builder.errors import USAGE, BuilderError
-    from trt_nvfp4.calibration.replacing import check_writable
+    from trt_nvfp4.calibration.replacing import made_folder
 
     if folder.exists() and not folder.is_dir():
         raise BuilderError(USAGE, f"--save-worst {folder}: a file is there; choose a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise BuilderError(USAGE, f"--save-worst {folder}: not empty; choose a new folder")
-    check_writable(folder)
+    with made_folder(folder):
+        pass
 
 
 def _inputs(

@@ -48,9 +48,10 @@ def assert_failed(result: Result, code: int, *texts: str) -> None:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Files of the output folder that are hidden, temporary, or an engine."""
-    found = [path.name for path in folder.rglob("*")] if folder.exists() else []
-    return [name for name in found if name.startswith(".") or name.endswith((".engine", ".tmp"))]
+    """What of the output folder is hidden, temporary, an engine, or a folder that holds nothing."""
+    found = list(folder.rglob("*"))
+    named = [path for path in found if path.name.startswith(".") or path.suffix in (".engine", ".tmp")]
+    return [str(path) for path in (*named, *(path for path in found if path.is_dir() and not any(path.iterdir())))]
 
 
 def truncated(model: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.calibration.replacing import check_writable, replacing
+from trt_nvfp4.calibration.replacing import check_writable, made_folder, replacing
 
 
 def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:
@@ -37,6 +37,26 @@ def test_a_write_that_fails_names_the_destination(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as failure, replacing(tmp_path / "none" / "file") as temporary:
         temporary.write_text("text")
     assert failure.value.filename == str(tmp_path / "none" / "file")
+
+
+def test_made_folders_that_hold_nothing_go_again(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> None:
+        with made_folder(folder):
+            assert folder.is_dir()
+            raise KeyboardInterrupt
+
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new", "there/a/b"):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(tmp_path / name)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    with made_folder(tmp_path / "there" / "a" / "b"):
+        (tmp_path / "there" / "a" / "file").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "file", "there"]
+    with pytest.raises(OSError, match="file"), made_folder(tmp_path / "there" / "a" / "file"):
+        pass
+    with pytest.raises(OSError, match="under"), made_folder(tmp_path / "there" / "a" / "file" / "under"):
+        pass
 
 
 def test_a_folder_is_tried_before_the_work(tmp_path: Path) -> None:

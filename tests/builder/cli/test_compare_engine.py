@@ -94,9 +94,10 @@ def test_command_refuses_what_cannot_be_met(
 
 def test_command_says_a_failure_once(tmp_path: Path) -> None:
     model = save_model(tmp_path / "m.onnx", "string[n]", "y = Identity(x)", x="string[n]")
-    shown = CliRunner().invoke(app, [str(model), str(model), "--json"])
+    shown = CliRunner().invoke(app, [str(model), str(model), "--json", "--save-worst", str(tmp_path / "worst" / "of")])
     assert json.loads(shown.stdout)["exit_code"] == shown.exit_code == errors.USAGE
     assert shown.stderr.count("Received unexpected dtype") == 1
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def test_command_saves_inputs_of_any_name(tmp_path: Path) -> None:
