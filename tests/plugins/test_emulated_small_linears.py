@@ -66,7 +66,7 @@ def test_rings_smaller_than_their_chunks(
     """Three stages for a warp's four chunks, where an SM has `shared` KB."""
     few = replace(emulated_gpu.target, sm_count=6, shared_per_sm=shared * 1024)
     monkeypatch.setattr(emulated_gpu, "target", few)
-    check(emulated, emulated_gpu, m, 9, k, torch.float16, seed)
+    check(emulated, emulated_gpu, m, 100, k, torch.float16, seed)
 
 
 def check(host: PluginHost, gpu: Gpu, m: int, n: int, k: int, dtype: torch.dtype, seed: int) -> None:
