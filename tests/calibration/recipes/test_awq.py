@@ -35,7 +35,7 @@ def output_error(weight: torch.Tensor, x: torch.Tensor, scales: torch.Tensor) ->
 
 
 def test_the_best_of_the_grid(seed: int) -> None:
-    weights, x = [random(seed, 48, 64), random(seed + 9, 32, 64)], activations(seed + 1, 500, 64)
+    weights, x = [random(seed, 32, 128), random(seed + 9, 16, 128)], activations(seed + 1, 500, 128)
     statistics = InputStatistics.of_rows(x, AWQ.needs)
     found = channel_scales([(weight, statistics) for weight in weights], AWQ)
     rms = x.double().square().mean(0).sqrt()
