@@ -177,7 +177,7 @@ def test_a_rewrite_is_nearer_with_it(loaded: Load, seed: int) -> None:
     """Weights matter by what they multiply; with and without GPTQ. On average of blocks: one may gain nothing."""
     for scales, bound in (("max", 1.0), ("mse", 1.0), ("local-hessian+gptq", 1.1)):
         ratios = []
-        for index in range(4):
+        for index in range(6):
             source = loaded(block(RMS, seed=seed + index))
             x = draw(seed + index, 400, 32)
             expected = run(source.path, x)[0]
