@@ -43,6 +43,8 @@ def test_an_error_of_the_callers_is_not_the_plugins(emulated: PluginHost, seed: 
     with emulated.session(op, inputs, attributes) as session:
         assert runtime.cudaSetDevice(7) == INVALID_DEVICE
         session.run(inputs)
+    # The caller finds it, and the next test does not: CUTLASS's host code would take it for its launch's.
+    assert runtime.cudaGetLastError() == INVALID_DEVICE
 
 
 def test_shared_memory_is_the_kernels_not_a_launchs(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
