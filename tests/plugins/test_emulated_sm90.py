@@ -218,6 +218,13 @@ def test_tokens_of_all_sizes(emulated: PluginHost, seed: int, m: int, scale_inpu
     test_moe.check(emulated, case, attributes, torch.bfloat16, W4A16_SM90)
 
 
+@pytest.mark.parametrize("m", [10, 30])
+@test_moe.BEYOND_HALF
+def test_hidden_values_beyond_half(emulated: PluginHost, seed: int, attributes: dict[str, Any], m: int) -> None:
+    case = test_moe.beyond_half(np.random.default_rng(seed), m, 96, 480, 3, attributes.get("gated", 1))
+    test_moe.check(emulated, case, {"top_k": 2, **attributes}, torch.bfloat16, W4A16_SM90)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("sms", "m", "h", "i", "attributes"),

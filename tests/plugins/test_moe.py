@@ -244,6 +244,34 @@ def test_tokens_of_all_sizes(host: PluginHost, seed: int, tactic: int, m: int, s
     check(host, case, attributes, torch.bfloat16, tactic)
 
 
+def beyond_half(rng: np.random.Generator, m: int, h: int, i: int, experts: int, gated: int) -> op_inputs.Case:
+    """Some groups of 64 hidden values are about 2^16, which FP16 does not have, the others a quarter of that."""
+    case = op_inputs.moe(rng, m, h, i, experts, torch.bfloat16, s=96, gated=gated)
+    for name, tensor in zip(NAMES, case.inputs, strict=True):
+        if name.endswith("up_bias"):
+            rows, factor = tensor.shape[-1], 2 if gated else 1
+            groups = rng.integers(7, 9, (*tensor.shape[:-1], rows // factor // 64 + 1)).repeat(64 * factor, -1)
+            signs = rng.choice([-1, 1], tensor.shape)
+            signs[..., ::factor] = 1  # SiLU leaves little of gates below zero
+            tensor.copy_(torch.from_numpy(signs * rng.uniform(0.8, 1.0, tensor.shape) * 2.0 ** groups[..., :rows]))
+    return case
+
+
+#: SiLU's and squared ReLU's.
+BEYOND_HALF = pytest.mark.parametrize("attributes", [{"shared": 1}, {"gated": 0, "activation": 2}], ids=str)
+
+
+@pytest.mark.parametrize("m", [20, 50, 90, 130])
+@BEYOND_HALF
+@W4A16_TACTICS
+def test_hidden_values_beyond_half(
+    host: PluginHost, seed: int, tactic: int, attributes: dict[str, Any], m: int
+) -> None:
+    """BF16 ones, which narrow jobs have as FP16 times a power of two."""
+    case = beyond_half(np.random.default_rng(seed), m, 544, 800, 4, attributes.get("gated", 1))
+    check(host, case, {"top_k": 2, **attributes}, torch.bfloat16, tactic)
+
+
 @pytest.mark.parametrize("m", [1, 3, 20, 64])
 def test_calls_in_a_row_share_a_workspace(host: PluginHost, seed: int, m: int) -> None:
     """A launch begins before the one that makes the plan has ended: none takes an earlier call's jobs for its own."""
