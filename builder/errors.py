@@ -39,7 +39,7 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def message(error: BaseException) -> str:
-    """What is printed: the error's own words; for a full or read-only disk, what to do."""
+    """What is printed: the error's own words; where nothing can be written, what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing half-written was left"
     if not isinstance(error, OSError):
@@ -48,6 +48,8 @@ def message(error: BaseException) -> str:
         errno.ENOSPC: "; free some space, or write elsewhere with -o",
         errno.EACCES: "; choose a folder you can write to with -o",
         errno.EROFS: "; choose a folder you can write to with -o",
+        errno.EEXIST: ", and is no folder, which is needed there; choose another place",
+        errno.ENOTDIR: "; what is above it is a file; choose another place",
     }.get(error.errno or 0, "")
     # Two files are a copy's, and the disk that is full is the second's.
     file = error.filename2 or error.filename or ""

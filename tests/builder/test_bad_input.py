@@ -212,6 +212,14 @@ def test_read_only_output_directory(gated_mlps: Path, tmp_path: Path) -> None:
     assert_failed(CliRunner().invoke(app, options), errors.BUILD_FAILED, f"{folder}: ", "-o")
 
 
+@pytest.mark.parametrize(("below", "text"), [("", "is no folder"), ("deeper", "above it is a file")])
+def test_output_below_a_file(gated_mlps: Path, tmp_path: Path, below: str, text: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    options = [str(gated_mlps), "-o", str(file / below / "o.engine"), "--target", "rtx-blackwell"]
+    assert_failed(CliRunner().invoke(app, options), errors.BUILD_FAILED, str(file / below), text)
+
+
 def test_disk_full_says_so(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: object, destination: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination))
