@@ -245,15 +245,15 @@ def test_tokens_of_all_sizes(host: PluginHost, seed: int, tactic: int, m: int, s
 
 
 def beyond_half(rng: np.random.Generator, m: int, h: int, i: int, experts: int, gated: int) -> op_inputs.Case:
-    """Some groups of 64 hidden values are about 2^16, which FP16 does not have, the others a quarter of that."""
+    """Some groups of 64 hidden values are above 2^16, which FP16 does not have, the others about a quarter of that."""
     case = op_inputs.moe(rng, m, h, i, experts, torch.bfloat16, s=96, gated=gated)
     for name, tensor in zip(NAMES, case.inputs, strict=True):
         if name.endswith("up_bias"):
             rows, factor = tensor.shape[-1], 2 if gated else 1
             groups = rng.integers(7, 9, (*tensor.shape[:-1], rows // factor // 64 + 1)).repeat(64 * factor, -1)
             signs = rng.choice([-1, 1], tensor.shape)
-            signs[..., ::factor] = 1  # SiLU leaves little of gates below zero
-            tensor.copy_(torch.from_numpy(signs * rng.uniform(0.8, 1.0, tensor.shape) * 2.0 ** groups[..., :rows]))
+            signs[..., ::factor] = 1  # SiLU and squared ReLU leave little below zero
+            tensor.copy_(torch.from_numpy(signs * rng.uniform(1.1, 1.3, tensor.shape) * 2.0 ** groups[..., :rows]))
     return case
 
 
