@@ -89,7 +89,8 @@ def dense_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight], mode: s
     """16-bit weights under torch.compile, in this mode. Rows 2i and 2i + 1 of an up weight are gate i and up i."""
     weights = [(_gate_first(up.dense), down.dense) for up, down in zip(ups, downs, strict=True)]
 
-    @torch.compile(mode=mode, dynamic=False)
+    # Beyond eight versions of a function it is no longer compiled, which this makes an error.
+    @torch.compile(mode=mode, dynamic=False, fullgraph=True)
     def stack(x: torch.Tensor) -> torch.Tensor:
         for up, down in weights:
             gate, linear = functional.linear(x, up).chunk(2, dim=-1)
@@ -108,7 +109,7 @@ def fp8_stack(x: torch.Tensor, ups: list[Weight], downs: list[Weight], fast: boo
     weights = [(_gate_first(u.dense).to(fp8).t(), d.dense.to(fp8).t()) for u, d in zip(ups, downs, strict=True)]
     padded = functional.pad(x, (0, 0, 0, -x.shape[0] % 16))
 
-    @torch.compile(dynamic=False)
+    @torch.compile(dynamic=False, fullgraph=True)
     def stack(x: torch.Tensor) -> torch.Tensor:
         for up, down in weights:
             both = torch._scaled_mm(x.to(fp8), up, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)

@@ -49,7 +49,7 @@ SMALL_TOKENS = [1, 2, 4, 5, 8, 9, 16]
 LINEAR_TOKENS = [1, 8, 16, 17, 24, 32, 48, 64, 65, 96, 128, 129, 256, 512, 968]
 #: A generic kernel takes up to seconds a call.
 GENERIC_TOKENS = (1, 65, 968)
-MLP_TOKENS = [1, 2, 4, 6, 8, 16]
+MLP_TOKENS = [1, 2, 4, 6, 8, 12, 16, 24]
 GENERIC = 1
 TACTICS = {
     0: "auto",
@@ -99,6 +99,14 @@ MLPS = [
     Mlp(8, 2048, 5632),
     Mlp(6, 4096, 9728, gated=False),
     Mlp(4, 4096, 4096),
+    Mlp(4, 1536, 8960),
+    Mlp(8, 1024, 4096),
+    Mlp(4, 2048, 4096),
+    Mlp(4, 2048, 8192, gated=False),
+    Mlp(4, 3072, 3072),
+    Mlp(4, 4096, 4096, gated=False),
+    Mlp(12, 768, 3072, gated=False),
+    Mlp(6, 384, 1536),
 ]
 
 

@@ -81,7 +81,7 @@ def bench_stack(
         case = {"stack": spec["layers"], "m": m, "calls": STACK_CALLS}
         results.append(report(case, timings, errors, weight_bytes, bandwidth))
         del contestants, replays
-        torch.compiler.reset()  # beyond eight versions of a function it is no longer compiled
+        torch.compiler.reset()  # which compiles eight versions of a function at most
         torch.cuda.empty_cache()
     return results
 

@@ -220,7 +220,7 @@ def _mode(request: Request, subject: Subject) -> tuple[str, str]:
 def _predict(request: Request, subject: Subject, result: Result) -> None:
     """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
     limits = roofline.LIMITS[subject.target.name]
-    tokens = subgraph_tokens(load(subject.onnx), subject.plan, request.shapes)
+    tokens = subgraph_tokens(load(subject.onnx), subject.plan.subgraphs, request.shapes)
     result.subgraphs = roofline.predict(subject.plan, tokens, limits)
     if not result.subgraphs:
         raise BuilderError(
@@ -250,7 +250,7 @@ def _bench_plugins(
     host = open_host(arch)
     progress.stage("quantizing weights")
     model = load(subject.onnx)
-    tokens = subgraph_tokens(model, subject.plan, request.shapes)
+    tokens = subgraph_tokens(model, subject.plan.subgraphs, request.shapes)
     with tempfile.TemporaryDirectory(prefix="trt-nvfp4-bench-") as folder:
         rewritten = rewrite(model, subject.plan, _statistics(request), Path(folder) / "m.rewritten.onnx", progress.step)
         progress.stage("timing subgraphs")

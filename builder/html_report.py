@@ -245,6 +245,17 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
     steps = []
     if any(entry["decision"] == "nvfp4_w4a16" and "calibration" in entry["reason"] for entry in subgraphs):
         steps.append("Give input samples with <code>--calib-data</code>: activations can then be 4 bits too (W4A4).")
+    in_fp8 = [entry["reason"] for entry in subgraphs if entry["decision"] == "fp8"]
+    if any("run time" in reason for reason in in_fp8):
+        steps.append(
+            "Give input samples with <code>--calib-data</code>: FP8 then need not find scales of activations at run "
+            "time, which takes a matrix product more."
+        )
+    if any("are typical" in reason for reason in in_fp8):
+        steps.append(
+            "FP8 was chosen for the tokens of the typical shapes. For an engine that decodes, give its tokens with "
+            "<code>--opt-shapes</code>, or <code>--precision nvfp4</code>: NVFP4 weights are half as large."
+        )
     if kept := sum(build_report.not_asked_for(entry) for entry in subgraphs):
         steps.append(
             f"{kept} linears outside of MLPs stay as they are; <code>{build_report.LINEARS_TOO}</code> replaces those "

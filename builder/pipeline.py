@@ -188,7 +188,7 @@ def _take_plan(
     report.take_plan(plan, calibrated)
     report.unplanned = unplanned_products(model, plan)
     limits = roofline.LIMITS[request.target.name]
-    subgraphs = roofline.predict(plan, subgraph_tokens(model, plan, request.typical), limits)
+    subgraphs = roofline.predict(plan, subgraph_tokens(model, plan.subgraphs, request.typical), limits)
     report.predicted = {**asdict(limits), "subgraphs": subgraphs}
     check_required(request, plan)
 
@@ -233,6 +233,7 @@ def _plan(
             calibrated=calibrated,
             recipe=request.recipe or DEFAULT,
             moe=request.moe,
+            tokens=None if _prefers_nvfp4(request) else subgraph_tokens(model, subgraphs, request.typical),
         )
     except ModelError:
         raise
@@ -252,6 +253,17 @@ def _plan(
             f"as '{name}'",
         )
     return plan
+
+
+def _prefers_nvfp4(request: Request) -> bool:
+    """Whether speed does not count, or is measured later."""
+    return (
+        request.target.fp4_instructions
+        or request.precision != "auto"
+        or request.require == "nvfp4"
+        or request.packed_weights is not None
+        or request.accuracy_budget is not None
+    )
 
 
 def _calibrate(
@@ -336,7 +348,7 @@ def _choose(
         request.accuracy_budget,
         choosing=_samples(request, model.path),
         held_out=_samples(request, model.path, held_out=True),
-        tokens=subgraph_tokens(model, plan, {name: profile.typical for name, profile in profiles.items()}),
+        tokens=subgraph_tokens(model, plan.subgraphs, {name: profile.typical for name, profile in profiles.items()}),
         require=request.require,
         progress=progress,
     )

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.plan import PlannedSubgraph
 from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.subgraph import Subgraph
 
 from .shapes import Shape, typical_shapes
 
 
-def subgraph_tokens(model: SourceModel, plan: Plan, typical: Mapping[str, Shape] | None = None) -> dict[str, int]:
-    """Rows of every planned subgraph's input, by subgraph name, from ONNX's shape inference.
+def subgraph_tokens(
+    model: SourceModel,
+    subgraphs: Iterable[Subgraph | PlannedSubgraph],
+    typical: Mapping[str, Shape] | None = None,
+) -> dict[str, int]:
+    """Rows of every subgraph's input, by subgraph name, from ONNX's shape inference.
 
     `typical` overrides the derived typical shapes of the model's inputs. Where inference cannot tell, the rows are
     those of the model's first input: all its entries for ids, all but the last axis for values.
@@ -44,7 +49,7 @@ def subgraph_tokens(model: SourceModel, plan: Plan, typical: Mapping[str, Shape]
     rows = shapes[first.name or ""]
     fallback = math.prod(rows if first.dtype is not None and first.dtype.is_integer() else rows[:-1])
     tokens = {}
-    for entry in plan.subgraphs:
-        dims = known.get(entry.input, [])
-        tokens[entry.name] = math.prod(dims[:-1]) if len(dims) > 1 and all(dims[:-1]) else fallback
+    for subgraph in subgraphs:
+        dims = known.get(subgraph.input, [])
+        tokens[subgraph.name] = math.prod(dims[:-1]) if len(dims) > 1 and all(dims[:-1]) else fallback
     return tokens

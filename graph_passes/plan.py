@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes import plan_file
+from trt_nvfp4.graph_passes.decode import most_decode_tokens
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
 from trt_nvfp4.graph_passes.lower_fp8 import fp8_obstacle
@@ -225,12 +226,15 @@ def make_plan(
     calibrated: bool | Collection[str] = False,
     recipe: str = "max",
     moe: str = "plugin",
+    tokens: Mapping[str, int] | None = None,
 ) -> Plan:
     """Decides on every subgraph.
 
     Args:
         precision: "auto" and "nvfp4" take NVFP4 where it serves, then FP8, then 16 bits; "fp8" and "bf16" start there;
             "native-nvfp4" takes TensorRT's own NVFP4 layers instead of plugins.
+        tokens: by subgraph name, the rows of its input at the typical shapes. On a target that does not compute in FP4,
+            "auto" takes FP8 first where they are more than W4A16 is fast for; without, NVFP4.
         kinds: those to replace; the rest is kept.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales; or of which
@@ -255,7 +259,14 @@ def make_plan(
         decision, reason = (
             ("keep", kept)
             if kept
-            else _decide(subgraph, capabilities, precision, has_ranges(subgraph, calibrated), moe)
+            else _decide(
+                subgraph,
+                capabilities,
+                precision,
+                has_ranges(subgraph, calibrated),
+                moe,
+                0 if tokens is None else tokens[subgraph.name],
+            )
         )
         entries.append(
             PlannedSubgraph(
@@ -330,11 +341,11 @@ def _pattern(option: str, pattern: str | None) -> re.Pattern[str] | None:
 
 
 def _decide(
-    subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool, moe: str
+    subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool, moe: str, tokens: int
 ) -> tuple[str, str]:
     """The first of the candidates that target and subgraph allow, with what spoke against the ones before."""
     against: list[str] = []
-    candidates = _candidates(subgraph, capabilities, precision, calibrated)
+    candidates = _candidates(subgraph, capabilities, precision, calibrated, tokens)
     if subgraph.kind == "moe" and moe == "native":
         candidates.insert(0, ("native", f"TensorRT's own MoE layer, experts in {subgraph.dtype}"))
     for decision, why in candidates:
@@ -383,9 +394,17 @@ def _lack(decision: str, capabilities: Capabilities) -> str | None:
 
 
 def _candidates(
-    subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool
+    subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool, tokens: int = 0
 ) -> list[tuple[str, str]]:
+    # Q/DQ nodes need scales, plugins find them.
+    plugin = replacing_op(subgraph, "fp8", capabilities)
+    uncalibrated = "activation scales computed at run time" if plugin else "weights only"
+    scales = "calibrated activation scales" if calibrated else f"{uncalibrated}, for want of calibration data"
     candidates = []
+    most = most_decode_tokens(subgraph, calibrated)
+    if precision == "auto" and not capabilities.nvfp4_w4a4 and (plugin or calibrated) and tokens > most:
+        why = f"faster than NVFP4 weights with more than {most} tokens, and {tokens} are typical (--opt-shapes)"
+        candidates.append(("fp8", f"FP8, {scales}: {why}; --precision nvfp4 takes these"))
     if precision in ("auto", "nvfp4"):
         if calibrated:
             candidates.append(("nvfp4_w4a4", "NVFP4 weights and activations, with calibrated activation scales"))
@@ -397,10 +416,6 @@ def _candidates(
     if precision == "native-nvfp4":
         candidates.append(("native_nvfp4", "TensorRT's own NVFP4 layers, with calibrated activation scales"))
     if precision != "bf16":
-        # Q/DQ nodes need scales, plugins find them.
-        plugin = replacing_op(subgraph, "fp8", capabilities)
-        uncalibrated = "activation scales computed at run time" if plugin else "weights only"
-        scales = "calibrated activation scales" if calibrated else f"{uncalibrated}, for want of calibration data"
         candidates.append(("fp8", f"FP8, {scales}"))
     if subgraph.dtype == "float32":
         candidates.append(("bf16", "BF16 instead of float32"))

@@ -39,8 +39,9 @@ def build_engine(
     precision: Annotated[
         Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"],
         typer.Option(
-            help="auto, nvfp4: NVFP4 plugins where they can serve, else FP8, else 16 bits; fp8: FP8, else 16 bits; "
-            "bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data)."
+            help="nvfp4: NVFP4 plugins where they can serve, else FP8, else 16 bits; auto: the same, but FP8 first "
+            "where a target before Blackwell is faster with it, by the tokens of the typical shapes; fp8: FP8, else 16 "
+            "bits; bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data)."
         ),
     ] = "auto",
     plan: Annotated[
@@ -107,7 +108,8 @@ def build_engine(
     require: Annotated[
         Literal["nvfp4", "fp8"] | None,
         typer.Option(
-            help="Fail (exit code 5) unless every selected subgraph is built in this precision or a smaller one."
+            help="Fail (exit code 5) unless every selected subgraph is built in this precision or a smaller one. With "
+            "nvfp4, --precision auto takes NVFP4 at every number of tokens."
         ),
     ] = None,
     accuracy_budget: Annotated[

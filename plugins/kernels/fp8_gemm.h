@@ -6,10 +6,14 @@
 
 namespace trt_nvfp4 {
 
+// Rows that there is room for: whole tiles. What lies in those beyond the last is read, whatever it is, and goes
+// nowhere; the copy engine would take longer to put zeros in their place.
+inline int64_t padded_fp8_rows(int64_t m) { return (m + 127) / 128 * 128; }
+
 // Dense: out = T(a W^T + bias). Gated: hidden = E4M3(act(gate) * up), rows 2i and 2i + 1 of W being gate i and up i.
 struct Fp8Gemm {
     int64_t m, n, k;
-    Fp8Rows a;      // [m, k]
+    Fp8Rows a;      // [m, k], in room for padded_fp8_rows(m)
     Fp8Channels w;  // [n, k]
     TrtNvfp4DataType dtype;
     void const* bias;  // T [n]
@@ -21,7 +25,7 @@ struct Fp8Gemm {
     // Gated only.
     TrtNvfp4Activation activation;
     float alpha, limit;
-    uint8_t* hidden;  // E4M3 [m, n/2]
+    uint8_t* hidden;  // E4M3 [m, n/2], in such room too
     Fp8Scale hidden_scale;
     uint32_t* hidden_amax;  // where the amax pass leaves the amax's bits
     bool amax_pass;         // only find the amax; nothing to do where the scale is given
@@ -29,13 +33,17 @@ struct Fp8Gemm {
 
 constexpr int kFp8Warps = 4;  // that share a tile; each adds up its own part of the splits
 
-// Tiles of rows x columns by one CTA, with the CTAs of a cluster along rows x columns. Asynchronous; no workspace
-// beyond what the arguments point to. m, n and k are 1 to 2^31 - 1.
+// Tiles of rows x columns by one CTA; of the two CTAs of a cluster, if any, one has the next rows (_rows) or
+// columns (_columns). Asynchronous; no workspace beyond what the arguments point to. m, n and k are 1 to 2^31 - 1.
 TrtNvfp4Status sm90_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
-TrtNvfp4Status sm90_fp8_gated_128x128(Fp8Gemm const& gemm, cudaStream_t stream);  // clusters 2 x 1
-TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);    // clusters 1 x 2
-TrtNvfp4Status sm90_fp8_dense_128x64(Fp8Gemm const& gemm, cudaStream_t stream);   // clusters 2 x 1
-TrtNvfp4Status sm90_fp8_dense_128x128(Fp8Gemm const& gemm, cudaStream_t stream);  // clusters 2 x 1
+TrtNvfp4Status sm90_fp8_gated_64x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm90_fp8_gated_128x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm90_fp8_gated_128x128_columns(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm90_fp8_dense_64x64(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm90_fp8_dense_64x128(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm90_fp8_dense_128x64(Fp8Gemm const& gemm, cudaStream_t stream);  // with the next rows
+TrtNvfp4Status sm90_fp8_dense_128x128_rows(Fp8Gemm const& gemm, cudaStream_t stream);
+TrtNvfp4Status sm90_fp8_dense_128x128_columns(Fp8Gemm const& gemm, cudaStream_t stream);
 
 // The same by mma.sync; neither clusters nor programmatic launches.
 TrtNvfp4Status sm89_fp8_gated_64x128(Fp8Gemm const& gemm, cudaStream_t stream);

@@ -115,8 +115,9 @@ TrtNvfp4Status launch(Fp8Gemm const& gemm, cudaStream_t stream) {
     auto const stride = cute::make_stride(gemm.k, cute::_1{}, k);
     typename Kernel::Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    int64_t const rows = (gemm.m + Config::kRows - 1) / Config::kRows * Config::kRows;
     arguments.problem_shape =
-        cute::make_shape(static_cast<int>(gemm.m), static_cast<int>(gemm.n), static_cast<int>(k), gemm.splits);
+        cute::make_shape(static_cast<int>(rows), static_cast<int>(gemm.n), static_cast<int>(k), gemm.splits);
     arguments.mainloop = {reinterpret_cast<Value const*>(gemm.a.values), stride,
                           reinterpret_cast<Value const*>(gemm.w.values), stride};
     arguments.epilogue = gemm;

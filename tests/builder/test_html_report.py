@@ -217,6 +217,7 @@ def test_every_stage_has_a_page(gated_mlps: Path) -> None:
     text = " ".join(Page(output.with_suffix(".report.html").read_text()).text)
     assert "Not measured" in text
     assert "--calib-data" in text
+    assert "--opt-shapes" in text  # 128 tokens are typical
 
 
 def test_run_that_went_on_from_a_rewritten_model(report: Path) -> None:

@@ -69,6 +69,20 @@ def test_without_data_what_a_plan_quantizes_is_said(gated_mlps: Path, samples: P
         assert said in report["warnings"][-1], "the plugin finds scales, Q/DQ nodes do not"
 
 
+def test_fp8_beyond_decoding(gated_mlps: Path, samples: Path) -> None:
+    """On a target without FP4, by the typical shapes, unless NVFP4 is asked for."""
+
+    def planned(tokens: int, **options: Any) -> set[str]:
+        options = {"target": find_target("h200"), "calib_data": samples, "stop_after": "plan"} | options
+        report = run(gated_mlps, typical={"x": (tokens, 64)}, most={"x": (64, 64)}, **options)
+        return {entry["decision"] for entry in report["subgraphs"]}
+
+    assert planned(32) == {"nvfp4_w4a16"}
+    assert planned(33) == {"fp8"}
+    assert planned(33, require="nvfp4") == planned(33, precision="nvfp4") == {"nvfp4_w4a16"}
+    assert planned(33, target=find_target("thor")) == {"nvfp4_w4a4"}
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_accuracy_is_of_as_many_samples_as_asked_for(gated_mlps: Path, samples: Path, count: int) -> None:
     report = run(gated_mlps, calib_data=samples, accuracy_samples=count, stop_after="rewrite")

@@ -126,12 +126,12 @@ def test_rows_of_subgraphs(tmp_path: Path, rng: np.random.Generator) -> None:
     onnx.save(model, path)
     source = load(path)
     plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True), kinds=("linear",))
-    tokens = subgraph_tokens(source, plan, {"x": (3, 7, 32)})
+    tokens = subgraph_tokens(source, plan.subgraphs, {"x": (3, 7, 32)})
     inner = session(path, [entry.input for entry in plan.subgraphs])
     values = inner.run([entry.input for entry in plan.subgraphs], {"x": np.ones((3, 7, 32), np.float32)})
     assert list(tokens.values()) == [value.size // value.shape[-1] for value in values] == [21, 15]
     with pytest.raises(BuilderError, match="has no input 'z'"):
-        subgraph_tokens(source, plan, {"z": (1, 1)})
+        subgraph_tokens(source, plan.subgraphs, {"z": (1, 1)})
 
 
 @pytest.mark.parametrize("x", ["float[batch, sequence, 32]", "int64[batch, sequence]"])
@@ -144,12 +144,12 @@ def test_rows_that_inference_cannot_tell(x: str, tmp_path: Path, rng: np.random.
     onnx.save(model, tmp_path / "m.onnx")
     source = load(tmp_path / "m.onnx")
     plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True), kinds=("linear",))
-    assert list(subgraph_tokens(source, plan, {"x": (3, 7, 32)[: x.count(",") + 1]}).values()) == [21]
+    assert list(subgraph_tokens(source, plan.subgraphs, {"x": (3, 7, 32)[: x.count(",") + 1]}).values()) == [21]
 
 
 @pytest.mark.parametrize("elem_type", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_rows_of_a_typical_input(tmp_path: Path, save_gated_mlps: Callable[..., Path], elem_type: int) -> None:
     source = load(save_gated_mlps(tmp_path / "m.onnx", elem_type=elem_type))
     plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True))
-    assert list(subgraph_tokens(source, plan).values()) == [128, 128]
-    assert list(subgraph_tokens(source, plan, {"x": (5, 64)}).values()) == [5, 5]
+    assert list(subgraph_tokens(source, plan.subgraphs).values()) == [128, 128]
+    assert list(subgraph_tokens(source, plan.subgraphs, {"x": (5, 64)}).values()) == [5, 5]

@@ -18,6 +18,7 @@ from trt_nvfp4.graph_passes.plan import (
     Capabilities,
     Plan,
     PlanError,
+    PlannedSubgraph,
     allowed_decisions,
     make_plan,
 )
@@ -56,6 +57,39 @@ def test_decisions(source: SourceModel) -> None:
     assert decided(source, EVERYTHING, "bf16") == "bf16"
     assert decided(source, Capabilities("plain"), "fp8") == "bf16"
     assert decided(source, old) == "keep"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "calibrated", "decision"),
+    [
+        (32, True, "nvfp4_w4a16"),
+        (33, True, "fp8"),
+        (64, False, "nvfp4_w4a16"),
+        (65, False, "fp8"),
+        (None, True, "nvfp4_w4a16"),
+    ],
+)
+def test_fp8_beyond_decoding(loaded: Load, tokens: int | None, calibrated: bool, decision: str) -> None:
+    """Where a target does not compute in FP4, and nothing but "auto" was asked for."""
+    source = loaded(mlp_model(spec(dtype="float16"))[0])
+    subgraphs = find_subgraphs(source)
+    of_each = None if tokens is None else {subgraph.name: tokens for subgraph in subgraphs}
+
+    def planned(capabilities: Capabilities, precision: str = "auto") -> PlannedSubgraph:
+        plan = make_plan(source, subgraphs, capabilities, precision, calibrated=calibrated, tokens=of_each)
+        return next(entry for entry in plan.subgraphs if entry.kind == "gated_mlp")
+
+    h200 = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_plugins=True)
+    entry = planned(h200)
+    assert entry.decision == decision
+    if decision == "fp8":
+        most = 32 if calibrated else 64
+        assert f"more than {most} tokens, and {tokens} are typical (--opt-shapes); --precision nvfp4" in entry.reason
+    assert planned(h200, "nvfp4").decision == "nvfp4_w4a16"
+    assert planned(EVERYTHING).decision in ("nvfp4_w4a4", "nvfp4_w4a16")
+    # Without a plugin, uncalibrated weights in FP8 are multiplied in 16 bits.
+    ada = planned(Capabilities("ada", nvfp4_w4a16=True, fp8=True))
+    assert ada.decision == (decision if calibrated else "nvfp4_w4a16")
 
 
 def test_reasons_say_what_spoke_against(source: SourceModel) -> None:

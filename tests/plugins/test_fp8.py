@@ -68,13 +68,25 @@ def tensor_cores() -> None:
 )
 def test_tensor_cores(host: PluginHost, seed: int, dtype: torch.dtype, k: int, i: int, h: int) -> None:
     rng = np.random.default_rng(seed)
-    for m in (1, 2, 15, 64, 65, 128, 129, 200, 257, 300, 968):
+    for m in (1, 2, 15, 64, 65, 128, 129, 200, 257, 300, 600, 968):
         for given in (False, True):
             case = op_inputs.fp8_gated_mlp(rng, m, k, i, h, dtype, (INPUT_SCALE, 4 / 448) if given else (0, 0))
             attributes = {"activation": int(Activation.GELU_TANH), "alpha": 1.0, "limit": 1.0}
             (y,) = run(host, "FP8GatedMLP", case.inputs, {**attributes, "static_scales": int(given)}, FP8)
             # Fast accumulation keeps about 14 bits of a product, and E4M3 turns what crosses a boundary into 1/16.
             assert_close(y, expected(case, **attributes), 2e-2)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("m", [3, 64, 100, 190, 250])
+def test_split_k(host: PluginHost, seed: int, m: int) -> None:
+    """A long K of the down GEMM: the last split to arrive adds all up."""
+    case = op_inputs.fp8_gated_mlp(
+        np.random.default_rng(seed), m, 64, 16384, 264, torch.bfloat16, (INPUT_SCALE, 4 / 448)
+    )
+    attributes = {"activation": int(Activation.SILU), "alpha": 1.5, "limit": 2.0}
+    (y,) = run(host, "FP8GatedMLP", case.inputs, attributes | {"static_scales": 1}, FP8)
+    assert_close(y, expected(case, **attributes), 2e-2)
 
 
 @pytest.mark.usefixtures("tensor_cores")

@@ -96,7 +96,14 @@ def test_sm90_takes_an_mlp_where_it_was_found_ahead(ask: Ask) -> None:
     both = ((34816, 5120, 4, 5), (17408, 2048, 1, 2), (17408, 4096, 4, 5), (16384, 4096, 4, 5), (16384, 3072, 4, 5))
     both += ((11264, 2048, 3, 4), (9728, 4096, 7, 8))
     cases = [(*row, norm) for row in both for norm in (0, 1)]
-    cases += [(57344, 8192, 1, 2, 1), (22016, 4096, 1, 2, 1), (8192, 4096, 15, 16, 0), (8192, 4096, 8, 9, 1)]
+    cases += [(57344, 8192, 1, 2, 1), (22016, 4096, 1, 2, 1), (8192, 4096, 15, 16, 0), (8192, 4096, 12, 13, 1)]
+    cases += [(8192, 2048, 15, 16, 0), (8192, 2048, 5, 6, 1), (6144, 3072, 15, 16, 0), (6144, 3072, 12, 13, 1)]
+    narrow = ((3072, 384), (3072, 768), (8192, 1024), (16384, 1024), (6144, 1536), (17920, 1536))
+    cases += [
+        (*sizes, *limits, norm)
+        for sizes, limits in [*((n, (1, 2)) for n in narrow), ((4096, 4096), (19, 20))]
+        for norm in (0, 1)
+    ]
     for up_rows, hidden, other, this, norm in cases:
         sizes = [up_rows, hidden, norm, 132]
         assert ask("sm90_layers", [[other, *sizes], [this, *sizes]]) == [[0], [1]]

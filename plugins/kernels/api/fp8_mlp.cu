@@ -7,7 +7,7 @@ namespace trt_nvfp4 {
 namespace {
 
 struct Fp8Workspace {
-    uint8_t* input;      // E4M3 [m, hidden_in]
+    uint8_t* input;      // E4M3 [m, hidden_in], as hidden in room for whole tiles
     uint8_t* hidden;     // E4M3 [m, intermediate]
     float* wide_hidden;  // [m, intermediate]; the generic kernels' hidden values before they are quantized
     float* input_scale;
@@ -19,8 +19,9 @@ struct Fp8Workspace {
 
     Fp8Workspace(TrtNvfp4Fp8MlpArgs const& args, void* base) {
         Workspace workspace(base);
-        input = workspace.take<uint8_t>(args.m * args.hidden_in);
-        hidden = workspace.take<uint8_t>(args.m * args.intermediate);
+        int64_t const rows = padded_fp8_rows(args.m);
+        input = workspace.take<uint8_t>(rows * args.hidden_in);
+        hidden = workspace.take<uint8_t>(rows * args.intermediate);
         bool const tensor_cores = args.tactic == TRT_NVFP4_TACTIC_FP8 ||
                                   (args.tactic == TRT_NVFP4_TACTIC_AUTO && fp8::kMlpsEverywhere && fp8::fits(args));
         wide_hidden = workspace.take<float>(tensor_cores ? 0 : args.m * args.intermediate);

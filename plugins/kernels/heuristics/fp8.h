@@ -1,6 +1,6 @@
 // Launch choices of FP8GatedMLP and FP8MoE on tensor cores: tiles, clusters and splits of K. Those of SM90 as measured
-// on an H200 for layers of 2048/16384 at 64, 256 and 968 tokens (benchmarks/NOTES.md), the others after them, not
-// measured.
+// on an H200 for layers of 1024/4096 to 4096/11008 at 16 to 968 tokens (benchmarks/NOTES.md), the others after them,
+// not measured.
 #pragma once
 
 #include <climits>
@@ -24,11 +24,18 @@ struct Split {
     int splits;
 };
 
-// Splits of K that fill the SMs with tiles of rows x columns, in clusters of two along rows or columns.
-inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
-    int64_t const tiles = (gemm.m + rows - 1) / rows * ((gemm.n + columns - 1) / columns);
+inline int64_t tiles_of(Fp8Gemm const& gemm, int64_t rows, int64_t columns) {
+    return (gemm.m + rows - 1) / rows * ((gemm.n + columns - 1) / columns);
+}
+
+// Splits of K that fill the SMs with tiles of rows x columns, none shorter than `least`.
+inline int choose_splits(Fp8Gemm const& gemm, int64_t rows, int64_t columns, int64_t least = 16) {
+    int64_t const tiles = tiles_of(gemm, rows, columns);
     int splits = 1;
-    while (splits < kMaxSplits && 2 * splits * tiles <= kMaxSplitTiles && gemm.k / 16 % (2 * splits) == 0) splits *= 2;
+    while (splits < kMaxSplits && 2 * splits * tiles <= kMaxSplitTiles && gemm.k >= 2 * splits * least &&
+           gemm.k / 16 % (2 * splits) == 0) {
+        splits *= 2;
+    }
     return splits;
 }
 
@@ -41,14 +48,30 @@ inline ExpertsLaunch choose_experts_sm90(int rows) {
     return rows == 64 ? sm90_fp8_experts_64x128 : sm90_fp8_experts_128x128;
 }
 
+// Where the tiles of a cluster follow each other along rows, none of them is beyond the last.
 inline Launch choose_gated_sm90(Fp8Gemm const& gemm) {
-    return gemm.m <= 64 ? sm90_fp8_gated_64x128 : sm90_fp8_gated_128x128;
+    int64_t const strips = (gemm.m + 63) / 64, tiles = (strips + 1) / 2;
+    if (strips == 2) return sm90_fp8_gated_64x128_rows;
+    if (strips <= 3) return sm90_fp8_gated_64x128;
+    return tiles % 2 == 0 ? sm90_fp8_gated_128x128_rows : sm90_fp8_gated_128x128_columns;
 }
 
+// The smallest tiles that the SMs multiply all at a time, but for a long K of many rows, which is split instead. To add
+// up shorter splits than these takes longer than they save.
 inline Split choose_dense_sm90(Fp8Gemm const& gemm) {
-    if (gemm.m <= 64) return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64)};
-    if (gemm.m <= 256) return {sm90_fp8_dense_128x64, choose_splits(gemm, 128, 64)};
-    return {sm90_fp8_dense_128x128, choose_splits(gemm, 128, 128)};
+    int64_t const strips = (gemm.m + 63) / 64, tiles = (strips + 1) / 2;
+    if (strips == 1) return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64, 4096)};
+    if (strips == 4 && gemm.k >= 8192) return {sm90_fp8_dense_128x64, choose_splits(gemm, 128, 64, 4096)};
+    bool const splits = strips > 4 && gemm.k >= 16384;
+    if (!splits && tiles_of(gemm, 64, 64) <= kMaxSplitTiles) {
+        return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64, 8192)};
+    }
+    if (strips == 4) return {sm90_fp8_dense_128x64, 1};
+    if (!splits && tiles_of(gemm, 64, 128) <= kMaxSplitTiles) {
+        return {sm90_fp8_dense_64x128, choose_splits(gemm, 64, 128, 8192)};
+    }
+    Launch const launch = tiles % 2 == 0 ? sm90_fp8_dense_128x128_rows : sm90_fp8_dense_128x128_columns;
+    return {launch, choose_splits(gemm, 128, 128, 8192)};
 }
 #endif
 
@@ -91,7 +114,7 @@ inline Kernels kernels() {
 }
 
 inline bool fits(TrtNvfp4Fp8MlpArgs const& args) {
-    return args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 && args.m <= INT_MAX &&
+    return args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_out % 8 == 0 && args.m <= INT_MAX - 127 &&
            args.intermediate <= INT_MAX / 2;
 }
 

@@ -42,8 +42,9 @@ inline bool takes_linear(int m, int64_t n, int64_t k, bool bf16) {
 }
 
 // Whether an MLP of x of width `hidden` is theirs at `m` tokens, by the share of SMs that have a tile of up, of which
-// each round takes as long as a full one. Of 11 MLPs timed on an H200 (benchmarks/results/crossovers_mlp.json) the
-// kernel taken was at most 6 % behind the other.
+// each round takes as long as a full one, and by the width, whose chunks a block walks alone. Of 19 MLPs timed on an
+// H200 (benchmarks/results/crossovers_mlp.json) the kernel taken was ahead, or behind by 7 % at most; but twice, in
+// bfloat16, by 11 and 17 %.
 inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;
@@ -51,9 +52,12 @@ inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     bool const narrow = hidden <= 2048;
     if (busy >= 0.9f) return true;
     if (busy >= 0.6f) return m >= (norm ? 2 : 1);
+    if (hidden <= 1536) return m >= 2;
     if (busy >= 0.45f) return m >= (narrow ? 2 : 5);
     if (busy >= 0.28f) return m >= (narrow ? 4 : 8);
-    return m >= (norm ? 9 : 16);
+    if (narrow) return m >= (norm ? 6 : 16);
+    if (busy >= 0.15f) return m >= (norm ? 13 : 16);
+    return m >= 20;
 }
 
 // Slots of so many bytes that an MLP's copies may be under way of while its blocks wait for activations. One is too few
