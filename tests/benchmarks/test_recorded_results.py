@@ -42,7 +42,7 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
             assert fraction == pytest.approx(bytes_per_second / recorded["read_bandwidth"])
 
 
-@pytest.mark.parametrize("name", ["decode", "decode_h100", "fp8_mlp", "fp8_moe", "moe", "quantize"])
+@pytest.mark.parametrize("name", ["decode", "decode_h100", "fp8_mlp", "fp8_moe", "moe", "nvfp4_or_fp8", "quantize"])
 def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
     """No field of an old run goes by another name today."""
     known = {field.name for field in fields(Timing)}

@@ -1,14 +1,20 @@
-"""docs/plans.md lists the decisions and kinds that plans know, and the budgets that `--accuracy-budget` takes."""
+"""docs/plans.md lists the decisions and kinds that plans know, the budgets that `--accuracy-budget` takes, and where
+FP8 takes over."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from trt_nvfp4.builder.accuracy_budget import METRICS
+from trt_nvfp4.graph_passes.decode import most_decode_tokens
 from trt_nvfp4.graph_passes.plan import DECISIONS, KINDS
+from trt_nvfp4.graph_passes.subgraph import Subgraph
 
-PAGE = (Path(__file__).parents[2] / "docs" / "plans.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "plans.md").read_text()
 
 
 def _first_cells(header: str) -> list[str]:
@@ -27,3 +33,31 @@ def test_kinds() -> None:
 
 def test_budgets() -> None:
     assert _first_cells("budget") == [f"{metric}{relation}X" for metric, (relation, _, _) in METRICS.items()]
+
+
+def test_where_fp8_takes_over() -> None:
+    """The numbers of tokens are graph_passes/decode.py's, the times those that were recorded."""
+    section = PAGE.split("### W4A16 or FP8\n")[1].split("\n### ")[0]
+    mlp = Subgraph("s", "gated_mlp", (), "x", "y", {}, "silu", "float16", None)
+    most = [most_decode_tokens(mlp, calibrated) + 1 for calibrated in (True, False)]
+    assert f"| MLP or linear layer | {most[0]} | {most[1]}; only where" in section
+    few, all_of_them = (
+        most_decode_tokens(replace(mlp, kind="moe", shapes={"experts": 64, "top_k": k}), True) + 1 for k in (1, 64)
+    )
+    assert f"| {few}, or {all_of_them} for each expert on average | twice as many |" in section
+
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "nvfp4_or_fp8.json").read_text())
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    (header,) = (row[1:] for row in rows if row[0].startswith("W4A16 /"))
+    named = {"gated MLP 1024/4096": (1024, 4096), "2048/8192": (2048, 8192), "4096/11008": (4096, 11008)}
+    named |= {"Qwen3-30B-A3B's MoE block": "qwen3-30b-a3b", "Mixtral 8x7B's": "mixtral-8x7b"}
+    for name, key in named.items():
+        (cells,) = (row[1:] for row in rows if row[0] == name)
+        for tokens, cell in zip(header, cells, strict=True):
+            (run,) = (
+                run
+                for run in recorded["mlp"] + recorded["moe"]
+                if key in (run.get("model"), (run.get("hidden"), run.get("intermediate")))
+                and run["tokens"] == int(tokens)
+            )
+            assert cell == " / ".join(f"{timing['median_us']:.0f}" for timing in run["timings"].values())
