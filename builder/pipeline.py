@@ -233,7 +233,7 @@ def _plan(
             calibrated=calibrated,
             recipe=request.recipe or DEFAULT,
             moe=request.moe,
-            tokens=None if _prefers_nvfp4(request) else subgraph_tokens(model, subgraphs, request.typical),
+            tokens=subgraph_tokens(model, subgraphs, request.typical) if _tokens_decide(request) else None,
         )
     except ModelError:
         raise
@@ -255,14 +255,14 @@ def _plan(
     return plan
 
 
-def _prefers_nvfp4(request: Request) -> bool:
-    """Whether speed does not count, or is measured later."""
+def _tokens_decide(request: Request) -> bool:
+    """Whether the plan weighs NVFP4 against FP8 by tokens: no FP4 on the target, and nothing else asked for."""
     return (
-        request.target.fp4_instructions
-        or request.precision != "auto"
-        or request.require == "nvfp4"
-        or request.packed_weights is not None
-        or request.accuracy_budget is not None
+        not request.target.fp4_instructions
+        and request.precision == "auto"
+        and request.require != "nvfp4"
+        and request.packed_weights is None
+        and request.accuracy_budget is None
     )
 
 

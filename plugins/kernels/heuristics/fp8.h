@@ -60,16 +60,16 @@ inline Launch choose_gated_sm90(Fp8Gemm const& gemm) {
 // up shorter splits than these takes longer than they save.
 inline Split choose_dense_sm90(Fp8Gemm const& gemm) {
     int64_t const strips = (gemm.m + 63) / 64, tiles = (strips + 1) / 2;
+    bool const rather_split = strips > 4 && gemm.k >= 16384;
+    auto const at_a_time = [&](int64_t columns) {
+        return !rather_split && tiles_of(gemm, 64, columns) <= kMaxSplitTiles;
+    };
     if (strips == 1) return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64, 4096)};
-    if (strips == 4 && gemm.k >= 8192) return {sm90_fp8_dense_128x64, choose_splits(gemm, 128, 64, 4096)};
-    bool const splits = strips > 4 && gemm.k >= 16384;
-    if (!splits && tiles_of(gemm, 64, 64) <= kMaxSplitTiles) {
-        return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64, 8192)};
+    if (strips == 4 && (gemm.k >= 8192 || !at_a_time(64))) {
+        return {sm90_fp8_dense_128x64, choose_splits(gemm, 128, 64, 4096)};
     }
-    if (strips == 4) return {sm90_fp8_dense_128x64, 1};
-    if (!splits && tiles_of(gemm, 64, 128) <= kMaxSplitTiles) {
-        return {sm90_fp8_dense_64x128, choose_splits(gemm, 64, 128, 8192)};
-    }
+    if (at_a_time(64)) return {sm90_fp8_dense_64x64, choose_splits(gemm, 64, 64, 8192)};
+    if (at_a_time(128)) return {sm90_fp8_dense_64x128, choose_splits(gemm, 64, 128, 8192)};
     Launch const launch = tiles % 2 == 0 ? sm90_fp8_dense_128x128_rows : sm90_fp8_dense_128x128_columns;
     return {launch, choose_splits(gemm, 128, 128, 8192)};
 }
