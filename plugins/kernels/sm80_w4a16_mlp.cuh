@@ -22,8 +22,8 @@ constexpr bool kSharesWarps = kColumns <= 2;
 
 // A layer's x and hidden lie in rings, because a slow block may still read what the next layer would overwrite; see
 // sm80_w4a16_mlp. All of it is absent before a launch.
-constexpr int kXBuffers = 3;
-constexpr int kHiddenBuffers = 2;
+constexpr int kXBuffers = 5;
+constexpr int kHiddenBuffers = 4;
 
 template <typename T, int kProjections>
 struct MlpArgs : PhasesArgs<T, kProjections> {
@@ -258,10 +258,13 @@ __device__ __forceinline__ void shift(float (&acc)[2][kColumns][4]) {
     for (int i = 0; i < 8 * (kColumns - 1); ++i) acc[i / 4 % 2][i / 8][i % 4] = acc[i / 4 % 2][i / 8 + 1][i % 4];
 }
 
-// NOTES: why the rings of activations suffice. A block that multiplies `down` of layer l has seen all of x(l), so every
-// block has finished `down` of layer l - 1 and nobody will read hidden(l - 1) or x(l - 1) again: it erases its slices
-// of them, and fences before it publishes anything of its own. A block that writes or awaits hidden(l + 1) or x(l + 2),
-// the next in those places, has seen all of x(l + 1), to which every erasing block contributed after its fence.
+// NOTES: why the rings of activations suffice. Where up's K is split, a block sees only a part of x. But one value of
+// x(l) needs all of hidden(l - 1), which needs all of x(l - 1), and so the end of `down` of layer l - 2: a block that has
+// come to `down` of layer l erases its slices of hidden(l - 2) and x(l - 2), which nobody will read again, and fences
+// before it publishes anything of its own. Whoever has seen all of x(l + 1) has seen something of every erasing block
+// behind its fence. Where hidden(l + 2) is next in that place, this is everybody who writes or awaits it, having seen a
+// value of x(l + 2) or of hidden(l + 1); so it is with x(l + 3), even for a block that has no task of `down` and has
+// seen but a part of x(l + 2).
 template <typename T, int kColumns, int kProjections>
 __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& args, Rings<kWarps> const& rings,
                                                 uint8_t* panel, float* rms, Turned* turned) {
@@ -285,9 +288,9 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
             for (int i = threadIdx.x * 64; i < p.k; i += kThreads * 64) ptx::prefetch(from.norm_weight + i);
             inverse_rms(from.x, from.awaited, args.m, p.k, args.epsilon, rms);
         }
-        if (kProjections > 1 && at.last && at.layer > 0 && blockIdx.x < args.blocks) {
-            erase(Phase<T, kProjections>::hidden_of(args, at.layer - 1), at.hidden_size(args), args.blocks);
-            if (at.layer > 1) erase(Phase<T, kProjections>::x_of(args, at.layer - 1), at.x_size(args), args.blocks);
+        if (kProjections > 1 && at.last && at.layer > 1 && blockIdx.x < args.blocks) {
+            erase(Phase<T, kProjections>::hidden_of(args, at.layer - 2), at.hidden_size(args), args.blocks);
+            if (at.layer > 2) erase(Phase<T, kProjections>::x_of(args, at.layer - 2), at.x_size(args), args.blocks);
         }
         int staged = -1;
 #pragma unroll 1

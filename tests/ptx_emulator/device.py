@@ -28,6 +28,8 @@ class Device:
         self.max_shared = max_shared
         self.seed = seed
         self.strict_exit = strict_exit
+        #: blockIdx.x of a CTA that goes on when no other can, or now and then where others poll; None: all in turn.
+        self.lagging: int | None = None
 
     def load(self, ptx: str) -> LoadedModule:
         """Parse a PTX module, its entries when they run, and place its variables; raises PtxSyntaxError."""

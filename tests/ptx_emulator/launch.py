@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,8 @@ Dim3 = tuple[int, int, int]
 # Blocks that a fragment runs before the others get their turn, and turns without any effect before giving up.
 _SLICE = 2000
 _IDLE_ROUNDS = 2000
+# Rounds after which a block that lags has its turn, though others can go on: they may poll what it is to write.
+_LAG = 100
 _ASYNC_OPCODES = {"tcgen05", "wgmma"}
 
 
@@ -183,7 +185,7 @@ class Launch:
 
     def run(self) -> Counters:
         """Run the grid to its end; raises EmulatorError with the place, or DeadlockError with who waits for what."""
-        idle = 0
+        idle = rounds = 0
         resident = max(1, self.device.sm_count // int(np.prod(self.cluster_shape)))
         live: list[Cluster] = []
         with np.errstate(all="ignore"):
@@ -191,11 +193,12 @@ class Launch:
                 while self.waiting and len(live) < resident:
                     self._start(live)
                 before = self.activity
-                for cluster in live:
-                    for cta in cluster.ctas:
-                        for warp in cta.warps:
-                            for fragment in list(warp.fragments):
-                                self._turn(fragment)
+                rounds += 1
+                ctas = [cta for cluster in live for cta in cluster.ctas]
+                lagging = [cta for cta in ctas if cta.coordinates[0] == self.device.lagging]
+                self._turns(cta for cta in ctas if cta not in lagging)
+                if self.activity == before or rounds % _LAG == 0:
+                    self._turns(lagging)
                 for cluster in [c for c in live if c.finished]:
                     live.remove(cluster)
                     self._finish(cluster)
@@ -227,6 +230,12 @@ class Launch:
             if cta.tensor_memory is not None and cta.tensor_memory.allocations:
                 raise EmulatorError(f"{cta.name} exits with tensor memory allocated: {cta.tensor_memory.allocations}")
             cta.warps = []
+
+    def _turns(self, ctas: Iterable[Cta]) -> None:
+        for cta in ctas:
+            for warp in cta.warps:
+                for fragment in list(warp.fragments):
+                    self._turn(fragment)
 
     def _turn(self, fragment: Fragment) -> None:
         wait = fragment.wait
