@@ -33,7 +33,8 @@ def cuda_runtime(machine: str, version: str, cache: Path) -> Path:
     if library.is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
+    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    with lock, tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
         if library.is_file():
             return folder
         wheel = _download(machine, release, Path(temporary))

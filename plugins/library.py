@@ -26,6 +26,7 @@ from trt_nvfp4.plugins.toolchain import (
     find_cutlass,
     find_host_compiler,
     find_nvcc,
+    host_version,
 )
 
 #: Called with (steps done, steps in all, what was just done).
@@ -68,8 +69,8 @@ _FLAGS = (
     "-Xptxas=-v,--warn-on-spills",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-deprecated-declarations",
 )
-#: What nvcc adds to its command line.
-_NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+#: What nvcc adds to its command line, and a checkout that may be anything.
+_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CUTLASS_DIR")
 _SYSTEM_HEADERS = (Path("/usr/include"), Path("/usr/include") / f"{platform.machine()}-linux-gnu")
 # Seen from the adapters' folder: nvcc splits what it hands to the linker where a path has spaces.
 _LINK_FLAGS = ("-shared", "-Xlinker=--version-script=exports.map,--no-undefined")
@@ -179,16 +180,18 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
             f"{arch} is without the instructions that the kernels for this GPU are made of; name sm_{number}a"
         )
     toolchain = find_nvcc(machine)
-    headers = _tensorrt_headers()
+    headers = _tensorrt_headers(toolchain.machine)
     sources, arch_flags = architecture(arch)
     archs = next((row for row in _TOGETHER if keep and arch in row), (arch,))
     flags = [*_FLAGS, *_headers_flags(headers), *arch_flags, *(_gencode(each, ptx=keep) for each in archs)]
     if keep:
         flags.remove("-lineinfo")
         flags.append("--no-compress")
-    environment = [f"{name}={value}" for name in _NVCC_VARIABLES if (value := os.environ.get(name))]
+    environment = [f"{name}={value}" for name in _VARIABLES if (value := os.environ.get(name))]
     compilers = f"{toolchain.version} {toolchain.host_version}"
-    key = _key(compilers, [*flags, repr(_SOURCE_FLAGS), *environment], _HASHED, headers)
+    # Where headers lie makes no other library: TensorRT's count by content, CUTLASS's by version.
+    counting = [flag for flag in flags if not flag.startswith("-isystem=")]
+    key = _key(compilers, [*counting, repr(_SOURCE_FLAGS), *environment], _HASHED, headers)
     return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
 
 
@@ -235,7 +238,8 @@ def build_host() -> Path:
             _run([compiler, *flags, source, "-o", linked, "-ldl"])
             _keep(linked, library)
 
-    return cached(f"libplugin_host-{_key(str(compiler), flags, ('plugin_host/*.*', 'interface/*.h'))}.so", build)
+    key = _key(host_version(compiler), flags, ("plugin_host/*.*", "interface/*.h"))
+    return cached(f"libplugin_host-{platform.machine()}-{key}.so", build)
 
 
 def resource_report(library: Path) -> str:
@@ -344,7 +348,7 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
             time.sleep(0.02)
 
 
-def _tensorrt_headers() -> Path | None:
+def _tensorrt_headers(machine: str) -> Path | None:
     """The folder of TensorRT's own headers where the user has them; None: the project's declaration of them serves.
 
     Raises ToolchainError for a named folder without headers, or with those of a TensorRT that is too old; the system's
@@ -359,7 +363,9 @@ def _tensorrt_headers() -> Path | None:
                 "those of 10 or newer, or unset it: the library builds without TensorRT's headers too"
             )
         return Path(named)
-    return next(filter(_declares_plugins, _SYSTEM_HEADERS), None)
+    # A compiler for another machine does not search all of this one's folders.
+    folders = _SYSTEM_HEADERS if machine == platform.machine() else ()
+    return next(filter(_declares_plugins, folders), None)
 
 
 def _declares_plugins(folder: Path) -> bool:

@@ -80,8 +80,8 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
             runtime = _runtime_dir(nvcc, version, machine)
             includes = () if machine == platform.machine() else _include_dirs(nvcc)
             absolute = Path(shutil.which(nvcc) or nvcc).absolute()
-            host_version = _host_version(host_compiler)
-            return Toolchain(absolute, version, host_compiler, runtime, machine, includes, host_version)
+            of_host = host_version(host_compiler)
+            return Toolchain(absolute, version, host_compiler, runtime, machine, includes, of_host)
         except ToolchainError as error:
             if required:
                 raise ToolchainError(f"{origin}: {error}") from error
@@ -153,8 +153,8 @@ def _nvcc_version(nvcc: Path) -> str:
     return match[0][1:]
 
 
-def _host_version(compiler: Path) -> str:
-    """Its name, too: g++ or clang++."""
+def host_version(compiler: Path) -> str:
+    """What a C++ compiler says it is, by name and version. Raises ToolchainError when it does not run."""
     try:
         printed = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     except OSError as error:

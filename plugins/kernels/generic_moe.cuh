@@ -37,12 +37,15 @@ __device__ __forceinline__ Fp8Channels weights_of(Fp8Channels w, int64_t expert,
 // As generic_gemm, the weights being those of all experts: blockIdx.y is a job of at most kGemmTile rows.
 template <typename A, typename T, typename Out, typename W>
 __global__ __launch_bounds__(kGemmThreads) void generic_expert_gemm(A a, GemmArgs<T, Out, W> args, MoePlan plan) {
-    if (static_cast<int>(blockIdx.y) >= *plan.job_count) return;
-    ExpertJob const job = plan.jobs[blockIdx.y];
+    // One dimension for both: there may be more jobs than the second one's limit, 65535.
+    auto const tiles = static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile);
+    unsigned const index = blockIdx.x / tiles;
+    if (static_cast<int>(index) >= *plan.job_count) return;
+    ExpertJob const job = plan.jobs[index];
     args.m = job.first + job.count;
     args.w = weights_of(args.w, job.expert, args.n, args.k);
     args.bias += job.expert * args.n;
-    gemm_tile(a, args, job.first, int64_t{blockIdx.x} * kGemmTile);
+    gemm_tile(a, args, job.first, int64_t{blockIdx.x % tiles} * kGemmTile);
 }
 
 template <typename T>
@@ -55,7 +58,7 @@ TrtNvfp4Status launch_moe_gather(T const* x, int64_t hidden, int top_k, bool sca
 template <typename A, typename T, typename Out, typename W>
 TrtNvfp4Status launch_expert_gemm(A const& a, GemmArgs<T, Out, W> const& args, int64_t jobs, MoePlan const& plan,
                                   cudaStream_t stream) {
-    dim3 const grid(static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile), static_cast<unsigned>(jobs));
+    auto const grid = static_cast<unsigned>((args.n + kGemmTile - 1) / kGemmTile * jobs);
     return launch_kernel(generic_expert_gemm<A, T, Out, W>, grid, kGemmThreads, 0, false, stream, "generic_expert_gemm",
                          a, args, plan);
 }

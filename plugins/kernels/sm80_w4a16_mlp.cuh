@@ -259,12 +259,12 @@ __device__ __forceinline__ void shift(float (&acc)[2][kColumns][4]) {
 }
 
 // NOTES: why the rings of activations suffice. Where up's K is split, a block sees only a part of x. But one value of
-// x(l) needs all of hidden(l - 1), which needs all of x(l - 1), and so the end of `down` of layer l - 2: a block that has
-// come to `down` of layer l erases its slices of hidden(l - 2) and x(l - 2), which nobody will read again, and fences
-// before it publishes anything of its own. Whoever has seen all of x(l + 1) has seen something of every erasing block
-// behind its fence. Where hidden(l + 2) is next in that place, this is everybody who writes or awaits it, having seen a
-// value of x(l + 2) or of hidden(l + 1); so it is with x(l + 3), even for a block that has no task of `down` and has
-// seen but a part of x(l + 2).
+// x(l) needs all of hidden(l - 1), which needs all of x(l - 1), and so the end of `down` of layer l - 2: a block that
+// has come to `down` of layer l erases its slices of hidden(l - 2) and x(l - 2), which nobody will read again, and
+// fences before it publishes anything of its own. Whoever has seen all of x(l + 1) has seen something of every erasing
+// block behind its fence. Where hidden(l + 2) is next in that place, this is everybody who writes or awaits it, having
+// seen a value of x(l + 2) or of hidden(l + 1); so it is with x(l + 3), even for a block that has no task of `down` and
+// has seen but a part of x(l + 2).
 template <typename T, int kColumns, int kProjections>
 __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& args, Rings<kWarps> const& rings,
                                                 uint8_t* panel, float* rms, Turned* turned) {

@@ -90,7 +90,7 @@ class OpDefinition:
         """The ONNX function that computes the op with standard operators.
 
         `opset` is that of the model that carries it: ONNX Runtime inlines a function under the model's own opset.
-        The body means the same under every opset from 17 on.
+        The body means the same under every opset from 17 on. Raises OpError: an older one.
         """
         if opset < OLDEST_MODEL_OPSET:
             raise OpError(
@@ -110,7 +110,10 @@ class OpDefinition:
     def node(
         self, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **attributes: Attribute
     ) -> onnx.NodeProto:
-        """A node of this op. Every attribute is written out, as ONNX's reference evaluator needs."""
+        """A node of this op. Every attribute is written out, as ONNX's reference evaluator needs.
+
+        Raises OpError: another number of inputs or outputs than the op has, attributes that it does not take.
+        """
         if (len(inputs), len(outputs)) != (len(self.inputs), len(self.outputs)):
             raise OpError(
                 f"{self.name} has {len(self.inputs)} inputs and {len(self.outputs)} outputs, "
@@ -120,7 +123,10 @@ class OpDefinition:
         return onnx.helper.make_node(self.name, inputs, outputs, name or None, domain=DOMAIN, **complete)
 
     def reference(self, *tensors: Tensor, **attributes: Attribute) -> Tensor | tuple[Tensor, ...]:
-        """The op in Torch: slow, simple, trusted; written apart from the ONNX body."""
+        """The op in Torch: slow, simple, trusted; written apart from the ONNX body.
+
+        Raises OpError: shapes, types or attributes that do not fit the op, a scale of 0 against static_scales.
+        """
         self.check([tuple(t.shape) for t in tensors], [_TORCH_TYPES.get(t.dtype) for t in tensors], **attributes)
         complete = self.complete_attributes(**attributes)
         if complete.pop(STATIC_SCALES, 0):
@@ -142,7 +148,10 @@ class OpDefinition:
 
     def output_shapes(self, input_shapes: Sequence[Shape], **attributes: Attribute) -> list[Shape]:
         """Shapes of the outputs, after checking those of the inputs. Leading dimensions of the activations may be
-        symbolic or unknown; what depends on them is None."""
+        symbolic or unknown; what depends on them is None.
+
+        Raises OpError: another number of inputs than the op has, shapes or attributes that do not fit it.
+        """
         if len(input_shapes) != len(self.inputs):
             raise OpError(f"{self.name} takes {len(self.inputs)} inputs, found {len(input_shapes)}")
         names = [f.name for f in self.inputs]
@@ -194,13 +203,16 @@ class ShapeRule:
     attributes: Mapping[str, Any]
 
     def expect(self, tensor: str, expected: Shape) -> None:
-        """`tensor` has the shape `expected`, as far as both are known."""
+        """`tensor` has the shape `expected`, as far as both are known. Raises OpError: it has another."""
         found = self.shapes[tensor]
         if not shapes_fit(found, expected):
             raise OpError(f"{self.op}: {tensor} must have shape {_text(expected)}, found {_text(found)}")
 
     def rows(self, tensor: str) -> tuple[Shape, int]:
-        """The leading dimensions of activations [..., K], and K."""
+        """The leading dimensions of activations [..., K], and K.
+
+        Raises OpError: K is unknown, or no positive multiple of 16.
+        """
         shape = self.shapes[tensor]
         if not shape or not isinstance(shape[-1], int):
             raise OpError(f"{self.op}: the last dimension of {tensor} must be known, found shape {_text(shape)}")
@@ -208,7 +220,10 @@ class ShapeRule:
         return shape[:-1], shape[-1]
 
     def weight(self, tensor: str, k: int, values_per_byte: int, batch: Shape = ()) -> int:
-        """Check weights [*batch, N, k / values_per_byte]; return N."""
+        """Check weights [*batch, N, k / values_per_byte]; return N.
+
+        Raises OpError: another shape, an unknown N, k no positive multiple of 16.
+        """
         self._check_blocks(tensor, k)
         shape, columns = self.shapes[tensor], k // values_per_byte
         if len(shape) != len(batch) + 2 or not isinstance(shape[-2], int):

@@ -43,7 +43,10 @@ def e2m1_decode(codes: Tensor) -> Tensor:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Two codes to a byte along the last axis, the even element in the low nibble: uint8 [..., K] -> [..., K/2]."""
+    """Two codes to a byte along the last axis, the even element in the low nibble: uint8 [..., K] -> [..., K/2].
+
+    Raises ValueError: K is odd.
+    """
     if codes.shape[-1] % 2:
         raise ValueError(f"pack: the last axis must be even, found shape {tuple(codes.shape)}")
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
@@ -79,7 +82,10 @@ def tile_scales(scales: Tensor) -> Tensor:
 
 
 def untile_scales(tiled: Tensor, rows: int, blocks: int) -> Tensor:
-    """The inverse of `tile_scales`: tiled [..., Np, Kbp] -> row-major [..., rows, blocks]."""
+    """The inverse of `tile_scales`: tiled [..., Np, Kbp] -> row-major [..., rows, blocks].
+
+    Raises ValueError: [Np, Kbp] is not what so many rows and blocks are padded to.
+    """
     *batch, padded_rows, padded_blocks = tiled.shape
     if (padded_rows, padded_blocks) != tiled_shape(rows, blocks):
         raise ValueError(
@@ -106,6 +112,8 @@ def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
     Each step is one IEEE float32 operation, in the order of torchao's two-level path. A block whose scale rounds to
     zero has codes 0. Where all values are subnormal the multiplier may be infinite: zeros, then NaN, still become 0.
+
+    Raises ValueError: K is no multiple of 16.
     """
     if x.shape[-1] % BLOCK:
         raise ValueError(f"NVFP4 blocks are {BLOCK} long: the last axis of shape {tuple(x.shape)} is not a multiple")

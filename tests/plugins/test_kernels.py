@@ -198,7 +198,7 @@ def test_persistent_layers_chain(host: PluginHost, seed: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "k"), [(0, 16), (1, 16), (7, 48), (129, 80), (257, 4112), (2, 32784)])
+@pytest.mark.parametrize(("m", "k"), [(0, 16), (1, 16), (7, 48), (129, 80), (257, 4112), (2, 32784), (5000, 48)])
 @pytest.mark.parametrize("add_residual", [0, 1])
 def test_quantize_bits(host: PluginHost, seed: int, m: int, k: int, dtype: torch.dtype, add_residual: int) -> None:
     rng = np.random.default_rng(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -20,7 +21,7 @@ from compiled import compiled
 from filelock import FileLock
 
 from trt_nvfp4.plugins import library as plugin_library
-from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_library, find_build, resource_report
+from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_host, build_library, find_build, resource_report
 from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, cache_dir, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
@@ -409,6 +410,41 @@ def test_old_headers_of_the_system_are_left_alone(old_headers: Path, monkeypatch
     assert headers not in find_build("sm_80").flags
     (old_headers / "NvInferRuntime.h").write_text("namespace nvinfer1 { class IPluginV3OneBuild; }\n")
     assert headers in find_build("sm_80").flags
+
+
+@needs_compiler
+def test_headers_of_the_system_are_not_another_machine_s(old_headers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whose folders a compiler for another machine does not search all."""
+    monkeypatch.delenv("TENSORRT_INCLUDE_DIR", raising=False)
+    (old_headers / "NvInferRuntime.h").write_text("namespace nvinfer1 { class IPluginV3OneBuild; }\n")
+    monkeypatch.setattr(plugin_library, "_SYSTEM_HEADERS", (old_headers,))
+    toolchain = find_nvcc()
+    monkeypatch.setattr(plugin_library, "find_nvcc", lambda machine: replace(toolchain, machine=machine))
+    flags = {machine: find_build("sm_80", machine=machine).flags for machine in (platform.machine(), "riscv64")}
+    assert [("-DTRT_NVFP4_TENSORRT_HEADERS" in each) for each in flags.values()] == [True, False]
+
+
+@needs_compiler
+def test_a_moved_cutlass_makes_no_other_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    include, version = find_cutlass()
+    (tmp_path / "moved").symlink_to(include)
+    name = find_build("sm_120a").name
+    monkeypatch.setattr(plugin_library, "find_cutlass", lambda: (tmp_path / "moved", version))
+    moved = find_build("sm_120a")
+    assert f"-isystem={tmp_path / 'moved'}" in moved.flags
+    assert moved.name == name
+
+
+@needs_compiler
+def test_the_plugin_host_is_of_one_machine_and_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder may be shared."""
+    named: list[str] = []
+    monkeypatch.setattr(plugin_library, "cached", lambda name, build: named.append(name) or tmp_path)
+    build_host()
+    monkeypatch.setattr(plugin_library, "host_version", lambda compiler: "g++ 99")
+    build_host()
+    assert len(set(named)) == 2
+    assert all(platform.machine() in name for name in named)
 
 
 def test_another_cutlass_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,6 +328,17 @@ def test_bfloat16_of_any_magnitude(host: PluginHost, seed: int, factor: float, m
     check(host, case, {"top_k": 2, "gated": 0, "activation": 1}, torch.bfloat16, W4A16_SM90)
 
 
+def test_more_jobs_than_a_grid_s_second_dimension_has_room_for(host: PluginHost, seed: int) -> None:
+    """4,198,400 pairs of the generic kernels', which take 64 rows at a time."""
+    case = op_inputs.moe(np.random.default_rng(seed), 65600, 32, 16, 64, torch.float32)
+    attributes = {"top_k": 64, "activation": Activation.SILU}
+    (y,) = run(host, "NVFP4MoE", case.inputs, attributes)
+    x, logits, *others = case.inputs
+    (expected,) = run(host, "NVFP4MoE", [x[-9:], logits[-9:], *others], attributes)
+    assert expected.abs().sum() > 0
+    torch.testing.assert_close(y[-9:], expected, rtol=1e-4, atol=1e-4)  # routed by other kernels
+
+
 @pytest.mark.parametrize("m", [3, 40, 100])
 @TACTICS
 def test_one_expert_takes_all_tokens_and_others_none(host: PluginHost, seed: int, m: int, tactic: int) -> None:

@@ -5,7 +5,7 @@
 // Crossovers, in tokens; docs/roofline.md says more:
 //     W4A16   Linears of up to 16 tokens whose blocks find room at once: a kernel without loops over tasks (w4a16.h;
 //             measured on an H100). SM90: kernels of its own for other linears from 3 to 9 tokens on, for MLPs from 1
-//             to 16, for mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and
+//             to 20, for mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and
 //             elsewhere every GPU's kernels that stream weights, by mma.sync. Linears and MLPs above 64 tokens in
 //             blocks of 64 (32 by mma.sync), mixtures in blocks of 256 (512).
 //     W4A4    block-scaled tensor cores from 1 token on (roofline: weights bind them like a decode kernel up to
