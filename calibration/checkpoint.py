@@ -101,7 +101,12 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         return f"{module}.weight" if self._is_modelopt(module) else f"{module}.weight_packed"
 
     def tensor_scales(self, module: str) -> tuple[Tensor, Tensor | None]:
-        """The tensor scales of a module's weight and input, without reading the weight."""
+        """The tensor scales of a module's weight and input (float32 [], multipliers), without reading the weight;
+        None for an input without one.
+
+        Raises KeyError for a module that the checkpoint does not have, CalibrationError for one with AWQ's
+        pre_quant_scale and for scales that are not one positive, finite number.
+        """
         if module not in self._modules:
             raise KeyError(module)
         if f"{module}.pre_quant_scale" in self._file_of:

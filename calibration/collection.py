@@ -170,23 +170,30 @@ class CollectionRun:
         for sample in self._samples:
             if self._done >= skip:
                 yield sample
-            for name in sorted(sample):
-                self._digest.update(np.ascontiguousarray(sample[name]).tobytes())
+            _update(self._digest, sample)
             self._done += 1
-            if self._done == skip and self._digest.hexdigest() != self._expected:
-                raise CalibrationError(
-                    f"{self._resume}: the interrupted run that it holds saw other samples; delete it to begin anew"
-                )
+            if self._done == skip:
+                self._check_restored(self._digest.hexdigest() == self._expected)
             if self._done > skip:
                 self._report()
                 if time.monotonic() - self._saved > max(_SAVE_SECONDS, _SAVE_SHARE * self._save_took):
                     self._save()
         if not self._done:
             raise CalibrationError(f"{self._model}: no calibration sample was given")
-        if self._done < skip or (self._pass and self._digest.hexdigest() != self._first_digest):
+        self._check_restored(self._done >= skip)
+        if self._pass and self._digest.hexdigest() != self._first_digest:
+            if self._resume is not None:
+                statistics_file.remove_state(self._resume)
             raise CalibrationError(
-                f"{self._model}: the samples changed between passes; they must read alike each time: a loader that "
-                "draws random ones has to seed its generator"
+                "the calibration samples changed between passes; they must read alike each time: a loader that draws "
+                "random ones has to seed its generator"
+            )
+
+    def _check_restored(self, alike: bool) -> None:
+        if self._resume is not None and not alike:
+            raise CalibrationError(
+                f"{statistics_file.state(self._resume)}: the interrupted run that it holds saw other samples; delete "
+                "it to begin anew"
             )
 
     def _report(self) -> None:
@@ -200,7 +207,8 @@ class CollectionRun:
         self._pass, self._done = self._pass + 1, 0
         if self._resume is not None:
             self._save()
-            self._arrays |= statistics_file.read(self._resume)[1]  # mapped: they leave memory when it is needed
+            # Mapped: they leave memory when it is needed.
+            self._arrays |= statistics_file.read(statistics_file.state(self._resume))[1]
 
     def _save(self) -> None:
         if self._resume is None:
@@ -217,16 +225,20 @@ class CollectionRun:
             "rows": self.rows,
             "widths": self._widths,
         }
-        statistics_file.write(self._resume, {"samples": self._count, "unfinished": unfinished}, arrays)
+        statistics_file.write_state(self._resume, {"samples": self._count, "unfinished": unfinished}, arrays)
         self._saved = time.monotonic()
         self._save_took = self._saved - started
 
     def _restore(self) -> None:
-        """Take up the state of an interrupted run for the same model and tensors, if there is one."""
-        if self._resume is None or not self._resume.exists():
+        """Take up the state of an interrupted run for the same model and tensors, if there is one.
+
+        Whether it saw the same samples is known here, before any work, where its first pass is over; or else when this
+        run has read as many.
+        """
+        if self._resume is None:
             return
         try:
-            content, arrays = statistics_file.read(self._resume)
+            content, arrays = statistics_file.read(statistics_file.state(self._resume))
         except CalibrationError:
             return
         state = content.get("unfinished", {})
@@ -236,6 +248,11 @@ class CollectionRun:
         self._count, self._pass, self._done = content["samples"], state["pass"], state["done"]
         self._expected, self._first_digest = state["digest"], state["first_digest"]
         self.rows, self._widths = state["rows"], state["widths"]
+        if self._pass:
+            found = hashlib.blake2b(digest_size=16)
+            for sample in self._samples:
+                _update(found, sample)
+            self._check_restored(found.hexdigest() == self._first_digest)
 
     @cached_property
     def model_digest(self) -> str:
@@ -252,6 +269,11 @@ class CollectionRun:
         except Exception as error:  # ONNX Runtime's exceptions have no common base but this
             raise CalibrationError(f"{self._model}: sample {self._done} does not run: {error}") from error
         return results
+
+
+def _update(digest: hashlib.blake2b, sample: Sample) -> None:
+    for name in sorted(sample):
+        digest.update(np.ascontiguousarray(sample[name]).tobytes())
 
 
 def digest(path: Path) -> str:

@@ -55,7 +55,7 @@ def load_samples(
     with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
     length 1; a .json file of Polygraphy (`--save-inputs`); a Python file and a function in it, `loader.py:function`
     (`load_data` where none is named, as in Polygraphy), that returns an iterable of samples; a .txt file, tokenized by
-    the tokenizer in the Hugging Face folder `tokenizer` (see `calibration.text`).
+    the tokenizer in the folder `tokenizer`, the model's (see `calibration.text`).
 
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
     that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.

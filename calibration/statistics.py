@@ -35,7 +35,7 @@ class Statistics:
         return InputStatistics(self.rows.get(tensor), self.amax.get(tensor), **arrays)
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON, and the arrays to a folder beside it: whole, or not at all."""
+        """Write as JSON, and the arrays to a folder beside it: whole, or not at all. The state of the run goes."""
         content = {"model": self.model, "samples": self.samples, "amax": self.amax, "rows": self.rows}
         statistics_file.write(Path(path), content, self.arrays)
 
@@ -87,12 +87,13 @@ def collect(
 
     Args:
         progress: called with (done, total) after each sample of each pass; total is 0 where it is unknown.
-        resume: the state is saved here about every half minute; where a run ends early, the next one for the same model
-            and tensors goes on from it. Finished Hessians are kept there instead of in memory.
+        resume: where the statistics will be saved. The state of the run is kept beside it, saved about every half
+            minute, and what is there stays; where a run ends early, the next one for the same model and tensors goes on
+            from the state. Finished Hessians are kept on disk instead of in memory.
 
     Raises:
         CalibrationError: no sample; an unknown tensor or kind; an input that ONNX Runtime refuses; NaN or Inf in a
-            tensor; other samples than those that an interrupted run has seen.
+            tensor; other samples than those that an interrupted run, or an earlier pass, has seen.
     """
     wanted = tensors if isinstance(tensors, Mapping) else dict.fromkeys(tensors, ())
     run = CollectionRun(Path(model), wanted, samples, progress, None if resume is None else Path(resume), budget_bytes)

@@ -2,10 +2,13 @@
 
 `x.statistics.json` names the files of its folder `x.statistics/`. A save writes new files first, then replaces the
 JSON, then removes what nothing names any more: whenever it is interrupted, the JSON and what it names fit together.
+The state of a run that has not ended is another such JSON, `x.statistics.partial`, with its arrays in the same folder:
+once they are final, they need not move.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -33,8 +36,30 @@ def folder(path: Path) -> Path:
     return path.with_suffix("") if path.suffix else path.with_name(f"{path.name}.arrays")
 
 
+def state(path: Path) -> Path:
+    """The state of the run that is to write the statistics file `path`. Its folder is the same."""
+    return path.with_name(f"{folder(path).name}.partial")
+
+
 def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write all, or leave what was there. Arrays that are mapped from the folder already stay as they are."""
+    """Write all and remove the state, or leave what was there. Arrays that are mapped from the folder already stay as
+    they are."""
+    _write(path, content, arrays)
+    remove_state(path)
+
+
+def write_state(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
+    """The same, of the state alone: the statistics stay."""
+    _write(state(path), content, arrays)
+    _remove_unnamed(path)
+
+
+def remove_state(path: Path) -> None:
+    state(path).unlink(missing_ok=True)
+    _remove_unnamed(path)
+
+
+def _write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
     files: dict[str, dict[str, str]] = {}
     for tensor, kinds in arrays.items():
         for kind, array in kinds.items():
@@ -42,16 +67,29 @@ def write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
     text = json.dumps({"format": _FORMAT, **content, "arrays": files}, indent=1)
     with replacing(path) as temporary:
         temporary.write_text(text + "\n")
-    named = {name for kinds in files.values() for name in kinds.values()}
+
+
+def _remove_unnamed(path: Path) -> None:
+    """Remove the arrays that neither the statistics nor the state names."""
+    named: set[Path] = set()
+    for file in (path, state(path)):
+        with contextlib.suppress(CalibrationError):  # is not there
+            named.update(array for kinds in _parse(file)[1].values() for array in kinds.values())
     for old in folder(path).glob("*.npy"):
-        if old.name not in named:
+        if old not in named:
             old.unlink()
-    if not named and folder(path).is_dir() and not any(folder(path).iterdir()):
+    if folder(path).is_dir() and not any(folder(path).iterdir()):
         folder(path).rmdir()
 
 
 def read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """What `write` wrote, arrays as private memory maps; raises CalibrationError for anything else."""
+    """What was written, arrays as private memory maps; raises CalibrationError for anything else."""
+    content, files = _parse(path)
+    return content, {tensor: {kind: _mapped(path, f) for kind, f in kinds.items()} for tensor, kinds in files.items()}
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Path]]]:
+    """The content, and the files of the arrays."""
     try:
         content = json.loads(path.read_text())
         if content["format"] != _FORMAT:
@@ -64,7 +102,7 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise CalibrationError(f"{path}: not a file of activation statistics: it lacks {error}") from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CalibrationError(f"{path}: not a file of activation statistics: {error}") from error
-    return content, {tensor: {kind: _mapped(path, f) for kind, f in kinds.items()} for tensor, kinds in files.items()}
+    return content, files
 
 
 def _mapped(path: Path, file: Path) -> np.ndarray:

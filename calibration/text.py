@@ -56,10 +56,8 @@ def tokenize(file: Path, directory: Path | None, inputs: Mapping[str, np.dtype])
 def _tokenizer(file: Path, directory: Path | None) -> Any:
     if directory is None or not (directory / "tokenizer_config.json").exists():
         where = "no folder with one is known" if directory is None else f"{directory} has no tokenizer_config.json"
-        raise CalibrationError(
-            f"{file}: text needs the model's tokenizer, and {where}; give a Hugging Face folder as the model, put the "
-            "tokenizer's files beside the ONNX file, or give arrays (.npz)"
-        )
+        what = "" if directory is None else "put the tokenizer's files there, or "
+        raise CalibrationError(f"{file}: text needs the model's tokenizer, and {where}; {what}give arrays (.npz)")
     try:
         import transformers
     except ImportError as error:
@@ -75,7 +73,7 @@ def _config(directory: Path | None) -> dict[str, Any]:
     if file is None or not file.exists():
         return {}
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CalibrationError(f"{file}: not JSON: {error}") from error
     return config if isinstance(config, dict) else {}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.calibration import collection
+from trt_nvfp4.calibration import collection, statistics_file
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.input_statistics import InputStatistics
 from trt_nvfp4.calibration.statistics import KINDS, Statistics, collect
@@ -107,8 +107,9 @@ def test_an_interrupted_run_goes_on(stop: int, tmp_path: Path, seed: int, monkey
     with pytest.raises(InterruptedRunError):
         collect(path, kinds, data, interrupt, resume=state, budget_bytes=4 * HIDDEN**2)
     if stop > 1:
+        assert not state.exists()
         with pytest.raises(CalibrationError, match="its run was interrupted"):
-            Statistics.load(state)
+            Statistics.load(statistics_file.state(state))
     done: list[int] = []
     found = collect(path, kinds, data, lambda n, _: done.append(n), resume=state, budget_bytes=4 * HIDDEN**2)
     assert done[0] == stop  # reported before it was saved
@@ -118,6 +119,7 @@ def test_an_interrupted_run_goes_on(stop: int, tmp_path: Path, seed: int, monkey
     found.save(state)
     assert_same(Statistics.load(state), {"x": reference["x"]}, set(KINDS))
     assert len(list((tmp_path / "s.statistics").iterdir())) == len(KINDS)  # x: all but amax; h: one
+    assert not statistics_file.state(state).exists()
 
 
 def test_other_samples_do_not_go_on(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +133,81 @@ def test_other_samples_do_not_go_on(tmp_path: Path, seed: int, monkeypatch: pyte
 
     with pytest.raises(InterruptedRunError):
         collect(path, ["h"], samples(seed), interrupt, resume=state)
-    with pytest.raises(CalibrationError, match=r"s\.statistics\.json.*saw other samples; delete it"):
-        collect(path, ["h"], samples(seed + 1), resume=state)
-    with pytest.raises(CalibrationError, match="the samples changed between passes"):
-        collect(path, ["h"], samples(seed)[:1], resume=state)  # fewer than it had done
+    for other in (samples(seed + 1), samples(seed)[:1]):  # the second: fewer than it had done
+        with pytest.raises(CalibrationError, match=r"s\.statistics\.partial.*saw other samples; delete it"):
+            collect(path, ["h"], other, resume=state)
     # Other tensors: a new run, which replaces the state.
     found = collect(path, {"x": {"mean_square"}}, samples(seed + 1), resume=state)
     assert_same(found, {"x": expected(path, samples(seed + 1))["x"]}, {"mean_square", "amax"})
+
+
+@pytest.mark.parametrize("stop", [5, 7])
+def test_other_samples_do_not_go_on_in_a_later_pass(
+    stop: int, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed for them, and the state stays good for those that it saw."""
+    if stop == 7:  # or else saved at the end of the first pass alone
+        monkeypatch.setattr(collection, "_SAVE_SECONDS", 0)
+        monkeypatch.setattr(collection, "_SAVE_SHARE", 0)
+    path, data, state = model(tmp_path, seed), samples(seed), tmp_path / "s.statistics.json"
+
+    def interrupt(done: int, total: int) -> None:
+        if done == stop:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        collect(path, {"h": {"hessian"}}, data, interrupt, resume=state)
+    done: list[int] = []
+    for other in (samples(seed + 1), data[:-1], [*data, data[0]]):
+        with pytest.raises(CalibrationError, match=r"s\.statistics\.partial.*saw other samples; delete it"):
+            collect(path, {"h": {"hessian"}}, other, lambda n, _: done.append(n), resume=state)
+    assert not done
+    found = collect(path, {"h": {"hessian"}}, data, lambda n, _: done.append(n), resume=state)
+    assert done[0] == stop
+    assert_same(found, {"h": expected(path, data)["h"]}, {"hessian"})
+    # Not saved yet: other samples do not get what these gave.
+    with pytest.raises(CalibrationError, match="saw other samples"):
+        collect(path, {"h": {"hessian"}}, samples(seed + 1), resume=state)
+    statistics_file.state(state).unlink()
+    found = collect(path, {"h": {"hessian"}}, samples(seed + 1), resume=state)
+    assert_same(found, {"h": expected(path, samples(seed + 1))["h"]}, {"hessian"})
+
+
+class Changing:
+    """Other samples each time, as of a loader without a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.seed += 1
+        return iter(samples(self.seed))
+
+
+@pytest.mark.parametrize("kinds", [{"hessian"}, {"hessian", "mean_square"}])
+def test_finished_statistics_survive_a_run_that_fails(
+    kinds: set[str], tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_SAVE_SECONDS", 0)
+    monkeypatch.setattr(collection, "_SAVE_SHARE", 0)
+    path, data, file = model(tmp_path, seed), samples(seed), tmp_path / "s.statistics.json"
+    collect(path, {"h": kinds}, data, resume=file).save(file)
+    before = {left.relative_to(tmp_path) for left in tmp_path.rglob("*")}
+    with pytest.raises(CalibrationError, match=r"^the calibration samples changed between passes.*has to seed"):
+        collect(path, {"h": {"hessian"}}, Changing(seed), resume=file)
+    assert {left.relative_to(tmp_path) for left in tmp_path.rglob("*")} == before
+    assert_same(Statistics.load(file, path), {"h": expected(path, data)["h"]}, kinds)
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 6:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        collect(path, {"h": {"hessian"}}, data, interrupt, resume=file)
+    assert_same(Statistics.load(file, path), {"h": expected(path, data)["h"]}, kinds)
+    collect(path, {"h": kinds}, data, resume=file).save(file)
+    assert len(list(tmp_path.rglob("*"))) == len(before)
+    assert_same(Statistics.load(file, path), {"h": expected(path, data)["h"]}, kinds)
 
 
 def test_other_weights_beside_the_model_begin_anew(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,16 +301,8 @@ def test_what_cannot_be_collected(tmp_path: Path, seed: int) -> None:
     with pytest.raises(CalibrationError, match="no calibration sample"):
         collect(path, {"h": {"hessian"}}, [])
 
-    class Changing:
-        def __init__(self) -> None:
-            self.reads = 0
-
-        def __iter__(self) -> Iterator[Sample]:
-            self.reads += 1
-            return iter(samples(seed + self.reads))
-
     with pytest.raises(CalibrationError, match="samples changed between passes"):
-        collect(path, {"h": {"hessian"}}, Changing())
+        collect(path, {"h": {"hessian"}}, Changing(seed))
 
 
 def test_arrays_are_mapped_from_disk(tmp_path: Path, seed: int) -> None:

@@ -139,8 +139,11 @@ def test_text_for_a_model_that_says_little(tmp_path: Path) -> None:
 def test_text_without_its_tokenizer(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("Hello.")
-    for folder in (None, tmp_path):
-        with pytest.raises(CalibrationError, match="text needs the model's tokenizer"):
+    for folder, advice in (
+        (None, "is known; give arrays"),
+        (tmp_path, "put the tokenizer's files there, or give arrays"),
+    ):
+        with pytest.raises(CalibrationError, match=f"text needs the model's tokenizer, and .*{advice}"):
             load_samples(text, IDS, folder)
     copy_tokenizer(tmp_path)
     largest = max(int(sample["input_ids"].max()) for sample in load_samples(text, IDS, MINILM))
