@@ -46,6 +46,7 @@ from .errors import (
 from .layers import check_layers
 
 MANIFEST = "manifest.json"
+TEMPORARY_LINKS = "trt-nvfp4-links-"
 
 
 def sha256(path: Path) -> str:
@@ -143,24 +144,33 @@ def _offer_unversioned_library(module: str) -> None:
     """Restart with a folder on the loader's path that holds the unversioned name which the parser opens.
 
     A link in the cache and not in site-packages: that may be read-only. The loader reads its path at start only.
+    A cache that is read-only too is replaced by a temporary folder, which goes as soon as the library is loaded: the
+    loader then knows it by that name.
     """
+    library, restarted = f"lib{module}.so", os.environ.get("TRT_NVFP4_LIBRARY_LINKS")
+    if restarted is not None:
+        if Path(restarted).name.startswith(TEMPORARY_LINKS):
+            ctypes.CDLL(library)
+            (Path(restarted) / library).unlink()
+            Path(restarted).rmdir()
+        return
     package = importlib.util.find_spec(f"{module}_libs")
     if module not in FEATURES["parser_opens_unversioned_library"] or package is None:
         return
     folder = Path((package.submodule_search_locations or [""])[0])
-    versioned = next(folder.glob(f"lib{module}.so.*"), None)
-    if versioned is None or (folder / f"lib{module}.so").exists() or "TRT_NVFP4_LIBRARY_LINKS" in os.environ:
+    versioned = next(folder.glob(f"{library}.*"), None)
+    if versioned is None or (folder / library).exists():
         return
     try:
         named = os.environ.get("TRT_NVFP4_CACHE")
         cache = Path(named).expanduser() if named else Path.home() / ".cache" / "trt-nvfp4"
         links = cache / "links" / hashlib.sha256(str(versioned).encode()).hexdigest()[:16]
         links.mkdir(parents=True, exist_ok=True)
-        with replacing(links / f"lib{module}.so") as temporary:
+        with replacing(links / library) as temporary:
             temporary.symlink_to(versioned)
     except (OSError, RuntimeError):  # users of containers may have no home
-        links = Path(tempfile.mkdtemp(prefix="trt-nvfp4-links-"))
-        (links / f"lib{module}.so").symlink_to(versioned)
+        links = Path(tempfile.mkdtemp(prefix=TEMPORARY_LINKS))
+        (links / library).symlink_to(versioned)
     environment = dict(os.environ, TRT_NVFP4_LIBRARY_LINKS=str(links))
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(links), os.environ.get("LD_LIBRARY_PATH")]))
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)

@@ -22,7 +22,8 @@ from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import build_script
-from .errors import MODEL_AT_FAULT
+from .errors import MODEL_AT_FAULT, BuilderError
+from .layers import PLUGINS
 from .onnx_file import check_plan, read, rewritten_by
 from .shapes import Profile
 from .targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
@@ -55,26 +56,28 @@ sys.exit(main(folder))
 def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
     """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
 
-    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
-    BuilderError (usage) where `model` was rewritten by another plan.
+    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. `quantized`
+    names the products whose operands both are of the planned type. Raises BuilderError: usage where `model` was
+    rewritten by another plan, model where it lacks a node that the rewrite made.
     """
     check_plan(model, plan)
     proto = read(model)
     followed = rewritten_by(proto)
     nodes = {node.name: node for node in proto.graph.node}
     producers = {output: node for node in proto.graph.node for output in node.output}
+    fp8 = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN}
 
-    def carrier(name: str) -> str | None:
-        node = nodes.get(name)
-        if node is None:
-            return None
-        if node.domain == DOMAIN or node.op_type == NATIVE_MOE:
-            return name
-        if node.op_type not in ("MatMul", "Gemm"):
-            return None
-        dequantized = [producers[value] for value in node.input if value in producers]
-        dequantized = [producer for producer in dequantized if producer.op_type == "DequantizeLinear"]
-        return dequantized[0].name if len(dequantized) == 1 else name
+    def reads_fp8_activations(product: onnx.NodeProto) -> bool:
+        # Other tools may have taken the quantization out of the model, not the note that the rewrite made of it.
+        source = producers.get(product.input[0])
+        dequantized = source is not None and source.op_type == "DequantizeLinear" and not fp8.isdisjoint(source.input)
+        return dequantized or product.name in followed.get("quantized", ())
+
+    def dequantizing(product: onnx.NodeProto) -> str:
+        source = producers.get(product.input[1])
+        while source is not None and source.op_type != "DequantizeLinear":  # a Transpose, for one
+            source = producers.get(source.input[0])
+        return product.name if source is None else source.name
 
     entries = []
     for subgraph in plan.subgraphs:
@@ -83,9 +86,31 @@ def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
         decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
         if subgraph.fp8_plugin:
             decision = "fp8_plugin"
-        carriers = [carrier(name) for name in followed["realized"][subgraph.name]]
-        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": list(filter(None, carriers))})
+        carriers, quantized = [], []
+        for name in followed["realized"][subgraph.name]:
+            node = nodes.get(name)
+            if node is None or not _carries(node, decision):
+                raise BuilderError(MODEL_AT_FAULT, _changed(model, name, node, subgraph.name, decision))
+            if decision == "native_nvfp4" or (decision == "fp8" and reads_fp8_activations(node)):
+                quantized.append(name)
+            carriers.append(dequantizing(node) if decision == "fp8" and name not in quantized else name)
+        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": carriers, "quantized": quantized})
     return entries
+
+
+def _carries(node: onnx.NodeProto, decision: str) -> bool:
+    if decision in PLUGINS:
+        return node.domain == DOMAIN
+    return node.op_type in ((NATIVE_MOE,) if decision == "native" else ("MatMul", "Gemm"))
+
+
+def _changed(model: Path, name: str, node: onnx.NodeProto | None, subgraph: str, decision: str) -> str:
+    expected = "a plugin node" if decision in PLUGINS else NATIVE_MOE if decision == "native" else "a MatMul or Gemm"
+    found = "it has no such node" if node is None else f"it is of type {node.op_type}"
+    return (
+        f"{model}: node {name!r} should be {expected}, which carries {subgraph} in {decision}, and {found}: the model "
+        "was changed after it was rewritten; rewrite the original model again"
+    )
 
 
 def write_folder(

@@ -58,7 +58,14 @@ def run_script(
     """
     command = [sys.executable, str(folder / SCRIPT), "--output", str(output), "--events"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=_environment()
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # What TensorRT and others print may be in any encoding.
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+        env=_environment(),
     )
     assert process.stdout is not None
 

@@ -10,16 +10,38 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of the built engine: its type, the data types it reads, the ONNX nodes it came from."""
+    """One layer of the built engine: its type, what it reads, the ONNX nodes it came from.
+
+    `inputs` and `constants` hold a description of each tensor's data type, in TensorRT's words. Where TensorRT lists no
+    constants, or lists them among the inputs, `constants` is None.
+    """
 
     name: str
     kind: str
-    datatypes: frozenset[str]
+    inputs: tuple[str, ...]
     nodes: frozenset[str]
+    constants: tuple[str, ...] | None = None
 
     @property
     def is_plugin(self) -> bool:
         return self.kind == "custom_layer" or self.kind.lower().startswith("plugin")
+
+    @property
+    def datatypes(self) -> set[str]:
+        return {word for tensor in (*self.inputs, *(self.constants or ())) for word in tensor.split()}
+
+    def multiplies(self, datatypes: set[str]) -> bool:
+        """Whether two of the tensors it reads have one of these types and one of the two, the activation, is an input.
+
+        Its place tells nothing: scales, biases and residuals may stand before it. Without a list of constants the
+        activation alone is asked for.
+        """
+        activations = _count(self.inputs, datatypes)
+        return activations > 0 and (self.constants is None or activations + _count(self.constants, datatypes) > 1)
+
+
+def _count(tensors: tuple[str, ...], datatypes: set[str]) -> int:
+    return sum(not datatypes.isdisjoint(tensor.split()) for tensor in tensors)
 
 
 def _onnx_nodes(metadata: str) -> frozenset[str]:
@@ -35,22 +57,30 @@ def layers_of_log(message: str) -> list[Layer]:
             r"Name: (.*?), LayerType: (\w+), Inputs: (.*), Outputs: (.*?), TacticName: .*Metadata: (.*)", line
         )
         if found:
-            name, kind, inputs, _, metadata = found.groups()
-            datatypes = frozenset(re.findall(r"Datatype: (\w+)", inputs))
-            layers.append(Layer(name, kind, datatypes, _onnx_nodes(metadata)))
+            name, kind, read, _, metadata = found.groups()
+            inputs, listed, constants = read.partition(", Constants: ")
+            layers.append(
+                Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), _logged(constants) if listed else None)
+            )
     return layers
+
+
+def _logged(tensors: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"Datatype: ([^,}]*\w)", tensors))
 
 
 def layers_of_inspector(text: str) -> list[Layer]:
     """Read the engine inspector's JSON."""
     layers = []
     for entry in json.loads(text).get("Layers", []):
-        tensors = [*entry.get("Inputs", []), *entry.get("Constants", [])]
-        described = " ".join(str(tensor.get("Datatype") or tensor.get("Format/Datatype", "")) for tensor in tensors)
-        datatypes = frozenset(re.findall(r"\w+", described))
         nodes = _onnx_nodes(entry.get("Metadata", "")) | {entry["Name"]}
-        layers.append(Layer(entry["Name"], entry["LayerType"], datatypes, nodes))
+        constants = _inspected(entry["Constants"]) if "Constants" in entry else None
+        layers.append(Layer(entry["Name"], entry["LayerType"], _inspected(entry.get("Inputs", [])), nodes, constants))
     return layers
+
+
+def _inspected(tensors: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(str(tensor.get("Datatype") or tensor.get("Format/Datatype", "")) for tensor in tensors)
 
 
 # How TensorRT's layer lists spell the precision a GEMM reads its operands in.
@@ -61,8 +91,9 @@ DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloa
 def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of each planned subgraph.
 
-    `planned`: name, decision (nvfp4 | fp8_plugin | native | native_nvfp4 | fp8 | bf16 | fp16) and `engine_nodes`, the
-    ONNX nodes that carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise.
+    `planned`: name, decision (nvfp4 | fp8_plugin | native | native_nvfp4 | fp8 | bf16 | fp16), `engine_nodes`, the
+    ONNX nodes that carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise (or
+    what dequantizes their weights), and `quantized`, the products among them whose operands both have that precision.
     Returns name, realized and problem (None when it is as planned).
     """
     results = []
@@ -80,9 +111,12 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dic
             elif decision == "native":
                 if not mine:
                     problems.append(f"node {node!r}: TensorRT's MoE layer is not in the engine")
-            elif not any(layer.datatypes & DATATYPES[decision] for layer in mine):
-                seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
-                problems.append(f"node {node!r}: expected a layer that reads {decision}, TensorRT built {seen}")
+            else:
+                types, both = DATATYPES[decision], node in subgraph["quantized"]
+                if not any(layer.multiplies(types) if both else layer.datatypes & types for layer in mine):
+                    expected = f"activations and weights in {decision}" if both else decision
+                    seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
+                    problems.append(f"node {node!r}: expected a layer that reads {expected}, TensorRT built {seen}")
         realized = "missing" if problems else PLUGINS.get(decision, decision)
         results.append({"name": subgraph["name"], "realized": realized, "problem": "; ".join(problems) or None})
     return results

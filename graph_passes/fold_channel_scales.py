@@ -186,7 +186,8 @@ def _at_norm(
         value = values.pop()
         if value.is_graph_output():
             return f"'{value.name}' is an output of the graph"
-        for node in {use.node for use in value.uses()} - inside:
+        # Not a set, whose order differs from run to run: the reason names the first in the way.
+        for node in dict.fromkeys(use.node for use in value.uses() if use.node not in inside):
             if is_op(node, *_RESHAPES) and keeps_last_axis(node, readers[0][0].weight.shape[1]):
                 values.append(node.outputs[0])
             elif not is_op(node, "Shape"):

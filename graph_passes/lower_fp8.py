@@ -74,6 +74,11 @@ def _dequantize_weight(graph: ir.Graph, linear: Linear) -> ir.Node:
     tensor = get_const_tensor(stored)
     assert tensor is not None
     rows, columns = tensor.shape.numpy()
+    if 0 in (rows, columns):
+        raise ModelError(
+            f"weight '{stored.name}' is empty, {[rows, columns]}, and cannot be quantized; leave its subgraph out with "
+            "--exclude, or export the model without it"
+        )
     axis = 1 if linear.weight.stored_transposed else 0
 
     def chunks() -> Iterator[torch.Tensor]:

@@ -53,6 +53,4 @@ def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float], made
     nodes = [ir.node(OP, [mlp.x, *constants.values()], attributes, domain=DOMAIN, version=1, name=name)]
     if mlp.flattens:
         nodes.append(flatten(graph, nodes[0], mlp.down.weight.shape[0]))
-    replaced = set(mlp.nodes)
-    old_nodes = [node for node in graph if node in replaced]
-    ir.convenience.replace_nodes_and_values(graph, old_nodes[-1], old_nodes, nodes, [mlp.y], [nodes[-1].outputs[0]])
+    ir.convenience.replace_nodes_and_values(graph, mlp.nodes[-1], mlp.nodes, nodes, [mlp.y], [nodes[-1].outputs[0]])

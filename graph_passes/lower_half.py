@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -20,11 +20,13 @@ _CHUNK_VALUES = 1 << 23
 Converted: TypeAlias = dict[tuple[ir.Value, ir.DataType], ir.Value]
 
 
-def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str, converted: Converted) -> list[str]:
+def lower_half(
+    graph: ir.Graph, subgraph: Subgraph, decision: str, position: Mapping[ir.Node, int], converted: Converted
+) -> list[str]:
     """Computes the MLPs, the linear, or every linear of the experts of `subgraph` in 16 bits.
 
-    Norms and residuals of merged blocks stay, as does the routing. `converted` collects constants, which subgraphs may
-    share. Returns the names of the multiplying nodes.
+    Norms and residuals of merged blocks stay, as does the routing. `position` orders the nodes as the graph does,
+    `converted` collects constants, which subgraphs may share. Returns the names of the multiplying nodes.
     """
     to = _TYPES[decision]
     parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
@@ -34,7 +36,7 @@ def lower_half(graph: ir.Graph, subgraph: Subgraph, decision: str, converted: Co
         parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
     # From the last to the first, so that no part is lowered before those that read its output.
     for part in reversed(parts):
-        _lower(graph, part, to, converted)
+        _lower(graph, part, to, position, converted)
     return list(dict.fromkeys(linear.multiply.name or "" for linear in subgraph.linears))
 
 
@@ -46,11 +48,13 @@ def _whole(linear: Linear) -> Linear:
     return linear
 
 
-def _lower(graph: ir.Graph, part: Mlp | Linear, to: ir.DataType, converted: Converted) -> None:
+def _lower(
+    graph: ir.Graph, part: Mlp | Linear, to: ir.DataType, position: Mapping[ir.Node, int], converted: Converted
+) -> None:
     linears = part.linears if isinstance(part, Mlp) else (part,)
     of = linears[0].weight.dtype
     nodes = {*part.nodes, *(node for linear in linears for node in linear.weight_nodes)}
-    ordered = [node for node in graph if node in nodes and _constant_type(node.outputs[0]) is None]
+    ordered = [node for node in sorted(nodes, key=position.__getitem__) if _constant_type(node.outputs[0]) is None]
     outside = _cast(part.x, to)
     graph.insert_before(next(node for node in ordered if part.x in node.inputs), outside)
     for node in ordered:

@@ -13,7 +13,7 @@ from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.packed_subgraphs import packed_sources
 from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
-from trt_nvfp4.graph_passes.subgraph import Linear, RMSNorm, Subgraph
+from trt_nvfp4.graph_passes.subgraph import Block, Linear, RMSNorm, Subgraph
 from trt_nvfp4.graph_passes.weights import as_torch, bias_vector, constant, initializer
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
@@ -52,11 +52,10 @@ def lower_nvfp4(
     first = subgraph.blocks[0].mlp if subgraph.blocks else None
     if first is not None and first.flattens:
         new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
-    replaced = set(subgraph.nodes)
-    old_nodes = [node for node in graph if node.name in replaced]
-    old_output = subgraph.blocks[-1].y if subgraph.blocks else subgraph.linear.y  # type: ignore[union-attr]
+    parts: Sequence[Block | Linear] = subgraph.blocks if subgraph.linear is None else [subgraph.linear]
+    old_nodes = [node for part in parts for node in part.nodes]
     ir.convenience.replace_nodes_and_values(
-        graph, old_nodes[-1], old_nodes, new_nodes, [old_output], [new_nodes[-1].outputs[0]]
+        graph, old_nodes[-1], old_nodes, new_nodes, [parts[-1].y], [new_nodes[-1].outputs[0]]
     )
     return [subgraph.name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
 from trt_nvfp4.graph_passes.lower_fp8_moe import lower_fp8_moe
 from trt_nvfp4.graph_passes.lower_half import Converted, lower_half
 from trt_nvfp4.graph_passes.lower_moe import lower_moe
-from trt_nvfp4.graph_passes.lower_native_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
 from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
@@ -30,6 +30,7 @@ from trt_nvfp4.graph_passes.packed_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.quantization import Quantization, weight_readers
 from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.subgraph import Subgraph
 from trt_nvfp4.graph_passes.weights import MadeWeights
 from trt_nvfp4.graph_passes.writer import Progress, write
 from trt_nvfp4.plugins.ops import OPS
@@ -155,44 +156,43 @@ def lower(
     if checkpoint is not None:
         amax = packed_ranges(checkpoint, (part for _, part in planned)) | amax
     realized: dict[str, list[str]] = {}
-    made: dict[str, PlannedSubgraph] = {}
     fp8_operands: dict[ir.Value, ir.Value] = {}
     nvfp4_inputs: dict[ir.Value, ir.Value] = {}
     converted: Converted = {}
     made_weights: MadeWeights = {}
     readers = weight_readers(target.graph)
-    functions: dict[str, onnx.FunctionProto] = {}
+    position = {node: index for index, node in enumerate(target.graph)}
+    # One for each initializer; those that are made follow the model's own.
+    owners: list[PlannedSubgraph | None] = [None] * len(target.graph.initializers)
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(planned):
-        known, recipe = set(target.graph.initializers), _recipe(plan, entry.decision)
+        recipe = _recipe(plan, entry.decision)
         if entry.decision.startswith("nvfp4"):
             lowering = lower_moe if subgraph.kind == "moe" else lower_nvfp4
             quantization = Quantization(recipe, statistics, checkpoint, readers, made_weights)
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lowering(target.graph, subgraph, w4a4, amax, quantization)
-            functions[subgraph.op] = OPS[subgraph.op].function(target.opset)
         elif entry.decision == "native_nvfp4":
             quantization = Quantization(recipe, statistics, None, readers, made_weights)
             realized[entry.name] = lower_native_nvfp4(target.graph, subgraph, amax, quantization, nvfp4_inputs)
-            functions |= {function.name: function for function in native_nvfp4_functions()}
             target.ir_model.ir_version = max(target.ir_model.ir_version, OLDEST_IR_VERSION)
         elif entry.decision == "native":
             realized[entry.name] = lower_native_moe(target.graph, subgraph, made_weights)
-            functions[NATIVE_MOE] = native_function(target.opset)
         elif entry.fp8_plugin:
             lowering_fp8 = lower_fp8_moe if subgraph.kind == "moe" else lower_fp8_mlp
             realized[entry.name] = lowering_fp8(target.graph, subgraph, amax, made_weights)
-            functions[entry.fp8_plugin] = OPS[entry.fp8_plugin].function(target.opset)
         elif entry.decision == "fp8":
             realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_operands)
         elif entry.decision in ("bf16", "fp16"):
-            realized[entry.name] = lower_half(target.graph, subgraph, entry.decision, converted)
+            realized[entry.name] = lower_half(target.graph, subgraph, entry.decision, position, converted)
         else:
             realized[entry.name] = []
-        made |= dict.fromkeys(target.graph.initializers.keys() - known, entry)
+        owners += [entry] * (len(target.graph.initializers) - len(owners))
+    made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
+    fp8 = set(fp8_operands.values())
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
-    for _, proto in sorted(functions.items()):
+    for proto in _functions(planned, target.opset):
         function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
         target.ir_model.opset_imports[function.domain] = 1
@@ -204,9 +204,26 @@ def lower(
             "calibrated": bool(amax),
             "decisions": {entry.name: entry.decision for entry in plan.subgraphs},
             "realized": realized,
+            # So that what takes FP8 activations out of the model later is found.
+            "quantized": [
+                node.name for node in target.graph if node.op_type in ("MatMul", "Gemm") and node.inputs[0] in fp8
+            ],
         }
     )
     return Lowered(target.ir_model, realized, made, tuple(folding.tensor for folding in foldings))
+
+
+def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) -> list[onnx.FunctionProto]:
+    """What the operators that a plan puts in compute, each once, by name."""
+    decisions = {entry.decision for entry, _ in planned}
+    ops = {subgraph.op for entry, subgraph in planned if entry.decision.startswith("nvfp4")}
+    ops |= {entry.fp8_plugin for entry, _ in planned if entry.fp8_plugin}
+    functions = [OPS[op].function(opset) for op in ops]
+    if "native" in decisions:
+        functions.append(native_function(opset))
+    if "native_nvfp4" in decisions:
+        functions += native_nvfp4_functions()
+    return sorted(functions, key=lambda function: function.name)
 
 
 def weights_bytes(graph: ir.Graph) -> int:

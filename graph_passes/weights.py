@@ -44,9 +44,19 @@ def constant(value: ir.Value) -> np.ndarray:
 
 
 class Matrix:
-    """W [rows, in_features] in float32, of the given weights, their rows interleaved (gate 0, up 0, gate 1, ...)."""
+    """W [rows, in_features] in float32, of the given weights, their rows interleaved (gate 0, up 0, gate 1, ...).
+
+    Raises:
+        ModelError: a weight has no values.
+    """
 
     def __init__(self, parts: Sequence[Weight]) -> None:
+        for part in parts:
+            if 0 in part.shape:
+                raise ModelError(
+                    f"weight '{part.stored.name}' is empty, {list(part.shape)}, and cannot be quantized; leave its "
+                    "subgraph out with --exclude, or export the model without it"
+                )
         self.parts = parts
         self.shape = (len(parts) * parts[0].shape[0], parts[0].shape[1])
 

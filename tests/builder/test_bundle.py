@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.builder import bundle, pipeline
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
@@ -23,6 +24,7 @@ from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.targets import TARGETS, find_target
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.graph_passes.source import load
 from trt_nvfp4.plugins.library import build_library
@@ -172,8 +174,63 @@ def test_fp8_is_checked_at_the_product_or_at_the_weights_alone(gated_mlps: Path,
     statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1) if calibrated else None
     path = rewritten(source, plan, statistics).path
     kinds = {node.name: node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    carriers = [name for entry in bundle.planned_entries(plan, path) for name in entry["engine_nodes"]]
+    entries = bundle.planned_entries(plan, path)
+    carriers = [name for entry in entries for name in entry["engine_nodes"]]
     assert [kinds[name] for name in carriers] == ["MatMul" if calibrated else "DequantizeLinear"] * 6
+    assert [name for entry in entries for name in entry["quantized"]] == (carriers if calibrated else [])
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_fp8_weights_that_are_transposed(tmp_path: Path, calibrated: bool) -> None:
+    model, _ = mlp_model(spec(linear="transpose"))
+    onnx.save(model, tmp_path / "m.onnx")
+    source = load(tmp_path / "m.onnx")
+    plan = plan_all(source, precision="fp8", calibrated=calibrated)
+    statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1) if calibrated else None
+    path = rewritten(source, plan, statistics).path
+    weights = [node for node in onnx.load(path).graph.node if node.op_type == "Transpose"]
+    (entry,) = bundle.planned_entries(plan, path)
+    assert len(weights) == 3
+    assert calibrated == all(name in entry["quantized"] for name in entry["engine_nodes"])
+    assert calibrated or sorted(entry["engine_nodes"]) == sorted(
+        node.input[0].replace("dequantized", "dequantize") for node in weights
+    )
+
+
+def edit_rewritten(folder: Path, model: Path, edit: Callable[[onnx.ModelProto], object]) -> tuple[Plan, Path]:
+    """Plan and rewritten model, which weights in FP8 alone, as another tool left it."""
+    target = find_target("rtx-blackwell")
+    pipeline.run(pipeline.Request(model, target, folder / "o.engine", "fp8", stop_after="rewrite"))
+    path = folder / "o.rewritten.onnx"
+    proto = onnx.load(path, load_external_data=False)
+    edit(proto)
+    onnx.save(proto, path)
+    return Plan.load(folder / "o.plan.yaml"), path
+
+
+@pytest.mark.parametrize(("field", "text"), [("name", "has no such node"), ("op_type", "is of type renamed")])
+def test_node_that_is_gone_from_the_rewritten_model(tmp_path: Path, gated_mlps: Path, field: str, text: str) -> None:
+    def rename(proto: onnx.ModelProto) -> None:
+        setattr(next(node for node in proto.graph.node if node.name == "down_proj1"), field, "renamed")
+
+    plan, path = edit_rewritten(tmp_path, gated_mlps, rename)
+    with pytest.raises(BuilderError, match=f"{path}: node 'down_proj1' should be a MatMul or Gemm.*{text}") as failure:
+        bundle.planned_entries(plan, path)
+    assert "gated_mlp_1 in fp8" in str(failure.value)
+    assert "rewrite the original model again" in str(failure.value)
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+def test_quantization_that_the_rewrite_noted_is_looked_for(tmp_path: Path, gated_mlps: Path) -> None:
+    """Though the model no longer has it."""
+
+    def note(proto: onnx.ModelProto) -> None:
+        (entry,) = (entry for entry in proto.metadata_props if entry.key == REWRITTEN)
+        entry.value = json.dumps(json.loads(entry.value) | {"quantized": ["up_proj0"]})
+
+    entry, _ = bundle.planned_entries(*edit_rewritten(tmp_path, gated_mlps, note))
+    assert entry["quantized"] == ["up_proj0"]
+    assert entry["engine_nodes"].count("up_proj0") == 1
 
 
 def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> None:

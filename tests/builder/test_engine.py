@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def folder_of(
 
 
 def carried(name: str, decision: str, *nodes: str) -> dict[str, Any]:
-    return {"name": name, "decision": decision, "engine_nodes": list(nodes)}
+    return {"name": name, "decision": decision, "engine_nodes": list(nodes), "quantized": []}
 
 
 def test_engine_is_built_and_checked(tmp_path: Path, fp8_and_bf16: Path) -> None:
@@ -64,6 +65,20 @@ def test_engine_is_built_and_checked(tmp_path: Path, fp8_and_bf16: Path) -> None
     steps = [event for event in events if event["event"] == "step"]
     assert steps
     assert steps[-1]["step"] == steps[-1]["steps"]
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_fp8_weights_alone_are_no_fp8_product(tmp_path: Path, fp8_and_bf16: Path, quantized: bool) -> None:
+    model = onnx.load(fp8_and_bf16)
+    if not quantized:
+        next(node for node in model.graph.node if node.name == "mm8").input[0] = "x"
+        onnx.save(model, fp8_and_bf16)
+    folder = folder_of(tmp_path, fp8_and_bf16, [carried("first", "fp8", "mm8") | {"quantized": ["mm8"]}])
+    if quantized:
+        assert run_script(folder, tmp_path / "out.engine", lambda event: None)["subgraphs"][0]["realized"] == "fp8"
+        return
+    with pytest.raises(BuilderError, match="'mm8': expected a layer that reads activations and weights in fp8"):
+        run_script(folder, tmp_path / "out.engine", lambda event: None)
 
 
 def test_another_precision_than_planned_fails_and_leaves_no_engine(tmp_path: Path, fp8_and_bf16: Path) -> None:
@@ -274,9 +289,11 @@ def test_shape_that_tensorrt_refuses(tmp_path: Path, fp8_and_bf16: Path) -> None
     assert failure.value.exit_code == USAGE
 
 
-def run_as_on_the_device(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run_as_on_the_device(
+    folder: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, folder / bundle.SCRIPT, *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
 
 
 @pytest.mark.parametrize("name", [bundle.MANIFEST, bundle.SCRIPT, "model.onnx", "timing.cache"])
@@ -360,10 +377,32 @@ def test_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (links / "libtensorrt_rtx.so").exists()
 
 
+def test_temporary_links_are_gone_when_the_build_starts(tmp_path: Path, fp8_and_bf16: Path) -> None:
+    """The library is known by its unversioned name once it is loaded by that."""
+    folder = folder_of(tmp_path, fp8_and_bf16, [], keep=True)
+    (tmp_path / "temporary").mkdir()
+    read_only = tmp_path / "cache"
+    read_only.write_text("")  # root may write into any folder
+    environment = {"TRT_NVFP4_CACHE": str(read_only), "TMPDIR": str(tmp_path / "temporary")}
+    done = run_as_on_the_device(folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_what_is_printed_need_not_be_utf8(tmp_path: Path) -> None:
+    (tmp_path / bundle.SCRIPT).write_text(f"""import os
+os.write(2, b"TensorRT: caf\\xe9\\n")
+print('{{"event": "error", "exit_code": {UNAVAILABLE}, "message": "too old"}}')
+""")
+    with pytest.raises(BuilderError, match="too old") as failure:
+        run_script(tmp_path, tmp_path / "out.engine", lambda event: None)
+    assert failure.value.exit_code == UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     ("engine", "layers", "says"),
     [
-        (b"", [Layer("a", "gemm", frozenset(), frozenset())], "returned an empty engine"),
+        (b"", [Layer("a", "gemm", (), frozenset())], "returned an empty engine"),
         (b"engine", [], "listed no layers: what it built cannot be checked"),
     ],
 )
@@ -388,7 +427,7 @@ def test_engine_that_is_empty_or_without_layers_is_no_success(
 
 def test_warnings_are_said_once(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
-    built = memoryview(b"engine"), [Layer("a", "gemm", frozenset(), frozenset())], ["b", "a", "b"]
+    built = memoryview(b"engine"), [Layer("a", "gemm", (), frozenset())], ["b", "a", "b"]
     monkeypatch.setattr(build_script.Backend, "build", lambda self, job, library, report: built)
     job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
     assert build_script.run(job, lambda event: None)["warnings"] == ["b", "a"]

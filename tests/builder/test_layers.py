@@ -28,8 +28,8 @@ LOG = "\n".join(
 )
 
 
-def planned(decision: str, *nodes: str) -> list[dict[str, object]]:
-    return [{"name": "layer0", "decision": decision, "engine_nodes": list(nodes)}]
+def planned(decision: str, *nodes: str, quantized: tuple[str, ...] = ()) -> list[dict[str, object]]:
+    return [{"name": "layer0", "decision": decision, "engine_nodes": list(nodes), "quantized": list(quantized)}]
 
 
 def test_log_lists_layers() -> None:
@@ -39,6 +39,17 @@ def test_log_lists_layers() -> None:
     assert layers[2].nodes == {"mm8", "dq", "/model/layers.0/wdq"}
     # Outputs do not count: an FP32 product written as FP8 is no FP8 product.
     assert layers[2].datatypes == {"FP8", "Float"}
+    assert (layers[2].inputs, layers[2].constants) == (("FP8",), ("FP8", "Float"))
+
+
+def test_log_without_constants() -> None:
+    """As TensorRT 10 prints it in some versions."""
+    (layer,) = layers_of_log(
+        "Layers:\nName: mm, LayerType: gemm, Inputs: [ { Name: x, Format/Datatype: Row major linear FP16 format }], "
+        "Outputs: [ { Name: y, Format/Datatype: Half }], TacticName: t, StreamId: 0, Metadata: [ONNX Layer: mm]"
+    )
+    assert layer.constants is None
+    assert "FP16" in layer.datatypes
 
 
 def test_inspector_lists_layers() -> None:
@@ -48,6 +59,7 @@ def test_inspector_lists_layers() -> None:
     plugin, product = layers_of_inspector(json.dumps({"Layers": [entry, gemm]}))
     assert plugin.is_plugin
     assert plugin.nodes == {"mlp"}
+    assert (plugin.constants, product.constants) == (None, ("FP8",))
     assert "mm8" in product.nodes
     assert product.datatypes == {"Half", "FP8"}
 
@@ -78,5 +90,33 @@ def test_shortfall_is_found(decision: str, nodes: list[str], problem: str) -> No
 
 
 def test_two_plugin_layers_for_one_node_are_a_shortfall() -> None:
-    layer = Layer("a", "custom_layer", frozenset(), frozenset({"mlp"}))
+    layer = Layer("a", "custom_layer", (), frozenset({"mlp"}))
     assert check_layers([layer, layer], planned("nvfp4", "mlp"))[0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("decision", "inputs", "constants", "as_planned"),
+    [
+        # As TensorRT-RTX 1.7 reads them: a GEMM, a product of one row, the same of 16-bit activations, merged or not.
+        ("fp8", ("FP8",), ("FP8", "Float", "Float"), True),
+        ("native_nvfp4", ("FP4E2M1", "FP8"), ("FP4E2M1", "Float", "Float", "FP8"), True),
+        ("native_nvfp4", ("FP8", "FP4E2M1"), ("Float", "FP4E2M1", "Float", "FP8"), True),
+        ("fp8", ("Half",), ("Half", "FP8"), False),
+        ("fp8", ("Half",), ("FP8", "FP8"), False),
+        ("native_nvfp4", ("Half", "FP8"), ("FP4E2M1", "FP8"), False),
+        # 16-bit weights; biases and residuals of 16 bits, in any place; weights made at run time.
+        ("fp8", ("FP8",), ("Half", "Float"), False),
+        ("fp8", ("Half", "FP8"), ("Half", "FP8"), True),
+        ("fp8", ("FP8", "FP8"), (), True),
+        # Where constants are not listed, the activations alone are checked.
+        ("fp8", ("FP8", "Half"), None, True),
+        ("fp8", ("Half",), None, False),
+    ],
+)
+def test_both_operands_are_checked(
+    decision: str, inputs: tuple[str, ...], constants: tuple[str, ...] | None, as_planned: bool
+) -> None:
+    layer = Layer("a", "gemm", inputs, frozenset({"mm"}), constants)
+    (entry,) = check_layers([layer], planned(decision, "mm", quantized=("mm",)))
+    assert (entry["problem"] is None) == as_planned
+    assert as_planned or f"expected a layer that reads activations and weights in {decision}" in entry["problem"]

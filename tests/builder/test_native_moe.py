@@ -37,7 +37,8 @@ def test_bundle_holds_the_layer(model: Path, tmp_path: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["modules"] == {"tensorrt": "10.16"}
     assert manifest["plugin_library"] is None
-    assert manifest["planned"] == [{"name": entry["name"], "decision": "native", "engine_nodes": [entry["name"]]}]
+    (planned,) = manifest["planned"]
+    assert planned == {"name": entry["name"], "decision": "native", "engine_nodes": [entry["name"]], "quantized": []}
     log = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -79,6 +80,6 @@ def test_a_model_without_plugins_is_rewritten_too(model: Path, tmp_path: Path) -
 
 def test_layer_is_looked_for_in_the_engine() -> None:
     planned = [{"name": "block", "decision": "native", "engine_nodes": ["block"]}]
-    layer = Layer("moe", "moe", frozenset({"Half"}), frozenset({"block"}))
+    layer = Layer("moe", "moe", ("Half",), frozenset({"block"}))
     assert check_layers([layer], planned)[0] == {"name": "block", "realized": "native", "problem": None}
     assert "MoE layer is not in the engine" in check_layers([], planned)[0]["problem"]

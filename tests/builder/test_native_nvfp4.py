@@ -73,12 +73,13 @@ def test_without_samples(gated_mlps: Path) -> None:
 def test_fp4_weights_decoded_before_the_product_are_not_it() -> None:
     """What TensorRT-RTX 1.7 makes of FP4 weights with 16-bit activations."""
     layers = [
-        Layer("decode", "kgen", frozenset({"FP4E2M1", "FP8"}), frozenset({"up/weight.dequantize"})),
-        Layer("up", "gemm", frozenset({"Half"}), frozenset({"up"})),
+        Layer("decode", "kgen", (), frozenset({"up/weight.dequantize"}), ("FP4E2M1", "FP8")),
+        Layer("up", "gemm", ("Half", "Half"), frozenset({"up"}), ()),
     ]
-    planned = [{"name": "mlp", "decision": "native_nvfp4", "engine_nodes": ["up"]}]
+    planned = [{"name": "mlp", "decision": "native_nvfp4", "engine_nodes": ["up"], "quantized": ["up"]}]
     (found,) = check_layers(layers, planned)
     assert found["realized"] == "missing"
-    assert found["problem"] == "node 'up': expected a layer that reads native_nvfp4, TensorRT built ['Half']"
-    layers[1] = Layer("up", "gemm", frozenset({"FP4E2M1", "FP8", "Float"}), frozenset({"up"}))
+    expected = "expected a layer that reads activations and weights in native_nvfp4"
+    assert found["problem"] == f"node 'up': {expected}, TensorRT built ['Half']"
+    layers[1] = Layer("up", "gemm", ("FP4E2M1", "FP8"), frozenset({"up"}), ("FP4E2M1", "Float", "FP8"))
     assert check_layers(layers, planned)[0]["realized"] == "native_nvfp4"

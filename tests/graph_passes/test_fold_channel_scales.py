@@ -165,6 +165,14 @@ def test_linears_that_share_a_norm(loaded: Load, seed: int) -> None:
         np.testing.assert_allclose(b, a, rtol=0, atol=2e-6 * np.abs(a).max())
 
 
+def test_the_reason_names_the_first_reader(loaded: Load) -> None:
+    """Of many, so that it is the same in every run."""
+    others = [f"t{i}" for i in range(40)]
+    source = loaded(block(RMS, " ".join(f"{t} = LeakyRelu<alpha = {t[1:]}.0>(n)" for t in others), ("y", *others)))
+    first = next(node for node in source.graph if node.op_type == "LeakyRelu")
+    assert f"also read by node '{first.name}' (LeakyRelu)" in str(foldings(source)[1])
+
+
 def test_dead_and_constant_inputs(loaded: Load, seed: int) -> None:
     x = np.tile(draw(seed, 1, 32), (20, 1))
     source = loaded(block(RMS, seed=seed))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -21,8 +24,9 @@ from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes import weights
 from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
+from trt_nvfp4.graph_passes.rewrite import METADATA, calibration_tensors, lower, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.subgraph import Weight
 from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -178,6 +182,8 @@ def test_fp8(linear: str, calibrated: bool, loaded: Load, seed: int) -> None:
     assert kinds.count("QuantizeLinear") == (2 if calibrated else 0)
     (names,) = result.realized.values()
     assert set(names) <= {node.name for node in written.graph.node if node.op_type in ("MatMul", "Gemm")}
+    noted = {entry.key: entry.value for entry in written.metadata_props}[METADATA]
+    assert set(json.loads(noted)["quantized"]) == (set(names) if calibrated else set())
     twin = onnx.ModelProto()
     twin.CopyFrom(model)
     tensors = {tensor.name: tensor for tensor in twin.graph.initializer}
@@ -293,6 +299,44 @@ def test_weights_that_are_no_numbers(value: float, loaded: Load) -> None:
         with pytest.raises(ModelError, match="'down' holds NaN or Inf"):
             rewritten(source, plan_all(source, precision))
         assert [path.name for path in source.path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_weights_without_values() -> None:
+    with pytest.raises(ModelError, match=r"weight 'w' is empty, \[128, 0\]"):
+        weights.Matrix([Weight(ir.val("w"), False, ir.DataType.FLOAT16, 1.0, (128, 0))])
+
+
+@pytest.mark.parametrize("decision", ["nvfp4_w4a16", "fp8", "bf16"])
+def test_many_subgraphs_take_no_more_passes_than_few(
+    decision: str, loaded: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the graph's nodes or initializers; and a function that many call is parsed once."""
+    calls = Counter[object]()
+
+    def count(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            calls[owner] += 1
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(ir.Graph, "__iter__")
+    count(type(ir.Graph([], [], nodes=[]).initializers), "__iter__")
+    count(onnx.parser, "parse_function")
+    found = []
+    for mlps in (2, 5):
+        graph = Graph(spec())
+        source = loaded(graph.model([graph.mlp("x", f"y{i}", f"mlp{i}_") for i in range(mlps)]))
+        plan = plan_all(source)
+        for entry in plan.subgraphs:
+            entry.decision, entry.op = decision, "FP8GatedMLP" if decision == "fp8" else entry.op
+        assert len(plan.subgraphs) == mlps
+        calls.clear()
+        lower(source, plan, None)
+        found.append(dict(calls))
+    assert found[0] == found[1]
 
 
 def test_disk_full(
