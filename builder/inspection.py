@@ -19,6 +19,10 @@ from . import build_script, bundle, report
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 from .onnx_file import read
 
+# What is used of a bundle's manifest, and of each subgraph in it; the rest is shown as it is.
+MANIFEST = {"model": str, "planned": list[dict[str, Any]], "checksums": dict[str, str]}
+PLANNED = {"name": str, "decision": str, "engine_nodes": list[str]}
+MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")
 # A report of the build script alone has the number of layers.
 BUILD_RESULT = {
     "target",
@@ -30,7 +34,6 @@ BUILD_RESULT = {
     "plugin_layers",
     "subgraphs",
 }
-MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -67,9 +70,11 @@ def _built_from_bundle(path: Path) -> dict[str, Any] | None:
     """What a bundle's build script reported, which knows the engine and not the plan; None for any other file."""
     try:
         data = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or not data.keys() >= BUILD_RESULT:
+        return None
+    if report.misfits(data, {"subgraphs": list[dict[str, str | None]]}):
         return None
     built = {entry["name"]: entry["realized"] for entry in data["subgraphs"]}
     return {**{key: value for key, value in data.items() if key != "subgraphs"}, "built": built}
@@ -108,17 +113,22 @@ def _bundle(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a bundle says of itself. Raises BuilderError: usage for a folder that is none."""
+    """What a bundle says of itself. Raises BuilderError: usage for a folder that is none, model for a broken one."""
     manifest = folder / bundle.MANIFEST
     if not manifest.is_file():
         raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {bundle.MANIFEST})")
     try:
         data = json.loads(manifest.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not JSON ({error}); copy the bundle again") from error
-    needed = {*MANIFEST_SHOWN, "model", "planned", "checksums"}
+    needed = {*MANIFEST_SHOWN, *MANIFEST}
     if not isinstance(data, dict) or needed - data.keys():
         raise BuilderError(USAGE, f"{folder}: not a bundle (its {bundle.MANIFEST} is something else's)")
+    wrong = report.misfits(data, MANIFEST)
+    if not wrong:  # the subgraphs are a list, then
+        wrong = [misfit for entry in data["planned"] for misfit in report.misfits(entry, PLANNED)]
+    if wrong:
+        raise BuilderError(MODEL_AT_FAULT, f"{manifest}: {wrong[0]}; copy the bundle again")
     return data
 
 

@@ -74,14 +74,20 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         profiles = _profiles(request, path, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
+        given = _given_plan(request, model)
         # A given plan finds its own.
-        subgraphs = find_subgraphs(model) if request.plan is None or checkpoint is not None else []
+        subgraphs = find_subgraphs(model) if given is None or checkpoint is not None else []
         calibrated = _calibrated(request, checkpoint, subgraphs)
-        plan = _plan(request, model, subgraphs, calibrated)
+        # Of the shapes that the engine is tuned for.
+        typical = {name: profile.typical for name, profile in profiles.items()}
+        tokens = subgraph_tokens(model, subgraphs if given is None else given.subgraphs, typical)
+        plan = given or _new_plan(request, model, subgraphs, calibrated, tokens)
         if checkpoint is not None:
             _check_packed(checkpoint, subgraphs, request, plan, report)
         if request.accuracy_budget is None:
-            _take_plan(request, model, plan, calibrated, report)
+            if request.stop_after != "plan":
+                _check_data(request, model, plan)
+            _take_plan(request, model, plan, tokens, calibrated, report)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
@@ -89,8 +95,8 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         statistics = _calibrate(request, model, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
-            plan = _choose(request, model, plan, statistics, profiles, report, progress)
-            _take_plan(request, model, plan, calibrated, report)
+            plan = _choose(request, model, plan, statistics, tokens, report, progress)
+            _take_plan(request, model, plan, tokens, calibrated, report)
         if request.stop_after == "plan":
             return _finish(request, report)
     if request.stop_after == "calibrate":
@@ -181,16 +187,29 @@ def _selected(request: Request, plan: Plan) -> list[PlannedSubgraph]:
 
 
 def _take_plan(
-    request: Request, model: SourceModel, plan: Plan, calibrated: bool | Collection[str], report: Report
+    request: Request,
+    model: SourceModel,
+    plan: Plan,
+    tokens: Mapping[str, int],
+    calibrated: bool | Collection[str],
+    report: Report,
 ) -> None:
-    plan.save(request.file(".plan.yaml"))
-    report.files["plan"] = str(request.file(".plan.yaml"))
+    file = request.file(".plan.yaml")
+    if not _holds(file, plan):
+        plan.save(file)
+    report.files["plan"] = str(file)
     report.take_plan(plan, calibrated)
     report.unplanned = unplanned_products(model, plan)
     limits = roofline.LIMITS[request.target.name]
-    subgraphs = roofline.predict(plan, subgraph_tokens(model, plan.subgraphs, request.typical), limits)
-    report.predicted = {**asdict(limits), "subgraphs": subgraphs}
+    report.predicted = {**asdict(limits), "subgraphs": roofline.predict(plan, tokens, limits)}
     check_required(request, plan)
+
+
+def _holds(file: Path, plan: Plan) -> bool:
+    """Whether the plan was read from the file and has not changed since (--recipe): its user's comments stay then."""
+    if plan.path is None or not file.exists() or not file.samefile(plan.path):
+        return False
+    return Plan.load(plan.path) == plan
 
 
 def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
@@ -211,16 +230,25 @@ def _calibrated(
     return packed_ranges(checkpoint, subgraphs).keys()
 
 
-def _plan(
-    request: Request, model: SourceModel, subgraphs: Sequence[Subgraph], calibrated: bool | Collection[str]
+def _given_plan(request: Request, model: SourceModel) -> Plan | None:
+    """The plan that the user hands in, checked."""
+    if request.plan is None:
+        return None
+    plan = Plan.load(request.plan)
+    if request.recipe is not None:
+        plan.recipe = str(parse(request.recipe))
+    _check_plan_target(request, plan)
+    plan.check(model, request.target.capabilities)
+    return plan
+
+
+def _new_plan(
+    request: Request,
+    model: SourceModel,
+    subgraphs: Sequence[Subgraph],
+    calibrated: bool | Collection[str],
+    tokens: Mapping[str, int],
 ) -> Plan:
-    if request.plan is not None:
-        plan = Plan.load(request.plan)
-        if request.recipe is not None:
-            plan.recipe = str(parse(request.recipe))
-        _check_plan_target(request, plan)
-        plan.check(model, request.target.capabilities)
-        return plan
     try:
         plan = make_plan(
             model,
@@ -233,7 +261,7 @@ def _plan(
             calibrated=calibrated,
             recipe=request.recipe or DEFAULT,
             moe=request.moe,
-            tokens=subgraph_tokens(model, subgraphs, request.typical) if _tokens_decide(request) else None,
+            tokens=tokens if _tokens_decide(request) else None,
         )
     except ModelError:
         raise
@@ -266,6 +294,18 @@ def _tokens_decide(request: Request) -> bool:
     )
 
 
+def _check_data(request: Request, model: SourceModel, plan: Plan) -> None:
+    """Raise CalibrationError for data that the run would fail of, as far as its first sample shows: before the plan is
+    written beside the engine and the rewritten model of an earlier run, which follow that run's plan.
+    """
+    if request.calib_data is None:
+        check_statistics(plan, None)
+    elif not is_statistics(request.calib_data):
+        next(iter(_samples(request, model.path)))
+    elif calibration_tensors(plan):
+        check_statistics(plan, Statistics.load(request.calib_data, model.path))
+
+
 def _calibrate(
     request: Request,
     model: SourceModel,
@@ -276,7 +316,6 @@ def _calibrate(
 ) -> Statistics | None:
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
-        check_statistics(plan, None)
         unknown = [entry for entry in plan.subgraphs if not has_ranges(entry, calibrated)]
         if not any(entry.decision in (*NVFP4, "fp8") for entry in unknown):
             return None  # data would change nothing
@@ -333,7 +372,7 @@ def _choose(
     model: SourceModel,
     plan: Plan,
     statistics: Statistics | None,
-    profiles: Mapping[str, Profile],
+    tokens: Mapping[str, int],
     report: Report,
     progress: Progress,
 ) -> Plan:
@@ -348,9 +387,10 @@ def _choose(
         request.accuracy_budget,
         choosing=_samples(request, model.path),
         held_out=_samples(request, model.path, held_out=True),
-        tokens=subgraph_tokens(model, plan.subgraphs, {name: profile.typical for name, profile in profiles.items()}),
+        tokens=tokens,
         require=request.require,
         progress=progress,
+        folder=request.base.parent,
     )
     report.budget = choice.numbers
     report.warnings += choice.warnings

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.calibration.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
@@ -97,11 +98,12 @@ class Trials:
         self.left_out: list[str] = []
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
-        """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none or the
-        metric does not apply, model where the original's outputs are not finite."""
+        """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none, the
+        metric does not apply or all outputs are 0, model where the original's outputs are not finite."""
         runner = session(self._model.path)
         names = [output.name for output in runner.get_outputs()]
         recorded = []
+        all_zero = True
         against_itself = Score(self._budget.metric)
         for index, sample in enumerate(samples):
             file = self._folder / f"{name}-{index}.npz"
@@ -114,12 +116,19 @@ class Trials:
                     f"{self._model.path}: {name} sample {index} makes the original's own output {broken} NaN or Inf, "
                     f"so that {self._budget.metric} cannot be measured against it",
                 )
+            all_zero = all_zero and not any(values.any() for values in outputs.values())
             recorded.append((sample, save_sample(file, outputs)))
         if not recorded:
             raise BuilderError(
                 USAGE,
                 "an accuracy budget needs samples to choose by and others, held out, to verify with: give "
                 "--calib-data at least two samples (a folder of .npz files), or --accuracy-data",
+            )
+        if all_zero:
+            raise BuilderError(
+                USAGE,
+                f"{self._model.path}: all outputs of the original are 0 in every {name} sample, which says nothing of "
+                "accuracy; give samples such as the engine will see (--calib-data, --accuracy-data)",
             )
         if math.isnan(against_itself.value):
             raise BuilderError(USAGE, f"a budget of perplexity needs {name} samples of two tokens or more")
@@ -143,6 +152,12 @@ class Trials:
             score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
         return score
 
+    def _made_as(self, entry: PlannedSubgraph) -> str:
+        """What its weights depend on beside its op: W4A16 has those of W4A4, unless the recipe rounds for inputs in
+        NVFP4."""
+        alike = entry.decision == "nvfp4_w4a16" and not parse(self._plan.recipe).quantized_inputs
+        return "nvfp4_w4a4" if alike else entry.decision
+
     def _on_disk(
         self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None, scaled: tuple[str, ...]
     ) -> ir.ExternalTensor:
@@ -150,7 +165,7 @@ class Trials:
         if isinstance(tensor, ir.ExternalTensor):
             file, offset, length = Path(tensor.path), tensor.offset, tensor.length
         else:
-            key = f"{tensor.name} {of and (of.decision, of.op)} {scaled}"
+            key = f"{tensor.name} {of and (self._made_as(of), of.op)} {scaled}"
             file, offset, length = self._folder / f"{sha256(key.encode()).hexdigest()}.data", 0, tensor.nbytes
             if not file.exists():
                 with replacing(file) as temporary, temporary.open("wb") as stream:
@@ -186,6 +201,7 @@ def choose_precisions(
     tokens: Mapping[str, int],
     require: str | None,
     progress: Progress,
+    folder: Path,
 ) -> Choice:
     """Decide anew on every subgraph that `plan` replaces.
 
@@ -193,11 +209,12 @@ def choose_precisions(
         choosing, held_out: samples to measure subgraphs on, and to verify the mix on.
         tokens: rows of each subgraph's input, which its cost depends on.
         require: "nvfp4" or "fp8": no lesser precision may be chosen; None: any, 16 bits included.
+        folder: where temporary files, as large as the model, go. The system's own may be in memory.
 
     Raises BuilderError: a sample set is empty, or the metric does not apply (usage); no mix meets the budget
     (verification), and the message says how near one comes.
     """
-    with tempfile.TemporaryDirectory(prefix="precisions-") as name:
+    with tempfile.TemporaryDirectory(prefix=".precisions-", dir=folder) as name:
         trials = Trials(model, plan, statistics, budget, Path(name))
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
@@ -232,7 +249,7 @@ def choose_precisions(
         "worst_output": tried[index].worst_output,
         "held_out_samples": len(verifying),
         "choosing_samples": len(recorded),
-        "predicted_loss": sum(option.loss for option in rows[index].values()),
+        "predicted_loss": _for_json(sum(option.loss for option in rows[index].values())),
         "roofline_us": sum(option.seconds for option in chosen.values()) * 1e6,
         "subgraphs": {name: [option.as_dict() for option in choices] for name, choices in options.items()},
         "tried": [
@@ -376,7 +393,7 @@ def first(count: int, meets: Callable[[int], bool]) -> int | None:
 
 
 def _for_json(number: float) -> float | None:
-    """JSON knows neither NaN nor infinity, such as the SQNR of what is kept: those become null."""
+    """JSON knows neither NaN, what cannot be measured, nor infinity, the SQNR of what is kept: those become null."""
     return number if math.isfinite(number) else None
 
 

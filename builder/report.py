@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import reprlib
 import resource
 import time
 from collections import Counter
@@ -12,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.graph_passes.plan import KINDS, NVFP4, has_ranges
@@ -37,7 +39,16 @@ ACTIVATIONS = {
 # The option that asks for linears as well as for what is asked for by default.
 LINEARS_TOO = f"--kinds {','.join(KINDS)}"
 # What a report says of each subgraph, see `take_plan`.
-SUBGRAPH = {"name", "kind", "nodes", "shapes", "decision", "reason", "activations", "realized"}
+SUBGRAPH = {
+    "name": str,
+    "kind": str,
+    "nodes": list[str],
+    "shapes": dict[str, int],
+    "decision": str,
+    "reason": str,
+    "activations": str,
+    "realized": str | None,
+}
 
 
 @dataclass
@@ -139,18 +150,48 @@ def load(path: Path) -> dict[str, Any]:
     """The contents of OUT.report.json. Raises BuilderError (usage) for any other file."""
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
         raise BuilderError(USAGE, f"{path}: not a report of build-engine")
     missing = {entry.name for entry in fields(Report)} - found.keys()
-    entries = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
-    if missing or not all(isinstance(entry, dict) and entry.keys() >= SUBGRAPH for entry in entries):
+    entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
+    if missing or not all(isinstance(entry, dict) and entry.keys() >= SUBGRAPH.keys() for entry in entries):
         lacks = f": it lacks {', '.join(sorted(missing))}" if missing else ""
         raise BuilderError(
             USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
         )
+    # Of products without an entry, the type is imported for type checkers alone. An engine has a size.
+    types = get_type_hints(Report, localns={"UnplannedProducts": dict[str, float]})
+    wrong = misfits(found, {**types, "engine_bytes": int} if found["engine"] else types)
+    wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, SUBGRAPH)]
+    if wrong:
+        raise BuilderError(USAGE, f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")
     return found
+
+
+def misfits(found: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """In words, which values of a JSON object are not of their types: plain ones, unions, lists, dicts by text."""
+    return [
+        f"{key} is {reprlib.repr(found.get(key))}, expected {_shown(kind)}"
+        for key, kind in types.items()
+        if not _fits(found.get(key), kind)
+    ]
+
+
+def _shown(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(entry, arguments[0]) for entry in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(entry, arguments[1]) for entry in value.values())
+    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
 
 
 def versions() -> dict[str, str]:

@@ -30,6 +30,8 @@ UNKNOWN_TO_TENSORRT = {
     onnx.TensorProto.COMPLEX64,
     onnx.TensorProto.COMPLEX128,
 }
+# Samples, and what models and checkpoints of Hugging Face consist of; an engine of an earlier run may lie among them.
+READ_IN_FOLDERS = {".npz", ".npy", ".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt", ".jinja", ".py"}
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,9 @@ def without_function(path: Path) -> Path:
 
 
 def _check_destination(request: Request, rewritten: bool) -> None:
+    # First: '.' and '/' have no name to make those of files from.
+    if request.bundle is not None and request.bundle.exists():
+        raise BuilderError(USAGE, f"--bundle {request.bundle}: exists already; choose a new folder or remove this one")
     files = [file for file in (request.output, request.timing_cache) if file is not None]
     for file in files:
         if file.is_dir():
@@ -226,6 +231,8 @@ def _check_destination(request: Request, rewritten: bool) -> None:
             raise BuilderError(USAGE, f"{file}: is a device or a pipe, which a file would replace; name a file")
     if request.output is not None and request.output.suffix == ".onnx":
         raise BuilderError(USAGE, f"-o {request.output}: names the engine, not an ONNX file; expected OUT.engine")
+    if len({file.resolve() for file in files}) < len(files):
+        raise BuilderError(USAGE, f"--timing-cache {request.timing_cache}: is the engine's file, too; choose another")
     if not rewritten:
         files += [request.file(".rewritten.onnx"), request.file(".rewritten.onnx.data")]
     if existing := [file for file in files if file.exists()]:
@@ -238,15 +245,15 @@ def _check_destination(request: Request, rewritten: bool) -> None:
         raise BuilderError(
             USAGE, f"{exported}: is not the export of an earlier run, and would be written over; choose another -o"
         )
-    if request.bundle is not None and request.bundle.exists():
-        raise BuilderError(USAGE, f"{request.bundle}: exists already; choose a new folder or remove this one")
 
 
 def _inputs(request: Request) -> Iterator[Path]:
-    """What the run reads, external data of the model included."""
+    """What the run reads, files in folders and external data of the model included."""
     for path in (request.model, request.plan, request.calib_data, request.accuracy_data, request.packed_weights):
         if path is not None:
             yield without_function(path)
+            if path.is_dir():
+                yield from (file for file in path.iterdir() if file.suffix in READ_IN_FOLDERS)
     model = read_if_any(request.model)
     if model is not None:
         yield from (request.model.parent / entry.value for _, entry in locations(model))

@@ -21,6 +21,8 @@ RANGES = {
 }
 # What torch's exporter calls a dimension that nobody named: only its place gives it a meaning.
 _NUMBERED = re.compile(r"s\d+")
+# The largest that TensorRT takes.
+LARGEST_DIMENSION = 2**31 - 1
 # Within names of lengths of a decoder's cache, and of the cache with the new tokens.
 _PAST = re.compile(r"past_?", re.IGNORECASE)
 _TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
@@ -44,6 +46,10 @@ def parse_shapes(text: str, flag: str) -> dict[str, Shape]:
             raise BuilderError(USAGE, f"{flag} {part!r}: expected NAME:AxBxC, such as input_ids:1x128")
         if name in shapes:
             raise BuilderError(USAGE, f"{flag}: gives {name} twice; leave one out")
+        for dim in dims.split("x"):
+            if len(dim) > 10 or int(dim) > LARGEST_DIMENSION:  # Python reads no number of thousands of digits
+                shown = dim if len(dim) <= 40 else f"{dim[:10]}... ({len(dim)} digits)"
+                raise BuilderError(USAGE, f"{flag} {name}: no dimension is {shown}; the largest is {LARGEST_DIMENSION}")
         shapes[name] = tuple(int(dim) for dim in dims.split("x"))
     return shapes
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 import onnx
-import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.normalize import without_weights
 from trt_nvfp4.graph_passes.plan import PlannedSubgraph
 from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.graph_passes.subgraph import Subgraph
@@ -23,7 +23,7 @@ def subgraph_tokens(
     """Rows of every subgraph's input, by subgraph name, from ONNX's shape inference.
 
     `typical` overrides the derived typical shapes of the model's inputs. Where inference cannot tell, the rows are
-    those of the model's first input: all its entries for ids, all but the last axis for values.
+    those of the model's first input: all its entries for ids, all but the last axis for values; 1 without inputs.
 
     Raises BuilderError (usage) when a shape does not fit the model's inputs.
     """
@@ -32,7 +32,7 @@ def subgraph_tokens(
         for value in model.graph.inputs
     }
     shapes = typical_shapes(declared, typical)
-    proto = ir.to_proto(model.ir_model)
+    proto = without_weights(model.ir_model)
     for value in proto.graph.input:
         if value.name in shapes:
             for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
@@ -45,9 +45,11 @@ def subgraph_tokens(
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in (*inferred.value_info, *inferred.input, *inferred.output)
     }
-    first = next(iter(model.graph.inputs))
-    rows = shapes[first.name or ""]
-    fallback = math.prod(rows if first.dtype is not None and first.dtype.is_integer() else rows[:-1])
+    fallback = 1
+    if model.graph.inputs:
+        first = model.graph.inputs[0]
+        rows = shapes[first.name or ""]
+        fallback = math.prod(rows if first.dtype is not None and first.dtype.is_integer() else rows[:-1])
     tokens = {}
     for subgraph in subgraphs:
         dims = known.get(subgraph.input, [])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import onnx
 import onnx.inliner
 import onnx.shape_inference
 import onnx.version_converter
+import onnx_ir as ir
 
 from trt_nvfp4.calibration.nested_graphs import bodies
 
@@ -50,6 +51,17 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
             tensor.CopyFrom(weights[tensor.name])
     proto.ir_version = max(proto.ir_version, OLDEST_IR_VERSION)
     return proto
+
+
+def without_weights(model: ir.Model) -> onnx.ModelProto:
+    """`model` for shape inference: large initializers are empty, as if they were external, and are not read."""
+    copy = model.clone()
+    for value in copy.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes > _SMALL:
+            stub = _emptied(value.name or "", tensor.shape.numpy(), tensor.dtype.value)
+            value.const_value = ir.serde.deserialize_tensor(stub)
+    return ir.to_proto(copy)
 
 
 def is_gelu_of_onnxruntime(node: onnx.NodeProto) -> bool:
@@ -103,8 +115,12 @@ def _weights_aside(proto: onnx.ModelProto) -> Iterator[dict[str, onnx.TensorProt
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() > _SMALL:
             weights[tensor.name] = onnx.TensorProto()
             weights[tensor.name].CopyFrom(tensor)
-            stub = onnx.TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
-            stub.data_location = onnx.TensorProto.EXTERNAL
-            stub.external_data.add(key="location", value="aside")
-            tensor.CopyFrom(stub)
+            tensor.CopyFrom(_emptied(tensor.name, tensor.dims, tensor.data_type))
     yield weights
+
+
+def _emptied(name: str, dims: Sequence[int], data_type: int) -> onnx.TensorProto:
+    """A tensor whose values are elsewhere."""
+    stub = onnx.TensorProto(name=name, dims=dims, data_type=data_type, data_location=onnx.TensorProto.EXTERNAL)
+    stub.external_data.add(key="location", value="aside")
+    return stub

@@ -40,7 +40,7 @@ def read(
     """Reads a plan's own values and its entries, each with its `line`, which have exactly the given keys.
 
     Raises:
-        PlanError: unreadable, not YAML, a missing or unknown key, a value of the wrong type.
+        PlanError: unreadable, not YAML, nested too deeply, a missing or unknown key, a value of the wrong type.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -48,6 +48,8 @@ def read(
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: not a YAML file: {error}") from error
+    except RecursionError as error:
+        raise PlanError(f"{path}: no plan: nested too deeply") from error
     values = _mapping(path, root, "the plan", plan_keys)
     entries_node = values.pop("subgraphs")
     if not isinstance(entries_node, yaml.SequenceNode):

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import typer
@@ -82,7 +82,16 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
     # Names of files and tensors may hold what the terminal's encoding has not; stderr escapes it anyway.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    # A job in the background of a script ignores Ctrl-C.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     except (typer.Exit, typer.BadParameter):
@@ -93,6 +102,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
         # rich ends a command whose reader, such as head, has seen enough.
         if debug or (isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)):
             raise
+        if interrupted:  # extension modules that are being imported make other errors of it
+            error = KeyboardInterrupt()
         code = errors.exit_code(error)
         text = errors.message(error)
         if code is None:
@@ -105,7 +116,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
         status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
         raise typer.Exit(code) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Command(TyperCommand):

@@ -7,6 +7,7 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors, html_report, pipeline
 from trt_nvfp4.builder.cli.inspect_engine import app
+from trt_nvfp4.builder.inspection import BUILD_RESULT, MANIFEST_SHOWN
 from trt_nvfp4.builder.targets import find_target
 
 
@@ -123,6 +125,60 @@ def test_bundle_with_a_foreign_manifest(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [str(tmp_path)])
     assert shown.exit_code == errors.USAGE
     assert "not a bundle (its manifest.json is something else's)" in " ".join(shown.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"checksums": None}, "checksums is None, expected dict[str, str]"),
+        ({"planned": 5}, "planned is 5, expected list[dict[str, Any]]"),
+        ({"planned": [{"name": "a", "decision": "fp8"}]}, "engine_nodes is None, expected list[str]"),
+    ],
+    ids=str,
+)
+def test_bundle_with_a_broken_manifest(tmp_path: Path, changed: dict[str, object], text: str) -> None:
+    sound: dict[str, object] = {**dict.fromkeys(MANIFEST_SHOWN), "model": "model.onnx", "planned": [], "checksums": {}}
+    (tmp_path / "manifest.json").write_text(json.dumps(sound | changed))
+    shown = CliRunner().invoke(app, [str(tmp_path)])
+    assert shown.exit_code == errors.MODEL_AT_FAULT
+    assert f"manifest.json: {text}; copy the bundle again" in " ".join(shown.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"files": None}, "files is None, expected dict[str, str]"),
+        ({"budget": 5}, "budget is 5, expected dict[str, Any]"),
+        ({"recipe": 5}, "recipe is 5, expected str | None"),
+        ({"engine": "o.engine"}, "engine_bytes is None, expected int"),
+        ({"timings_s": {"read": "x"}}, "timings_s is {'read': 'x'}, expected dict[str, float]"),
+        ({"subgraphs": [{"decision": 5}]}, "subgraph's decision is 5, expected str"),
+    ],
+    ids=str,
+)
+def test_report_with_a_value_of_another_type(out: Path, changed: dict[str, Any], text: str) -> None:
+    file = out / "o.report.json"
+    data = json.loads(file.read_text())
+    if "subgraphs" in changed:
+        changed = {"subgraphs": [data["subgraphs"][0] | changed["subgraphs"][0]]}
+    file.write_text(json.dumps(data | changed))
+    shown = CliRunner().invoke(app, [str(file)])
+    assert shown.exit_code == errors.USAGE
+    assert f"its {text}; build again" in " ".join(shown.stderr.split())
+
+
+def test_report_of_a_build_script_with_broken_subgraphs(tmp_path: Path) -> None:
+    (file := tmp_path / "o.report.json").write_text(json.dumps(dict.fromkeys(BUILD_RESULT, 5)))
+    shown = CliRunner().invoke(app, [str(file)])
+    assert shown.exit_code == errors.USAGE
+
+
+@pytest.mark.parametrize(("name", "code"), [("x.json", errors.USAGE), ("x.yaml", errors.USAGE), ("manifest.json", 3)])
+def test_deep_nesting(tmp_path: Path, name: str, code: int) -> None:
+    (file := tmp_path / name).write_text("[" * 100_000)
+    shown = CliRunner().invoke(app, [str(tmp_path if name == "manifest.json" else file)])
+    assert shown.exit_code == code
+    assert f"{name}: no" in " ".join(shown.stderr.split())
 
 
 def test_types_of_inputs_and_outputs(tmp_path: Path) -> None:

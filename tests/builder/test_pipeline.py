@@ -16,10 +16,12 @@ from onnx import TensorProto, helper
 from rich.filesize import decimal
 
 from trt_nvfp4.builder import errors, pipeline
+from trt_nvfp4.builder.accuracy_budget import Budget
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.report import summary_table
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.tokens import subgraph_tokens
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.graph_passes.plan import Plan
 
@@ -81,6 +83,33 @@ def test_fp8_beyond_decoding(gated_mlps: Path, samples: Path) -> None:
     assert planned(33) == {"fp8"}
     assert planned(33, require="nvfp4") == planned(33, precision="nvfp4") == {"nvfp4_w4a16"}
     assert planned(33, target=find_target("thor")) == {"nvfp4_w4a4"}
+
+
+@pytest.mark.parametrize("given", ["most", "least", "longest"])
+@pytest.mark.parametrize("budget", [None, Budget.parse("cosine>=0.9")])
+def test_the_plan_is_for_the_shapes_that_the_engine_is_tuned_for(
+    gated_mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch, given: str, budget: Budget | None
+) -> None:
+    """Without --opt-shapes, too; rows are counted once."""
+    tokens = {"most": 16, "least": 200, "longest": 32}[given]
+    if given == "longest":
+        monkeypatch.setattr(pipeline.export, "longest_sequence", lambda _: tokens)
+    counted = []
+
+    def count(*arguments: Any) -> dict[str, int]:
+        counted.append(subgraph_tokens(*arguments))
+        return counted[-1]
+
+    monkeypatch.setattr(pipeline, "subgraph_tokens", count)
+    shapes = {} if given == "longest" else {given: {"x": (tokens, 64)}}
+    options: dict[str, Any] = {"calib_data": samples, "accuracy_budget": budget, "stop_after": "plan"} | shapes
+    report = run(gated_mlps, target=find_target("h200"), **options)
+    assert report["profiles"]["x"][1] == [tokens, 64]
+    assert [entry["tokens"] for entry in report["predicted"]["subgraphs"]] == [tokens] * 2
+    if budget is None:
+        assert {entry["decision"] for entry in report["subgraphs"]} == {"fp8" if given == "least" else "nvfp4_w4a16"}
+    run(gated_mlps, target=find_target("h200"), plan=Path(report["files"]["plan"]), stop_after="plan", **shapes)
+    assert [list(rows.values()) for rows in counted] == [[tokens] * 2] * 2
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -197,6 +226,23 @@ def test_every_arrow_can_be_stopped_at_and_gone_on_from(gated_mlps: Path, sample
     assert (out / "o.engine").stat().st_size == resumed["engine_bytes"]
 
 
+def test_a_plan_that_is_handed_back_stays_as_it_was_edited(gated_mlps: Path) -> None:
+    plan = Path(run(gated_mlps, stop_after="plan")["files"]["plan"])
+    edited = plan.read_text().replace("decision: nvfp4_w4a16", "decision: fp16  # too coarse in 4 bits", 1)
+    plan.write_text(edited)
+    (link := gated_mlps.parent / "link.yaml").symlink_to(plan)
+    for given in (plan, link):
+        report = run(gated_mlps, plan=given, stop_after="rewrite")
+        assert [entry["decision"] for entry in report["subgraphs"]] == ["fp16", "nvfp4_w4a16"]
+        assert report["subgraphs"][0]["reason"].startswith("edited; nvfp4_w4a16 was planned")
+        assert plan.read_text() == edited
+    elsewhere = run(gated_mlps, plan=plan, output=gated_mlps.parent / "other.engine", stop_after="plan")
+    assert Plan.load(elsewhere["files"]["plan"]).subgraphs[0].decision == "fp16"
+    # The rewritten model is checked against the recipe, too.
+    run(gated_mlps, plan=plan, recipe="mse", stop_after="rewrite")
+    assert Plan.load(plan).recipe == "mse"
+
+
 def test_statistics_of_another_model(
     gated_mlps: Path, samples: Path, save_gated_mlps: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -207,6 +253,22 @@ def test_statistics_of_another_model(
     statistics = gated_mlps.parent / "out" / "o.statistics.json"
     with pytest.raises(CalibrationError, match=r"o\.statistics\.json: .* another model than .*other"):
         run(other, calib_data=statistics, stop_after="rewrite")
+
+
+@pytest.mark.parametrize("data", ["NaN", "of another model", "without Hessians"])
+def test_bad_data_leaves_the_plan_of_the_engine(gated_mlps: Path, samples: Path, data: str) -> None:
+    run(gated_mlps, calib_data=samples, precision="fp8", stop_after="rewrite")
+    statistics = gated_mlps.parent / "out" / "o.statistics.json"
+    if data == "NaN":
+        np.savez(samples / "0.npz", x=np.full((5, 64), np.nan, np.float16))
+    elif data == "of another model":
+        content = json.loads(statistics.read_text())
+        statistics.write_text(json.dumps(content | {"model": "another"}))
+    before = {file: file.read_bytes() for file in statistics.parent.iterdir()}
+    recipe = "gptq" if data == "without Hessians" else None
+    with pytest.raises(CalibrationError):
+        run(gated_mlps, calib_data=samples if data == "NaN" else statistics, recipe=recipe, stop_after="rewrite")
+    assert {file: file.read_bytes() for file in statistics.parent.iterdir()} == before
 
 
 def test_rewritten_model_needs_its_plan(gated_mlps: Path) -> None:

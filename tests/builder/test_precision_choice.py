@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,17 @@ import pytest
 
 from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
-from trt_nvfp4.builder import pipeline
+from trt_nvfp4.builder import pipeline, precision_choice
 from trt_nvfp4.builder.accuracy_budget import Budget, Score
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
-from trt_nvfp4.builder.precision_choice import Option, Part, _together, efficient, first, mixes_by_cost
+from trt_nvfp4.builder.precision_choice import (
+    Option,
+    Part,
+    _together,
+    efficient,
+    first,
+    mixes_by_cost,
+)
 from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples import input_specs, load_samples
@@ -232,7 +240,7 @@ def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("trt_nvfp4.calibration.samples.zipfile", SimpleNamespace(ZipFile=no_space))
-    with pytest.raises(OSError, match=r"No space left on device: '.*/precisions-\w+/held-out-0\.npz'"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.precisions-\w+/held-out-0\.npz'"):
         run(mlps, samples, "cosine>=0.9")
 
 
@@ -244,6 +252,40 @@ def test_a_budget_that_asks_for_the_original_keeps_it(mlps: Path, samples: Path)
     assert run(mlps, samples, "sqnr>=300", stop_after="plan")["budget"]["achieved"] is None
 
 
+def test_what_cannot_be_measured_is_null_in_the_report(
+    mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has no NaN."""
+    measured = precision_choice._measure
+
+    def unmeasurable(*arguments: Any) -> dict[str, list[Option]]:
+        options = measured(*arguments)
+        return {name: [replace(option, loss=math.nan) for option in choices] for name, choices in options.items()}
+
+    monkeypatch.setattr(precision_choice, "_measure", unmeasurable)
+    assert run(mlps, samples, "cosine>=0.1", stop_after="plan")["budget"]["predicted_loss"] is None
+
+
+def test_temporary_files_lie_where_they_are_to(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in /tmp, which may be memory; and nothing of them is left."""
+    folders = []
+
+    class Watched(precision_choice.Trials):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            folders.append(arguments[-1])
+
+    out = mlps.parent / "out"
+    monkeypatch.setattr(precision_choice, "Trials", Watched)
+    run(mlps, samples, "cosine>=0.1", stop_after="plan")
+    (folder,) = folders
+    assert folder.parent == out
+    with pytest.raises(BuilderError, match="no mix of precisions"):
+        run(mlps, samples, "sqnr>=60", require="nvfp4")
+    assert len(folders) == 2
+    assert not any(file.is_dir() for file in out.iterdir())
+
+
 def test_an_original_that_is_not_finite(mlps: Path, samples: Path) -> None:
     """Nothing compares with NaN: the model is named, not the budget."""
     model = onnx.load(mlps)
@@ -253,6 +295,15 @@ def test_an_original_that_is_not_finite(mlps: Path, samples: Path) -> None:
     with pytest.raises(BuilderError, match=r"held-out sample 0 makes the original's own output root NaN") as caught:
         run(mlps, samples, "cosine>=0.5")
     assert caught.value.exit_code == MODEL_AT_FAULT
+
+
+def test_outputs_that_are_all_zero_meet_no_budget(mlps: Path, samples: Path, tmp_path: Path) -> None:
+    """Whatever stands in the mix gives them: nothing would have been verified."""
+    shape = np.load(next(samples.glob("*.npz")))["x"].shape
+    np.savez(tmp_path / "zeros.npz", x=np.zeros(shape, np.float16))
+    with pytest.raises(BuilderError, match=r"original are 0 in every held-out sample.*--accuracy-data") as caught:
+        run(mlps, samples, "cosine>=0.5", accuracy_data=tmp_path / "zeros.npz")
+    assert caught.value.exit_code == USAGE
 
 
 def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
@@ -319,8 +370,12 @@ def test_fp8_is_the_plugin_where_the_target_has_it(mlps: Path, samples: Path) ->
     assert {entry.op for entry in Plan.load(report["files"]["plan"]).subgraphs} == {""}
 
 
-def test_each_subgraph_is_quantized_once(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three MLPs, two matrices each, twice (W4A4, W4A16), however many mixes are verified."""
+@pytest.mark.parametrize(("recipe", "times"), [(None, 1), ("gptq+quantized-inputs", 2)])
+def test_each_subgraph_is_quantized_once(
+    mlps: Path, samples: Path, recipe: str | None, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three MLPs, two matrices each, for W4A4 and W4A16 together unless their weights differ, however many mixes are
+    verified."""
     made = []
     original = nvfp4_weights.WeightQuantizer
 
@@ -329,9 +384,9 @@ def test_each_subgraph_is_quantized_once(mlps: Path, samples: Path, monkeypatch:
         return original(*arguments)
 
     monkeypatch.setattr(nvfp4_weights, "WeightQuantizer", counted)
-    report = run(mlps, samples, "sqnr>=24", stop_after="plan")
+    report = run(mlps, samples, "sqnr>=24", stop_after="plan", recipe=recipe)
     assert len(report["budget"]["tried"]) > 1
-    assert len(made) == 3 * 2 * 2
+    assert len(made) == 3 * 2 * times
 
 
 @pytest.fixture

@@ -67,6 +67,32 @@ def test_model_is_not_written_over(gated_mlps: Path, samples: Path) -> None:
     refusal(plain, "link.engine: would be written over", output=link)
 
 
+def test_files_of_folders_that_are_read_are_not_written_over(gated_mlps: Path, directory: Path, samples: Path) -> None:
+    folder = samples.parent / "samples"
+    folder.mkdir()
+    sample = samples.rename(folder / "0.npz")
+    refusal(gated_mlps, f"{sample}: would be written over", calib_data=folder, output=sample)
+    config = directory / "config.json"
+    refusal(directory, f"{config}: would be written over", output=config)
+    (weights := folder / "weights.safetensors").touch()
+    refusal(gated_mlps, f"{weights}: would be written over", packed_weights=folder, output=weights)
+    # What an earlier run left among them is no input.
+    (engine := folder / "o.engine").touch()
+    run(gated_mlps, calib_data=folder, output=engine)
+
+
+def test_timing_cache_is_not_the_engine(gated_mlps: Path) -> None:
+    engine = gated_mlps.parent / "o.engine"
+    refusal(
+        gated_mlps, "is the engine's file, too", output=engine, timing_cache=engine.parent / "out" / ".." / "o.engine"
+    )
+
+
+@pytest.mark.parametrize("bundle", [".", "", "/"])
+def test_bundle_without_a_name(gated_mlps: Path, bundle: str) -> None:
+    refusal(gated_mlps, "exists already; choose a new folder", output=None, stop_after=None, bundle=Path(bundle))
+
+
 def test_a_plan_is_not_written_over(gated_mlps: Path) -> None:
     plan = run(gated_mlps)
     refusal(gated_mlps, "o.plan.yaml: would be written over", plan=plan, output=plan, stop_after=None)

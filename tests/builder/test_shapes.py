@@ -26,6 +26,20 @@ def test_parse_shapes_names_the_flag(text: str) -> None:
     assert failure.value.exit_code == USAGE
 
 
+@pytest.mark.parametrize(
+    ("dim", "shown"),
+    [("2147483648", "2147483648"), ("9" * 5000, r"9{10}\.\.\. \(5000 digits\)")],
+    ids=["2 ** 31", "digits"],
+)
+def test_parse_shapes_refuses_what_no_dimension_is(dim: str, shown: str) -> None:
+    with pytest.raises(
+        BuilderError, match=f"--opt-shapes x: no dimension is {shown}; the largest is 2147483647"
+    ) as failure:
+        parse_shapes(f"x:{dim}x64", "--opt-shapes")
+    assert failure.value.exit_code == USAGE
+    assert parse_shapes("x:2147483647", "--opt-shapes") == {"x": (2147483647,)}
+
+
 def test_parse_shapes_refuses_a_second_shape() -> None:
     with pytest.raises(BuilderError, match="--opt-shapes: gives x twice"):
         parse_shapes("x:1x64,x:2x64", "--opt-shapes")

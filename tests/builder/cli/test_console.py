@@ -49,6 +49,32 @@ def test_ctrl_c_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> N
     assert ended.value.exit_code == errors.INTERRUPTED
 
 
+def signal_in_an_import(number: signal.Signals) -> None:
+    """As ml_dtypes and NumPy."""
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        raise RecursionError from None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_ctrl_c_that_a_module_makes_another_error_of(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(typer.Exit) as ended, failures(debug=False):
+        signal_in_an_import(number)
+    assert ended.value.exit_code == errors.INTERRUPTED
+    assert signal.getsignal(number) is before
+
+
+def test_ctrl_c_stays_ignored_in_the_background() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with failures(debug=False):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_exit_for_another_reason_is_one() -> None:
     with pytest.raises(typer.Exit) as ended, failures(debug=False):
         sys.exit(0)
