@@ -60,7 +60,7 @@ class Agreement:
             raise BuilderError(
                 USAGE, f"{self.name}: shapes {expected.shape} and {actual.shape} differ: not the same model"
             )
-        x, y = expected.astype(np.float64), actual.astype(np.float64)
+        x, y = in_float64(expected, actual)
         difference = np.abs(x - y)
         noise = float(np.square(difference).sum())
         self._signal += float(np.square(x).sum())
@@ -111,6 +111,16 @@ def is_discrete(values: np.ndarray) -> bool:
     return values.dtype.kind in "biu"
 
 
+def in_float64(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both as float64, in which differences of integers cannot wrap around, and booleans have some. Integers that
+    differ and have the same float64, beyond 2^53, become neighbours."""
+    x, y = expected.astype(np.float64), actual.astype(np.float64)
+    if is_discrete(expected):
+        neighbour = np.nextafter(y, np.where(actual > expected, np.inf, -np.inf))
+        y = np.where((x == y) & (expected != actual), neighbour, y)
+    return x, y
+
+
 def can_be_logits(values: np.ndarray) -> bool:
     """Whether a softmax of the last axis says anything: not of integers and booleans, nor of a single entry."""
     return not is_discrete(values) and values.ndim > 0 and values.shape[-1] > 1
@@ -118,15 +128,15 @@ def can_be_logits(values: np.ndarray) -> bool:
 
 @np.errstate(invalid="ignore")
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Mean of KL(softmax x || softmax y) over the vectors of the last axis, in nats; 0 where there is none. What is
-    -inf in x, masked, adds nothing."""
+    """Mean of KL(softmax x || softmax y) over the vectors of the last axis of x and y [..., K], in nats; 0 where there
+    is none. What is -inf in x, masked, adds nothing."""
     log_p, log_q = log_softmax(x), log_softmax(y)
     terms = np.where(np.isneginf(log_p), 0.0, np.exp(log_p) * (log_p - log_q))
     return float(terms.sum(axis=-1).mean()) if terms.size else 0.0
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Over the last axis."""
+    """Of x [..., K] over the last axis, in the same shape."""
     shifted = x - x.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 

@@ -19,6 +19,7 @@ import numpy as np
 from rich.table import Table
 
 from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.recipes import DEFAULT
 from trt_nvfp4.calibration.replacing import check_writable, replacing
 from trt_nvfp4.calibration.samples import input_specs, load_samples, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
@@ -62,7 +63,8 @@ NATIVE = "native_nvfp4"
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; see `bench-engine --help`."""
+    """What the user asked for; see `bench-engine --help`. `folder`: where temporary files, as large as the model, go;
+    None: where the system has its own, maybe in memory."""
 
     subject: Path
     target: str | None = None
@@ -73,6 +75,7 @@ class Request:
     calib_data: Path | None = None
     rounds: int = 50
     warm_up: int = 5
+    folder: Path | None = None
 
 
 @dataclass
@@ -98,12 +101,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model behind what is benchmarked: its ONNX file, plan, target, and the engine if that was given."""
+    """The model behind what is benchmarked: its ONNX file, plan, target, and the engine if that was given; `shapes` of
+    its inputs are the first sample's, or those of --shapes."""
 
     onnx: Path
     plan: Plan
     target: Target
     engine: Path | None
+    shapes: Mapping[str, Shape]
 
 
 def bench(
@@ -120,9 +125,7 @@ def bench(
     data = request.calib_data
     if data is not None and not without_function(data).exists():
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
-    subject = _subject(request)
-    if (sample := _given_sample(request, subject)) is not None:
-        request = replace(request, shapes={name: array.shape for name, array in sample.items()})
+    subject = _subject(request, device)
     mode, note = _mode(request, subject)
     result = Result(mode, str(request.subject), subject.target.name, LABELS[mode], versions=versions())
     if note:
@@ -140,7 +143,7 @@ def bench(
     return result
 
 
-def _subject(request: Request) -> Subject:
+def _subject(request: Request, device: Callable[[], Device]) -> Subject:
     path = request.subject
     if not path.exists():
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
@@ -169,11 +172,17 @@ def _subject(request: Request) -> Subject:
     if request.plan is not None:
         return _planned(request, path, request.plan, None)
     model = load(path)
-    target = find_target(request.target or _local_target())
-    calibrated = request.calib_data is not None
-    return Subject(
-        path, make_plan(model, find_subgraphs(model), target.capabilities, calibrated=calibrated), target, None
+    target = find_target(request.target or _local_target(device))
+    subgraphs, shapes = find_subgraphs(model), _shapes(request, path)
+    new = make_plan(
+        model,
+        subgraphs,
+        target.capabilities,
+        calibrated=request.calib_data is not None,
+        recipe=DEFAULT,
+        tokens=subgraph_tokens(model, subgraphs, shapes),
     )
+    return Subject(path, new, target, None, shapes)
 
 
 def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> Subject:
@@ -181,15 +190,25 @@ def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> S
     loaded = Plan.load(plan)
     target = find_target(request.target or loaded.target)
     loaded.check(load(onnx), target.capabilities)
-    return Subject(onnx, loaded, target, engine)
+    return Subject(onnx, loaded, target, engine, _shapes(request, onnx))
 
 
-def _local_target() -> str:
-    here = backend.local_compute_capability()
-    for name, target in TARGETS.items():
-        if target.compute_capability == here:
-            return name
-    raise BuilderError(USAGE, "nothing says for which GPU, and this machine has none that is known: add --target NAME")
+def _shapes(request: Request, onnx: Path) -> Mapping[str, Shape]:
+    sample = _given_sample(request, onnx)
+    return request.shapes if sample is None else {name: array.shape for name, array in sample.items()}
+
+
+def _local_target(device: Callable[[], Device]) -> str:
+    capability = backend.local_compute_capability()
+    alike = [target for target in TARGETS.values() if target.compute_capability == capability]
+    if not alike:
+        raise BuilderError(
+            USAGE, "nothing says for which GPU, and this machine has none that is known: add --target NAME"
+        )
+    if len(alike) == 1:
+        return alike[0].name
+    gpu = device().environment()["gpu"]
+    return next((target.name for target in alike if target.description in gpu), alike[0].name)
 
 
 def _mode(request: Request, subject: Subject) -> tuple[str, str]:
@@ -220,7 +239,7 @@ def _mode(request: Request, subject: Subject) -> tuple[str, str]:
 def _predict(request: Request, subject: Subject, result: Result) -> None:
     """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
     limits = roofline.LIMITS[subject.target.name]
-    tokens = subgraph_tokens(load(subject.onnx), subject.plan.subgraphs, request.shapes)
+    tokens = subgraph_tokens(load(subject.onnx), subject.plan.subgraphs, subject.shapes)
     result.subgraphs = roofline.predict(subject.plan, tokens, limits)
     if not result.subgraphs:
         raise BuilderError(
@@ -250,8 +269,8 @@ def _bench_plugins(
     host = open_host(arch)
     progress.stage("quantizing weights")
     model = load(subject.onnx)
-    tokens = subgraph_tokens(model, subject.plan.subgraphs, request.shapes)
-    with tempfile.TemporaryDirectory(prefix="trt-nvfp4-bench-") as folder:
+    tokens = subgraph_tokens(model, subject.plan.subgraphs, subject.shapes)
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=request.folder) as folder:
         rewritten = rewrite(model, subject.plan, _statistics(request), Path(folder) / "m.rewritten.onnx", progress.step)
         progress.stage("timing subgraphs")
         result.subgraphs = bench_subgraphs(
@@ -267,7 +286,9 @@ def _bench_plugins(
         )
     if not result.subgraphs:
         raise BuilderError(
-            USAGE, f"{subject.onnx}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)})"
+            USAGE,
+            f"{subject.onnx}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)}); a --plan of "
+            "build-engine --precision nvfp4 may have one",
         )
     result.notes += _left_out(subject.plan, result.subgraphs)
     for name in ("nvfp4", *BASELINES):
@@ -300,12 +321,12 @@ def _statistics(request: Request) -> Statistics | None:
 
 
 def _bench_engines(request: Request, subject: Subject, result: Result, device: Device, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix="trt-nvfp4-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=request.folder) as name:
         folder = Path(name)
         engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
         sample = _sample(request, subject)
         data = request.calib_data or save_sample(folder / "sample.npz", sample)
-        builds, notes = _builds(request, subject, data, folder)
+        builds, notes = _builds(subject, data, folder)
         result.notes += notes
         for contestant, build in builds.items():
             if contestant in engines:
@@ -329,9 +350,7 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
         )
 
 
-def _builds(
-    request: Request, subject: Subject, data: Path, folder: Path
-) -> tuple[dict[str, pipeline.Request], list[str]]:
+def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipeline.Request], list[str]]:
     """How each contestant is built: the same model, target, shapes and data; and why one is not.
 
     The baselines have TensorRT's own layers for the subgraphs that the plan replaces, and no plugin.
@@ -359,25 +378,26 @@ def _builds(
             folder / f"{name}.engine",
             plan=folder / f"{name}.plan.yaml",
             calib_data=data,
-            typical=request.shapes,
+            typical=subject.shapes,
+            accuracy_samples=0,  # the engines themselves are compared
         )
     return builds, notes
 
 
 def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
     """One input: the user's, or a random one of the typical shapes."""
-    if (given := _given_sample(request, subject)) is not None:
+    if (given := _given_sample(request, subject.onnx)) is not None:
         return given
     rng = np.random.default_rng(0)
-    return random_samples(input_specs(subject.onnx), vocabulary(subject.onnx), 1, rng, request.shapes)[0]
+    return random_samples(input_specs(subject.onnx), vocabulary(subject.onnx), 1, rng, subject.shapes)[0]
 
 
-def _given_sample(request: Request, subject: Subject) -> dict[str, np.ndarray] | None:
+def _given_sample(request: Request, onnx: Path) -> dict[str, np.ndarray] | None:
     """The first of the user's samples, unless --shapes asks for others."""
     data = request.calib_data
     if data is None or is_statistics(data):
         return None
-    sample = next(iter(load_samples(data, input_specs(subject.onnx), subject.onnx.parent)))
+    sample = next(iter(load_samples(data, input_specs(onnx), onnx.parent)))
     asked = request.shapes.items()
     return sample if all(name in sample and sample[name].shape == shape for name, shape in asked) else None
 

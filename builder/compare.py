@@ -17,7 +17,7 @@ from polygraphy.logger import G_LOGGER
 from trt_nvfp4.calibration.samples import InputSpec, save_sample
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
-from .agreement import Agreement, Thresholds, is_discrete
+from .agreement import Agreement, Thresholds, in_float64, is_discrete
 from .errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
 from .sides import Side
 
@@ -219,11 +219,8 @@ def _missed(thresholds: Thresholds, expected: np.ndarray, actual: np.ndarray) ->
     functions = list(thresholds.functions(expected))
     if not functions or (np.array_equal(expected, actual) and np.isfinite(expected).all()):
         return []
-    # Differences of integers can wrap around, and booleans have none.
-    first, second = (
-        IterationResult({"tensor": np.asarray(values, np.float64)}, runner_name="") for values in (actual, expected)
-    )
-    return [asked for asked, function in functions if not function(first, second)["tensor"]]
+    reference, result = (IterationResult({"tensor": x}, runner_name="") for x in in_float64(expected, actual))
+    return [asked for asked, function in functions if not function(result, reference)["tensor"]]
 
 
 def _outputs(side: Side, results: IterationResult) -> set[str]:

@@ -6,6 +6,8 @@ import errno
 
 DEFECT, USAGE, MODEL_AT_FAULT, UNAVAILABLE, VERIFICATION_FAILED, BUILD_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 
+_MORE_MEMORY = "end other programs that use it, or run this on a machine with more"
+
 
 class BuilderError(Exception):
     """One message for the user and the exit code of the command."""
@@ -33,18 +35,28 @@ def exit_code(error: BaseException) -> int | None:
         return MODEL_AT_FAULT
     if isinstance(error, ToolchainError):
         return UNAVAILABLE
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) or _out_of_memory(error):
         return BUILD_FAILED
     return None
 
 
+def _out_of_memory(error: BaseException) -> bool:
+    """Of the machine or its GPU. Torch's allocator on the CPU has no type of its own for that."""
+    in_words = "out of memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and in_words)
+
+
 def message(error: BaseException) -> str:
-    """What is printed: the error's own words; where nothing can be written, what to do."""
+    """What is printed: the error's own words; where nothing can be written or memory is short, what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; nothing half-written was left"
+    if _out_of_memory(error):
+        what = f" ({error})" if str(error) else ""
+        return f"out of memory{what}; {_MORE_MEMORY}"
     if not isinstance(error, OSError):
         return str(error)
     advice = {
+        errno.ENOMEM: f"; {_MORE_MEMORY}",
         errno.ENOSPC: "; free some space, or write elsewhere with -o",
         errno.EACCES: "; choose a folder you can write to with -o",
         errno.EROFS: "; choose a folder you can write to with -o",

@@ -381,6 +381,8 @@ def _obstacle_on(subgraph: Subgraph, decision: str, capabilities: Capabilities) 
             return f"{FP8_MOE} has no kernels of its own for {capabilities.target}"
         if subgraph.dtype == "float32":
             return f"{FP8_MOE} has no kernels of its own for float32 activations"
+        if not subgraph.shapes["gated"]:
+            return f"{FP8_MOE} has no kernels of its own for experts without a gate"
     return _obstacle(subgraph, decision)
 
 

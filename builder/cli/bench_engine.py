@@ -77,6 +77,7 @@ def bench_engine(
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.sides import ENGINES
 
+        destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
         request = bench.Request(
             subject=subject,
             target=target,
@@ -87,8 +88,8 @@ def bench_engine(
             calib_data=calib_data,
             rounds=rounds,
             warm_up=warm_up,
+            folder=destination and destination.parent,
         )
-        destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
         if destination is not None:
             bench.check_destination(destination)
         with ProgressBar() as progress:

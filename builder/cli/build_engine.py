@@ -81,7 +81,8 @@ def build_engine(
     max_shapes: Annotated[
         str,
         typer.Option(
-            help="Largest shapes. Default: batch 8, sequence 512 or the model's longest.", metavar="x:1x16,..."
+            help="Largest shapes. Default: batch 8, sequence 512, at most what a Hugging Face directory states.",
+            metavar="x:1x16,...",
         ),
     ] = "",
     include: Annotated[

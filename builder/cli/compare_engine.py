@@ -180,7 +180,7 @@ def _inputs(
 
     found: Iterable[Sample]
     if data is not None:
-        found, total = load_samples(data, specs), 0
+        found, total = load_samples(data, specs, model and model.parent), 0
     else:
         known = vocabulary(model) if model is not None else {}
         found, total = random_samples(specs, known, count, np.random.default_rng(seed), shapes), count

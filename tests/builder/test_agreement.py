@@ -53,6 +53,22 @@ def test_zeros_agree_with_zeros_alone() -> None:
     assert (row.cosine, row.max_rel, row.sqnr_db) == (0, np.inf, -np.inf)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_that_no_float64_tells_apart_differ(dtype: type[np.integer], rng: np.random.Generator) -> None:
+    x = rng.integers(2**53, 2**62, 100).astype(dtype)
+    for y in (x + dtype(1), x - dtype(1)):
+        row = Agreement("ids", "output", discrete=True)
+        row.add(x, y)
+        assert row.equal == 0
+        # The next float64, at the least.
+        assert 1 <= row.max_abs <= 2**10
+        assert 0 < row.max_rel < 1e-15
+        assert 300 < row.sqnr_db < np.inf
+        same = Agreement("ids", "output", discrete=True)
+        same.add(y, y)
+        assert (same.max_abs, same.max_rel, same.sqnr_db) == (0, 0, np.inf)
+
+
 def test_scalars_and_single_entries_are_no_logits() -> None:
     for x, y in ((np.array(2.0), np.array(2.5)), (np.array([[2.0]]), np.array([[2.5]]))):
         row = Agreement("loss", "output", with_kl=True)

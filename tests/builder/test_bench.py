@@ -43,6 +43,7 @@ class CpuDevice:
     """Stands for a GPU: runs the work, and says that each run took one second more than the one before."""
 
     name = "cpu"
+    gpu = "a test"
 
     def __init__(self) -> None:
         self.clock = 0
@@ -60,7 +61,7 @@ class CpuDevice:
         return 0
 
     def environment(self) -> dict[str, Any]:
-        return {"gpu": "a test", "driver": "0", "sm_clock": "1 MHz", "l2_bytes": 1 << 10}
+        return {"gpu": self.gpu, "driver": "0", "sm_clock": "1 MHz", "l2_bytes": 1 << 10}
 
 
 def test_percentiles() -> None:
@@ -142,9 +143,48 @@ def test_samples_say_the_shapes_and_shapes_overrule_them(gated_mlps: Path, rng: 
     for shapes, rows in (({}, 7), ({"x": (7, 64)}, 7), ({"x": (9, 64)}, 9)):
         asked = request(gated_mlps, mode="roofline", calib_data=samples, shapes=shapes)
         assert [entry["tokens"] for entry in bench.bench(asked, Recorded()).subgraphs] == [rows, rows]
-        sample = bench._sample(asked, bench._subject(asked))
+        sample = bench._sample(asked, bench._subject(asked, CpuDevice))
         assert sample["x"].shape == (rows, 64)
         assert np.array_equal(sample["x"], np.load(samples)["x"]) == (rows == 7)
+
+
+@pytest.mark.parametrize("by", ["shapes", "sample", "default"])
+def test_a_new_plan_is_that_of_a_build(gated_mlps: Path, by: str, rng: np.random.Generator) -> None:
+    """Of the same weights and for as many tokens: FP8 beyond some, on a GPU without FP4."""
+    samples = gated_mlps.with_name("s.npz")
+    decided = []
+    for rows in (16, 256):
+        np.savez(samples, x=rng.standard_normal((rows, 64)).astype(np.float16))
+        data = samples if by == "sample" else None
+        shapes = {"x": (rows, 64)} if by == "shapes" else {}
+        typical = {} if by == "default" else {"x": (rows, 64)}
+        build = pipeline.Request(
+            gated_mlps,
+            find_target("h200"),
+            gated_mlps.with_name("o"),
+            stop_after="plan",
+            calib_data=data,
+            typical=typical,
+        )
+        pipeline.run(build, Recorded())
+        expected = Plan.load(build.file(".plan.yaml"))
+        found = bench._subject(request(gated_mlps, target="h200", calib_data=data, shapes=shapes), CpuDevice).plan
+        found.save(saved := gated_mlps.with_name("found.plan.yaml"))
+        assert saved.read_text() == build.file(".plan.yaml").read_text()
+        decided.append(expected.subgraphs[0].decision)
+    assert decided == (["fp8", "fp8"] if by == "default" else ["nvfp4_w4a16", "fp8"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "target"), [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H20", "h200")]
+)
+def test_gpus_alike_are_told_apart_by_name(
+    gated_mlps: Path, gpu: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(CpuDevice, "gpu", gpu)
+    result = bench.bench(request(gated_mlps, target=None, mode="roofline"), Recorded(), CpuDevice)
+    assert result.target == target
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
@@ -317,7 +357,8 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
 def contestants(model: Path, folder: Path, target: str, **options: Any) -> tuple[dict[str, Plan], list[str]]:
     asked = request(model, target=target, **options)
     folder.mkdir(exist_ok=True)
-    builds, notes = bench._builds(asked, bench._subject(asked), folder / "sample.npz", folder)
+    builds, notes = bench._builds(bench._subject(asked, CpuDevice), folder / "sample.npz", folder)
+    assert not any(build.accuracy_samples for build in builds.values()), "engines alone are compared"
     return {name: Plan.load(build.plan) for name, build in builds.items() if build.plan}, notes
 
 
@@ -373,6 +414,31 @@ def test_native_nvfp4_that_cannot_be_built_is_said(
     assert result.notes == [
         "TensorRT's own NVFP4 is not realized: expected a layer that reads native_nvfp4, TensorRT built Half"
     ]
+
+
+def test_temporary_files_lie_beside_the_result(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in /tmp, which may be memory; and nothing of them is left."""
+    folders = set()
+    asked = []
+
+    def run(build: pipeline.Request, progress: Any) -> None:
+        folders.add(build.base.parent)
+
+    monkeypatch.setattr(bench.pipeline, "run", run)
+    monkeypatch.setattr(bench, "bench_engines", lambda device, engines, *_: ({name: {} for name in engines}, {}, {}))
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+    (out := gated_mlps.with_name("results")).mkdir()
+    bench.bench(request(gated_mlps, mode="engine", folder=out), Recorded(), CpuDevice)
+    (folder,) = folders
+    assert folder.parent == out
+    assert not list(out.iterdir())
+
+    monkeypatch.setattr(bench, "bench", lambda request, _: asked.append(request.folder) or bench.Result("", "", ""))
+    monkeypatch.setattr(bench, "tables", lambda _: [])
+    for arguments in ([str(out / "o.engine")], [str(gated_mlps), "-o", str(out / "b.json")], [str(gated_mlps)]):
+        shown = CliRunner().invoke(app, arguments)
+        assert shown.exit_code == 0, shown.output
+    assert asked == [out, out, None]
 
 
 def test_command(gated_mlps: Path, tmp_path: Path) -> None:

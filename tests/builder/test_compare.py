@@ -169,6 +169,8 @@ LARGE_HALF = "z = Constant<value_floats = [60000.0]>() y = Cast<to = 10>(z)"
     ("output", "bodies", "thresholds", "missed"),
     [
         ("int64[1]", (LARGE, LARGE.replace("[4", "[-4")), Thresholds(min_cosine=0.9, max_abs=1e3), 2),
+        ("int64[1]", (LARGE, LARGE.replace("4]", "5]")), Thresholds(max_abs=0, max_rel=0), 2),
+        ("int64[1]", (LARGE, LARGE.replace("4]", "5]")), Thresholds(min_cosine=0.9, max_rel=1e-15), 0),
         ("bool[n, 8]", (POSITIVE, POSITIVE.replace("Greater", "Less")), Thresholds(min_sqnr=20), 1),
         ("bool[n, 8]", (POSITIVE, POSITIVE), Thresholds(min_sqnr=20), 0),
         ("float16[1]", (LARGE_HALF, LARGE_HALF.replace("[6", "[-6")), Thresholds(max_abs=1.3e5), 0),

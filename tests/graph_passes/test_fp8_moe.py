@@ -111,6 +111,26 @@ def test_float32_goes_on_to_16_bits(tmp_path: Path, seed: int) -> None:
     assert "FP8MoE has no kernels of its own for float32 activations" in reason
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_experts_without_a_gate_are_slow_in_fp8(calibrated: bool, tmp_path: Path, seed: int) -> None:
+    spec = MoeSpec("scatter", gated=False, activation="relu2", top_k=1)
+    source = exported(Moe(spec, seed).half(), tmp_path, seed)
+    obstacle = "FP8MoE has no kernels of its own for experts without a gate"
+    subgraphs = find_subgraphs(source)
+    for tokens in (1, 10_000):
+        rows = {subgraph.name: tokens for subgraph in subgraphs}
+        plan = make_plan(source, subgraphs, HOPPER, calibrated=calibrated, tokens=rows)
+        (entry,) = [entry for entry in plan.subgraphs if entry.kind == "moe"]
+        assert (entry.decision, entry.op) == ("nvfp4_w4a16", "NVFP4MoE")
+        assert "NVFP4 weights, float16 activations" in entry.reason
+        assert "faster than NVFP4" not in entry.reason
+        assert (obstacle in entry.reason) == (tokens > 1)
+    decision, _, reason = decided(source, HOPPER, calibrated=calibrated)
+    assert decision == "keep"
+    assert obstacle in reason
+    assert in_fp8(source, calibrated).check(source, HOPPER), "a plan may ask for it"
+
+
 def test_weights_that_are_no_numbers(tmp_path: Path, seed: int) -> None:
     model = Moe(MoeSpec(), seed)
     model.experts[2].down.weight.data[3, 5] = torch.nan

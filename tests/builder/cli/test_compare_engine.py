@@ -17,6 +17,8 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.backend import local_compute_capability
 from trt_nvfp4.builder.cli.compare_engine import app
 
+TRAINED = Path(__file__).parents[2] / "trained_models"
+
 
 @pytest.mark.skipif(local_compute_capability() is not None, reason="a GPU is here")
 def test_engine_without_a_gpu_names_the_way_out(gated_mlps: Path) -> None:
@@ -98,6 +100,22 @@ def test_command_says_a_failure_once(tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["exit_code"] == shown.exit_code == errors.USAGE
     assert shown.stderr.count("Received unexpected dtype") == 1
     assert list(tmp_path.iterdir()) == [model]
+
+
+def test_command_takes_text_with_the_tokenizer_beside_the_model(tmp_path: Path) -> None:
+    model = "g (int64[batch, sequence] input_ids) => (float[batch, sequence] y) { y = Cast<to = 1>(input_ids) }"
+    onnx.save(parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {model}'), tmp_path / "m.onnx")
+    text = tmp_path / "a.txt"
+    text.write_text("Hello there.\n\nThe end.")
+    arguments = [str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx"), "--data", str(text), "--json"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == errors.USAGE
+    assert f"{tmp_path} has no tokenizer_config.json; put the tokenizer's files there" in shown.stderr
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((TRAINED / "llama" / name).read_bytes())
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["samples"] == 2
 
 
 def test_command_saves_inputs_of_any_name(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Failures that are told apart by more than their type."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from trt_nvfp4.builder import errors
+
+
+def raise_of_cuda() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def raise_of_the_system() -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory", "weights.data")
+
+
+def raise_without_words() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [
+        (raise_without_words, "out of memory; "),
+        (lambda: np.empty(1 << 50), "out of memory (Unable to allocate 8.00 PiB"),
+        (lambda: torch.empty(1 << 50), "you tried to allocate 4503599627370496 bytes"),
+        (raise_of_cuda, "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); "),
+        (raise_of_the_system, "weights.data: Cannot allocate memory; "),
+    ],
+)
+def test_too_little_memory_is_no_defect(fail: Callable[[], object], words: str) -> None:
+    with pytest.raises((MemoryError, RuntimeError, OSError)) as failure:
+        fail()
+    assert errors.exit_code(failure.value) == errors.BUILD_FAILED
+    text = errors.message(failure.value)
+    assert words in text
+    assert text.endswith("; end other programs that use it, or run this on a machine with more")
+
+
+def test_other_failures_of_libraries_are_defects() -> None:
+    error = RuntimeError("expected two tensors of the same size")
+    assert errors.exit_code(error) is None
+    assert errors.message(error) == str(error)
