@@ -22,7 +22,7 @@ INTRODUCTION = """# Roofline
 
 **Predictions, nothing on this page was run.** The least time that a workload of `benchmarks/workloads.json` can take:
 bytes over the published memory bandwidth, or operations over the published dense peak, whichever is longer
-(`builder/roofline.py`). Weights and scales are read once (9 bits in 16 per weight), 16-bit inputs and outputs are moved
+(`builder/roofline.py`). Weights and scales are read once (4.5 bits per weight), 16-bit inputs and outputs are moved
 once, what lies between two products stays on the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies
 in BF16. A multiply-add is two operations. A kernel that reaches half of this is a good one; nobody reaches all of it.
 

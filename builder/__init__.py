@@ -1,0 +1,1 @@
+"""From a model to a verified TensorRT engine: targets, pipeline, verification, bundles and the commands."""

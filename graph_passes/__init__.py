@@ -1,0 +1,1 @@
+"""ONNX in, ONNX out: finds subgraphs, plans their precision and replaces them."""

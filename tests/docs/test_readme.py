@@ -61,6 +61,12 @@ def test_speed_is_what_was_recorded() -> None:
         fraction = run["bandwidth_fractions"]["nvfp4 persistent bf16"]
         row = [str(run["m"]), f"{fraction:.0%}", *(f"{ratio:.2f}x" for ratio in ratios)]
         assert f"| {' | '.join(row)} |" in _section("Speed")
+    slower = {
+        run["m"]: run["timings"]["bf16 autotuned"]["median_us"] / run["timings"]["bf16"]["median_us"] - 1
+        for run in recorded["stack"]
+    }
+    most = max(slower, key=lambda tokens: slower[tokens])
+    assert f"took up to {slower[most]:.0%} longer ({most} tokens)" in " ".join(_section("Speed").split())
 
 
 def test_speed_on_an_h100_is_what_was_recorded() -> None:

@@ -1,4 +1,4 @@
-"""docs/tactics.md lists every tactic of the plugins' C interface with its number, and says of small linears what was
+"""docs/tactics.md lists every tactic of the plugins' C interface with its number, and says of linears what was
 recorded."""
 
 from __future__ import annotations
@@ -17,6 +17,19 @@ def test_tactics_and_their_numbers() -> None:
     header = (ROOT / "plugins" / "kernels" / "api" / "trt_nvfp4.h").read_text()
     listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE, re.MULTILINE)
     assert sorted(listed) == sorted(re.findall(r"TRT_NVFP4_TACTIC_(\w+) = (\d+)", header))
+
+
+def test_blocks_of_tokens_are_as_much_faster_than_generic_as_was_recorded() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "crossovers.json").read_text())
+    runs = [
+        {name: timing["median_us"] for name, timing in case["timings"].items()}
+        for case in recorded["linear"]
+        if case["m"] == 968
+    ]
+    wgmma, mma = (sorted(times["generic"] / times[name] for times in runs) for name in ("auto", "w4a16 by mma.sync"))
+    assert len(runs) == 4
+    claim = f"wgmma is {wgmma[0]:.0f} to {wgmma[-1]:.0f} times as fast as the generic kernel"
+    assert f"{claim}, mma.sync {mma[0]:.1f} to {mma[-1]:.1f} times |" in PAGE
 
 
 @pytest.mark.parametrize(("gpu", "file"), [("H200", "crossovers_small"), ("H100", "crossovers_small_h100")])
