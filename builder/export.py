@@ -189,8 +189,13 @@ def _check_kind(directory: Path, model: Any) -> None:
             f"{named} generates with an encoder and a decoder, which are engines of their own; export each of them "
             "with torch.onnx.export and give the ONNX files one by one",
         )
-    if takes == ["pixel_values"] and getattr(model.config, "image_size", None) is None:
+    if takes == ["pixel_values"] and getattr(_vision(model), "image_size", None) is None:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: states no image_size; {EXPORT_IT}")
+
+
+def _vision(model: Any) -> Any:
+    """The configuration of what sees images: the model's own, or a part of it where the model was half of a pair."""
+    return getattr(model.config, "vision_config", model.config)
 
 
 def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]]]:
@@ -223,7 +228,7 @@ def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[i
             return tuple(chosen.values())
 
     if is_image:
-        config = model.config
+        config = _vision(model)
         size = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
         pixels = torch.rand(2, getattr(config, "num_channels", 3), *size, dtype=next(model.parameters()).dtype)
         return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)
@@ -288,4 +293,6 @@ def _reason(error: BaseException) -> str:
             "what it runs depends on its inputs' values, such as a loop over the experts that tokens were sent to "
             f"({line}); change that to compute the same for all inputs, as a loop over all experts does, {EXPORT_IT}"
         )
-    return line
+    if line.endswith(":"):  # the last sentence introduces a list
+        line = line.rpartition(". ")[0] or line
+    return f"{line.rstrip('.:')}; {EXPORT_IT}"

@@ -19,8 +19,9 @@ from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from trt_nvfp4.graph_passes.last_axis import RESHAPES, keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand, optional_operand
+from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand
 from trt_nvfp4.graph_passes.one_shape import have_one_shape
+from trt_nvfp4.graph_passes.source import drops
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -132,13 +133,6 @@ class Region:
         return values[self.output]
 
 
-def _drops(node: ir.Node) -> bool:
-    """`node` is a Dropout in training mode, or may be: one that is asked to drop values when it runs."""
-    training = optional_operand(node, 2) if is_op(node, "Dropout") else None
-    tensor = None if training is None else get_const_tensor(training)
-    return training is not None and (tensor is None or bool(tensor.numpy()))
-
-
 def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
     """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
 
@@ -168,15 +162,17 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
             constants[value] = number
             return True
         node = value.producer()
+        if node is None or value is not node.outputs[0]:
+            return False  # such as the mask of a Dropout
         if node in nodes:
             return True
-        if node is None or len(entered) >= _MAX_NODES:
+        if len(entered) >= _MAX_NODES:
             return False
         entered.add(node)
         if is_op(node, *RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
         elif is_op(node, *_PASS_THROUGH):
-            changes = (is_op(node, "Cast") and not is_float_cast(node)) or _drops(node)
+            changes = (is_op(node, "Cast") and not is_float_cast(node)) or drops(node)
             inputs = [] if changes else [operand(node, 0)]
         elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
             inputs = [value for value in node.inputs if value is not None]

@@ -54,7 +54,7 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
     )
     refusal = recognized.refusal
     if refusal is None and region.reshapes and not _takes_matrix(down):
-        refusal = "a Reshape between its linears changes the leading dimensions"
+        refusal = "a Reshape between its linears may change the leading dimensions"
     return mlp, refusal
 
 

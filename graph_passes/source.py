@@ -16,7 +16,8 @@ from trt_nvfp4.calibration.external_data import follow_links
 from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
 from trt_nvfp4.graph_passes.einsum import multiply_matrices
-from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS
+from trt_nvfp4.graph_passes.fold_weights import fold_weights
+from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS, is_op, operand, optional_operand
 from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.graph_passes.stacked_weights import split_stacks
@@ -90,6 +91,13 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
     return tensor.numpy()
 
 
+def drops(node: ir.Node | None) -> bool:
+    """`node` is a Dropout in training mode, or may be: one that is asked to drop values when it runs."""
+    training = optional_operand(node, 2) if is_op(node, "Dropout") else None
+    tensor = None if training is None else get_const_tensor(training)
+    return training is not None and (tensor is None or bool(tensor.numpy()))
+
+
 def load(path: str | Path) -> SourceModel:
     """Loads and checks the model at `path`.
 
@@ -113,14 +121,38 @@ def load(path: str | Path) -> SourceModel:
     ir.external_data.set_base_dir(model.graph, folder)
     passes.RemoveInitializersFromInputsPass()(model)
     multiply_matrices(model.graph)
-    passes.CommonSubexpressionEliminationPass()(model)  # gate and up may each have a Cast of their own
+    _remove_idle_casts(model.graph)
+    _unite_nodes(model)
     simplify_shapes(model.graph)
     squeeze_weights(model.graph)
     split_stacks(model.graph)
+    fold_weights(model.graph, read_tensor)
     unite_copies(model.graph, read_tensor)
     passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)
+
+
+def _remove_idle_casts(graph: ir.Graph) -> None:
+    """TorchScript leaves Casts of float32 to float32 where a module calls float()."""
+    for node in graph.all_nodes():
+        if is_op(node, "Cast") and not node.outputs[0].is_graph_output():
+            value = operand(node, 0)
+            if value.dtype == node.attributes["to"].as_int():
+                node.outputs[0].replace_all_uses_with(value)
+
+
+def _unite_nodes(model: ir.Model) -> None:
+    """Equal nodes become one, as gate and up may each have a Cast of their own; but for random ones.
+
+    onnx_ir does not know all that are random: an attribute tells these apart for the time of its pass.
+    """
+    random = [node for node in model.graph if is_op(node, "Bernoulli") or drops(node)]
+    for number, node in enumerate(random):
+        node.attributes.add(ir.AttrInt64("apart", number))
+    passes.CommonSubexpressionEliminationPass()(model)
+    for node in random:
+        del node.attributes["apart"]
 
 
 def _parse(path: Path) -> onnx.ModelProto:

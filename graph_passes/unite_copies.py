@@ -18,12 +18,18 @@ _HEAD = 4096
 def unite_copies(graph: ir.Graph, read: Callable[[ir.TensorProtocol], np.ndarray]) -> None:
     """Makes every MatMul and Gemm that multiplies by a copy of a matrix read the first one; `read` reads a tensor.
 
-    Matrices that anything else reads are left, and so are those of one value throughout, as they need not be copies.
+    Matrices that anything else reads are left, and so are those that the bodies of control flow read, where nothing is
+    replaced, and those of one value throughout, as they need not be copies.
     """
     alike: defaultdict[Hashable, list[ir.Value]] = defaultdict(list)
     for value in graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and tensor.dtype in FLOATS and len(tensor.shape) == 2 and _is_only_multiplied_by(value):
+        if (
+            tensor is not None
+            and tensor.dtype in FLOATS
+            and len(tensor.shape) == 2
+            and _is_only_multiplied_by(value, graph)
+        ):
             alike[tensor.dtype, tuple(tensor.shape.numpy())].append(value)
 
     def values_of(value: ir.Value) -> np.ndarray:
@@ -37,9 +43,11 @@ def unite_copies(graph: ir.Graph, read: Callable[[ir.TensorProtocol], np.ndarray
                     copy.replace_all_uses_with(first)
 
 
-def _is_only_multiplied_by(value: ir.Value) -> bool:
+def _is_only_multiplied_by(value: ir.Value, graph: ir.Graph) -> bool:
+    """By products of `graph` itself."""
     uses = value.uses()
-    return bool(uses) and not value.is_graph_output() and all(is_op(n, "MatMul", "Gemm") and i == 1 for n, i in uses)
+    multiplied = all(is_op(node, "MatMul", "Gemm") and index == 1 and node.graph is graph for node, index in uses)
+    return bool(uses) and not value.is_graph_output() and multiplied
 
 
 def _groups(values: Iterable[ir.Value], key: Callable[[ir.Value], bytes]) -> Iterator[list[ir.Value]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -47,13 +48,18 @@ def unplanned_products(model: SourceModel, plan: Plan) -> dict[str, UnplannedPro
     the first of them. Constant vectors are no matrices, whatever their number of dimensions.
     """
     planned = {name for entry in plan.subgraphs for name in entry.nodes}
+    made_of: dict[ir.Value, tuple[ir.Value, ...]] = {}  # what constants alone make, and these constants
     counts: dict[str, int] = {}
     sizes: dict[str, int] = {}
     seen: set[ir.Value] = set()
     for node in model.graph.all_nodes():
+        inputs = [value for value in node.inputs if value is not None]
+        if all(value in made_of or get_const_tensor(value) is not None for value in inputs):
+            constants = dict.fromkeys(constant for value in inputs for constant in made_of.get(value, (value,)))
+            made_of.update(dict.fromkeys(node.outputs, tuple(constants)))
         if not _is_product(node) or (node.graph is model.graph and node.name in planned):
             continue
-        matrices = dict.fromkeys(filter(None, map(_constant_matrix, node.inputs)))
+        matrices = dict.fromkeys(matrix for value in inputs for matrix in _matrices(value, made_of))
         if not matrices:
             continue
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
@@ -71,18 +77,20 @@ def _is_product(node: ir.Node) -> bool:
     return is_op(node, *_PRODUCTS) or (node.domain == "com.microsoft" and node.op_type in _CONTRIB_PRODUCTS)
 
 
-def _constant_matrix(value: ir.Value | None) -> ir.Value | None:
-    """The constant that `value` is made of, if it is one of two dimensions or more."""
-    if value is None:
-        return None
+def _matrices(value: ir.Value, made_of: Mapping[ir.Value, tuple[ir.Value, ...]]) -> list[ir.Value]:
+    """The constants of two dimensions or more that `value` is made of: one that is rearranged, or several alone."""
     least = 2
-    while (tensor := get_const_tensor(value)) is None:
-        producer = value.producer()
-        if producer is None or producer.op_type not in (*_REARRANGING, *_CHOOSING):
-            return None
+    while (producer := value.producer()) is not None and producer.op_type in (*_REARRANGING, *_CHOOSING):
         least += producer.op_type in _CHOOSING
         value = operand(producer, 0)
-    return value if sum(dimension > 1 for dimension in tensor.shape.numpy()) >= least else None
+    constants = made_of.get(value, ()) if get_const_tensor(value) is None else (value,)
+    return [constant for constant in constants if _dimensions(constant) >= least]
+
+
+def _dimensions(value: ir.Value) -> int:
+    tensor = get_const_tensor(value)
+    assert tensor is not None
+    return sum(dimension > 1 for dimension in tensor.shape.numpy())
 
 
 def _bytes(value: ir.Value) -> int:

@@ -177,6 +177,17 @@ def test_another_model_is_not_exported_instead(tmp_path: Path, seed: int) -> Non
     refused(tmp_path, "holds an adapter", "merge_and_unload")
 
 
+def test_size_of_images_in_a_part_of_the_configuration(tmp_path: Path, seed: int) -> None:
+    """Of a model of images that was half of a pair; as is their number of channels."""
+    torch.manual_seed(seed)
+    image = {**IMAGE, "num_attention_heads": 4, "num_hidden_layers": 1, "num_channels": 1}
+    config = transformers.SiglipConfig(vision_config=image, text_config={**ENCODER, "num_hidden_layers": 1})
+    transformers.SiglipForImageClassification(config).save_pretrained(tmp_path / "siglip")
+    session = onnxruntime.InferenceSession(export.export(tmp_path / "siglip", tmp_path / "m.onnx"))
+    (pixels,) = session.get_inputs()
+    assert pixels.shape[1:] == [1, 32, 32]
+
+
 def test_every_output_of_the_head_is_exported(tmp_path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     model = transformers.BertForQuestionAnswering(transformers.BertConfig(**ENCODER)).eval()
@@ -211,6 +222,27 @@ def test_models_that_loop_over_the_sequence_are_refused(tmp_path: Path, seed: in
     sizes = {"hidden_size": 16, "state_size": 2, "num_hidden_layers": 1, "vocab_size": 100}
     transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path)
     refused(tmp_path, "fixes the sequence of MambaForCausalLM", "torch.onnx.export at the size that you need")
+
+
+def test_what_torch_cannot_export(tmp_path: Path, seed: int) -> None:
+    """Its message goes on with a list, of which nothing is said."""
+    torch.manual_seed(seed)
+    sizes = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32, "vocab_size": 100}
+    transformers.XLNetModel(transformers.XLNetConfig(**sizes)).save_pretrained(tmp_path)
+    refused(tmp_path, "for aten.sub with the provided arguments; export it with torch.onnx.export and give the ONNX")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("It fails.\nAs follows", "It fails"),
+        ("It fails. Tried:\nmuch", "It fails"),
+        ("It fails with:\nmuch", "It fails with"),
+        ("", "ValueError"),
+    ],
+)
+def test_reasons_are_whole_sentences(message: str, reason: str) -> None:
+    assert export._reason(ValueError(message)) == f"{reason}; {export.EXPORT_IT}"
 
 
 def test_models_that_loop_over_chosen_experts_are_refused(

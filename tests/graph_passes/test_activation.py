@@ -190,6 +190,17 @@ def test_a_dropout_that_drops(constant: bool, loaded: Load, seed: int) -> None:
     assert found_mlps(loaded(model)) == []
 
 
+def test_the_mask_of_a_dropout(loaded: Load, seed: int) -> None:
+    """It is no value that an activation has."""
+    graph = Graph(spec(seed=seed))
+    graph.weights["zero"] = np.float32(0).reshape(())
+    graph.linear("x", "up", 32, 48, "u")
+    graph.nodes.append(onnx.helper.make_node("Dropout", ["u"], ["dropped", "mask"], "dropout"))
+    graph.op("Relu", [graph.op("Where", ["mask", "u", "zero"], "masked")], "h")
+    graph.linear("h", "down", 48, 16, "y")
+    assert found_mlps(loaded(graph.model(["y"]))) == []
+
+
 def test_selu_of_other_constants(loaded: Load, seed: int) -> None:
     """Only with the constants of its paper would this be ReLU."""
     graph = Graph(spec(seed=seed))

@@ -305,6 +305,23 @@ def test_layers_that_flatten_their_rows(body: str, loaded: Load, seed: int) -> N
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5 * np.abs(expected).max())
 
 
+def test_casts_to_the_same_type_are_no_obstacle(loaded: Load, seed: int) -> None:
+    """TorchScript leaves one of float32 to float32 for norms that compute in float32; the residual reads it, too."""
+    norm = "f{0} = Cast<to = 1>({1})  " + RMS_NORM.replace("{1}", "f{0}")
+    mlp = "a{0} = MatMul(n{0}, u{0})  b{0} = Relu(a{0})  d{0} = MatMul(b{0}, v{0})  y{0} = Add(f{0}, d{0})"
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[b, s, {K}] x) => (float[b, s, {K}] y1)
+    <int64[1] axes = {{-1}}, float eps = {{1e-5}}, float power = {{2.0}}>
+    {{ {norm.format(0, "x")}  {mlp.format(0)}  {norm.format(1, "y0")}  {mlp.format(1)} }}"""
+    model = onnx.parser.parse_model(text)
+    graph = Graph(spec(seed=seed))
+    for layer in "01":
+        graph.draw(f"u{layer}", K, 48)
+        graph.draw(f"v{layer}", 48, K)
+    graph.draw("w", K)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in graph.weights.items())
+    assert [found.shapes["layers"] for found in found_mlps(loaded(model))] == [2]
+
+
 def test_a_norm_that_changes_the_type_is_no_part_of_a_block(loaded: Load, seed: int) -> None:
     """float32 -> norm -> float16 -> MLP -> norm -> MLP: the op has one type of activations."""
     norm = "p{0} = Mul({1}, {1})  m{0} = ReduceMean(p{0}, axes)  e{0} = Add(m{0}, eps)  r{0} = Sqrt(e{0})"

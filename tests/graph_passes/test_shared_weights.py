@@ -387,6 +387,22 @@ def test_copies_of_weights_are_one(loaded: Load, dtype: str, which: slice) -> No
     assert rewritten(model).weights_bytes_after == shared
 
 
+def test_copies_in_the_bodies_of_control_flow_stay(loaded: Load, seed: int) -> None:
+    """Nothing is replaced there, so a weight that both read could not be either."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[b, 32] x, bool flag) => (float[b, 32] y) {
+            a = MatMul(x, up)  h = Relu(a)  z = MatMul(h, down)
+            y = If (flag) <then_branch = t () => (float[b, 32] c) { p = MatMul(z, copy)  q = Tanh(p)
+                               c = MatMul(q, down_copy) },
+                           else_branch = e () => (float[b, 32] d) { d = Neg(z) }>
+        }"""
+    )
+    up, down = draw(seed, 32, 48), draw(seed, 48, 32)
+    weights = {"up": up, "down": down, "copy": up, "down_copy": down}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    assert [mlp.refusal for mlp in found_mlps(loaded(model))] == [None]
+
+
 def test_weights_of_one_value_are_no_copies(loaded: Load) -> None:
     proto, graph = unrolled(small(linear="matmul"))
     ((name, _),) = graph.groups[-1]

@@ -18,8 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import rewritten
 from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.source import ModelError, load
+from trt_nvfp4.graph_passes.writer import write
 
 
 @pytest.fixture
@@ -306,6 +308,89 @@ def test_norms_of_onnxruntime_genai(tmp_path: Path, seed: int) -> None:
             tensors[name].CopyFrom(numpy_helper.from_array(values.numpy(), name))
     x = generator.standard_normal((2, 5, 32)).astype(np.float32)
     np.testing.assert_allclose(run(result.path, x)[0], run(model, x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_random_nodes_stay_apart(tmp_path: Path) -> None:
+    """Equal ones draw numbers of their own; all others that are equal become one."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n] x, bool flag) => (float[n] y) <float half = {0.5}, bool yes = {1}, bool no = {0}> {
+            a = Bernoulli(x) b = Bernoulli(x) c = Dropout(x, half, yes) d = Dropout(x, half, yes)
+            e = Dropout(x, half, flag) f = Dropout(x, half, flag) g = Dropout(x, half, no) h = Dropout(x, half, no)
+            y = Sum(a, b, c, d, e, f, g, h)
+        }""")
+    onnx.save(model, tmp_path / "model.onnx")
+    nodes = list(load(tmp_path / "model.onnx").graph)
+    assert [node.op_type for node in nodes] == ["Bernoulli"] * 2 + ["Dropout"] * 5 + ["Sum"]
+    assert not any(node.attributes for node in nodes)
+
+
+def test_casts_to_the_same_type_go(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n] x) => (float[n] y, float16[n] z) { a = Cast<to = 1>(x) z = Cast<to = 10>(a) y = Cast<to = 1>(a) }
+    """)
+    onnx.save(model, tmp_path / "model.onnx")
+    source = load(tmp_path / "model.onnx")
+    found = {(node.inputs[0].name, node.outputs[0].name) for node in source.graph if node.inputs[0] is not None}
+    assert found == {("x", "z"), ("x", "y")}  # an output keeps its name
+
+
+# Of what constants make the weight `m` [32, 48].
+MADE_WEIGHTS = {
+    "weight_norm": "n = ReduceL2<keepdims = 1>(w, last)  q = Div(w, n)  m = Mul(q, gain)",
+    "spectral_norm": "v = MatMul(w, g)  s = ReduceSum<keepdims = 0>(v)  m = Div(w, s)",
+    "normalized": "n = ReduceL2<keepdims = 1>(w, last)  c = Clip(n, eps)  s = Expand(c, size)  m = Div(w, s)",
+    "scaled": "m = Mul(w, g)",
+    "with a low-rank update": "p = MatMul(gain, row)  m = Add(w, p)",
+    "of two": "m = Concat<axis = 1>(half, half)",
+    "of a vector": "m = Reshape(flat, size)",
+    "transposed": "t = Transpose<perm = [1, 0]>(w)  r = Mul(t, column)  m = Transpose<perm = [1, 0]>(r)",
+}
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("float", 1e-5), ("float16", 3e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("body", MADE_WEIGHTS.values(), ids=MADE_WEIGHTS.keys())
+def test_weights_that_constants_make(body: str, kind: str, precision: float, tmp_path: Path, seed: int) -> None:
+    """They are constants, whose values are computed when they are read; what they are made of stays on disk."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({kind}[n, 32] x) => ({kind}[n, 32] y) <int64[1] last = {{1}}, int64[2] size = {{32, 48}}> {{
+            {body}  u = MatMul(x, m)  h = Relu(u)  y = MatMul(h, down)
+        }}""")
+    shapes = {"w": (32, 48), "half": (32, 24), "flat": (32 * 48,), "gain": (32, 1), "row": (1, 48), "g": (48,)}
+    shapes |= {"column": (48, 1), "eps": (), "down": (48, 32)}
+    dtype = ir.DataType[kind.upper()]
+    generator = np.random.default_rng(seed)
+    weights = {name: generator.uniform(0.1, 1, shape).astype(dtype.numpy()) for name, shape in shapes.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    source = load(path)
+    (mlp,) = find_subgraphs(source)
+    assert (mlp.kind, mlp.refusal) == ("mlp", None)
+    assert {node.op_type for node in source.graph} <= {"MatMul", "Relu", "Transpose"}
+    assert mlp.blocks[0].mlp.up.weight.dtype == dtype
+    tensors = {type(value.const_value) for value in source.graph.initializers.values()}
+    assert tensors == {ir.ExternalTensor, ir.LazyTensor}
+    write(source.ir_model, tmp_path / "folded.onnx")
+    x = generator.standard_normal((5, 32)).astype(np.float16 if kind == "float16" else np.float32)
+    found, expected = (run(widen(onnx.load(file)), x)[0] for file in (tmp_path / "folded.onnx", path))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=precision * np.abs(expected).max())
+
+
+def test_weights_that_are_quantized_or_small_stay(tmp_path: Path, seed: int) -> None:
+    """Neither integers nor what is rounded become floats, nor a vector a matrix."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 32] x) => (float[n, 32] y) <int64[2] size = {32, 32}> {
+            c = Cast<to = 1>(w8) m = Mul(c, scale) a = MatMul(x, m)
+            r = Round(w) p = Mul(r, scale) b = MatMul(a, p)
+            e = Expand(scale, size) y = MatMul(b, e)
+        }""")
+    generator = np.random.default_rng(seed)
+    weights = {"w8": generator.integers(-9, 9, (32, 32), np.int8), "w": generator.random((32, 32), np.float32)}
+    weights["scale"] = generator.random(32, np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(model, tmp_path / "model.onnx")
+    source = load(tmp_path / "model.onnx")
+    assert [node.op_type for node in source.graph] == [node.op_type for node in model.graph.node]
 
 
 def test_unsorted(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ UNPLANNED = {
         "  u = MatMul(x, a)  z = MatMul(u, t)",
         *("MatMul", 2, ["stack"]),
     ),
+    "made anew": ("h = Mul(w, bias)  r = Round(h)  t = Transpose(r)  z = MatMul(x, t)", "MatMul", 1, ["w"]),
+    "made of two": ("m = Round(w)  s = Softmax(v)  a = Add(m, s)  z = MatMul(x, a)", "MatMul", 1, ["w", "v"]),
+    "made in a body": (
+        "z = If (flag) <then_branch = t () => (float[16, 16] a) { m = Mul(w, bias)  a = MatMul(x, m) },"
+        " else_branch = e () => (float[16, 16] b) { b = Relu(x) }>",
+        *("MatMul", 1, ["w"]),
+    ),
     "body": (
         "z = If (flag) <then_branch = t () => (float[16, 16] a) { a = MatMul(x, w) },"
         " else_branch = e () => (float[16, 16] b) { b = Relu(x) }>",
@@ -53,6 +60,7 @@ def load_and_plan(body: str, loaded: Load, rng: np.random.Generator) -> tuple[So
     arrays = {
         "planned": rng.standard_normal((16, 16)).astype(np.float32),
         "w": rng.standard_normal((16, 16)).astype(np.float32),
+        "v": rng.standard_normal((16, 16)).astype(np.float32),
         "batched": rng.standard_normal((1, 16, 16)).astype(np.float32),
         "stack": rng.standard_normal((4, 16, 16)).astype(np.float32),
         "double": rng.standard_normal((16, 16)),
