@@ -90,7 +90,8 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
         raise KeyboardInterrupt
 
     # A job in the background of a script ignores Ctrl-C.
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    numbers = (signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield

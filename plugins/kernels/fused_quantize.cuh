@@ -1,7 +1,7 @@
 // Residual, RMSNorm and NVFP4 in one pass over x: a block keeps a row in shared memory. Same arithmetic in the same
 // order as generic_rmsnorm and generic_quantize, so the same bits.
 //
-// Where the tensor scale has to be found, the pass leaves blocks' amax instead, and a second one starts from r if
+// Where the tensor scale has to be found, the pass leaves every row's amax instead, and a second one starts from r if
 // there is one; where it is given, the second is not launched, or returns at once if only the device knows.
 #pragma once
 
@@ -13,9 +13,6 @@
 namespace trt_nvfp4 {
 
 constexpr int kFusedQuantizeThreads = 256;
-// That the first pass leaves. Every block of the second reads all of them, so one for each row would take more time
-// than x does where rows are many.
-constexpr int64_t kMostMaxima = 2048;
 
 // A row is held in what shared memory a block may have without asking for more.
 inline bool fused_quantize_fits(int64_t k, int64_t element_size) { return k * element_size <= 47 * 1024; }
@@ -98,30 +95,26 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
     float const given = *args.given_scale;
     bool const found = given != 0.0f;
     if (args.second && found) return;
-    int64_t const maxima = min(args.m, kMostMaxima);
-    uint32_t amax = 0;
+    if (row < args.m) load_row(args, row, values);
+    int const blocks = static_cast<int>(args.k / kBlock);
     if (!args.second && !found) {
-        if (row >= maxima) return;
-        for (int64_t each = row; each < args.m; each += kMostMaxima) {
-            load_row(args, each, values);
-            for (int64_t i = threadIdx.x; i < args.k; i += kFusedQuantizeThreads) {
-                amax = max(amax, ptx::magnitude_bits(ptx::to_float(values[i])));
-            }
-            __syncthreads();
+        if (row >= args.m) return;
+        uint32_t amax = 0;
+        for (int64_t i = threadIdx.x; i < args.k; i += kFusedQuantizeThreads) {
+            amax = max(amax, ptx::magnitude_bits(ptx::to_float(values[i])));
         }
         amax = block_max(amax);
         if (threadIdx.x == 0) args.out.amax_bits[row] = amax;
         return;
     }
-    if (row < args.m) load_row(args, row, values);
+    uint32_t amax = 0;
     if (!found) {
-        for (int64_t i = threadIdx.x; i < maxima; i += kFusedQuantizeThreads) amax = max(amax, args.out.amax_bits[i]);
+        for (int64_t i = threadIdx.x; i < args.m; i += kFusedQuantizeThreads) amax = max(amax, args.out.amax_bits[i]);
         amax = block_max(amax);
     }
     float const tensor_scale = resolve_tensor_scale(given, &amax);
     if (row == 0 && threadIdx.x == 0) *args.out.tensor_scale = tensor_scale;
     if (row >= round_up(args.m, 128)) return;
-    int const blocks = static_cast<int>(args.k / kBlock);
     int const blocks_padded = static_cast<int>(padded_blocks(args.k));
     for (int block = threadIdx.x; block < blocks_padded; block += kFusedQuantizeThreads) {
         uint8_t* const block_scale = args.out.block_scales + scale_offset(row, block, blocks_padded);
