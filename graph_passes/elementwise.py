@@ -19,9 +19,8 @@ from onnx_ir.convenience import get_const_tensor
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
 from trt_nvfp4.graph_passes.last_axis import RESHAPES, keeps_last_axis
-from trt_nvfp4.graph_passes.nodes import FLOATS, is_float_cast, is_op, operand
+from trt_nvfp4.graph_passes.nodes import FLOATS, drops, is_float_cast, is_op, operand
 from trt_nvfp4.graph_passes.one_shape import have_one_shape
-from trt_nvfp4.graph_passes.source import drops
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48

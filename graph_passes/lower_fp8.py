@@ -14,7 +14,7 @@ from trt_nvfp4.calibration import fp8
 from trt_nvfp4.graph_passes.nodes import insert_behind, operand, register
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Linear, Subgraph
-from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, constant, torch_dtype
+from trt_nvfp4.graph_passes.weights import StreamedTensor, as_torch, check_not_empty, constant, torch_dtype
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
 
 _CHUNK_VALUES = 1 << 23
@@ -70,15 +70,11 @@ def _quantized_weight(
 
 def _dequantize_weight(graph: ir.Graph, linear: Linear) -> ir.Node:
     """The stored weight as an FP8 initializer, in front of DequantizeLinear."""
+    check_not_empty(linear.weight)
     stored = linear.weight.stored
     tensor = get_const_tensor(stored)
     assert tensor is not None
     rows, columns = tensor.shape.numpy()
-    if 0 in (rows, columns):
-        raise ModelError(
-            f"weight '{stored.name}' is empty, {[rows, columns]}, and cannot be quantized; leave its subgraph out with "
-            "--exclude, or export the model without it"
-        )
     axis = 1 if linear.weight.stored_transposed else 0
 
     def chunks() -> Iterator[torch.Tensor]:

@@ -34,6 +34,13 @@ def optional_operand(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def drops(node: ir.Node | None) -> bool:
+    """`node` is a Dropout in training mode, or may be: one that is asked to drop values when it runs."""
+    training = optional_operand(node, 2) if is_op(node, "Dropout") else None
+    tensor = None if training is None else get_const_tensor(training)
+    return training is not None and (tensor is None or bool(tensor.numpy()))
+
+
 def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
     """An attribute that lists integers, or None."""
     found = node.attributes.get(name)

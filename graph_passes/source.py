@@ -17,7 +17,7 @@ from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
 from trt_nvfp4.graph_passes.einsum import multiply_matrices
 from trt_nvfp4.graph_passes.fold_weights import fold_weights
-from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS, is_op, operand, optional_operand
+from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS, drops, is_op, operand
 from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.graph_passes.stacked_weights import split_stacks
@@ -89,13 +89,6 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
             tensor.path, tensor.dtype.numpy(), "c", offset=tensor.offset or 0, shape=shape or (1,)
         ).reshape(shape)
     return tensor.numpy()
-
-
-def drops(node: ir.Node | None) -> bool:
-    """`node` is a Dropout in training mode, or may be: one that is asked to drop values when it runs."""
-    training = optional_operand(node, 2) if is_op(node, "Dropout") else None
-    tensor = None if training is None else get_const_tensor(training)
-    return training is not None and (tensor is None or bool(tensor.numpy()))
 
 
 def load(path: str | Path) -> SourceModel:

@@ -43,6 +43,15 @@ def constant(value: ir.Value) -> np.ndarray:
     return read_tensor(tensor)
 
 
+def check_not_empty(weight: Weight) -> None:
+    """Raises ModelError for a weight without values, which has no scale."""
+    if 0 in weight.shape:
+        raise ModelError(
+            f"weight '{weight.stored.name}' is empty, {list(weight.shape)}, and cannot be quantized; leave its "
+            "subgraph out with --exclude, or export the model without it"
+        )
+
+
 class Matrix:
     """W [rows, in_features] in float32, of the given weights, their rows interleaved (gate 0, up 0, gate 1, ...).
 
@@ -52,11 +61,7 @@ class Matrix:
 
     def __init__(self, parts: Sequence[Weight]) -> None:
         for part in parts:
-            if 0 in part.shape:
-                raise ModelError(
-                    f"weight '{part.stored.name}' is empty, {list(part.shape)}, and cannot be quantized; leave its "
-                    "subgraph out with --exclude, or export the model without it"
-                )
+            check_not_empty(part)
         self.parts = parts
         self.shape = (len(parts) * parts[0].shape[0], parts[0].shape[1])
 

@@ -26,7 +26,6 @@ from trt_nvfp4.graph_passes import weights
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import METADATA, calibration_tensors, lower, rewrite
 from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
-from trt_nvfp4.graph_passes.subgraph import Weight
 from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -301,9 +300,17 @@ def test_weights_that_are_no_numbers(value: float, loaded: Load) -> None:
         assert [path.name for path in source.path.parent.iterdir()] == ["model.onnx"]
 
 
-def test_weights_without_values() -> None:
-    with pytest.raises(ModelError, match=r"weight 'w' is empty, \[128, 0\]"):
-        weights.Matrix([Weight(ir.val("w"), False, ir.DataType.FLOAT16, 1.0, (128, 0))])
+@pytest.mark.parametrize("precision", ["nvfp4", "fp8"])
+def test_weights_without_values(precision: str, loaded: Load) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 20]> g (float[2, 32] x) => (float[2, 32] y)'
+        " { h = MatMul(x, up) a = Relu(h) y = MatMul(a, down) }"
+    )
+    for name, shape in (("up", (32, 0)), ("down", (0, 32))):
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), name))
+    source = loaded(model)
+    with pytest.raises(ModelError, match=r"weight 'up' is empty, \[0, 32\]"):
+        rewritten(source, plan_all(source, precision))
 
 
 @pytest.mark.parametrize("decision", ["nvfp4_w4a16", "fp8", "bf16"])

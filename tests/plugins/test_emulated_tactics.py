@@ -140,6 +140,14 @@ def test_crossovers_of_an_mlp(emulated: PluginHost, emulated_gpu: Gpu) -> None:
     ]
 
 
+def assert_near_reference(host: PluginHost, inputs: list[torch.Tensor], attributes: dict[str, int]) -> None:
+    with host.session("NVFP4PersistentMLP", inputs, attributes) as session:
+        (y,) = session.run(inputs)
+    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
+    assert isinstance(reference, torch.Tensor)
+    assert torch.linalg.norm((y - reference).float()) < 3e-3 * torch.linalg.norm(reference.float())
+
+
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)
 @on(("m", "hidden"), [(66, 32), (9, 2336)], ids=["more tokens than a block", "x wider than is read at once"])
 def test_normed_layers(
@@ -150,11 +158,7 @@ def test_normed_layers(
     rng = np.random.default_rng(seed)
     inputs = op_inputs.persistent_mlp(rng, 2, m, hidden, 32, hidden, torch.float16, gated=1).inputs
     attributes = {"activation": Activation.SILU, "gated": 1, "norm": 1, "residual": 1}
-    with emulated.session("NVFP4PersistentMLP", inputs, attributes) as session:
-        (y,) = session.run(inputs)
-    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
-    assert isinstance(reference, torch.Tensor)
-    assert torch.linalg.norm((y - reference).float()) < 3e-3 * torch.linalg.norm(reference.float())
+    assert_near_reference(emulated, inputs, attributes)
 
 
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)
@@ -168,11 +172,7 @@ def test_layers_where_a_block_lags(
     monkeypatch.setattr(emulated_gpu.device, "lagging", 8)
     inputs = op_inputs.persistent_mlp(np.random.default_rng(seed), 7, 8, 4096, 128, 4096, torch.float16, gated=0).inputs
     attributes = {"activation": Activation.RELU, "gated": 0, "norm": 0, "residual": 0}
-    with emulated.session("NVFP4PersistentMLP", inputs, attributes) as session:
-        (y,) = session.run(inputs)
-    reference = OPS["NVFP4PersistentMLP"].reference(*inputs, **attributes)
-    assert isinstance(reference, torch.Tensor)
-    assert torch.linalg.norm((y - reference).float()) < 3e-3 * torch.linalg.norm(reference.float())
+    assert_near_reference(emulated, inputs, attributes)
 
 
 @on("emulated_gpu", ["b200", "rtx-blackwell"], indirect=True)
