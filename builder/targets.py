@@ -66,8 +66,8 @@ TARGETS = {
     target.name: target
     for target in (
         Target("thor", "Jetson Thor", "sm_110a", (11, 0), "aarch64", TENSORRT, fp4_instructions=True, moe_layer=True),
-        Target("b200", "B200, GB200", "sm_100a", (10, 0), "x86_64", TENSORRT, fp4_instructions=True, moe_layer=True),
-        Target("b300", "B300, GB300", "sm_103a", (10, 3), "x86_64", TENSORRT, fp4_instructions=True, moe_layer=True),
+        Target("b200", "B200", "sm_100a", (10, 0), "x86_64", TENSORRT, fp4_instructions=True, moe_layer=True),
+        Target("b300", "B300", "sm_103a", (10, 3), "x86_64", TENSORRT, fp4_instructions=True, moe_layer=True),
         Target("rtx-blackwell", "RTX PRO 6000, RTX 50", "sm_120a", (12, 0), "x86_64", EITHER, fp4_instructions=True),
         Target("spark", "DGX Spark (GB10)", "sm_121a", (12, 1), "aarch64", EITHER, fp4_instructions=True),
         Target("h200", "H200", "sm_90a", (9, 0), "x86_64", TENSORRT),
