@@ -9,6 +9,7 @@
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "api/sm_count.h"
 #include "cutlass_launch.cuh"
 #include "fp8_epilogue.cuh"
 #include "sm90_weights_first.cuh"
@@ -100,10 +101,7 @@ using Dense = Fp8Kernel<cutlass::gemm::kernel::GemmUniversal<
 template <class Kernel>
 TrtNvfp4Status launch_fp8(typename Kernel::Arguments arguments, cudaStream_t stream) {
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
-                                          arguments.hw_info.device_id),
-                   "number of multiprocessors"));
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(stream, arguments.hw_info.sm_count));
     return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), true, stream, "FP8 GEMM");
 }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "api/launch.h"
+#include "api/sm_count.h"
 #include "heuristics/sm90_w4a16.h"
 
 namespace trt_nvfp4::sm90 {
@@ -15,12 +16,9 @@ inline bool gpu_is_sm90() {
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
-// SMs that kernels use, of the current GPU.
-inline TrtNvfp4Status read_sms(int& sms) {
-    int device = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&device), "cudaGetDevice"));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
+// SMs that kernels in a stream use.
+inline TrtNvfp4Status read_used_sms(cudaStream_t stream, int& sms) {
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(stream, sms));
     sms = std::min(sms, kMostSms);
     return TRT_NVFP4_SUCCESS;
 }

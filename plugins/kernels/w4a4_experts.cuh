@@ -1,6 +1,7 @@
 // The W4A4 GEMMs of mixtures of experts (experts_scheduler.cuh) around the main loops of all architectures.
 #pragma once
 
+#include "api/sm_count.h"
 #include "experts_scheduler.cuh"
 #include "w4a4_epilogue.cuh"
 #include "w4a4_experts.h"
@@ -61,10 +62,7 @@ TrtNvfp4Status launch_w4a4_experts(W4A4ExpertsGemm const& gemm, cudaStream_t str
     arguments.epilogue = gemm;
     arguments.scheduler = {&gemm};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaGetDevice(&arguments.hw_info.device_id), "current device"));
-    TRT_NVFP4_RETURN_IF_ERROR(
-        check_cuda(cudaDeviceGetAttribute(&arguments.hw_info.sm_count, cudaDevAttrMultiProcessorCount,
-                                          arguments.hw_info.device_id),
-                   "SM count"));
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(stream, arguments.hw_info.sm_count));
     return launch_cutlass<Kernel>(Kernel::to_underlying_arguments(arguments, nullptr), false, stream, "experts' GEMM");
 }
 

@@ -64,3 +64,25 @@ def test_shared_memory_is_the_kernels_not_a_launchs(emulated: PluginHost, emulat
             limits.setdefault(kernel, set()).add(limit)
     assert len(limits) >= 8  # for one token, and by columns of them
     assert {kernel: found for kernel, found in limits.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("m", [1, 8])
+def test_in_a_green_context(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that wait for each other are no more than its SMs, of which a launch on the whole GPU has more."""
+    rng, dtype = np.random.default_rng(seed), torch.float16
+    cases = {
+        "NVFP4PersistentMLP": op_inputs.persistent_mlp(rng, 2, m, 256, 2048, 256, dtype, gated=1),
+        "NVFP4MoE": op_inputs.moe(rng, m, 256, 512, 8, dtype),
+    }
+    for sms in (0, 12):
+        monkeypatch.setattr(emulated_gpu, "green_sms", sms)
+        emulated_gpu.launches.clear()
+        for op, case in cases.items():
+            with emulated.session(op, case.inputs) as session:
+                session.run(case.inputs)
+        kernels = ("sm80_w4a16_mlp", "sm80_w4a16_token", "sm80_w4a16_moe")
+        grids = [each.grid[0] for each in emulated_gpu.launches if any(name in each.kernel for name in kernels)]
+        assert len(grids) == 2
+        assert all((grid > 12) == (sms == 0) for grid in grids)

@@ -85,7 +85,7 @@ struct PhasesKernel {
 template <typename Args>
 TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* workspace, cudaStream_t stream) {
     Device device{};
-    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
+    TRT_NVFP4_RETURN_IF_ERROR(read_device(stream, device));
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes"));
     Footprint const bytes{kWarps * kStageBytes, kernel.chunk_bytes, static_cast<int>(attributes.sharedSizeBytes)};

@@ -219,7 +219,7 @@ size_t workspace_bytes(TrtNvfp4MoeArgs const& args) {
 
 TrtNvfp4Status launch(TrtNvfp4MoeArgs const& args, void* workspace, TrtNvfp4Stream stream) {
     Device device{};
-    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
+    TRT_NVFP4_RETURN_IF_ERROR(read_device(stream, device));
     for (int64_t first = 0; first < args.m;) {
         TrtNvfp4MoeArgs block = block_of(args, first, sm90::kMixtureTokens);
         bool const own = args.tactic == TRT_NVFP4_TACTIC_W4A16_SM90;

@@ -97,7 +97,7 @@ bool takes_small(TrtNvfp4LinearArgs const& linear) {
 
 TrtNvfp4Status launch_small(TrtNvfp4LinearArgs const& linear, TrtNvfp4Stream stream) {
     Device device{};
-    TRT_NVFP4_RETURN_IF_ERROR(read_device(device));
+    TRT_NVFP4_RETURN_IF_ERROR(read_device(stream, device));
     return with_kernel(linear, device, [&](auto kernel) { return kernel.launch(linear, device, stream); });
 }
 

@@ -18,7 +18,7 @@ constexpr int kMaxSplitTiles = 2048;
 struct Device {
     int sm_count;
     int shared_bytes;       // that a block may have
-    float bandwidth;        // of memory, bytes a second; 0: not known
+    float bandwidth;        // of memory, these SMs' share, bytes a second; 0: not known
     bool cooperative;       // can launch a grid that is co-resident as a whole
     bool dependent_launch;  // can start a kernel before the one in front of it has ended
     int major;              // of its compute capability

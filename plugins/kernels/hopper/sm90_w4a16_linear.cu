@@ -25,7 +25,7 @@ struct LinearWorkspace {
 template <typename T, int kTokens>
 TrtNvfp4Status run(TrtNvfp4LinearArgs const& linear, LinearWorkspace const& workspace, cudaStream_t stream) {
     int sms = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
+    TRT_NVFP4_RETURN_IF_ERROR(read_used_sms(stream, sms));
     LinearArgs<T> args{};
     TRT_NVFP4_RETURN_IF_ERROR(encode(args.maps, linear.weight, 1, linear.n, linear.k, kBoxAlone));
     args.tensor_scale = linear.weight.tensor_scale;

@@ -92,6 +92,10 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     int clusters = 0;
     TRT_NVFP4_RETURN_IF_ERROR(
         check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters"));
+    int all_sms = 0, sms = 0;
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(all_sms));
+    TRT_NVFP4_RETURN_IF_ERROR(read_sms(stream, sms));
+    clusters = std::min(clusters, sms / kMaxCluster);
     if (clusters == 0) {
         return record_error(TRT_NVFP4_UNSUPPORTED, "W4A16: the GPU has no room for two blocks of " +
                                                        std::to_string(shared) +
@@ -122,11 +126,9 @@ TrtNvfp4Status run(TrtNvfp4MlpArgs const& mlp, Pieces const& pieces, cudaStream_
     args.m = static_cast<int>(mlp.m);
     args.columns = Divisor(row_columns<kTokens>(args.m));
     args.one = 1;
-    int sms = 0;
     float bandwidth = 0.0f;
-    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
     TRT_NVFP4_RETURN_IF_ERROR(read_memory_bandwidth(bandwidth));
-    args.ahead = choose_ahead(kSlotCodes + kSlotScales, sms, bandwidth);
+    args.ahead = choose_ahead(kSlotCodes + kSlotScales, all_sms, bandwidth);
     args.x = static_cast<T const*>(mlp.x);
     args.y = static_cast<T*>(mlp.y);
     args.norm_weight = mlp.norm ? static_cast<T const*>(mlp.norm_weight) : nullptr;

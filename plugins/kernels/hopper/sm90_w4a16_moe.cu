@@ -131,7 +131,7 @@ bool tickets_are_divisible(TrtNvfp4MoeArgs const& args) {
 template <typename T>
 TrtNvfp4Status run(TrtNvfp4MoeArgs const& moe, void* workspace, cudaStream_t stream) {
     int sms = 0;
-    TRT_NVFP4_RETURN_IF_ERROR(read_sms(sms));
+    TRT_NVFP4_RETURN_IF_ERROR(read_used_sms(stream, sms));
     int const splits = splits_of_down(moe, moe.m, sms);
     MixtureArgs<T> args{};
     args.m = static_cast<int>(moe.m);

@@ -3,14 +3,11 @@
 
 #include <string>
 
+#include "../api/driver_function.h"
 #include "../api/launch.h"
 #include "../sm90_w4a16_mlp_rows.cuh"
 
 namespace trt_nvfp4::sm90 {
-
-using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
-                                 cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
-                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 // What L2 reads beside a box whose rows end within lines of memory: the next box has the rest of these. Where blocks
 // hand each other activations all the time, those wait behind what is read ahead; mixtures rarely do.
@@ -21,20 +18,16 @@ constexpr CUtensorMapL2promotion kReadAhead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 inline TrtNvfp4Status encode(CUtensorMap& map, CUtensorMapDataType type, int rank, void const* data,
                              cuuint64_t const* sizes, cuuint64_t const* strides, cuuint32_t const* box,
                              CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
-    static void* const found = [] {
-        void* function = nullptr;
-        cudaDriverEntryPointQueryResult result{};
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-        return function;
-    }();
-    if (found == nullptr) {
+    static auto* const encode_tiled =
+        driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
+    if (encode_tiled == nullptr) {
         return record_error(TRT_NVFP4_UNSUPPORTED,
                             "the CUDA driver has no cuTensorMapEncodeTiled; use tactic W4A16_MMA_SYNC");
     }
     cuuint32_t const ones[] = {1, 1, 1};
-    CUresult const result = reinterpret_cast<EncodeTiled>(found)(
-        &map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes, strides, box, ones,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult const result =
+        encode_tiled(&map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes, strides, box, ones,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_CUDA_ERROR,
                         "cuTensorMapEncodeTiled: CUDA driver error " + std::to_string(static_cast<int>(result)));

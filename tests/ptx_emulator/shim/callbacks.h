@@ -28,6 +28,7 @@ struct ShimCallbacks {
     int32_t (*allow_shared)(const void* image, const char* name, int32_t bytes);  // of dynamic shared memory
     uint64_t (*symbol)(const void* image, const char* name);
     int32_t (*attribute)(int32_t attribute, int32_t* value);
+    int32_t (*green_sms)();  // of the green context that streams are in; 0: none
     int32_t (*encode_tiled)(void* map, int32_t type, uint32_t rank, uint64_t address, const uint64_t* dims,
                             const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
                             int32_t interleave, int32_t swizzle, int32_t l2_promotion, int32_t fill);

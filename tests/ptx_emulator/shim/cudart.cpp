@@ -46,6 +46,7 @@ constexpr ShimCallbacks kNobody = {
     [](const void*, const char*, int32_t) -> int32_t { return cudaErrorNoDevice; },
     [](const void*, const char*) -> uint64_t { return 0; },
     [](int32_t, int32_t*) -> int32_t { return cudaErrorNoDevice; },
+    [] { return int32_t{0}; },
     [](void*, int32_t, uint32_t, uint64_t, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int32_t,
        int32_t, int32_t, int32_t) -> int32_t { return CUDA_ERROR_NO_DEVICE; },
 };

@@ -32,6 +32,19 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                                               l2_promotion, fill));
 }
 
+CUresult cuStreamGetGreenCtx(CUstream, CUgreenCtx* context) {
+    static char all_streams_context;
+    *context = shim::callbacks.green_sms() > 0 ? reinterpret_cast<CUgreenCtx>(&all_streams_context) : nullptr;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGreenCtxGetDevResource(CUgreenCtx, CUdevResource* resource, CUdevResourceType type) {
+    if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_VALUE;
+    resource->type = type;
+    resource->sm.smCount = static_cast<unsigned>(shim::callbacks.green_sms());
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count, CUstream) {
     return fill(target, value, count);
 }
@@ -51,10 +64,18 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
-    bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-    *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
-    if (status) *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    return known ? cudaSuccess : cudaErrorInvalidValue;
+    struct {
+        const char* name;
+        void* function;
+    } const known[] = {{"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&cuTensorMapEncodeTiled)},
+                       {"cuStreamGetGreenCtx", reinterpret_cast<void*>(&cuStreamGetGreenCtx)},
+                       {"cuGreenCtxGetDevResource", reinterpret_cast<void*>(&cuGreenCtxGetDevResource)}};
+    *function = nullptr;
+    for (auto const& entry : known) {
+        if (std::strcmp(symbol, entry.name) == 0) *function = entry.function;
+    }
+    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return *function ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long flags,

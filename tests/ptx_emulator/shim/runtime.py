@@ -63,6 +63,7 @@ _SIGNATURES = {
     "allow_shared": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, _i32),
     "symbol": ctypes.CFUNCTYPE(_u64, ctypes.c_void_p, ctypes.c_char_p),
     "attribute": ctypes.CFUNCTYPE(_i32, _i32, ctypes.POINTER(_i32)),
+    "green_sms": ctypes.CFUNCTYPE(_i32),
     "encode_tiled": ctypes.CFUNCTYPE(
         _i32, ctypes.c_void_p, _i32, _u32, _u64, _u64s, _u64s, _u32s, _u32s, _i32, _i32, _i32, _i32
     ),
@@ -106,6 +107,8 @@ class Gpu:
         self.target = TARGETS[target] if isinstance(target, str) else target
         self.device = Device(self.target.sm_count, self.target.shared_per_block, seed, strict_exit)
         self.execute = execute
+        #: SMs of the green context that all streams are in; 0: in none.
+        self.green_sms = 0
         self.launches: list[LaunchRecord] = []
         #: Dynamic shared memory that kernels have asked for, by name; in force until the next asks.
         self.shared_limits: dict[str, int] = {}
@@ -141,7 +144,8 @@ class Gpu:
     def _guarded(self, name: str) -> Any:
         """The callback's method; an exception is kept for `raise_pending`, the host code sees a CUDA error."""
         method = getattr(self, f"_{name}")
-        failure = {"allocate": 0, "contains": 0, "symbol": 0, "encode_tiled": _INVALID_VALUE}.get(name, _LAUNCH_FAILURE)
+        zero = ("allocate", "contains", "symbol", "green_sms")
+        failure = 0 if name in zero else _INVALID_VALUE if name == "encode_tiled" else _LAUNCH_FAILURE
 
         def call(*arguments: Any) -> int:
             try:
@@ -183,6 +187,9 @@ class Gpu:
         value[0] = attributes[which]
         return _SUCCESS
 
+    def _green_sms(self) -> int:
+        return self.green_sms
+
     def _symbol(self, image: int, name: bytes) -> int:
         return self.module(image).address(name.decode())
 
@@ -209,8 +216,9 @@ class Gpu:
             parameters[offset : offset + size] = ctypes.string_at(launch.arguments[index], size)
         grid, block = tuple(launch.grid), tuple(launch.block)
         cluster = tuple(launch.cluster) if launch.cluster[0] else None
-        if launch.cooperative and int(np.prod(grid)) > self.target.sm_count:
-            raise EmulatorError(f"cooperative launch of {grid} CTAs on {self.target.sm_count} SMs, one CTA each")
+        sms = self.green_sms or self.target.sm_count
+        if launch.cooperative and int(np.prod(grid)) > sms:
+            raise EmulatorError(f"cooperative launch of {grid} CTAs on {sms} SMs, one CTA each")
         limit = self.shared_limits.get(name, _SHARED_BYTES - program.static_shared)
         if launch.shared_bytes > limit:
             raise EmulatorError(
