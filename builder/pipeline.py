@@ -194,6 +194,8 @@ def _take_plan(
     calibrated: bool | Collection[str],
     report: Report,
 ) -> None:
+    # Before it is written beside what an earlier run built.
+    check_required(request, plan)
     file = request.file(".plan.yaml")
     if not _holds(file, plan):
         plan.save(file)
@@ -202,7 +204,6 @@ def _take_plan(
     report.unplanned = unplanned_products(model, plan)
     limits = roofline.LIMITS[request.target.name]
     report.predicted = {**asdict(limits), "subgraphs": roofline.predict(plan, tokens, limits)}
-    check_required(request, plan)
 
 
 def _holds(file: Path, plan: Plan) -> bool:

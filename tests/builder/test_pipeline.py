@@ -297,6 +297,7 @@ def test_require_refuses_what_the_plan_lowers(gated_mlps: Path) -> None:
     with pytest.raises(BuilderError, match="--require nvfp4 cannot be met") as failure:
         run(gated_mlps, precision="fp8", require="nvfp4")
     assert failure.value.exit_code == errors.VERIFICATION_FAILED
+    assert not (gated_mlps.parent / "out" / "o.plan.yaml").exists()
     plan = Path(run(gated_mlps, precision="fp8", stop_after="rewrite")["files"]["plan"])
     with pytest.raises(BuilderError, match="--require nvfp4 cannot be met"):
         run(gated_mlps.parent / "out" / "o.rewritten.onnx", plan=plan, require="nvfp4")
