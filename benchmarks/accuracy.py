@@ -22,6 +22,7 @@ import torch
 from subjects import SUBJECTS, Metrics, above, fold, input_statistics, quantized_activations
 
 from trt_nvfp4.calibration import nvfp4, recipes
+from trt_nvfp4.calibration.replacing import replacing
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy.json"
 RECIPES = (
@@ -139,7 +140,8 @@ def main() -> None:
     results["torch"] = torch.__version__
 
     def save() -> None:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        with replacing(arguments.output) as partial:
+            partial.write_text(json.dumps(results, indent=1) + "\n")
 
     for name in arguments.subjects:
         measure(name, arguments.recipes, results["subjects"].setdefault(name, {}), save)

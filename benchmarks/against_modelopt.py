@@ -28,6 +28,7 @@ from subjects import SUBJECTS, Metrics, fold, input_statistics, quantized_activa
 from torch import Tensor
 
 from trt_nvfp4.calibration import nvfp4, recipes
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.plugins.ops import number_formats
 
 RESULTS = Path(__file__).resolve().parent / "results" / "modelopt.json"
@@ -142,7 +143,8 @@ def main() -> None:
             }
             results["rows"].append(row)
             print(json.dumps(row), flush=True)
-            arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+            with replacing(arguments.output) as partial:
+                partial.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

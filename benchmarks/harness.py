@@ -14,6 +14,7 @@ import torch
 
 from trt_nvfp4.builder.targets import arch_of
 from trt_nvfp4.builder.timing import CudaDevice, Timing, interleave
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.toolchain import find_nvcc
@@ -76,7 +77,6 @@ def environment() -> dict[str, Any]:
 def record(path: Path, result: dict[str, Any]) -> None:
     """Writes a run's result as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")
