@@ -357,13 +357,13 @@ def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipel
     """
     model = load(subject.onnx)
     subgraphs = find_subgraphs(model)
-    kept = {entry.name for entry in subject.plan.subgraphs if entry.decision == "keep"}
+    ours = {entry.name for entry in subject.plan.subgraphs if entry.decision != "keep"}
     capabilities = replace(subject.target.capabilities, fp8_plugins=False)
     plans, notes = {"nvfp4": subject.plan}, []
     for name in (NATIVE, *BASELINES):
         precision = name.replace("_", "-")
         plan = make_plan(model, subgraphs, capabilities, precision, KINDS, calibrated=True, recipe=subject.plan.recipe)
-        replaced = [entry for entry in plan.subgraphs if entry.name not in kept]
+        replaced = [entry for entry in plan.subgraphs if entry.name in ours]
         if name == NATIVE and all(entry.decision != NATIVE for entry in replaced):
             why = replaced[0].reason if replaced else "the plan replaces nothing"
             notes.append(f"TensorRT's own NVFP4 is not built: {why}")

@@ -127,7 +127,7 @@ def _check_files(directory: Path) -> None:
         config = json.loads((directory / "config.json").read_text())
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
-    if "model_type" not in config:
+    if not isinstance(config, dict) or "model_type" not in config:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: no model_type, so not a transformers model")
     for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin")]):
         with file.open("rb") as weights:

@@ -153,6 +153,8 @@ def _engine(path: Path) -> dict[str, Any]:
             "note": f"layers cannot be read without the target's GPU, and there is no {beside.name} beside it",
         }
     data = _report(beside)
+    if data["engine_sha256"] is None:
+        return {**found, "note": f"{beside.name} is of a later run, which built no engine"}
     # The digest: engines of one architecture are often of one size.
     if data["engine_bytes"] != found["bytes"] or data["engine_sha256"] != build_script.sha256(path):
         return {**found, "note": f"{beside.name} is of another engine ({data['engine_bytes']} bytes)"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rich.filesize import decimal
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
-from trt_nvfp4.calibration.replacing import made_folder
+from trt_nvfp4.calibration.replacing import made_folder, replacing
 from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples
 from trt_nvfp4.calibration.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics_file import is_statistics
@@ -60,7 +62,10 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     check(request, rewritten_already)
     if request.stop_after is None and request.bundle is None:
         require_here(request.target)
-    with made_folder(request.base.parent):
+    with ExitStack() as made:
+        for file in (request.base, request.timing_cache):
+            if file is not None:
+                made.enter_context(made_folder(file.parent))
         return (_go_on if rewritten_already else _from_the_start)(request, report, progress)
 
 
@@ -484,7 +489,8 @@ def _build(
         result = engine.run_script(folder, Path(name) / "out.engine", forward(progress), names)
         os.replace(Path(name) / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():
-            os.replace(folder / "timing.cache", request.timing_cache)
+            with replacing(request.timing_cache) as temporary:  # may be on another file system
+                shutil.copyfile(folder / "timing.cache", temporary)
     report.take_engine({**result, "engine": str(destination)})
     report.plugin_library_bytes = library.stat().st_size if library is not None else None
     if destination.stat().st_size != result["engine_bytes"]:

@@ -232,7 +232,9 @@ def choose_precisions(
 
         index = first(len(mixes), meets)
     if index is None:
-        best = (max if budget.met_by(math.inf) else min)(tried.values(), key=lambda score: score.value)
+        sign = 1 if budget.met_by(math.inf) else -1
+        # What is not a number is far from any.
+        best = max(tried.values(), key=lambda score: -math.inf if math.isnan(score.value) else sign * score.value)
         limited = f" with --require {require}" if require else ""
         raise BuilderError(
             VERIFICATION_FAILED,

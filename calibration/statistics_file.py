@@ -8,7 +8,6 @@ once they are final, they need not move.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -70,11 +69,15 @@ def _write(path: Path, content: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def _remove_unnamed(path: Path) -> None:
-    """Remove the arrays that neither the statistics nor the state names."""
+    """Remove the arrays that neither the statistics nor the state names; none, where one of these cannot be read."""
     named: set[Path] = set()
     for file in (path, state(path)):
-        with contextlib.suppress(CalibrationError):  # is not there
+        if not file.exists():
+            continue
+        try:
             named.update(array for kinds in _parse(file)[1].values() for array in kinds.values())
+        except CalibrationError:
+            return
     for old in folder(path).glob("*.npy"):
         if old not in named:
             old.unlink()

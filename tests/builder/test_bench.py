@@ -377,12 +377,16 @@ def test_baselines_are_tensorrts_own(gated_mlps: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("deleted", [False, True])
 def test_what_the_plan_keeps_is_the_same_for_all(
-    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """No baseline replaces it, and no note says that its time is missing."""
     plan = Plan.load(_planned(gated_mlps))
-    plan.subgraphs[1].decision = "keep"
+    if deleted:
+        del plan.subgraphs[1]
+    else:
+        plan.subgraphs[1].decision = "keep"
     plan.save(edited := gated_mlps.with_name("edited.yaml"))
     plans, _ = contestants(gated_mlps, tmp_path / "a", "rtx-blackwell", plan=edited)
     replaced = {name: [e.name for e in found.subgraphs if e.decision != "keep"] for name, found in plans.items()}

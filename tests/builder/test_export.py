@@ -104,6 +104,7 @@ def test_directory_to_engine(tmp_path: Path, seed: int, name: str, dtype: torch.
         (None, "not a Hugging Face model directory"),
         ("{", "not JSON"),
         ("{}", "no model_type"),
+        ("null", "no model_type"),
         ('{"model_type": "bert"}', "cannot load this model"),
         ('{"model_type": "no-such-model"}', "cannot load this model"),
     ],

@@ -111,6 +111,10 @@ def test_engine_that_a_bundle_built(out: Path) -> None:
         (out / "o.engine").write_bytes(another)
         shown = CliRunner().invoke(app, [str(out / "o.engine")], env={"COLUMNS": "200"})
         assert "o.report.json is of another engine (8 bytes)" in shown.stdout
+    later = built | {"engine": None, "engine_bytes": None, "engine_sha256": None}
+    (out / "o.report.json").write_text(json.dumps(later))
+    shown = CliRunner().invoke(app, [str(out / "o.engine")], env={"COLUMNS": "200"})
+    assert "o.report.json is of a later run, which built no engine" in shown.stdout
 
 
 def test_empty_engine(out: Path) -> None:

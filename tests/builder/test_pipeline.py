@@ -143,6 +143,16 @@ def test_timings_are_kept(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "mine.cache").read_bytes() == b"timings and more"
 
 
+def test_a_timing_cache_in_a_folder_that_is_not_there(gated_mlps: Path, tmp_path: Path) -> None:
+    """Known before the build; made for it, and gone with nothing in it."""
+    cache = tmp_path / "none" / "mine.cache"
+    assert run(gated_mlps, precision="bf16", timing_cache=cache)["engine_bytes"]
+    assert not cache.parent.exists()
+    cache.parent.write_text("")
+    with pytest.raises(FileExistsError):
+        run(gated_mlps, precision="bf16", timing_cache=cache)
+
+
 def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:
     progress = Recorded()
     output = gated_mlps.parent / "out" / "o.engine"

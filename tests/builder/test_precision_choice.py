@@ -6,7 +6,7 @@ import errno
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED,
 from trt_nvfp4.builder.precision_choice import (
     Option,
     Part,
+    Trials,
     _together,
     efficient,
     first,
@@ -33,7 +34,7 @@ from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples import input_specs, load_samples
 from trt_nvfp4.graph_passes import nvfp4_weights
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph
 
 
 def random_options(rng: np.random.Generator, subgraphs: int) -> dict[str, list[Option]]:
@@ -191,6 +192,18 @@ def test_how_near_a_mix_comes_does_not_read_as_if_it_met_the_budget(
     monkeypatch.setattr(Score, "value", property(lambda _: 0.99999985))
     with pytest.raises(BuilderError, match=r"nearest comes to cosine 0\.99999985$"):
         run(mlps, samples, "cosine>=0.9999999")
+
+
+def test_what_is_not_a_number_is_not_the_nearest(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixes, score_of = itertools.chain([math.nan], itertools.repeat(0.5)), Trials.score
+
+    def score(trials: Trials, entries: Sequence[PlannedSubgraph], recorded: Any) -> Any:
+        mixed = len(entries) > 1
+        return SimpleNamespace(value=next(mixes), worst_output="") if mixed else score_of(trials, entries, recorded)
+
+    monkeypatch.setattr(Trials, "score", score)
+    with pytest.raises(BuilderError, match=r"nearest comes to cosine 0\.5$"):
+        run(mlps, samples, "cosine>=0.9")
 
 
 def with_outputs(model: Path) -> None:

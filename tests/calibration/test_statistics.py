@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from trt_nvfp4.calibration import statistics_file
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.statistics import Statistics, collect
 
@@ -134,6 +137,23 @@ def test_a_save_takes_away_its_own_files_alone(tmp_path: Path) -> None:
     Statistics({"a": 2.0}, 1).save(file)
     assert [left.name for left in folder.iterdir()] == ["notes.txt"]
     assert Statistics.load(file).amax == {"a": 2.0}
+
+
+def test_arrays_of_what_cannot_be_read_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may fail for a moment."""
+    file = tmp_path / "s.statistics.json"
+    Statistics({"a": 1.0}, 1, {"a": {"mean_square": np.ones(16, np.float32)}}).save(file)
+    read_text = Path.read_text
+
+    def failing(path: Path, *arguments: Any) -> str:
+        if path == file:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read_text(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        statistics_file.write_state(file, {}, {})
+    assert Statistics.load(file).arrays["a"]["mean_square"].sum() == 16
 
 
 @pytest.mark.parametrize("external", [False, True])
