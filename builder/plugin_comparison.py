@@ -13,18 +13,12 @@ import numpy as np
 import onnx
 import torch
 
+from trt_nvfp4.graph_passes.weights import as_torch
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
 from .agreement import Agreement
 from .sides import session
-
-TYPES: dict[int, torch.dtype] = {
-    onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.FLOAT16: torch.float16,
-    onnx.TensorProto.BFLOAT16: torch.bfloat16,
-    onnx.TensorProto.INT8: torch.int8,
-}
 
 
 def compare_plugins(
@@ -72,12 +66,6 @@ def _inputs_of(
 def constants_of(node: onnx.NodeProto, model: onnx.ModelProto, folder: Path) -> dict[str, torch.Tensor]:
     """The constant inputs of a plugin node by name, in their order; external data lies in `folder`."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    return {name: _tensor(tensors[name], folder) for name in node.input if name in tensors}
-
-
-def _tensor(proto: onnx.TensorProto, folder: Path) -> torch.Tensor:
-    array = onnx.numpy_helper.to_array(proto, str(folder))
-    dtype = TYPES[proto.data_type]
-    if dtype == torch.bfloat16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(dtype)
-    return torch.from_numpy(array.copy())
+    return {
+        name: as_torch(onnx.numpy_helper.to_array(tensors[name], str(folder))) for name in node.input if name in tensors
+    }

@@ -48,12 +48,11 @@ def lower_moe(
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
     constants = expert_inputs(_OP, moe, name, weights, NVFP4)
-    static_scales = quantize_activations
-    for label, largest in zip(("input", "hidden"), largest_inputs(moe, amax), strict=True):
+    given = largest_inputs(moe, amax)
+    for label, largest in zip(("input", "hidden"), given, strict=True):
         scale = torch.tensor(0.0)
         if quantize_activations and largest is not None:
             scale = tensor_scale(torch.tensor(largest))
-        static_scales = static_scales and bool(scale)
         constants[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
     return replace_moe(
         graph,
@@ -61,5 +60,5 @@ def lower_moe(
         _OP,
         constants,
         quantize_activations=int(quantize_activations),
-        static_scales=int(static_scales),
+        static_scales=int(quantize_activations and None not in given),
     )

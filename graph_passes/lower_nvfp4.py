@@ -38,7 +38,7 @@ def lower_nvfp4(
             register(graph, value)
     definition = OPS[subgraph.op]
     attributes = _attributes(subgraph, quantize_activations)
-    attributes[STATIC_SCALES] = int(quantize_activations and _all_given(inputs))
+    attributes[STATIC_SCALES] = int(quantize_activations and amax.keys() >= set(subgraph.linear_inputs))
     attributes = definition.complete_attributes(**{k: v for k, v in attributes.items() if k in definition.attributes})
     node = ir.node(
         definition.name,
@@ -137,12 +137,6 @@ def _scales(
     return initializer(
         f"{subgraph.name}/{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
     )
-
-
-def _all_given(inputs: Mapping[str, ir.Value]) -> bool:
-    """Whether every tensor scale of an activation is known, and none is left to the run time."""
-    scales = [inputs[name].const_value for name in ("input_tensor_scale", "hidden_tensor_scale") if name in inputs]
-    return all(scale is not None and bool(scale.numpy().all()) for scale in scales)
 
 
 def _norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:

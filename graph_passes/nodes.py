@@ -8,13 +8,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-STANDARD_DOMAINS = ("", "ai.onnx")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """`node` is one of these standard operators."""
-    return node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS
+    return node is not None and node.op_type in op_types and not node.domain
 
 
 def is_float_cast(node: ir.Node | None) -> TypeGuard[ir.Node]:

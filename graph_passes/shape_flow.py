@@ -137,8 +137,6 @@ class _Flow:
 
     def visit(self, node: ir.Node) -> None:
         """Works out what `node` computes, given what is known of its inputs."""
-        if node.domain not in ("", "ai.onnx"):
-            return
         integers = self._compute(node)
         if integers is not None and 0 < len(integers.elements) <= _MAX_INTEGERS and _fits(integers, node.outputs[0]):
             self._integers[node.outputs[0]] = integers

@@ -17,7 +17,7 @@ from trt_nvfp4.calibration.nested_graphs import bodies
 from trt_nvfp4.graph_passes.batched_weights import squeeze_weights
 from trt_nvfp4.graph_passes.einsum import multiply_matrices
 from trt_nvfp4.graph_passes.fold_weights import fold_weights
-from trt_nvfp4.graph_passes.nodes import STANDARD_DOMAINS, drops, is_op, operand
+from trt_nvfp4.graph_passes.nodes import drops, is_op, operand
 from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.graph_passes.stacked_weights import split_stacks
@@ -159,7 +159,7 @@ def _parse(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: not an ONNX file, or a truncated one ({error})") from error
     if not proto.graph.node or not proto.opset_import:
         raise ModelError(f"{path}: not an ONNX model: it has no {'nodes' if proto.opset_import else 'opset import'}")
-    if all(opset.domain not in STANDARD_DOMAINS for opset in proto.opset_import):
+    if all(opset.domain not in ("", "ai.onnx") for opset in proto.opset_import):
         raise ModelError(f"{path}: its opset imports lack that of the default domain")
     return proto
 

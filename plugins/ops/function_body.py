@@ -86,9 +86,10 @@ def rows(y: str, x: str) -> str:
         {y} = Pad({y}_given, {y}_pads, zero_f)"""
 
 
-def with_rows_of(y: str, matrix: str, x: str) -> str:
-    """y [..., N] from matrix [M, N], with the leading dimensions of x [..., K]; where those hold no row, nor does y."""
-    return f"""{y}_lead = Shape<start = 0, end = -1>({x})
+def with_rows_of(y: str, matrix: str) -> str:
+    """y [..., N] from matrix [M, N], with the leading dimensions of the op's x [..., K]; where those hold no row, nor
+    does y."""
+    return f"""{y}_lead = Shape<start = 0, end = -1>(x)
         {y}_n = Shape<start = -1>({matrix})
         {y}_shape = Concat<axis = 0>({y}_lead, {y}_n)
         {y}_first = Constant<value = int64[1] {{0}}>()
@@ -323,14 +324,14 @@ def tile_scales(y: str, scale_bytes: str) -> str:
         {y} = Cast<to = {INT8}>({y}_tiled)"""
 
 
-def gemm_input(y: str, x: str, scale: str, type_of: str) -> str:
+def gemm_input(y: str, x: str, scale: str) -> str:
     """y [M, K] float32: what the GEMM sees of x [M, K] float32, by the flag `quantize_activations` in scope. 0: x
-    rounded to the type of `type_of`; 1: x quantized to NVFP4 and back."""
+    rounded to the type of the op's x; 1: x quantized to NVFP4 and back."""
     return f"""{y} = If(quantize_activations) <
             then_branch = {y}_w4a4 () => ({y}_nvfp4) {{
                 {fake_quantize(f"{y}_nvfp4", x, scale)} }},
             else_branch = {y}_w4a16 () => ({y}_16) {{
-                {y}_16_typed = CastLike({x}, {type_of})
+                {y}_16_typed = CastLike({x}, x)
                 {y}_16 = Cast<to = {FLOAT}>({y}_16_typed) }}
         >"""
 
@@ -345,8 +346,8 @@ def split_gate_up(gate: str, up: str, x: str) -> str:
         {up} = Gather<axis = 2>({gate}_pairs, {gate}_second)"""
 
 
-def rms_norm(y: str, x: str, weight: str, type_of: str) -> str:
-    """y [M, K] float32, rounded to the type of `type_of`: x / sqrt(mean(x^2) + epsilon) * weight, float32 inside."""
+def rms_norm(y: str, x: str, weight: str) -> str:
+    """y [M, K] float32, rounded to the type of the op's x: x / sqrt(mean(x^2) + epsilon) * weight, float32 inside."""
     return f"""{y}_square = Mul({x}, {x})
         {y}_total = ReduceSum<keepdims = 1>({y}_square, axis_last)
         {y}_k_int = Shape<start = -1>({x})
@@ -358,5 +359,5 @@ def rms_norm(y: str, x: str, weight: str, type_of: str) -> str:
         {y}_unit = Mul({x}, {y}_rsqrt)
         {y}_weight = Cast<to = {FLOAT}>({weight})
         {y}_weighted = Mul({y}_unit, {y}_weight)
-        {y}_typed = CastLike({y}_weighted, {type_of})
+        {y}_typed = CastLike({y}_weighted, x)
         {y} = Cast<to = {FLOAT}>({y}_typed)"""

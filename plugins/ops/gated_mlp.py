@@ -69,5 +69,5 @@ def _body(fmt: WeightFormat) -> str:
         {fmt.decoded_onnx("down_w", "down")}
         {text.linear("down_product", "hidden_seen", "down_w", "down_bias")}
         down_typed = CastLike(down_product, x)
-        {text.with_rows_of("y", "down_typed", "x")}
+        {text.with_rows_of("y", "down_typed")}
 """

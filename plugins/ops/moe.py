@@ -234,5 +234,5 @@ def _body(fmt: WeightFormat) -> str:
         routed = ReduceSum<keepdims = 0>(weighted, axis_ranks)
         {_with_shared("sum", "routed", fmt)}
         sum_typed = CastLike(sum, x)
-        {text.with_rows_of("y", "sum_typed", "x")}
+        {text.with_rows_of("y", "sum_typed")}
 """

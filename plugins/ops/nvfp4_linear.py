@@ -44,12 +44,12 @@ _BODY = f"""
         {text.attribute_int("activation")}
         {text.attribute_flag("quantize_activations")}
         {text.rows("x_rows", "x")}
-        {text.gemm_input("seen", "x_rows", "input_tensor_scale", "x")}
+        {text.gemm_input("seen", "x_rows", "input_tensor_scale")}
         {text.dequantize_weight("w", "weight", "weight_scales", "weight_tensor_scale")}
         {text.linear("product", "seen", "w", "bias")}
         {activate_onnx("activated", "product")}
         activated_typed = CastLike(activated, x)
-        {text.with_rows_of("y", "activated_typed", "x")}
+        {text.with_rows_of("y", "activated_typed")}
 """
 
 NVFP4_LINEAR = OpDefinition(

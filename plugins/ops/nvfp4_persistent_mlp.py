@@ -91,10 +91,10 @@ _LAYER = f"""
     )
 }
             normed = If(norm) <
-                then_branch = with_norm () => (unit) {{ {text.rms_norm("unit", "state", "norm_weight_i", "x")} }},
+                then_branch = with_norm () => (unit) {{ {text.rms_norm("unit", "state", "norm_weight_i")} }},
                 else_branch = without_norm () => (raw) {{ raw = Identity(state) }}
             >
-            {text.gemm_input("seen", "normed", "input_tensor_scale_i", "x")}
+            {text.gemm_input("seen", "normed", "input_tensor_scale_i")}
             {text.dequantize_weight("up_w", "up_weight_i", "up_scales_i", "up_tensor_scale_i")}
             {text.linear("up_product", "seen", "up_w", "up_bias_i")}
             hidden = If(gated) <
@@ -103,7 +103,7 @@ _LAYER = f"""
                     {gate_onnx("gated_hidden", "gate_half", "up_half")} }},
                 else_branch = without_gate () => (plain_hidden) {{ {activate_onnx("plain_hidden", "up_product")} }}
             >
-            {text.gemm_input("hidden_seen", "hidden", "hidden_tensor_scale_i", "x")}
+            {text.gemm_input("hidden_seen", "hidden", "hidden_tensor_scale_i")}
             {text.dequantize_weight("down_w", "down_weight_i", "down_scales_i", "down_tensor_scale_i")}
             {text.linear("down_product", "hidden_seen", "down_w", "down_bias_i")}
             layer_output = If(residual) <
@@ -135,7 +135,7 @@ _BODY = f"""
                 => (bool go_on, float[rows, h] next_state) {{ {_LAYER} }}
         >
         last_state_typed = CastLike(last_state, x)
-        {text.with_rows_of("y", "last_state_typed", "x")}
+        {text.with_rows_of("y", "last_state_typed")}
 """
 
 NVFP4_PERSISTENT_MLP = OpDefinition(

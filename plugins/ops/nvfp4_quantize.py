@@ -52,13 +52,13 @@ _BODY = f"""
         >
         {text.rows("r", "residual_out")}
         n = If(norm) <
-            then_branch = normed () => (unit) {{ {text.rms_norm("unit", "r", "norm_weight", "x")} }},
+            then_branch = normed () => (unit) {{ {text.rms_norm("unit", "r", "norm_weight")} }},
             else_branch = not_normed () => (raw) {{ raw = Identity(r) }}
         >
         {text.quantize_blocks("q", "n", "tensor_scale")}
         tensor_scale_out = Identity(q_tensor_scale)
         {text.pack("q_bytes", "q")}
-        {text.with_rows_of("packed", "q_bytes", "x")}
+        {text.with_rows_of("packed", "q_bytes")}
         {text.tile_scales("tiled", "q_scale_bytes")}
         tile_rows = Constant<value = int64[1] {{128}}>()
         no_row = Constant<value = int64[1] {{0}}>()

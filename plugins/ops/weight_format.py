@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -106,7 +105,7 @@ NVFP4 = WeightFormat(
     seen=_seen_nvfp4,
     constants=text.constants(),
     weight_onnx=text.dequantize_weight,
-    seen_onnx=partial(text.gemm_input, type_of="x"),
+    seen_onnx=text.gemm_input,
     flags={"quantize_activations": 0},
 )
 
