@@ -8,15 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.roofline import LIMITS, Cost, Limits, grouped_seconds, roofline, subgraph_cost
+from trt_nvfp4.builder.roofline import (
+    ARITHMETIC,
+    LIMITS,
+    WEIGHT_BYTES,
+    Cost,
+    Limits,
+    grouped_seconds,
+    roofline,
+    subgraph_cost,
+)
 from trt_nvfp4.builder.svg_charts import number
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "roofline.md"
 TARGETS = ("thor", "b200", "rtx-blackwell")
 DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16")
-ARITHMETIC = {"nvfp4_w4a4": "fp4", "nvfp4_w4a16": "bf16"}
-NVFP4_BYTES = 0.5 + 1 / 16
+NVFP4_BYTES = WEIGHT_BYTES["nvfp4_w4a16"]
 
 INTRODUCTION = """# Roofline
 

@@ -13,8 +13,11 @@ from .agreement import Agreement, can_be_logits, is_discrete, log_softmax
 from .errors import USAGE, BuilderError
 
 # Metric -> the relation that a budget states, and its range.
-METRICS = {"cosine": (">=", 0.0, 1.0), "sqnr": (">=", -math.inf, math.inf), "kl": ("<=", 0.0, math.inf)} | {
-    "perplexity": ("<=", 1.0, math.inf)
+METRICS = {
+    "cosine": (">=", 0.0, 1.0),
+    "sqnr": (">=", -math.inf, math.inf),
+    "kl": ("<=", 0.0, math.inf),
+    "perplexity": ("<=", 1.0, math.inf),
 }
 _SYNTAX = re.compile(r"\s*([a-z]+)\s*(>=|<=)\s*(\S+?)\s*(?:dB)?\s*")
 

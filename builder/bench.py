@@ -19,6 +19,7 @@ import numpy as np
 from rich.table import Table
 
 from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.python_loader import split_function
 from trt_nvfp4.calibration.recipes import DEFAULT
 from trt_nvfp4.calibration.replacing import check_writable, replacing
 from trt_nvfp4.calibration.samples import input_specs, load_samples, save_sample
@@ -39,7 +40,6 @@ from .onnx_file import is_rewritten, read_if_any
 from .progress import Progress
 from .random_inputs import random_samples, vocabulary
 from .report import versions
-from .request import without_function
 from .shapes import Shape
 from .sides import ENGINES
 from .subgraph_bench import bench_subgraphs
@@ -123,7 +123,7 @@ def bench(
     """
     progress.stage("reading the model")
     data = request.calib_data
-    if data is not None and not without_function(data).exists():
+    if data is not None and not split_function(data)[0].exists():
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
     subject = _subject(request, device)
     mode, note = _mode(request, subject)
@@ -131,7 +131,7 @@ def bench(
     if note:
         result.notes.append(note)
     if mode == "roofline":
-        _predict(request, subject, result)
+        _predict(subject, result)
         return result
     here = device()
     before = here.environment()
@@ -236,7 +236,7 @@ def _mode(request: Request, subject: Subject) -> tuple[str, str]:
     return mode, f"no whole engines: {no_engine}" if no_engine else ""
 
 
-def _predict(request: Request, subject: Subject, result: Result) -> None:
+def _predict(subject: Subject, result: Result) -> None:
     """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
     limits = roofline.LIMITS[subject.target.name]
     tokens = subgraph_tokens(load(subject.onnx), subject.plan.subgraphs, subject.shapes)
@@ -428,14 +428,16 @@ def tables(result: Result) -> list[Table]:
     """The result for the terminal."""
     unit = "predicted us" if result.mode == "roofline" else "median us"
     whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
-    for heading in ("contestant", unit, "p90", "p99", "speed-up as planned"):
+    cosines = result.cosine_to_bf16  # of whole engines
+    for heading in ("contestant", unit, "p90", "p99", "speed-up as planned", *(["cosine to BF16"] if cosines else [])):
         whole.add_column(heading, justify="left" if heading == "contestant" else "right")
     key = "predicted_us" if result.mode == "roofline" else "median_us"
     ours = result.contestants["nvfp4"][key]
     for name, times in result.contestants.items():
         tail = [number(times[percentile]) if percentile in times else "-" for percentile in ("p90_us", "p99_us")]
         speed_up = "-" if name == "nvfp4" else f"{times[key] / ours:.2f}x"
-        whole.add_row(CONTESTANTS[name], number(times[key]), *tail, speed_up)
+        cosine = [f"{cosines[name]:.5f}"] if cosines else []
+        whole.add_row(CONTESTANTS[name], number(times[key]), *tail, speed_up, *cosine)
     parts = Table(title="subgraphs", title_justify="left")
     names = [name for name in result.contestants if result.subgraphs]
     for heading in ("subgraph", "tokens", "decision", *(CONTESTANTS[name] for name in names)):

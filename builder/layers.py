@@ -83,8 +83,8 @@ def _inspected(tensors: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(str(tensor.get("Datatype") or tensor.get("Format/Datatype", "")) for tensor in tensors)
 
 
-# How TensorRT's layer lists spell the precision a GEMM reads its operands in.
 PLUGINS = {"nvfp4": "nvfp4 plugin", "fp8_plugin": "fp8 plugin"}
+# How TensorRT's layer lists spell the precision a GEMM reads its operands in.
 DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
 
 

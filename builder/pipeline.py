@@ -206,7 +206,7 @@ def _take_plan(
         plan.save(file)
     report.files["plan"] = str(file)
     report.take_plan(plan, calibrated)
-    report.unplanned = unplanned_products(model, plan)
+    report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
     limits = roofline.LIMITS[request.target.name]
     report.predicted = {**asdict(limits), "subgraphs": roofline.predict(plan, tokens, limits)}
 
@@ -517,7 +517,6 @@ def _plugins(
 
 def _check_memory(model: Path, report: Report) -> None:
     estimate = engine.estimate_memory(model)
-    report.memory_estimate_bytes = {"needed": estimate.needed, "available": estimate.available}
     if estimate.weights > estimate.available:
         raise BuilderError(
             BUILD_FAILED,

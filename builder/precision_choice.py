@@ -169,7 +169,10 @@ class Trials:
             file, offset, length = self._folder / f"{sha256(key.encode()).hexdigest()}.data", 0, tensor.nbytes
             if not file.exists():
                 with replacing(file) as temporary, temporary.open("wb") as stream:
-                    tensor.tofile(stream)
+                    if isinstance(tensor, StreamedTensor):
+                        tensor.tofile(stream)
+                    else:
+                        stream.write(tensor.tobytes())
         location, shape = file.resolve().relative_to("/"), ir.Shape(tensor.shape.numpy())
         return ir.ExternalTensor(
             location, offset, length, tensor.dtype, shape=shape, name=tensor.name or "", base_dir="/"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trt_nvfp4.graph_passes.plan import Plan
-    from trt_nvfp4.graph_passes.unplanned_products import UnplannedProducts
 
 ACTIVATIONS = {
     ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
@@ -67,7 +66,7 @@ class Report:
     bundle: str | None = None
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
     # Products that the plan has no entry for, by operator.
-    unplanned: dict[str, UnplannedProducts] = field(default_factory=dict)
+    unplanned: dict[str, dict[str, float]] = field(default_factory=dict)
     weights_bytes: dict[str, int] = field(default_factory=dict)
     plugin_layers: int | None = None
     # What an accuracy budget led to (see `precision_choice.Choice`).
@@ -76,7 +75,6 @@ class Report:
     # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
     predicted: dict[str, Any] = field(default_factory=dict)
     accuracy: dict[str, Any] = field(default_factory=dict)
-    memory_estimate_bytes: dict[str, int] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -161,8 +159,7 @@ def load(path: Path) -> dict[str, Any]:
         raise BuilderError(
             USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
         )
-    # Of products without an entry, the type is imported for type checkers alone. An engine has a size.
-    types = get_type_hints(Report, localns={"UnplannedProducts": dict[str, float]})
+    types = get_type_hints(Report)  # an engine has a size
     wrong = misfits(found, {**types, "engine_bytes": int} if found["engine"] else types)
     wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, SUBGRAPH)]
     if wrong:

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from trt_nvfp4.calibration.external_data import locations
+from trt_nvfp4.calibration.python_loader import split_function
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
@@ -181,7 +182,7 @@ def _check_inputs(request: Request) -> None:
         )
     for option in ("plan", "calib_data", "accuracy_data", "packed_weights"):
         path: Path | None = getattr(request, option)
-        if path is not None and not without_function(path).exists():
+        if path is not None and not split_function(path)[0].exists():
             raise BuilderError(USAGE, f"--{option.replace('_', '-')} {path}: no such file or folder")
 
 
@@ -212,11 +213,6 @@ def _check_interface(request: Request) -> None:
                 f"{where} has no shape, not even a number of dimensions; export the model with one, whose dimensions "
                 "may be dynamic",
             )
-
-
-def without_function(path: Path) -> Path:
-    """The file of a Python loader, `loader.py:function`; any other path as it is."""
-    return Path(str(path).rpartition(":")[0]) if ".py:" in str(path) else path
 
 
 def _check_destination(request: Request, rewritten: bool) -> None:
@@ -251,7 +247,7 @@ def _inputs(request: Request) -> Iterator[Path]:
     """What the run reads, files in folders and external data of the model included."""
     for path in (request.model, request.plan, request.calib_data, request.accuracy_data, request.packed_weights):
         if path is not None:
-            yield without_function(path)
+            yield split_function(path)[0]
             if path.is_dir():
                 yield from (file for file in path.iterdir() if file.suffix in READ_IN_FOLDERS)
     model = read_if_any(request.model)

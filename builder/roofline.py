@@ -16,7 +16,10 @@ from trt_nvfp4.graph_passes.plan import NVFP4, Plan
 # Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
 WEIGHT_BYTES = dict.fromkeys(NVFP4, 0.5 + 1 / 16) | {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
 # The type that the tensor cores multiply in. W4A16 decodes its weights to 16 bits first.
-ARITHMETIC = {"nvfp4_w4a4": "fp4", "nvfp4_w4a16": "bf16", "native_nvfp4": "fp4"} | {
+ARITHMETIC = {
+    "nvfp4_w4a4": "fp4",
+    "nvfp4_w4a16": "bf16",
+    "native_nvfp4": "fp4",
     "fp8": "fp8",
     "bf16": "bf16",
     "fp16": "bf16",

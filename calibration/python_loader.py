@@ -17,6 +17,12 @@ from .errors import CalibrationError
 DEFAULT = "load_data"  # Polygraphy's name
 
 
+def split_function(path: Path) -> tuple[Path, str]:
+    """The file, and the function that is named in it: of `loader.py:function`; of any other path ""."""
+    file, _, function = str(path).rpartition(":") if ".py:" in str(path) else (str(path), "", "")
+    return Path(file), function
+
+
 def load(file: Path, function: str) -> Iterable[tuple[str, Callable[[], Mapping[str, np.ndarray]]]]:
     """(where it is from, what gives its arrays) for each sample of `function` in `file`, called anew for each pass.
 

@@ -60,12 +60,12 @@ def load_samples(
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
     that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.
     """
-    file, _, function = str(path).rpartition(":") if ".py:" in str(path) else (str(path), "", "")
-    if not Path(file).exists():
+    file, function = python_loader.split_function(Path(path))
+    if not file.exists():
         raise CalibrationError(f"{file}: no such file or folder of calibration samples")
-    if Path(file).suffix == ".py":
-        return _Samples(path, specs, python_loader.load(Path(file), function or python_loader.DEFAULT))
-    read = _reader(Path(file), specs, None if tokenizer is None else Path(tokenizer))
+    if file.suffix == ".py":
+        return _Samples(path, specs, python_loader.load(file, function or python_loader.DEFAULT))
+    read = _reader(file, specs, None if tokenizer is None else Path(tokenizer))
     return _CountedSamples(path, specs, read)
 
 

@@ -53,7 +53,7 @@ def _recognize_plain(region: Region) -> Recognized | None:
     if _distance(y, low + (high - low) * _POINTS / 10, one) < _TOLERANCE:
         return None  # a linear function is no activation
     activation = _nearest(region, y, _POINTS, one)
-    return Recognized(activation, 0) if activation else _refused(region, 0, None)
+    return Recognized(activation, 0) if activation else _refused(region, None)
 
 
 def _recognize_gated(region: Region) -> Recognized | None:
@@ -70,7 +70,7 @@ def _recognize_gated(region: Region) -> Recognized | None:
         if clamped is not None:
             name, alpha, limit = clamped
             return Recognized(name, gate, up, alpha, limit)
-    return _refused(region, 0, 1) if region.multiplies_leaves else None
+    return _refused(region, 1) if region.multiplies_leaves else None
 
 
 def _match_clamped(
@@ -104,9 +104,9 @@ def _nearest(region: Region, h: torch.Tensor, g: torch.Tensor, u: torch.Tensor) 
     )
 
 
-def _refused(region: Region, gate: int, up: int | None) -> Recognized:
+def _refused(region: Region, up: int | None) -> Recognized:
     served = ", ".join(a.name.lower() for a in (*_SERVED, *([] if up is None else GATED_ONLY)))
-    return Recognized(region.operators, gate, up, refusal=f"its activation ({region.operators}) is not one of {served}")
+    return Recognized(region.operators, 0, up, refusal=f"its activation ({region.operators}) is not one of {served}")
 
 
 def _distance(h: torch.Tensor, f: torch.Tensor, u: torch.Tensor) -> float:

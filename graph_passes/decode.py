@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trt_nvfp4.graph_passes.subgraph import Subgraph
 
-__all__ = ["most_decode_tokens"]
-
 # With NVFP4 weights and 16-bit activations (W4A16) half as much is read and products are half as fast. Measured on an
 # H200 (benchmarks/results/nvfp4_or_fp8.json).
 _MLP_TOKENS = 32

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -11,8 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.nodes import FLOATS, is_op, operand, register
-
-Read: TypeAlias = Callable[[ir.TensorProtocol], np.ndarray]
+from trt_nvfp4.graph_passes.tensors import read_tensor
 
 # What makes weights when a model runs: parametrizations (weight_norm, spectral_norm) and changes of layout. Rounding is
 # left, as the results are quantized already, and so is what takes parts: `split_stacks` does without a copy.
@@ -23,11 +21,11 @@ _WEIGHT_MAKING = (
 )
 
 
-def fold_weights(graph: ir.Graph, read: Read) -> None:
+def fold_weights(graph: ir.Graph) -> None:
     """Matrices that products multiply by and constants make become constants, computed anew whenever they are read.
 
     None is held in memory, so that stacks of matrices are left: of these, one matrix at a time is read. So are those
-    that are larger than what they are made of. `read` reads a tensor.
+    that are larger than what they are made of.
     """
     made: dict[ir.Value, ir.TensorProtocol] = {}
 
@@ -38,7 +36,7 @@ def fold_weights(graph: ir.Graph, read: Read) -> None:
         if _makes_weights(node) and all(
             tensor is not None or value is None for tensor, value in zip(tensors(node), node.inputs, strict=True)
         ):
-            made[node.outputs[0]] = _computed(node, tensors(node), read)
+            made[node.outputs[0]] = _computed(node, tensors(node))
     for node in graph:
         if not is_op(node, "MatMul", "Gemm"):
             continue
@@ -60,7 +58,7 @@ def _makes_weights(node: ir.Node) -> bool:
     return not is_op(node, "Cast") or operand(node, 0).dtype in FLOATS  # of other types, weights are quantized already
 
 
-def _computed(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], read: Read) -> ir.TensorProtocol:
+def _computed(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None]) -> ir.TensorProtocol:
     """The output of `node` for constant inputs; of 16 bits, in float32, as ONNX Runtime and TensorRT sum."""
     proto, output = ir.to_proto(node), node.outputs[0]
     names = ["" if tensor is None else f"i{number}" for number, tensor in enumerate(tensors)]
@@ -71,7 +69,7 @@ def _computed(node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], read: 
 
     def compute() -> ir.TensorProtocol:
         feeds = {
-            name: read(tensor).astype(np.float32 if tensor.dtype in FLOATS else tensor.dtype.numpy(), copy=False)
+            name: read_tensor(tensor).astype(np.float32 if tensor.dtype in FLOATS else tensor.dtype.numpy(), copy=False)
             for name, tensor in zip(names, tensors, strict=True)
             if tensor is not None
         }

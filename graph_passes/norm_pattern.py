@@ -23,7 +23,7 @@ def match_rms_norm(y: ir.Value, features: int) -> RMSNorm | None:
     """The RMSNorm over the last axis (of size `features`) that produces `y`."""
     node = y.producer()
     if is_op(node, "RMSNormalization"):
-        return _match_operator(node, y, features)
+        return _match_operator(node, features)
     nodes: list[ir.Node] = []
     value = _strip_casts(y, nodes)
     node = value.producer()
@@ -42,7 +42,7 @@ def match_rms_norm(y: ir.Value, features: int) -> RMSNorm | None:
     x, epsilon = normalized
     if weight is not None and not _scales(weight, x, features):
         return None
-    return RMSNorm(x, y, weight, offset, epsilon, tuple(dict.fromkeys(nodes)))
+    return RMSNorm(x, weight, offset, epsilon, tuple(dict.fromkeys(nodes)))
 
 
 def _is_last(axes: list[int] | None, x: ir.Value) -> bool:
@@ -59,13 +59,13 @@ def _scales(weight: ir.Value, x: ir.Value, features: int) -> bool:
     return x.shape is None or not isinstance(x.shape[-1], int) or x.shape[-1] == features
 
 
-def _match_operator(node: ir.Node, y: ir.Value, features: int) -> RMSNorm | None:
+def _match_operator(node: ir.Node, features: int) -> RMSNorm | None:
     x, source = operand(node, 0), constant_source(operand(node, 1))
     if source is None or not _is_last([node.attributes.get_int("axis", -1)], x):
         return None
     if not _scales(source[0], x, features):
         return None
-    return RMSNorm(x, y, source[0], 0.0, node.attributes.get_float("epsilon", 1e-5), (node,))
+    return RMSNorm(x, source[0], 0.0, node.attributes.get_float("epsilon", 1e-5), (node,))
 
 
 def _strip_casts(value: ir.Value, nodes: list[ir.Node]) -> ir.Value:

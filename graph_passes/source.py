@@ -21,6 +21,7 @@ from trt_nvfp4.graph_passes.nodes import drops, is_op, operand
 from trt_nvfp4.graph_passes.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.shape_flow import simplify_shapes
 from trt_nvfp4.graph_passes.stacked_weights import split_stacks
+from trt_nvfp4.graph_passes.tensors import read_tensor
 from trt_nvfp4.graph_passes.unite_copies import unite_copies
 from trt_nvfp4.plugins.ops import DOMAIN
 
@@ -79,18 +80,6 @@ class SourceModel:
         return read_tensor(tensor)
 
 
-def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
-    """Values of a tensor; an external one is mapped anew, so that its pages leave memory with the array."""
-    if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
-        shape = tensor.shape.numpy()
-        if 0 in shape:
-            return np.empty(shape, tensor.dtype.numpy())
-        return np.memmap(
-            tensor.path, tensor.dtype.numpy(), "c", offset=tensor.offset or 0, shape=shape or (1,)
-        ).reshape(shape)
-    return tensor.numpy()
-
-
 def load(path: str | Path) -> SourceModel:
     """Loads and checks the model at `path`.
 
@@ -119,8 +108,8 @@ def load(path: str | Path) -> SourceModel:
     simplify_shapes(model.graph)
     squeeze_weights(model.graph)
     split_stacks(model.graph)
-    fold_weights(model.graph, read_tensor)
-    unite_copies(model.graph, read_tensor)
+    fold_weights(model.graph)
+    unite_copies(model.graph)
     passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)

@@ -104,7 +104,6 @@ class RMSNorm:
     """y = x / sqrt(mean(x^2) + epsilon) * (weight + offset) over the last axis; no weight means ones."""
 
     x: ir.Value
-    y: ir.Value
     weight: ir.Value | None
     offset: float
     epsilon: float

@@ -10,13 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.nodes import FLOATS, is_op
+from trt_nvfp4.graph_passes.tensors import read_tensor
 
 # So many bytes tell the matrices of different layers apart; only those that agree in them are read in full.
 _HEAD = 4096
 
 
-def unite_copies(graph: ir.Graph, read: Callable[[ir.TensorProtocol], np.ndarray]) -> None:
-    """Makes every MatMul and Gemm that multiplies by a copy of a matrix read the first one; `read` reads a tensor.
+def unite_copies(graph: ir.Graph) -> None:
+    """Makes every MatMul and Gemm that multiplies by a copy of a matrix read the first one.
 
     Matrices that anything else reads are left, and so are those that the bodies of control flow read, where nothing is
     replaced, and those of one value throughout, as they need not be copies.
@@ -34,7 +35,7 @@ def unite_copies(graph: ir.Graph, read: Callable[[ir.TensorProtocol], np.ndarray
 
     def values_of(value: ir.Value) -> np.ndarray:
         assert value.const_value is not None
-        return read(value.const_value)
+        return read_tensor(value.const_value)
 
     for values in alike.values():
         for candidates in _groups(values, lambda value: _head(values_of(value))):

@@ -10,8 +10,9 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.source import ModelError, read_tensor
+from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Bias, Weight
+from trt_nvfp4.graph_passes.tensors import read_tensor
 
 # Initializers by what they were made of, and how: subgraphs with the same weights read the same ones.
 MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ...]]

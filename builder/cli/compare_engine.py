@@ -88,23 +88,13 @@ def compare_engine(
     with failures(debug, as_json):
         from trt_nvfp4.builder.agreement import Thresholds
         from trt_nvfp4.builder.compare import compare
-        from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
+        from trt_nvfp4.builder.errors import VERIFICATION_FAILED
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.sides import Side
 
         limits = dict(zip(RANGES, (min_cosine, min_sqnr, max_abs, max_rel, max_kl), strict=True))
-        for option, value in limits.items():
-            least, most = RANGES[option]
-            if value is not None and not least <= value <= most:
-                raise BuilderError(USAGE, f"{option} {value}: expected a number from {least:g} to {most:g}")
-        if check == "all" and all(value is None for value in limits.values()):
-            raise BuilderError(USAGE, f"--check all: there is no threshold to meet; add one of {', '.join(limits)}")
-        of_random = {"--shapes": shapes or None, "--samples": samples, "--seed": seed}
-        if data is not None and (unused := [option for option, value in of_random.items() if value is not None]):
-            raise BuilderError(
-                USAGE,
-                f"--data {data}: {' and '.join(unused)} would make random samples instead; leave out one or the other",
-            )
+        _check_limits(limits, check)
+        _check_data(data, {"--shapes": shapes or None, "--samples": samples, "--seed": seed})
         sides = Side.of(reference), Side.of(result)
         given_shapes = parse_shapes(shapes, "--shapes")
         if save_worst is not None:
@@ -148,6 +138,29 @@ def compare_engine(
                 f"error: {len(found.failures)} of the thresholds missed: {listed}", style="red", soft_wrap=True
             )
             raise typer.Exit(VERIFICATION_FAILED)
+
+
+def _check_limits(limits: Mapping[str, float | None], check: str) -> None:
+    """Raise BuilderError (usage) for thresholds by option that nothing can be held to."""
+    from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+    for option, value in limits.items():
+        least, most = RANGES[option]
+        if value is not None and not least <= value <= most:
+            raise BuilderError(USAGE, f"{option} {value}: expected a number from {least:g} to {most:g}")
+    if check == "all" and all(value is None for value in limits.values()):
+        raise BuilderError(USAGE, f"--check all: there is no threshold to meet; add one of {', '.join(limits)}")
+
+
+def _check_data(data: Path | None, of_random: Mapping[str, str | int | None]) -> None:
+    """Raise BuilderError (usage) for samples beside options of random ones."""
+    from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+    if data is not None and (unused := [option for option, value in of_random.items() if value is not None]):
+        raise BuilderError(
+            USAGE,
+            f"--data {data}: {' and '.join(unused)} would make random samples instead; leave out one or the other",
+        )
 
 
 def _check_place(folder: Path) -> None:

@@ -81,8 +81,8 @@ def quantize_weight(
 ) -> QuantizedWeight:
     """Quantize a weight [N, K] (any float type, K a multiple of 16) by a recipe, where it lies (CPU or GPU).
 
-    `tensor_scale`:
-    one positive, finite number, such as one that gate and up share; None: what the recipe takes for this weight.
+    `tensor_scale`: one positive, finite number, such as one that gate and up share; None: what the recipe takes for
+    this weight.
 
     Raises:
         CalibrationError: the recipe is unknown, or needs statistics that are not there or of another K.

@@ -352,6 +352,7 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
     assert result.cosine_to_bf16["bf16"] == pytest.approx(1)
     assert 0.95 < result.cosine_to_bf16["nvfp4"] < result.cosine_to_bf16["fp8"] < 1
     assert 0.95 < result.cosine_to_bf16["native_nvfp4"] < result.cosine_to_bf16["fp8"]
+    assert list(bench.tables(result)[0].columns[-1].cells)[-1] == "1.00000"
 
 
 def contestants(model: Path, folder: Path, target: str, **options: Any) -> tuple[dict[str, Plan], list[str]]:

@@ -1,0 +1,18 @@
+"""Values of tensors, also of those on disk."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+
+def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
+    """Values of a tensor; an external one is mapped anew, so that its pages leave memory with the array."""
+    if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+        shape = tensor.shape.numpy()
+        if 0 in shape:
+            return np.empty(shape, tensor.dtype.numpy())
+        return np.memmap(
+            tensor.path, tensor.dtype.numpy(), "c", offset=tensor.offset or 0, shape=shape or (1,)
+        ).reshape(shape)
+    return tensor.numpy()
