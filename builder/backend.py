@@ -129,6 +129,14 @@ class Backend:
         engine = builder.build_serialized_network(network, config)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        # Of the largest and smallest shapes a warning alone, and an engine that fails of them.
+        said = (*log.errors, *log.warnings)
+        if misfit := next((text for text in said if re.search(r"\bk(MIN|OPT|MAX) values\b", text)), None):
+            raise BuilderError(
+                USAGE,
+                f"{job.model}: does not take all shapes of the profile {job.profiles}: {misfit}; give others with "
+                "--min-shapes, --opt-shapes and --max-shapes",
+            )
         if engine is None:
             raise BuilderError(BUILD_FAILED, f"TensorRT built no engine: {log.last_errors()}")
         # A tactic that failed leaves the others.

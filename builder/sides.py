@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 
 from trt_nvfp4.calibration.cpu_session import cpu_session
 from trt_nvfp4.calibration.external_data import follow_links
+from trt_nvfp4.calibration.onnx_runtime import onnxruntime
 from trt_nvfp4.calibration.samples import InputSpec, input_specs
 from trt_nvfp4.calibration.widen import widen
 from trt_nvfp4.graph_passes.plan import Plan

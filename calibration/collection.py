@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-import onnxruntime
 import torch
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
@@ -23,6 +22,7 @@ from .device import device
 from .errors import CalibrationError
 from .external_data import follow_links
 from .input_statistics import quantized
+from .onnx_runtime import onnxruntime
 from .reductions import REDUCTIONS, Builder, keep_only_outputs
 from .statistics_file import Arrays
 from .widen import widen

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-import onnxruntime
+
+from .onnx_runtime import onnxruntime
 
 
 def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:

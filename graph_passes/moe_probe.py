@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.calibration.onnx_runtime import onnxruntime
 from trt_nvfp4.calibration.widen import widen_node
 from trt_nvfp4.graph_passes.moe_samples import draw
 from trt_nvfp4.graph_passes.nodes import is_op, operand, optional_operand

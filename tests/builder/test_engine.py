@@ -425,6 +425,21 @@ def test_engine_that_is_empty_or_without_layers_is_no_success(
     assert not list(tmp_path.glob("*out.engine*"))
 
 
+@pytest.mark.parametrize("shapes", [(256, 256, 512), (1, 256, 256), (256, 300, 512)])
+def test_shapes_of_the_profile_that_the_model_does_not_take(tmp_path: Path, shapes: tuple[int, int, int]) -> None:
+    """Of the least and the most TensorRT warns alone."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float16[n, 64] x) => (float16[m, 64] y) <int64[2] s = {256, 64}> { r = Reshape(x, s) y = Relu(r) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    profiles = {"x": Profile(*((n, 64) for n in shapes))}
+    with pytest.raises(
+        BuilderError, match=r"does not take all shapes of the profile.*k\w+ values.*--max-shapes"
+    ) as failure:
+        run_script(folder_of(tmp_path, tmp_path / "m.onnx", [], profiles), tmp_path / "o.engine", lambda event: None)
+    assert failure.value.exit_code == USAGE
+    assert not (tmp_path / "o.engine").exists()
+
+
 def test_warnings_are_said_once(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     built = memoryview(b"engine"), [Layer("a", "gemm", (), frozenset())], ["b", "a", "b"]
