@@ -76,7 +76,8 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         progress.stage("reading the model")
         path = _onnx_file(request, report, progress)
         model = load(path)
-        profiles = _profiles(request, path, report)
+        specs = input_specs(path)
+        profiles = _profiles(request, specs, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         given = _given_plan(request, model)
@@ -91,16 +92,16 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
             _check_packed(checkpoint, subgraphs, request, plan, report)
         if request.accuracy_budget is None:
             if request.stop_after != "plan":
-                _check_data(request, model, plan)
+                _check_data(request, model, specs, plan)
             _take_plan(request, model, plan, tokens, calibrated, report)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
     with report.timed("calibrate"):
-        statistics = _calibrate(request, model, plan, calibrated, report, progress)
+        statistics = _calibrate(request, model, specs, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
-            plan = _choose(request, model, plan, statistics, tokens, report, progress)
+            plan = _choose(request, model, specs, plan, statistics, tokens, report, progress)
             _take_plan(request, model, plan, tokens, calibrated, report)
         if request.stop_after == "plan":
             return _finish(request, report)
@@ -116,7 +117,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     # The build needs the memory.
     del model
     with report.timed("compare"):
-        report.accuracy = _accuracy(request, path, rewritten.path, progress)
+        report.accuracy = _accuracy(request, specs, path, rewritten.path, progress)
     if request.stop_after == "rewrite":
         return _finish(request, report)
 
@@ -134,14 +135,14 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     _check_plan_target(request, plan)
     report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])
     check_required(request, plan)
-    profiles = _profiles(request, request.model, report)
+    profiles = _profiles(request, input_specs(request.model), report)
     _build(request, plan, request.model, profiles, report, progress)
     return _finish(request, report)
 
 
-def _profiles(request: Request, path: Path, report: Report) -> dict[str, Profile]:
+def _profiles(request: Request, specs: Mapping[str, InputSpec], report: Report) -> dict[str, Profile]:
     longest = export.longest_sequence(request.model)
-    shapes = {name: spec.shape for name, spec in input_specs(path).items()}
+    shapes = {name: spec.shape for name, spec in specs.items()}
     profiles = derive_profiles(shapes, request.least, request.typical, request.most, longest)
     report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
     return profiles
@@ -300,14 +301,14 @@ def _tokens_decide(request: Request) -> bool:
     )
 
 
-def _check_data(request: Request, model: SourceModel, plan: Plan) -> None:
+def _check_data(request: Request, model: SourceModel, specs: Mapping[str, InputSpec], plan: Plan) -> None:
     """Raise CalibrationError for data that the run would fail of, as far as its first sample shows: before the plan is
     written beside the engine and the rewritten model of an earlier run, which follow that run's plan.
     """
     if request.calib_data is None:
         check_statistics(plan, None)
     elif not is_statistics(request.calib_data):
-        next(iter(_samples(request, model.path)))
+        next(iter(_samples(request, specs)))
     elif calibration_tensors(plan):
         check_statistics(plan, Statistics.load(request.calib_data, model.path))
 
@@ -315,6 +316,7 @@ def _check_data(request: Request, model: SourceModel, plan: Plan) -> None:
 def _calibrate(
     request: Request,
     model: SourceModel,
+    specs: Mapping[str, InputSpec],
     plan: Plan,
     calibrated: bool | Collection[str],
     report: Report,
@@ -337,7 +339,7 @@ def _calibrate(
         return None
     if is_statistics(request.calib_data):
         return Statistics.load(request.calib_data, model.path)
-    samples = _samples(request, model.path)
+    samples = _samples(request, specs)
     destination = request.file(".statistics.json")
     statistics = collect(model.path, tensors, samples, progress=progress.step, resume=destination)
     statistics.save(destination)
@@ -363,19 +365,20 @@ def _doubts(plan: Plan, tensors: Collection[str], statistics: Statistics, source
         )
 
 
-def _samples(request: Request, path: Path, held_out: bool = False) -> Iterable[Sample]:
+def _samples(request: Request, specs: Mapping[str, InputSpec], held_out: bool = False) -> Iterable[Sample]:
     """The samples to calibrate with, or those `held_out` to verify an accuracy budget with."""
     assert request.calib_data is not None
     tokenizer = request.model if request.model.is_dir() else request.model.parent
     if held_out and request.accuracy_data is not None:
-        return load_samples(request.accuracy_data, input_specs(path), tokenizer)
-    samples = load_samples(request.calib_data, input_specs(path), tokenizer)
+        return load_samples(request.accuracy_data, specs, tokenizer)
+    samples = load_samples(request.calib_data, specs, tokenizer)
     return Part(samples, held_out) if request.accuracy_budget and request.accuracy_data is None else samples
 
 
 def _choose(
     request: Request,
     model: SourceModel,
+    specs: Mapping[str, InputSpec],
     plan: Plan,
     statistics: Statistics | None,
     tokens: Mapping[str, int],
@@ -391,8 +394,8 @@ def _choose(
         statistics,
         request.target,
         request.accuracy_budget,
-        choosing=_samples(request, model.path),
-        held_out=_samples(request, model.path, held_out=True),
+        choosing=_samples(request, specs),
+        held_out=_samples(request, specs, held_out=True),
         tokens=tokens,
         require=request.require,
         progress=progress,
@@ -428,15 +431,17 @@ def _check_packed(
         )
 
 
-def _accuracy(request: Request, original: Path, rewritten: Path, progress: Progress) -> dict[str, Any]:
+def _accuracy(
+    request: Request, specs: Mapping[str, InputSpec], original: Path, rewritten: Path, progress: Progress
+) -> dict[str, Any]:
     """Agreement of the rewritten model with the original on the first of the user's samples, or why there is none."""
     data = request.calib_data
     if data is None or is_statistics(data) or not request.accuracy_samples:
         return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
     progress.stage("comparing with the original")
 
-    def samples(specs: Mapping[str, InputSpec]) -> Iterator[Sample]:
-        for number, sample in enumerate(itertools.islice(_samples(request, original), request.accuracy_samples), 1):
+    def samples(_: Mapping[str, InputSpec]) -> Iterator[Sample]:
+        for number, sample in enumerate(itertools.islice(_samples(request, specs), request.accuracy_samples), 1):
             yield sample
             progress.step(number, request.accuracy_samples, f"sample {number}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,24 @@ class Side:
             followed = Plan.load(plan or beside)
             check_plan(self.model, followed)
             return {entry.output: entry.name for entry in followed.subgraphs if entry.decision != "keep"}
-        return {node.output[0]: node.name for node in _plugin_nodes(read(self.model))}
+        return {node.output[0]: node.name for node in _plugin_nodes(self._structure)}
 
     def tensors(self) -> set[str]:
         """Names of the tensors that can be marked as outputs."""
-        if self.model is None:
-            return set()
-        return {output for node in read(self.model).graph.node for output in node.output}
+        return {output for node in self._structure.graph.node for output in node.output}
 
     def outputs(self) -> set[str]:
         """Names of the outputs that the ONNX file has by itself."""
-        return set() if self.model is None else {value.name for value in read(self.model).graph.output}
+        return {value.name for value in self._structure.graph.output}
+
+    @cached_property
+    def _structure(self) -> onnx.ModelProto:
+        """The ONNX file without its weights, which may be much of the memory; empty for an engine."""
+        if self.model is None:
+            return onnx.ModelProto()
+        proto = read(self.model)
+        proto.graph.ClearField("initializer")
+        return proto
 
     def runner(self, inner: Iterable[str]) -> BaseRunner:
         """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
