@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+import torch
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
@@ -151,10 +152,9 @@ def lower(
     if statistics is not None and parse(plan.recipe).awq:
         foldings, _ = find_foldings([part for entry, part in planned if entry.decision in NVFP4])
         statistics = fold(foldings, parse(plan.recipe), statistics)
-    # Of what was 0 in all samples nothing is known: a scale made of that would turn real values to 0.
-    amax = {} if statistics is None else {name: most for name, most in statistics.amax.items() if most > 0}
+    amax = {} if statistics is None else _known(statistics.amax)
     if checkpoint is not None:
-        amax = packed_ranges(checkpoint, (part for _, part in planned)) | amax
+        amax = _known(packed_ranges(checkpoint, (part for _, part in planned))) | amax
     realized: dict[str, list[str]] = {}
     fp8_operands: dict[ir.Value, ir.Value] = {}
     nvfp4_inputs: dict[ir.Value, ir.Value] = {}
@@ -211,6 +211,12 @@ def lower(
         }
     )
     return Lowered(target.ir_model, realized, made, tuple(folding.tensor for folding in foldings))
+
+
+def _known(amax: Mapping[str, float]) -> dict[str, float]:
+    """Of what was 0 in all samples, or too small to make a scale of, nothing is known: that scale would turn real
+    values to 0."""
+    return {name: most for name, most in amax.items() if most > torch.finfo(torch.float32).tiny}
 
 
 def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) -> list[onnx.FunctionProto]:

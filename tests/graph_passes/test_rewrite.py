@@ -73,10 +73,10 @@ def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loade
     source = loaded(model_and_graph[0])
     plan = plan_all(source, calibrated=True, kinds=("gated_mlp",))
     amax = {name: 3.5 + i for i, name in enumerate(calibration_tensors(plan))}
-    zeros = Statistics(dict.fromkeys(amax, 0.0), 1)
     for statistics, scales in (
         (Statistics(amax, 1), [3.5 / 2688, 4.5 / 2688]),
-        (zeros, [0.0, 0.0]),
+        (Statistics(dict.fromkeys(amax, 0.0), 1), [0.0, 0.0]),
+        (Statistics(dict.fromkeys(amax, 1e-43), 1), [0.0, 0.0]),
         (None, [0.0, 0.0]),
     ):
         result = rewritten(source, plan, statistics)
@@ -88,6 +88,7 @@ def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loade
         written.graph.output.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None))
         operands = [torch.from_numpy(np.array(tensors[name])) for name in node.input[1:]]
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        assert attributes["static_scales"] == int(all(scales))
         expected = OPS["NVFP4GatedMLP"].reference(torch.from_numpy(x), *operands, **attributes)
         found = run(written, x)[1]
         # A value on the edge between two FP4 values may fall to either side.
