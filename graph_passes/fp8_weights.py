@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.calibration import fp8
-from trt_nvfp4.graph_passes.moe_node import linears_of
+from trt_nvfp4.graph_passes.mlp_inputs import linears_of
 from trt_nvfp4.graph_passes.source import ModelError
 from trt_nvfp4.graph_passes.subgraph import Mlp
 from trt_nvfp4.graph_passes.weights import MadeWeights, Matrix, StreamedTensor, initializer
@@ -50,7 +50,7 @@ def _quantized(prefix: str, matrices: Sequence[Matrix], stacked: bool) -> tuple[
 def mlp_weights(
     made: MadeWeights, mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str
 ) -> dict[str, ir.Value]:
-    """`fp8_initializers` of gate and up, whose rows interleave, or of down; `moe_node.MakeWeights` but for `made`."""
+    """`fp8_initializers` of gate and up, whose rows interleave, or of down; `mlp_inputs.MakeWeights` but for `made`."""
     matrices = [Matrix([linear.weight for linear in linears_of(mlp, is_down)]) for mlp in mlps]
     return fp8_initializers(prefix, matrices, stacked, made)
 

@@ -8,7 +8,7 @@ from functools import partial
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.fp8_weights import activation_scales, mlp_weights
-from trt_nvfp4.graph_passes.moe_node import mlp_inputs
+from trt_nvfp4.graph_passes.mlp_inputs import mlp_inputs
 from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.subgraph import Mlp, Subgraph
 from trt_nvfp4.graph_passes.weights import MadeWeights

@@ -9,11 +9,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.mlp_inputs import linears_of, mlp_inputs
 from trt_nvfp4.graph_passes.nodes import flatten, register
 from trt_nvfp4.graph_passes.packed_subgraphs import packed_sources
 from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
-from trt_nvfp4.graph_passes.subgraph import Block, Linear, RMSNorm, Subgraph
+from trt_nvfp4.graph_passes.subgraph import Block, Linear, Mlp, RMSNorm, Subgraph
 from trt_nvfp4.graph_passes.weights import as_torch, bias_vector, constant, initializer
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
@@ -65,31 +66,31 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
     if subgraph.linear is not None:
         linear = subgraph.linear
         weight, scales, scale = _weights(f"{subgraph.name}/weight", [[linear]], False, quantization)
+        bias = bias_vector([linear.bias], linear.weight.shape[0])
         return {
             "x": linear.x,
             "weight": weight,
             "weight_scales": scales,
             "weight_tensor_scale": scale,
-            "bias": _bias(subgraph, "bias", [[linear]], stacked=False),
+            "bias": initializer(f"{subgraph.name}/bias", bias, linear.weight.dtype),
             "input_tensor_scale": _scales(subgraph, "input", [linear], amax, stacked=False),
         }
     stacked = subgraph.op == "NVFP4PersistentMLP"
     mlps = [block.mlp for block in subgraph.blocks]
-    firsts = [mlp.linears[:-1] for mlp in mlps]
-    downs = [[mlp.down] for mlp in mlps]
+
+    def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
+        parts = [linears_of(mlp, is_down) for mlp in mlps]
+        values = _weights(f"{prefix}_weight", parts, stacked, quantization)
+        return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
+
     inputs = {"x": subgraph.blocks[0].x}
-    for name, parts in (("up" if stacked else "gate_up", firsts), ("down", downs)):
-        weight, scales, scale = _weights(f"{subgraph.name}/{name}_weight", parts, stacked, quantization)
-        inputs |= {f"{name}_weight": weight, f"{name}_scales": scales, f"{name}_tensor_scale": scale}
-        inputs[f"{name}_bias"] = _bias(subgraph, f"{name}_bias", parts, stacked)
+    inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, "up" if stacked else "gate_up")
     inputs["input_tensor_scale"] = _scales(subgraph, "input", [mlp.up for mlp in mlps], amax, stacked)
     inputs["hidden_tensor_scale"] = _scales(subgraph, "hidden", [mlp.down for mlp in mlps], amax, stacked)
     if stacked:
         features = subgraph.shapes["in_features"]
         rows = [_norm_weight(block.norm, features) for block in subgraph.blocks]
-        inputs["norm_weight"] = initializer(
-            f"{subgraph.name}/norm_weight", torch.stack(rows), firsts[0][0].weight.dtype
-        )
+        inputs["norm_weight"] = initializer(f"{subgraph.name}/norm_weight", torch.stack(rows), mlps[0].up.weight.dtype)
     return inputs
 
 
@@ -119,11 +120,6 @@ def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any
         if block.norm is not None:
             attributes["epsilon"] = block.norm.epsilon
     return attributes
-
-
-def _bias(subgraph: Subgraph, name: str, parts: Sequence[Sequence[Linear]], stacked: bool) -> ir.Value:
-    rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
-    return initializer(f"{subgraph.name}/{name}", torch.stack(rows) if stacked else rows[0], parts[0][0].weight.dtype)
 
 
 def _scales(

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.mlp_inputs import MakeWeights, mlp_inputs
 from trt_nvfp4.graph_passes.nodes import register
-from trt_nvfp4.graph_passes.subgraph import Linear, Mlp, Moe, Subgraph
-from trt_nvfp4.graph_passes.weights import Matrix, as_torch, bias_vector, constant, initializer
+from trt_nvfp4.graph_passes.subgraph import Linear, Moe, Subgraph
+from trt_nvfp4.graph_passes.weights import Matrix, as_torch, constant, initializer
 from trt_nvfp4.plugins.ops import DOMAIN, Activation, OpDefinition
 from trt_nvfp4.plugins.ops.moe_routing import Scoring
 from trt_nvfp4.plugins.ops.weight_format import WeightFormat
-
-#: Makes the initializers of one projection, by the rest of their inputs' names (weight, ...), from the MLPs, whether it
-#: is down (otherwise gate and up), whether the MLPs are the routed experts, and the names' beginning.
-MakeWeights = Callable[[Sequence[Mlp], bool, bool, str], Mapping[str, ir.Value]]
-
-
-def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
-    """Those whose weights' rows interleave in one projection."""
-    return mlp.linears[-1:] if is_down else mlp.linears[:-1]
 
 
 def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt: WeightFormat) -> dict[str, ir.Value]:
@@ -47,18 +39,6 @@ def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt:
     if moe.shared_gate is not None:
         gate = next(Matrix([moe.shared_gate.weight]).chunks()).reshape(-1)
     inputs["shared_gate"] = initializer(f"{name}/shared_gate", gate, dtype)
-    return inputs
-
-
-def mlp_inputs(mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights) -> dict[str, ir.Value]:
-    """Weights, their scales and biases of `mlps`, one matrix each for gate and up together and for down."""
-    inputs: dict[str, ir.Value] = {}
-    for key, is_down in (("gate_up", False), ("down", True)):
-        inputs |= {f"{key}_{part}": value for part, value in make(mlps, is_down, stacked, f"{prefix}{key}").items()}
-        parts = [linears_of(mlp, is_down) for mlp in mlps]
-        rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
-        data = torch.stack(rows) if stacked else rows[0]
-        inputs[f"{key}_bias"] = initializer(f"{prefix}{key}_bias", data, parts[0][0].weight.dtype)
     return inputs
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.graph_passes.mlp_inputs import linears_of
 from trt_nvfp4.graph_passes.packed_weights import NVFP4Source
 from trt_nvfp4.graph_passes.subgraph import Mlp
 
@@ -63,7 +64,6 @@ class PackedExperts:
     def _sources(self, module: str, mlp: Mlp, down: bool) -> tuple[NVFP4Source, ...]:
         gate_name, up_name, down_name = self._names
         names = (down_name,) if down else (up_name,) if mlp.gate is None else (gate_name, up_name)
-        linears = mlp.linears[-1:] if down else mlp.linears[:-1]
         for name in names:
             if f"{module}{name}" not in self._checkpoint:
                 raise CalibrationError(
@@ -72,5 +72,5 @@ class PackedExperts:
                 )
         return tuple(
             NVFP4Source(self._checkpoint, f"{module}{name}", linear.weight)
-            for name, linear in zip(names, linears, strict=True)
+            for name, linear in zip(names, linears_of(mlp, down), strict=True)
         )

@@ -21,12 +21,12 @@ from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
 from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
 from trt_nvfp4.graph_passes.lower_fp8_moe import lower_fp8_moe
 from trt_nvfp4.graph_passes.lower_half import Converted, lower_half
-from trt_nvfp4.graph_passes.lower_moe import lower_moe
 from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
 from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
 from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
+from trt_nvfp4.graph_passes.lower_nvfp4_moe import lower_nvfp4_moe
 from trt_nvfp4.graph_passes.packed_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.quantization import Quantization, weight_readers
@@ -168,7 +168,7 @@ def lower(
     for entry, subgraph in reversed(planned):
         recipe = _recipe(plan, entry.decision)
         if entry.decision.startswith("nvfp4"):
-            lowering = lower_moe if subgraph.kind == "moe" else lower_nvfp4
+            lowering = lower_nvfp4_moe if subgraph.kind == "moe" else lower_nvfp4
             quantization = Quantization(recipe, statistics, checkpoint, readers, made_weights)
             w4a4 = entry.decision == "nvfp4_w4a4"
             realized[entry.name] = lowering(target.graph, subgraph, w4a4, amax, quantization)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 import torch
 
-from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, linears_of, replace_moe
+from trt_nvfp4.graph_passes.mlp_inputs import linears_of
+from trt_nvfp4.graph_passes.moe_node import expert_inputs, largest_inputs, replace_moe
 from trt_nvfp4.graph_passes.packed_experts import PackedExperts
 from trt_nvfp4.graph_passes.packed_weights import packed_initializers
 from trt_nvfp4.graph_passes.quantization import Quantization
@@ -20,7 +21,7 @@ from trt_nvfp4.plugins.ops.weight_format import NVFP4
 _OP = OPS["NVFP4MoE"]
 
 
-def lower_moe(
+def lower_nvfp4_moe(
     graph: ir.Graph,
     subgraph: Subgraph,
     quantize_activations: bool,
