@@ -54,11 +54,15 @@ class Target:
         """Why this machine cannot build the engine; None when it can."""
         if platform.machine() != self.host:
             return f"its plugin library runs on {self.host}, this machine is {platform.machine()}"
-        installed = [module for module in self.modules if importlib.util.find_spec(module) is not None]
-        if not installed:
-            return f"it needs {' or '.join(self.modules)}, which is not installed here"
-        if "tensorrt_rtx" in installed or backend.local_compute_capability() == self.compute_capability:
-            return None
+        missing: list[str] = []
+        for module in self.modules:
+            # TensorRT-RTX, which comes first, builds for GPUs that are not here.
+            if module == "tensorrt_rtx" or backend.local_compute_capability() == self.compute_capability:
+                if importlib.util.find_spec(module) is not None:
+                    return None
+                missing.append(module.replace("_", "-"))
+        if missing:
+            return f"it needs {' or '.join(missing)}, which is not installed here (pip install {missing[0]})"
         return "tensorrt builds for the GPU in the machine, and this machine has no such GPU"
 
 

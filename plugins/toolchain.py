@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ OLDEST_NVCC = (13, 0)
 #: Oldest CUTLASS with main loops for every Blackwell target.
 OLDEST_CUTLASS = (4, 2)
 
-PYPI_PACKAGES = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+#: nvcc and the headers of one release, quoted for a shell. The extra ``compiler`` of pyproject.toml names the same.
+PYPI_PACKAGES = "'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]>=13'"
 
 
 def cache_dir() -> Path:
@@ -73,11 +75,13 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
     """
     machine = machine or platform.machine()
     host_compiler = find_host_compiler(machine)
+    _check_temporary_files()
     tried: list[str] = []
     for origin, nvcc, required in _candidates():
         try:
             version = _nvcc_version(nvcc)
             runtime = _runtime_dir(nvcc, version, machine)
+            _check_headers(nvcc, version)
             includes = () if machine == platform.machine() else _include_dirs(nvcc)
             absolute = Path(shutil.which(nvcc) or nvcc).absolute()
             of_host = host_version(host_compiler)
@@ -87,10 +91,8 @@ def find_nvcc(machine: str | None = None) -> Toolchain:
                 raise ToolchainError(f"{origin}: {error}") from error
             tried.append(f"{origin}: {error}")
     raise ToolchainError(
-        "no CUDA compiler found. Install one (pip install "
-        + PYPI_PACKAGES
-        + "), or put nvcc on PATH, or set CUDA_HOME or TRT_NVFP4_NVCC."
-        + "".join(f"\n  tried {line}" for line in tried)
+        f"no CUDA compiler found{' that works' if tried else ''}. Install one (pip install {PYPI_PACKAGES}), or put "
+        "nvcc on PATH, or set CUDA_HOME or TRT_NVFP4_NVCC." + "".join(f"\n  tried {line}" for line in tried)
     )
 
 
@@ -175,7 +177,7 @@ def _runtime_dir(nvcc: Path, version: str, machine: str) -> Path:
             return folder
     looked = f"no libcudart_static.a for {machine} beside {nvcc} (looked in {', '.join(map(str, folders))})"
     if native:
-        raise ToolchainError(f"{looked}; install nvidia-cuda-runtime")
+        raise ToolchainError(f"{looked}; pip install {PYPI_PACKAGES}")
     try:
         return cuda_runtime(machine, version, cache_dir())
     except OSError as error:
@@ -190,12 +192,45 @@ def _runtime_dir(nvcc: Path, version: str, machine: str) -> Path:
 
 def _include_dirs(nvcc: Path) -> tuple[Path, ...]:
     """The folders of CUDA's headers and of CCCL's in the toolkit for this machine."""
+    if (found := _headers(nvcc)) is None:
+        raise ToolchainError(f"no cuda_runtime_api.h beside {nvcc}; pip install {PYPI_PACKAGES}")
+    return tuple(folder for folder in (found, found / "cccl") if folder.is_dir())
+
+
+def _headers(nvcc: Path) -> Path | None:
     top = _toolkit_root(nvcc)
     parents = (top / "targets" / f"{platform.machine().replace('aarch64', 'sbsa')}-linux", top)
-    found = next((parent / "include" for parent in parents if (parent / "include" / "cuda_runtime.h").is_file()), None)
-    if found is None:
-        raise ToolchainError(f"no cuda_runtime.h beside {nvcc}; install nvidia-cuda-runtime")
-    return tuple(folder for folder in (found, found / "cccl") if folder.is_dir())
+    folders = [parent / "include" for parent in parents]
+    return next((folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()), None)
+
+
+def _check_headers(nvcc: Path, version: str) -> None:
+    """Raise ToolchainError for headers of another release than nvcc's, which CCCL refuses: PyPI's packages of them have
+    versions of their own. A compiler without headers beside it knows where they are."""
+    if (folder := _headers(nvcc)) is None:
+        return
+    defined = re.search(r"define\s+CUDART_VERSION\s+(\d+)", (folder / "cuda_runtime_api.h").read_text(errors="replace"))
+    release = tuple(map(int, version.split(".")[:2]))
+    if defined is None or (found := (int(defined[1]) // 1000, int(defined[1]) % 1000 // 10)) == release:
+        return
+    raise ToolchainError(
+        f"nvcc is CUDA {release[0]}.{release[1]} and the headers in {folder} are CUDA {found[0]}.{found[1]}, "
+        f"one release is needed: pip install {PYPI_PACKAGES}"
+    )
+
+
+def _check_temporary_files() -> None:
+    """Raise ToolchainError where nvcc cannot write to $TMPDIR, which it needs even to say where its toolkit is; its own
+    error names some output file. Python's choice of a folder would pass over such a one."""
+    folder = os.environ.get("TMPDIR") or "/tmp"
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise ToolchainError(
+            f"compilers cannot write temporary files to TMPDIR, {folder}: {error.strerror}; set TMPDIR to a writable "
+            "folder that has space"
+        ) from error
 
 
 def _toolkit_root(nvcc: Path) -> Path:

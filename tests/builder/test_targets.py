@@ -44,6 +44,34 @@ def test_target_with_another_processor_is_not_built_for_whatever_is_installed() 
             require_here(target)
 
 
+@pytest.mark.parametrize(
+    ("installed", "gpu", "needed"),
+    [
+        ([], None, "tensorrt-rtx"),
+        (["tensorrt"], None, "tensorrt-rtx"),
+        ([], (8, 9), "tensorrt-rtx or tensorrt"),
+        (["tensorrt"], (8, 9), None),
+        (["tensorrt_rtx"], None, None),
+    ],
+)
+def test_packages_to_install_are_those_that_can_build(
+    installed: list[str], gpu: tuple[int, int] | None, needed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names that pip knows. tensorrt builds only for a GPU that is here."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: module if module in installed else None)
+    monkeypatch.setattr("trt_nvfp4.builder.backend.local_compute_capability", lambda: gpu)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(BuilderError, match="no such GPU"):
+        require_here(find_target("b200"))
+    if needed is None:
+        require_here(find_target("ada"))
+        return
+    words = rf"it needs {needed}, which is not installed here \(pip install tensorrt-rtx\); add --bundle DIR"
+    with pytest.raises(BuilderError, match=words) as failure:
+        require_here(find_target("ada"))
+    assert failure.value.exit_code == UNAVAILABLE
+
+
 def test_help_names_every_target() -> None:
     # The help must not import the table: it would import the graph passes.
     annotation = inspect.get_annotations(build_engine, eval_str=True)["target"]

@@ -369,7 +369,63 @@ def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
-    with pytest.raises(ToolchainError, match=r"no CUDA compiler found.*pip install nvidia-cuda-nvcc"):
+    with pytest.raises(ToolchainError, match=r"no CUDA compiler found\. .*pip install 'cuda-toolkit\["):
+        find_nvcc()
+
+
+def fake_toolkit(root: Path, version: str, cudart: int) -> Path:
+    """Its nvcc, with what find_nvcc looks for."""
+    nvcc = fake_nvcc(root / "bin", version)
+    nvcc.write_text(f"{nvcc.read_text()}echo '#$ TOP={root}' >&2\n")
+    for folder, files in (("lib", ["libcudart_static.a"]), ("include", ["cuda_runtime.h"])):
+        (root / folder).mkdir()
+        for file in files:
+            (root / folder / file).touch()
+    (root / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {cudart}\n")
+    return nvcc
+
+
+@pytest.mark.parametrize(
+    ("version", "cudart", "named"),
+    [
+        ("13.5.37", 13000, r"nvcc is CUDA 13\.5 and the headers in .* are CUDA 13\.0"),
+        ("13.0.88", 13050, r"nvcc is CUDA 13\.0 and the headers in .* are CUDA 13\.5"),
+        ("13.0.88", 13000, None),
+        ("13.10.1", 13100, None),
+    ],
+)
+def test_nvcc_and_its_headers_are_of_one_release(
+    version: str, cudart: int, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyPI's packages need not be; CCCL then says so for every source."""
+    nvcc = fake_toolkit(tmp_path / "cu13", version, cudart)
+    monkeypatch.setenv("TRT_NVFP4_NVCC", str(nvcc))
+    if named is None:
+        assert find_nvcc().nvcc == nvcc
+    else:
+        with pytest.raises(ToolchainError, match=rf"^TRT_NVFP4_NVCC=.*{named}.*: pip install 'cuda-toolkit\["):
+            find_nvcc()
+
+
+def test_a_compiler_that_is_no_use_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = fake_toolkit(tmp_path / "cu13", "13.5.37", 13000)
+    monkeypatch.delenv("TRT_NVFP4_NVCC", raising=False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(nvcc.parent), prepend=":")
+    with pytest.raises(ToolchainError, match=r"no CUDA compiler found that works\. (.|\n)*\n  tried PATH .*CUDA 13\.5"):
+        find_nvcc()
+
+
+@pytest.mark.parametrize("folder", ["missing", "file"])
+def test_folder_of_temporary_files_must_be_writable(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvcc has no other. Python has, and would not notice."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / folder))
+    named = tmp_path / folder
+    with pytest.raises(ToolchainError, match=rf"temporary files to TMPDIR, {named}: .*set TMPDIR to a writable"):
         find_nvcc()
 
 
@@ -523,17 +579,23 @@ def test_clusters_stay_out_of_code_for_gpus_without(tmp_path: Path) -> None:
     replace(build, sources=[launcher], flags=[*build.flags, *families]).compile(tmp_path)
 
 
-def test_cmake_refuses_an_old_cutlass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named_by", ["setting", "environment"])
+def test_cmake_refuses_an_old_cutlass(named_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("cmake") is None or shutil.which("nvcc") is None:
         pytest.skip("no cmake and nvcc on PATH")
-    headers = tmp_path / "cutlass" / "include" / "cutlass"
-    headers.mkdir(parents=True)
-    (headers / "cutlass.h").touch()
-    (headers / "version.h").write_text("#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n")
-    command = ["cmake", "-S", plugin_library.ROOT, "-B", tmp_path / "build", f"-DCUTLASS_DIR={tmp_path / 'cutlass'}"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode != 0
-    assert "is CUTLASS 3.9, 4.2 or newer is needed: set CUTLASS_DIR" in " ".join(result.stderr.split())
+    command = ["cmake", "-S", plugin_library.ROOT, "-B", tmp_path / "build"]
+    for version in ("3.9", "3.8"):  # the second in a build folder that knows the first
+        root = tmp_path / f"cutlass-{version}"
+        headers = root / "include" / "cutlass"
+        headers.mkdir(parents=True)
+        (headers / "cutlass.h").touch()
+        major, minor = version.split(".")
+        (headers / "version.h").write_text(f"#define CUTLASS_MAJOR {major}\n#define CUTLASS_MINOR {minor}\n")
+        monkeypatch.setenv("CUTLASS_DIR", str(root if named_by == "environment" else tmp_path))
+        setting = [f"-DCUTLASS_DIR={root}"] if named_by == "setting" else []
+        result = subprocess.run([*command, *setting], capture_output=True, text=True)
+        assert result.returncode != 0
+        assert f"is CUTLASS {version}, 4.2 or newer is needed: set CUTLASS_DIR" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -545,8 +607,11 @@ def test_cmake_refuses_an_old_cutlass(tmp_path: Path) -> None:
         (["CMAKE_CUDA_ARCHITECTURES=120a"], r"CUTLASS, .* was not found: set CUTLASS_DIR to a checkout"),
     ],
 )
-def test_cmake_says_what_it_needs(settings: list[str], message: str, tmp_path: Path) -> None:
+def test_cmake_says_what_it_needs(
+    settings: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never a library that silently lacks the kernels made for its GPU."""
+    monkeypatch.delenv("CUTLASS_DIR", raising=False)
     if shutil.which("cmake") is None or shutil.which("nvcc") is None:
         pytest.skip("no cmake and nvcc on PATH")
     command = ["cmake", "-S", plugin_library.ROOT, "-B", tmp_path, *(f"-D{setting}" for setting in settings)]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from trt_nvfp4.plugins.library import ROOT
+from trt_nvfp4.plugins.toolchain import PYPI_PACKAGES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -19,3 +20,7 @@ def test_sources_travel_in_the_wheel() -> None:
     needed = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
     assert len(needed) > 20
     assert {str(path.relative_to(ROOT)) for path in needed - travelling} == set()
+
+
+def test_compiler_to_install_is_the_extra() -> None:
+    assert f'compiler = ["{PYPI_PACKAGES.strip(chr(39))}", ' in PYPROJECT.read_text()
