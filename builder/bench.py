@@ -21,14 +21,14 @@ from rich.table import Table
 from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.python_loader import split_function
 from trt_nvfp4.calibration.recipes import DEFAULT
-from trt_nvfp4.calibration.replacing import check_writable, replacing
+from trt_nvfp4.calibration.replacing import replacing
 from trt_nvfp4.calibration.samples import input_specs, load_samples, save_sample
 from trt_nvfp4.calibration.statistics import Statistics
 from trt_nvfp4.calibration.statistics_file import is_statistics
 from trt_nvfp4.graph_passes.find import find_subgraphs
 from trt_nvfp4.graph_passes.plan import KINDS, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
-from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.graph_passes.source import SourceModel, load
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.library import build_library
 
@@ -101,10 +101,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model behind what is benchmarked: its ONNX file, plan, target, and the engine if that was given; `shapes` of
-    its inputs are the first sample's, or those of --shapes."""
+    """The model behind what is benchmarked, its plan, target, and the engine if that was given; `shapes` of its inputs
+    are the first sample's, or those of --shapes."""
 
-    onnx: Path
+    model: SourceModel
     plan: Plan
     target: Target
     engine: Path | None
@@ -182,15 +182,16 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
         recipe=DEFAULT,
         tokens=subgraph_tokens(model, subgraphs, shapes),
     )
-    return Subject(path, new, target, None, shapes)
+    return Subject(model, new, target, None, shapes)
 
 
 def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> Subject:
     """Raises PlanError when the plan is not of this model, or not for this target."""
     loaded = Plan.load(plan)
     target = find_target(request.target or loaded.target)
-    loaded.check(load(onnx), target.capabilities)
-    return Subject(onnx, loaded, target, engine, _shapes(request, onnx))
+    model = load(onnx)
+    loaded.check(model, target.capabilities)
+    return Subject(model, loaded, target, engine, _shapes(request, onnx))
 
 
 def _shapes(request: Request, onnx: Path) -> Mapping[str, Shape]:
@@ -239,13 +240,13 @@ def _mode(request: Request, subject: Subject) -> tuple[str, str]:
 def _predict(subject: Subject, result: Result) -> None:
     """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
     limits = roofline.LIMITS[subject.target.name]
-    tokens = subgraph_tokens(load(subject.onnx), subject.plan.subgraphs, subject.shapes)
+    tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
     result.subgraphs = roofline.predict(subject.plan, tokens, limits)
     if not result.subgraphs:
         raise BuilderError(
             USAGE,
-            f"{subject.onnx}: the plan replaces no subgraph for {subject.target.name}: there is nothing to predict "
-            f"({_why_kept(subject.plan)})",
+            f"{subject.model.path}: the plan replaces no subgraph for {subject.target.name}: there is nothing to "
+            f"predict ({_why_kept(subject.plan)})",
         )
     for name in ("nvfp4", *BASELINES):
         total = sum(entry["predicted_us"][name] for entry in result.subgraphs)
@@ -268,10 +269,10 @@ def _bench_plugins(
     progress.stage(f"compiling the plugin library for {arch} (once; cached)")
     host = open_host(arch)
     progress.stage("quantizing weights")
-    model = load(subject.onnx)
-    tokens = subgraph_tokens(model, subject.plan.subgraphs, subject.shapes)
+    tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=request.folder) as folder:
-        rewritten = rewrite(model, subject.plan, _statistics(request), Path(folder) / "m.rewritten.onnx", progress.step)
+        destination = Path(folder) / "m.rewritten.onnx"
+        rewritten = rewrite(subject.model, subject.plan, _statistics(request), destination, progress.step)
         progress.stage("timing subgraphs")
         result.subgraphs = bench_subgraphs(
             device,
@@ -287,8 +288,8 @@ def _bench_plugins(
     if not result.subgraphs:
         raise BuilderError(
             USAGE,
-            f"{subject.onnx}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)}); a --plan of "
-            "build-engine --precision nvfp4 may have one",
+            f"{subject.model.path}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)}); a --plan "
+            "of build-engine --precision nvfp4 may have one",
         )
     result.notes += _left_out(subject.plan, result.subgraphs)
     for name in ("nvfp4", *BASELINES):
@@ -355,7 +356,7 @@ def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipel
 
     The baselines have TensorRT's own layers for the subgraphs that the plan replaces, and no plugin.
     """
-    model = load(subject.onnx)
+    model = subject.model
     subgraphs = find_subgraphs(model)
     ours = {entry.name for entry in subject.plan.subgraphs if entry.decision != "keep"}
     capabilities = replace(subject.target.capabilities, fp8_plugins=False)
@@ -373,7 +374,7 @@ def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipel
     for name, plan in plans.items():
         plan.save(folder / f"{name}.plan.yaml")
         builds[name] = pipeline.Request(
-            subject.onnx,
+            model.path,
             subject.target,
             folder / f"{name}.engine",
             plan=folder / f"{name}.plan.yaml",
@@ -386,10 +387,11 @@ def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipel
 
 def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
     """One input: the user's, or a random one of the typical shapes."""
-    if (given := _given_sample(request, subject.onnx)) is not None:
+    path = subject.model.path
+    if (given := _given_sample(request, path)) is not None:
         return given
     rng = np.random.default_rng(0)
-    return random_samples(input_specs(subject.onnx), vocabulary(subject.onnx), 1, rng, subject.shapes)[0]
+    return random_samples(input_specs(path), vocabulary(path), 1, rng, subject.shapes)[0]
 
 
 def _given_sample(request: Request, onnx: Path) -> dict[str, np.ndarray] | None:
@@ -405,7 +407,7 @@ def _given_sample(request: Request, onnx: Path) -> dict[str, np.ndarray] | None:
 def check_destination(path: Path) -> None:
     """Refuse, before the work, to write a result where it cannot be, or over something else.
 
-    Raises BuilderError (usage), or OSError where the folder cannot be written to.
+    Raises BuilderError (usage).
     """
     if path.is_dir():
         raise BuilderError(USAGE, f"-o {path}: is a folder, and a file is to be written; name one in it")
@@ -413,7 +415,6 @@ def check_destination(path: Path) -> None:
         raise BuilderError(
             USAGE, f"-o {path}: is not a result of bench-engine, and would be written over; choose another -o"
         )
-    check_writable(path.parent, path)
 
 
 def _is_result(path: Path) -> bool:

@@ -6,8 +6,8 @@ built and checked by the same code as what is built here.
 
 usage: build_engine.py [-o OUT.engine] [--events]
 
-Exit codes: 0 done, 2 usage, 3 the model or bundle is at fault, 4 target or back end unavailable, 5 verification failed,
-6 build failed, 130 interrupted.
+Exit codes: 0 done, 2 usage, 3 the model or bundle is at fault, 4 target, back end or Python 3.9 unavailable,
+5 verification failed, 6 build failed, 130 interrupted.
 """
 
 from __future__ import annotations

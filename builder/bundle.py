@@ -22,7 +22,7 @@ from trt_nvfp4.graph_passes.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 from . import build_script
-from .errors import MODEL_AT_FAULT, BuilderError
+from .errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from .layers import PLUGINS
 from .onnx_file import check_plan, read, rewritten_by
 from .shapes import Profile
@@ -40,6 +40,12 @@ _SCRIPT = f'''#!/usr/bin/env python3
 """Builds the engine of this folder, and checks it; --help lists the options."""
 
 import sys
+
+if sys.version_info < (3, 9):  # before what would not be understood
+    found = ".".join(map(str, sys.version_info[:3]))
+    print(f"error: Python {{found}} is too old; run this with 3.9 or newer, such as python3.9", file=sys.stderr)
+    sys.exit({UNAVAILABLE})
+
 from pathlib import Path
 
 folder = Path(__file__).resolve().parent

@@ -5,6 +5,11 @@ from __future__ import annotations
 import errno
 
 DEFECT, USAGE, MODEL_AT_FAULT, UNAVAILABLE, VERIFICATION_FAILED, BUILD_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
+# Of the output: 128 and SIGPIPE, as other programs end.
+READER_GONE = 141
+
+# What failures of writing to these are named by, where files have their paths.
+STDOUT, STDERR = "stdout", "stderr"
 
 _MORE_MEMORY = "end other programs that use it, or run this on a machine with more"
 
@@ -35,6 +40,8 @@ def exit_code(error: BaseException) -> int | None:
         return MODEL_AT_FAULT
     if isinstance(error, ToolchainError):
         return UNAVAILABLE
+    if _is_taken(error):
+        return USAGE
     if isinstance(error, OSError) or _out_of_memory(error):
         return BUILD_FAILED
     return None
@@ -46,6 +53,11 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and in_words)
 
 
+def _is_taken(error: BaseException) -> bool:
+    """Whether another run has made, since the check, the folder that this run's was to be renamed to."""
+    return isinstance(error, OSError) and error.errno == errno.ENOTEMPTY and error.filename2 is not None
+
+
 def message(error: BaseException) -> str:
     """What is printed: the error's own words; where nothing can be written or memory is short, what to do."""
     if isinstance(error, KeyboardInterrupt):
@@ -55,14 +67,17 @@ def message(error: BaseException) -> str:
         return f"out of memory{what}; {_MORE_MEMORY}"
     if not isinstance(error, OSError):
         return str(error)
+    # Two files are a copy's, and the disk that is full is the second's.
+    file = error.filename2 or error.filename or ""
+    if _is_taken(error):
+        return f"{file}: exists already; choose a new folder or remove this one"
+    elsewhere = "" if file in ("", STDOUT, STDERR) else ", or write elsewhere with -o"
     advice = {
         errno.ENOMEM: f"; {_MORE_MEMORY}",
-        errno.ENOSPC: "; free some space, or write elsewhere with -o",
+        errno.ENOSPC: f"; free some space{elsewhere}",
         errno.EACCES: "; choose a folder you can write to with -o",
         errno.EROFS: "; choose a folder you can write to with -o",
         errno.EEXIST: ", and is no folder, which is needed there; choose another place",
         errno.ENOTDIR: "; what is above it is a file; choose another place",
     }.get(error.errno or 0, "")
-    # Two files are a copy's, and the disk that is full is the second's.
-    file = error.filename2 or error.filename or ""
     return f"{file}: {error.strerror or error}{advice}".lstrip(": ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +14,7 @@ from trt_nvfp4.calibration.external_data import locations
 from trt_nvfp4.calibration.python_loader import split_function
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics_file import is_statistics
-from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, selection
+from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, NVFP4, Plan, selection
 
 from .accuracy_budget import Budget
 from .errors import MODEL_AT_FAULT, USAGE, BuilderError
@@ -80,7 +82,7 @@ def check(request: Request, rewritten: bool) -> None:
     """Refuse what cannot succeed, what would pass unheard, and what would destroy a file; `rewritten`: the model is
     one that `--stop-after rewrite` left.
 
-    Raises BuilderError or CalibrationError (a recipe that is none).
+    Raises BuilderError, CalibrationError (a recipe that is none) or PlanError.
     """
     _check_names(request)
     _check_budget(request)
@@ -89,6 +91,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_selection(request)
     _check_recipe(request)
     _check_inputs(request)
+    _check_recipe_is_heard(request)
     _check_interface(request)
     _check_destination(request, rewritten)
 
@@ -98,13 +101,20 @@ def _check_names(request: Request) -> None:
     for path in (request.model, request.base, request.timing_cache):
         if path is None:
             continue
+        name = str(path.absolute())
         try:
-            str(path.absolute()).encode()
-        except UnicodeEncodeError as error:
-            shown = str(path.absolute()).encode(errors="backslashreplace").decode()
+            meant = os.fsencode(name).decode()
+        except UnicodeDecodeError as error:
+            shown = name.encode(errors="backslashreplace").decode()
             raise BuilderError(
                 USAGE, f"{shown}: is no name in UTF-8, which ONNX and TensorRT need; rename the file or the folder"
             ) from error
+        if meant != name:
+            raise BuilderError(
+                USAGE,
+                f"{meant}: is a name in UTF-8, which Python takes for {sys.getfilesystemencoding()} in this locale; "
+                "set PYTHONUTF8=1, or a locale of UTF-8, such as LC_ALL=C.UTF-8",
+            )
 
 
 def _check_budget(request: Request) -> None:
@@ -184,6 +194,20 @@ def _check_inputs(request: Request) -> None:
         path: Path | None = getattr(request, option)
         if path is not None and not split_function(path)[0].exists():
             raise BuilderError(USAGE, f"--{option.replace('_', '-')} {path}: no such file or folder")
+
+
+def _check_recipe_is_heard(request: Request) -> None:
+    """Raises PlanError for a plan that is none."""
+    if request.recipe is None:
+        return
+    if request.plan is not None:
+        without = all(entry.decision not in NVFP4 for entry in Plan.load(request.plan).subgraphs)
+        why = f"{request.plan} has no NVFP4 subgraph"
+    else:
+        without = request.precision in ("fp8", "bf16")
+        why = f"--precision {request.precision} has no NVFP4 weights"
+    if without:
+        raise BuilderError(USAGE, f"{why}, so that --recipe {request.recipe} would have no effect; leave that out")
 
 
 def _check_interface(request: Request) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, Command, ProgressBar, failures, output, print_json
+from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -60,6 +61,7 @@ def bench_engine(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
+    version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Time a model with NVFP4 plugins against TensorRT's own NVFP4, FP8 and BF16, all built from the same model.
 
@@ -76,6 +78,7 @@ def bench_engine(
         from trt_nvfp4.builder.errors import BuilderError
         from trt_nvfp4.builder.shapes import parse_shapes
         from trt_nvfp4.builder.sides import ENGINES
+        from trt_nvfp4.calibration.replacing import made_folder
 
         destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
         request = bench.Request(
@@ -92,10 +95,12 @@ def bench_engine(
         )
         if destination is not None:
             bench.check_destination(destination)
-        with ProgressBar() as progress:
+        folder = made_folder(destination.parent) if destination is not None else nullcontext()
+        with folder, ProgressBar() as progress:
             result = bench.bench(request, progress)
+            if destination is not None:
+                result.save(destination)
         if destination is not None:
-            result.save(destination)
             report = destination.with_name(destination.name.removesuffix(".bench.json") + ".report.json")
             try:
                 if report.is_file():

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, Command, ProgressBar, failures, output, print_json
+from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -145,6 +145,7 @@ def build_engine(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
+    version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Build a TensorRT engine in which MoE, MLP and linear subgraphs run as NVFP4 plugins.
 

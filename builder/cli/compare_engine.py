@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, Command, ProgressBar, failures, output, print_json, status
+from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json, status
 
 if TYPE_CHECKING:
     from trt_nvfp4.builder.agreement import Agreement
@@ -44,7 +44,13 @@ def compare_engine(
     data: Annotated[
         Path | None, typer.Option(help="Input samples, as for --calib-data (default: random ones).", metavar="FILE|DIR")
     ] = None,
-    shapes: Annotated[str, typer.Option(help="Shapes of the random samples.", metavar="x:1x16,...")] = "",
+    shapes: Annotated[
+        str,
+        typer.Option(
+            help="Shapes of the random samples (default: the typical ones in the report beside RESULT, else derived).",
+            metavar="x:1x16,...",
+        ),
+    ] = "",
     samples: Annotated[int | None, typer.Option(min=1, help="How many random samples (default: 4).")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random samples (default: 0).")] = None,
     plan: Annotated[
@@ -75,6 +81,7 @@ def compare_engine(
     ] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
+    version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Run any two of original ONNX, rewritten ONNX, bundle and engine on the same inputs and report how they agree.
 
@@ -101,9 +108,8 @@ def compare_engine(
             _check_place(save_worst)
 
         def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
-            return _inputs(
-                specs, sides[0].model or sides[1].model, data, given_shapes, samples or 4, seed or 0, progress
-            )
+            asked = given_shapes or _reported_shapes(result, specs)
+            return _inputs(specs, sides[0].model or sides[1].model, data, asked, samples or 4, seed or 0, progress)
 
         with ProgressBar() as progress:
             progress.stage(f"running {reference.name} and {result.name}")
@@ -174,6 +180,17 @@ def _check_place(folder: Path) -> None:
         raise BuilderError(USAGE, f"--save-worst {folder}: not empty; choose a new folder")
     with made_folder(folder):
         pass
+
+
+def _reported_shapes(result: Path, specs: Mapping[str, InputSpec]) -> dict[str, tuple[int, ...]]:
+    """Typical shapes by the report beside an engine, rewritten model or bundle, as far as they fit the inputs."""
+    from trt_nvfp4.builder.runtime import built_by
+    from trt_nvfp4.plugins.ops.definition import shapes_fit
+
+    # Absolute: a bundle may be '.'.
+    profiles = built_by(Path(str(result.absolute()).removesuffix(".rewritten.onnx"))).get("profiles", {})
+    typical = {name: tuple(shape) for name, (_, shape, _) in profiles.items()}
+    return {name: shape for name, shape in typical.items() if name in specs and shapes_fit(shape, specs[name].shape)}
 
 
 def _inputs(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -17,19 +19,48 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgre
 from rich.text import Text
 from typer.core import TyperCommand
 
+from .. import errors
+
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "
     "3 the model, engine or bundle is at fault or missing; 4 target, back end or compiler unavailable; "
-    "5 verification failed; 6 build failed (full disks included); 130 interrupted; 1 a defect of this program."
+    "5 verification failed; 6 build failed (full disks included); 130 interrupted; "
+    "141 the reader of the output, such as head, has gone; 1 a defect of this program."
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.print(f"trt-nvfp4 {importlib.metadata.version('trt-nvfp4')}", highlight=False)
+        raise typer.Exit
+
+
 DEBUG = typer.Option("--debug", help="Show the traceback of a failure.")
 JSON = typer.Option("--json", help="Print the result as JSON on stdout (progress stays on stderr).")
+VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
 
 # UsageError, which Typer takes from Click or, in newer versions, from a copy of its own.
 USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 
+
+@contextmanager
+def _naming(stream: str) -> Iterator[None]:
+    """Let a failure of writing to a stream name it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or stream
+        raise
+
+
+class _Output(Console):
+    """stdout, named where it cannot be written."""
+
+    print = _naming(errors.STDOUT)(Console.print)
+
+
 # No markup: names of nodes and files may hold brackets.
-output = Console(markup=False)
+output = _Output(markup=False)
 status = Console(stderr=True, markup=False)
 
 
@@ -48,17 +79,21 @@ class ProgressBar:
         )
         self._task: TaskID | None = None
 
+    @_naming(errors.STDERR)
     def __enter__(self) -> ProgressBar:
         self._bar.start()
         return self
 
+    @_naming(errors.STDERR)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
             self._finish()
-        self._bar.stop()
+        with suppress(OSError) if kind is not None else nullcontext():  # what failed before counts
+            self._bar.stop()
 
+    @_naming(errors.STDERR)
     def stage(self, text: str) -> None:
         self._finish()
         self._task = self._bar.add_task(text, total=None, detail="")
@@ -95,13 +130,10 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
-    except (typer.Exit, typer.BadParameter):
+    except (typer.Exit, USAGE_ERROR):
         raise
     except BaseException as error:
-        from trt_nvfp4.builder import errors
-
-        # rich ends a command whose reader, such as head, has seen enough.
-        if debug or (isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)):
+        if debug or _reader_has_gone(error):
             raise
         if interrupted:  # extension modules that are being imported make other errors of it
             error = KeyboardInterrupt()
@@ -114,20 +146,44 @@ def failures(debug: bool, as_json: bool = False) -> Iterator[None]:
             )
         if as_json:
             _print_failure(text, code)
-        status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+        with suppress(OSError):
+            status.print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
         raise typer.Exit(code) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
+def _reader_has_gone(error: BaseException) -> bool:
+    """rich and Click make a SystemExit of it."""
+    return isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError)
+
+
 class Command(TyperCommand):
-    """A command whose wrong options, too, are JSON on stdout where ``--json`` asks for it."""
+    """A command that ends as `failures` says, too, where what Typer prints, help and wrong options, cannot be written.
+
+    Wrong options, too, are JSON on stdout where ``--json`` asks for it.
+    """
+
+    def main(self, *rest: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*rest, **extra)
+        except SystemExit as ended:
+            if _reader_has_gone(ended):
+                sys.exit(errors.READER_GONE)
+            raise
+        except OSError as error:
+            if isinstance(error.__context__, USAGE_ERROR):  # which stderr did not take
+                sys.exit(error.__context__.exit_code)
+            raise
+        finally:
+            _let_go_of_streams()
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         as_json = "--json" in args
         try:
-            return super().make_context(info_name, args, *rest, **extra)
+            with failures("--debug" in args, as_json), _naming(errors.STDOUT):  # of help
+                return super().make_context(info_name, args, *rest, **extra)
         except USAGE_ERROR as error:
             if as_json:
                 _print_failure(error.format_message(), error.exit_code)
@@ -139,6 +195,19 @@ def _print_failure(text: str, code: int) -> None:
         print(json.dumps({"error": text, "exit_code": code}), flush=True)
 
 
+def _let_go_of_streams() -> None:
+    """Those that cannot be written: Python would try again as it ends, and end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):  # has no descriptor
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@_naming(errors.STDOUT)
 def print_json(text: str) -> None:
     """JSON as it is: no colours, no wrapping."""
     sys.stdout.write(text + "\n")

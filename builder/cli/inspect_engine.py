@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, Command, failures, output, print_json
+from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -18,6 +18,7 @@ def inspect_engine(
     path: Annotated[Path, typer.Argument(help="A plan (.yaml), report (.json), ONNX file, engine, or bundle folder.")],
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
+    version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Print what a plan, report, rewritten model, bundle or engine contains.
 

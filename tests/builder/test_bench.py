@@ -481,7 +481,18 @@ def test_data_that_is_not_there_and_a_place_that_cannot_be_written(gated_mlps: P
         assert f"--calib-data {data}: no such file" in shown.stderr
     shown = CliRunner().invoke(app, [*arguments, "-o", "/proc/b.json"])
     assert shown.exit_code == errors.BUILD_FAILED
-    assert "/proc/b.json: " in shown.stderr, "and not the temporary file's name"
+    assert "error: /proc: " in shown.stderr, "and not the temporary file's name"
+
+
+def test_a_new_folder_is_made_for_the_result(gated_mlps: Path, tmp_path: Path) -> None:
+    arguments = [str(gated_mlps), "--target", "thor", "--mode", "roofline"]
+    result = tmp_path / "new" / "folder" / "x.bench.json"
+    failed = CliRunner().invoke(app, [*arguments, "-o", str(result), "--calib-data", "nowhere"])
+    assert failed.exit_code == errors.USAGE
+    assert not (tmp_path / "new").exists()
+    shown = CliRunner().invoke(app, [*arguments, "-o", str(result)])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(result.read_text())["mode"] == "roofline"
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "o.plan.yaml", "."])
@@ -504,7 +515,7 @@ def test_a_place_is_tried_before_the_work(gated_mlps: Path, monkeypatch: pytest.
     monkeypatch.setattr(bench, "bench", lambda *_: pytest.fail("worked before"))
     shown = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "-o", str(gated_mlps / "b.json")])
     assert shown.exit_code == errors.BUILD_FAILED
-    assert f"{gated_mlps / 'b.json'}: Not a directory" in shown.stderr
+    assert f"error: {gated_mlps}: File exists, and is no folder, which is needed there" in shown.stderr
 
 
 def test_the_model_of_an_engine_is_the_one_planned_for(gated_mlps: Path, save_gated_mlps: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -12,13 +13,16 @@ import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.builder import bundle, pipeline
+from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.inspection import inspect
 from trt_nvfp4.builder.targets import TARGETS, find_target
@@ -58,6 +62,34 @@ def test_script_needs_nothing_but_what_it_carries(tmp_path: Path, gated_mlps: Pa
     assert done.returncode == MODEL_AT_FAULT
     assert "copy the whole bundle again" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_script_of_an_older_python(tmp_path: Path, gated_mlps: Path) -> None:
+    make_bundle(gated_mlps, tmp_path / "bundle")
+    older = "import runpy, sys; sys.version_info = (3, 8, 18); runpy.run_path('build_engine.py')"
+    done = subprocess.run([sys.executable, "-c", older], cwd=tmp_path / "bundle", capture_output=True, text=True)
+    assert done.returncode == UNAVAILABLE
+    assert done.stderr == "error: Python 3.8.18 is too old; run this with 3.9 or newer, such as python3.9\n"
+    # Which has to understand as much as it runs.
+    ast.parse((tmp_path / "bundle" / bundle.SCRIPT).read_text(), feature_version=(3, 7))
+
+
+def test_bundle_that_another_run_has_finished_since(
+    tmp_path: Path, gated_mlps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination, write = tmp_path / "bundle", bundle.write_folder
+
+    def write_second(*arguments: Any, **options: Any) -> Path:
+        destination.mkdir()
+        (destination / bundle.MANIFEST).write_text("theirs")
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(bundle, "write_folder", write_second)
+    command = [str(gated_mlps), "--bundle", str(destination), "--target", "rtx-blackwell"]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == USAGE
+    assert f"{destination}: exists already; choose a new folder or remove this one" in shown.stderr
+    assert [file.read_text() for file in destination.iterdir()] == ["theirs"]
 
 
 def test_bundle_shares_no_file_with_what_it_was_made_from(tmp_path: Path, gated_mlps: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +42,25 @@ def test_too_little_memory_is_no_defect(fail: Callable[[], object], words: str) 
     text = errors.message(failure.value)
     assert words in text
     assert text.endswith("; end other programs that use it, or run this on a machine with more")
+
+
+def test_a_disk_that_is_full_and_a_stream_that_is() -> None:
+    """Elsewhere is where -o says, which a stream does not depend on."""
+    full = (errno.ENOSPC, "No space left on device")
+    said = "No space left on device; free some space"
+    assert errors.message(OSError(*full, "o.engine")) == f"o.engine: {said}, or write elsewhere with -o"
+    assert errors.message(OSError(*full, errors.STDOUT)) == f"stdout: {said}"
+    assert errors.message(OSError(*full)) == said
+
+
+def test_a_folder_that_another_run_made_first(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        (tmp_path / name / "sources").mkdir(parents=True)
+    with pytest.raises(OSError, match="not empty") as failure:
+        (tmp_path / "ours").rename(tmp_path / "theirs")
+    assert errors.exit_code(failure.value) == errors.USAGE
+    expected = f"{tmp_path / 'theirs'}: exists already; choose a new folder or remove this one"
+    assert errors.message(failure.value) == expected
 
 
 def test_other_failures_of_libraries_are_defects() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,20 @@ def test_a_name_that_is_not_utf8(tmp_path: Path, save_gated_mlps: Callable[..., 
     refusal(model, "is no name in UTF-8", r"m\udcf6d", output=tmp_path / f"{names['output']}.engine")
 
 
+def test_a_utf8_name_in_a_locale_of_another_encoding(gated_mlps: Path) -> None:
+    """Python has other characters for its bytes there, which ONNX Runtime and TensorRT do not take for the name."""
+    model = gated_mlps.rename(gated_mlps.with_name("mödel.onnx"))
+    command = [sys.executable, "-m", "trt_nvfp4.builder.cli.build_engine", model, "-o", model.with_name("o.engine")]
+    command += ["--target", "rtx-blackwell", "--stop-after", "plan", "--json"]
+    locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, env=locale, capture_output=True, text=True)
+    assert done.returncode == errors.USAGE
+    assert json.loads(done.stdout)["error"] == (
+        f"{model}: is a name in UTF-8, which Python takes for ascii in this locale; set PYTHONUTF8=1, or a locale of "
+        "UTF-8, such as LC_ALL=C.UTF-8"
+    )
+
+
 @pytest.mark.parametrize(
     ("interface", "text"),
     [
@@ -216,6 +233,14 @@ def test_options_that_a_plan_leaves_without_effect(gated_mlps: Path) -> None:
     assert Plan.load(plan).recipe == "max"
     # What is required is required of what these select.
     run(gated_mlps, plan=plan, include="gated_mlp_0", require="nvfp4")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_a_recipe_without_weights_to_quantize_by_it(gated_mlps: Path, precision: str) -> None:
+    effect = "so that --recipe max would have no effect"
+    refusal(gated_mlps, f"--precision {precision} has no NVFP4 weights, {effect}", precision=precision, recipe="max")
+    plan = run(gated_mlps, precision=precision)
+    refusal(gated_mlps, f"o.plan.yaml has no NVFP4 subgraph, {effect}", plan=plan, recipe="max")
 
 
 def test_options_that_a_rewritten_model_leaves_without_effect(gated_mlps: Path, samples: Path) -> None:

@@ -151,6 +151,26 @@ def test_command_says_that_inputs_which_do_not_fit_were_random(tmp_path: Path) -
     assert "random" not in given.stderr
 
 
+def test_command_takes_the_typical_shapes_of_the_report(gated_mlps: Path, tmp_path: Path) -> None:
+    """Which the result was built for: it need not take the default ones. Those of other inputs do not matter."""
+    result = rewritten_file(gated_mlps)
+    profiles = {"x": [[1, 64], [7, 64], [9, 64]], "gone": [[1], [2], [3]]}
+    gated_mlps.with_name("o.report.json").write_text(json.dumps({"profiles": profiles}))
+
+    def tokens(*options: str) -> int:
+        worst = tmp_path / f"worst{len(options)}"
+        shown = CliRunner().invoke(app, [str(gated_mlps), str(result), "--save-worst", str(worst), *options])
+        assert shown.exit_code == 0, shown.output
+        with np.load(next(worst.iterdir())) as sample:
+            return len(sample["x"])
+
+    assert tokens() == 7
+    assert tokens("--shapes", "x:3x64") == 3
+    profiles["x"] = [[1, 65], [7, 65], [9, 65]]
+    gated_mlps.with_name("o.report.json").write_text(json.dumps({"profiles": profiles}))
+    assert tokens("--samples", "1", "--kl") == 128
+
+
 def test_command_takes_given_samples_or_random_ones(gated_mlps: Path, tmp_path: Path) -> None:
     given = [str(gated_mlps), str(gated_mlps), "--data", str(tmp_path)]
     for options in (["--shapes", "x:1x64"], ["--samples", "4"], ["--seed", "0"]):

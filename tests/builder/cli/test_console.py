@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import typer
@@ -84,6 +89,69 @@ def test_an_exit_for_another_reason_is_one() -> None:
     assert ended.value.exit_code == errors.DEFECT
 
 
+def run_command(name: str, *arguments: str | Path, **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"trt_nvfp4.builder.cli.{name}", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.run(command, text=True, **{**pipes, **streams})
+
+
+@pytest.fixture
+def full() -> Iterator[IO[str]]:
+    with open("/dev/full", "w") as device:
+        yield device
+
+
+@pytest.fixture
+def read_by_none() -> Iterator[int]:
+    read, write = os.pipe()
+    os.close(read)
+    yield write
+    os.close(write)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    (tmp_path / "m.engine").write_bytes(b"engine")
+    return tmp_path / "m.engine"
+
+
+PRINTING = [["--help"], ["--version"], ["m.engine"], ["m.engine", "--json"]]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_what_cannot_be_printed(arguments: list[str], engine: Path, full: IO[str]) -> None:
+    done = run_command("inspect_engine", *arguments, stdout=full, cwd=engine.parent)
+    assert done.returncode == errors.BUILD_FAILED
+    assert done.stderr == "error: stdout: No space left on device; free some space\n"
+
+
+@pytest.mark.parametrize("arguments", [*PRINTING[:3], ["m.engine", "--json", "--debug"]], ids=" ".join)
+def test_output_that_nobody_reads_any_more(arguments: list[str], engine: Path, read_by_none: int) -> None:
+    done = run_command("inspect_engine", *arguments, stdout=read_by_none, cwd=engine.parent)
+    assert done.returncode == errors.READER_GONE
+    assert not done.stderr
+
+
+def test_wrong_options_that_cannot_be_said(full: IO[str], read_by_none: int) -> None:
+    assert run_command("inspect_engine", "--no-such-option", stderr=full).returncode == errors.USAGE
+    assert run_command("inspect_engine", "--no-such-option", stderr=read_by_none).returncode == errors.READER_GONE
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "message"),
+    [
+        ("model.onnx", errors.BUILD_FAILED, "stderr: No space left on device; free some space"),
+        ("lost.onnx", errors.MODEL_AT_FAULT, "lost.onnx: no such file or folder"),
+    ],
+)
+def test_progress_that_cannot_be_printed(gated_mlps: Path, full: IO[str], model: str, code: int, message: str) -> None:
+    """Where the command fails before that, this counts."""
+    options = ["-o", "o.engine", "--target", "rtx-blackwell", "--stop-after", "plan", "--json"]
+    done = run_command("build_engine", model, *options, stderr=full, cwd=gated_mlps.parent)
+    assert done.returncode == code
+    assert json.loads(done.stdout) == {"error": message, "exit_code": code}
+
+
 class FullDisk(io.StringIO):
     def flush(self) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -119,6 +187,15 @@ def test_wrong_options_are_json_too(command: types.ModuleType, arguments: list[s
     assert failure["exit_code"] == errors.USAGE
     assert failure["error"] in " ".join(result.stderr.replace("│", " ").split())
     assert CliRunner().invoke(command.app, arguments).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "command", [bench_engine, build_engine, compare_engine, inspect_engine], ids=lambda module: module.__name__
+)
+def test_version(command: types.ModuleType) -> None:
+    result = CliRunner().invoke(command.app, ["--version"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"trt-nvfp4 {importlib.metadata.version('trt-nvfp4')}\n"
 
 
 @pytest.mark.parametrize(
