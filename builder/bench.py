@@ -102,7 +102,7 @@ class Result:
 @dataclass(frozen=True)
 class Subject:
     """The model behind what is benchmarked, its plan, target, and the engine if that was given; `shapes` of its inputs
-    are the first sample's, or those of --shapes."""
+    are the first sample's, those of --shapes, or an engine's typical ones."""
 
     model: SourceModel
     plan: Plan
@@ -160,7 +160,7 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
             raise BuilderError(
                 USAGE, f"{path}: was built from {onnx}, which has been rewritten; add --model with the original ONNX"
             )
-        return _planned(request, onnx, plan, path)
+        return _planned(replace(request, shapes=request.shapes or runtime.typical_shapes(path)), onnx, plan, path)
     if path.suffix != ".onnx":
         raise BuilderError(USAGE, f"{path}: expected an engine (.engine) or an ONNX file")
     if request.model is not None:

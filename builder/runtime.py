@@ -23,6 +23,14 @@ def built_by(engine: Path) -> dict[str, Any]:
     return found if described else {}
 
 
+def typical_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs that what was built as `path` is tuned for, by the report beside it, as far as that says so."""
+    try:
+        return {name: tuple(map(int, shape)) for name, (_, shape, _) in built_by(path).get("profiles", {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
 def load_engine(path: Path) -> tuple[Any, backend.Backend]:
     """The deserialized engine (`ICudaEngine`) and the back end that loaded it.
 

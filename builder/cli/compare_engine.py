@@ -184,12 +184,11 @@ def _check_place(folder: Path) -> None:
 
 def _reported_shapes(result: Path, specs: Mapping[str, InputSpec]) -> dict[str, tuple[int, ...]]:
     """Typical shapes by the report beside an engine, rewritten model or bundle, as far as they fit the inputs."""
-    from trt_nvfp4.builder.runtime import built_by
+    from trt_nvfp4.builder.runtime import typical_shapes
     from trt_nvfp4.plugins.ops.definition import shapes_fit
 
     # Absolute: a bundle may be '.'.
-    profiles = built_by(Path(str(result.absolute()).removesuffix(".rewritten.onnx"))).get("profiles", {})
-    typical = {name: tuple(shape) for name, (_, shape, _) in profiles.items()}
+    typical = typical_shapes(Path(str(result.absolute()).removesuffix(".rewritten.onnx")))
     return {name: shape for name, shape in typical.items() if name in specs and shapes_fit(shape, specs[name].shape)}
 
 

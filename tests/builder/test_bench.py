@@ -537,6 +537,20 @@ def test_the_model_of_an_engine_is_the_one_planned_for(gated_mlps: Path, save_ga
     assert "leave that out" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("profiles", "tokens"),
+    [({"x": [[1, 64], [48, 64], [96, 64]]}, 48), ({"x": 3}, 128), ([1], 128), ({"x": [["a"], ["a"], ["a"]]}, 128)],
+)
+def test_an_engine_is_predicted_at_its_typical_shapes(gated_mlps: Path, profiles: Any, tokens: int) -> None:
+    """By the report beside it, if that is one."""
+    engine = _planned(gated_mlps).with_name("o.engine")
+    engine.write_bytes(b"an engine that is not run")
+    report = json.loads(engine.with_suffix(".report.json").read_text())
+    engine.with_suffix(".report.json").write_text(json.dumps(report | {"profiles": profiles}))
+    result = bench.bench(request(engine, target=None, mode="roofline"), Recorded(), CpuDevice)
+    assert {entry["tokens"] for entry in result.subgraphs} == {tokens}
+
+
 def test_command_takes_the_original(gated_mlps: Path) -> None:
     rewritten = gated_mlps.parent / "out" / "o.engine"
     target = find_target("rtx-blackwell")
