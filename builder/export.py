@@ -6,6 +6,7 @@ transformers is imported when called alone: users of ONNX files need neither it 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import io
 import json
@@ -27,8 +28,15 @@ if TYPE_CHECKING:
 OPSET = 21
 # Above this many bytes of weights they go to a file beside the ONNX (a protobuf ends at 2 GiB).
 EXTERNAL_DATA_BYTES = 256 << 20
-MODALITIES = ("input_ids", "pixel_values", "input_features", "input_values")
+# How the names of forward's parameters end that take images or sound.
+MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
 EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
+CHANGE_IT = (
+    "change the model's code, or export it with other versions of torch and transformers or another tool, and give the "
+    "ONNX file"
+)
+# A dimension that torch lets grow as far counts as one without a bound.
+BOUNDLESS = 1 << 16
 
 
 def is_model_directory(path: Path) -> bool:
@@ -36,11 +44,28 @@ def is_model_directory(path: Path) -> bool:
 
 
 def longest_sequence(directory: Path) -> int | None:
-    """The position limit that a Hugging Face directory states; None for anything else."""
+    """How many tokens the configuration in a Hugging Face directory allows for; None where it states no limit, and for
+    anything else."""
     if not is_model_directory(directory):
         return None
-    limit = json.loads((directory / "config.json").read_text()).get("max_position_embeddings")
-    return limit if isinstance(limit, int) and limit > 0 else None
+    import transformers
+
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    limit = getattr(config, "max_position_embeddings", None)  # GPT-2's n_positions, too
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    try:
+        modeling = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except ImportError:  # another model's code, such as Llama's
+        return limit
+    # RoBERTa's table has rows for the padding and what is below it, where other models' first position is row 0.
+    behind_padding = any(
+        hasattr(part, "create_position_ids_from_input_ids") for part in (modeling, *vars(modeling).values())
+    )
+    if behind_padding and config.pad_token_id is not None:
+        limit -= config.pad_token_id + 1
+    return limit if limit > 0 else None
 
 
 def export(directory: Path, destination: Path) -> Path:
@@ -61,11 +86,12 @@ def export(directory: Path, destination: Path) -> Path:
     if not is_model_directory(directory):
         raise BuilderError(MODEL_AT_FAULT, f"{directory}: not a Hugging Face model directory (it has no config.json)")
     try:
+        import onnxscript  # noqa: F401 (torch.onnx imports it, and calls the lack of it a fault of the model)
         import transformers
     except ImportError as error:
         raise BuilderError(
             UNAVAILABLE,
-            f"exporting {directory} needs transformers and onnxscript: pip install 'trt-nvfp4[hf]' ({error})",
+            f"exporting {directory} needs transformers and onnxscript: pip install transformers onnxscript ({error})",
         ) from error
     import torch
 
@@ -103,7 +129,7 @@ def export(directory: Path, destination: Path) -> Path:
                 raise BuilderError(
                     MODEL_AT_FAULT,
                     f"{directory}: torch.onnx cannot export {type(model).__name__}: "
-                    f"{_reason(error.__cause__ or error)}",
+                    f"{_reason(error.__cause__ or error, model)}",
                 ) from error
         assert program is not None
         _check_weights(directory, program, absent)
@@ -175,7 +201,11 @@ def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]
 
 def _check_kind(directory: Path, model: Any) -> None:
     """Whether all that the model takes is text, or images of a size that its configuration states."""
-    takes = [name for name in MODALITIES if name in inspect.signature(model.forward).parameters]
+    takes = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if name == "input_ids" or name.endswith(MEDIA) or (_is_required(parameter) and name != "attention_mask")
+    ]
     named = f"{directory}: {type(model).__name__}"
     if takes not in (["input_ids"], ["pixel_values"]):
         raise BuilderError(
@@ -189,13 +219,23 @@ def _check_kind(directory: Path, model: Any) -> None:
             f"{named} generates with an encoder and a decoder, which are engines of their own; export each of them "
             "with torch.onnx.export and give the ONNX files one by one",
         )
-    if takes == ["pixel_values"] and getattr(_vision(model), "image_size", None) is None:
-        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: states no image_size; {EXPORT_IT}")
+    if takes == ["pixel_values"] and _of_images(model, "image_size") is None:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory / 'config.json'}: states no image_size, of its own or in a vision_config or backbone_config; "
+            f'add the height and width of the images, such as "image_size": [224, 224], or {EXPORT_IT}',
+        )
 
 
-def _vision(model: Any) -> Any:
-    """The configuration of what sees images: the model's own, or a part of it where the model was half of a pair."""
-    return getattr(model.config, "vision_config", model.config)
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+
+
+def _of_images(model: Any, name: str) -> Any:
+    """What the configuration says of images: itself, or a part of it where the model was half of a pair or has a
+    backbone that is a model of its own."""
+    parts = (model.config, *(getattr(model.config, part, None) for part in ("vision_config", "backbone_config")))
+    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
 
 
 def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]]]:
@@ -228,9 +268,9 @@ def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[i
             return tuple(chosen.values())
 
     if is_image:
-        config = _vision(model)
-        size = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
-        pixels = torch.rand(2, getattr(config, "num_channels", 3), *size, dtype=next(model.parameters()).dtype)
+        size, channels = _of_images(model, "image_size"), _of_images(model, "num_channels") or 3
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        pixels = torch.rand(2, channels, height, width, dtype=next(model.parameters()).dtype)
         return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
     ids = torch.randint(0, model.config.vocab_size, (2, 16))
@@ -259,16 +299,30 @@ def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set
 def _check_dynamic(
     directory: Path, program: torch.onnx.ONNXProgram, dynamic: tuple[tuple[dict[int, Any], ...]], named: str
 ) -> None:
-    """Refuse a graph that takes inputs of the example's size alone: torch.onnx fixes what a model loops over."""
-    for value, dims in zip(program.model.graph.inputs, *dynamic, strict=True):
+    """Refuse a graph that takes inputs of the example's size, or up to a size of torch's own, alone: torch.onnx fixes
+    what a model loops over."""
+    exported = program.exported_program
+    assert exported is not None
+    sizes = {node.name: node.meta["val"].shape for node in exported.graph.find_nodes(op="placeholder")}
+    for name, dims in zip(exported.graph_signature.user_inputs, *dynamic, strict=True):
         for axis, dim in dims.items():
-            size = None if value.shape is None else value.shape[axis]
+            size = sizes[name][axis]
             if isinstance(size, int):
                 raise BuilderError(
                     MODEL_AT_FAULT,
                     f"{directory}: torch.onnx fixes the {dim.__name__} of {named} at the {size} of the example, as of "
                     "models that loop over it (recurrent, state space); export it with torch.onnx.export at the size "
                     "that you need and give the ONNX file",
+                )
+            limit = longest_sequence(directory) if dim.__name__ == "sequence" else None
+            bounds = exported.range_constraints.get(size.node.expr)
+            if bounds is not None and bounds.upper < (limit or BOUNDLESS):
+                lower = f"lower config.json's limit of {limit} to that if it is enough, or " if limit else ""
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{directory}: torch.onnx bounds the {dim.__name__} of {named} at {bounds.upper}, as of models "
+                    f"that loop over blocks of it; {lower}export it with torch.onnx.export at the size that you need "
+                    "and give the ONNX file",
                 )
 
 
@@ -286,13 +340,12 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, model: torch.nn.Module) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "data-dependent" in line:
-        return (
-            "what it runs depends on its inputs' values, such as a loop over the experts that tokens were sent to "
-            f"({line}); change that to compute the same for all inputs, as a loop over all experts does, {EXPORT_IT}"
-        )
+        of_experts = any("expert" in name for name, _ in model.named_modules())
+        such = ", such as a loop over the experts that tokens were sent to" if of_experts else ""
+        return f"what it runs depends on its inputs' values{such}, and a graph runs all of it ({line}); {CHANGE_IT}"
     if line.endswith(":"):  # the last sentence introduces a list
         line = line.rpartition(". ")[0] or line
-    return f"{line.rstrip('.:')}; {EXPORT_IT}"
+    return f"{line.rstrip('.:')}; {CHANGE_IT}"

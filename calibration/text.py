@@ -61,7 +61,7 @@ def _tokenizer(file: Path, directory: Path | None) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise CalibrationError(f"{file}: text needs transformers: pip install 'trt-nvfp4[hf]' ({error})") from error
+        raise CalibrationError(f"{file}: text needs transformers: pip install transformers ({error})") from error
     try:
         return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
     except Exception as error:  # transformers raises many kinds for a broken tokenizer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import cycle
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,12 +120,61 @@ def test_directory_at_fault(tmp_path: Path, config: str | None, text: str) -> No
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_sequence_limit_is_read_from_the_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"model_type": "llama", "max_position_embeddings": 77}, 77),
+        ({"model_type": "gpt2", "n_positions": 77}, 77),
+        ({"model_type": "bloom"}, None),
+        ({"model_type": "layoutxlm", "max_position_embeddings": 77}, 77),  # has no code of its own
+        ({"model_type": "roberta", "max_position_embeddings": 5, "pad_token_id": 7}, None),
+        ({"model_type": "xlnet"}, None),  # by the name of -1
+    ],
+)
+def test_sequence_limit_is_read_from_the_configuration(
+    tmp_path: Path, config: dict[str, Any], limit: int | None
+) -> None:
     assert export.longest_sequence(tmp_path) is None
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 77}')
-    assert export.longest_sequence(tmp_path) == 77
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": -1}')  # XLNet: there is none
-    assert export.longest_sequence(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert export.longest_sequence(tmp_path) == limit
+
+
+# Those whose positions count from the padding's id (MPNet: from 1), and others.
+POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "data2vec-text", "bert", "gpt2", "opt")
+
+
+@pytest.mark.parametrize(
+    ("name", "pad"), [(name, pad) for name in POSITIONS for pad in (1, 5) if (name, pad) != ("mpnet", 5)]
+)
+def test_sequence_limit_is_the_models_own(tmp_path: Path, name: str, pad: int) -> None:
+    names = {"gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2}, "opt": {"ffn_dim": 16, "word_embed_proj_dim": 16}}
+    sizes = names.get(name, {"intermediate_size": 16}) | ({} if name == "gpt2" else {"hidden_size": 16})
+    sizes |= {} if name == "gpt2" else {"num_hidden_layers": 1, "num_attention_heads": 2}
+    limit = {"n_positions" if name == "gpt2" else "max_position_embeddings": 24}
+    config = transformers.AutoConfig.for_model(name, **sizes, **limit, vocab_size=40, pad_token_id=pad)
+    model = transformers.AutoModel.from_config(config).eval()
+    config.save_pretrained(tmp_path)
+    longest = export.longest_sequence(tmp_path)
+    assert longest is not None
+    ids = torch.full((1, longest + 1), 9)
+    model(input_ids=ids[:, :-1], attention_mask=torch.ones_like(ids)[:, :-1])
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def test_limit_of_onnx_files_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (tmp_path / "m.onnx").write_bytes(b"")
+    assert export.longest_sequence(tmp_path / "m.onnx") is None
+
+
+@pytest.mark.parametrize("missing", ["transformers", "onnxscript"])
+def test_packages_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(BuilderError, match=f"pip install transformers onnxscript .*{missing}") as failure:
+        export.export(tmp_path, tmp_path / "m.onnx")
+    assert failure.value.exit_code == errors.UNAVAILABLE
 
 
 def alter(folder: Path, **changes: Any) -> None:
@@ -189,6 +240,49 @@ def test_size_of_images_in_a_part_of_the_configuration(tmp_path: Path, seed: int
     assert pixels.shape[1:] == [1, 32, 32]
 
 
+def saved_with_backbone(name: str, folder: Path) -> Any:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    if name == "vitpose":
+        backbone = transformers.VitPoseBackboneConfig(
+            **sizes, image_size=[48, 32], patch_size=[8, 8], out_indices=[2], num_channels=3
+        )
+        model = transformers.VitPoseForPoseEstimation(transformers.VitPoseConfig(backbone_config=backbone))
+    else:
+        backbone = transformers.Dinov2Config(
+            **sizes, image_size=28, patch_size=14, out_indices=[1, 2, 3, 4], reshape_hidden_states=False
+        )
+        necks = {"neck_hidden_sizes": [8] * 4, "reassemble_hidden_size": 32, "fusion_hidden_size": 8}
+        config = transformers.DepthAnythingConfig(backbone_config=backbone, patch_size=14, **necks)
+        model = transformers.DepthAnythingForDepthEstimation(config)
+    model.eval().save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ["vitpose", "depth_anything"])
+def test_size_of_images_in_the_configuration_of_a_backbone(tmp_path: Path, seed: int, name: str) -> None:
+    torch.manual_seed(seed)
+    model = saved_with_backbone(name, tmp_path / name)
+    session = onnxruntime.InferenceSession(export.export(tmp_path / name, tmp_path / "m.onnx"))
+    (pixels,) = session.get_inputs()
+    assert pixels.shape[1:] == ([3, 48, 32] if name == "vitpose" else [3, 28, 28])
+    images = torch.rand(3, *pixels.shape[1:])
+    with torch.no_grad():
+        expected = model(pixel_values=images)[0].numpy()
+    (actual,) = session.run(None, {"pixel_values": images.numpy()})
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_size_of_images_that_is_stated_nowhere(tmp_path: Path, seed: int) -> None:
+    """The advice holds: a size that the user adds is taken."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_sizes": [16] * 4, "depths": [1] * 4, "decoder_hidden_size": 16, "num_attention_heads": [2] * 4}
+    transformers.SegformerForImageClassification(transformers.SegformerConfig(**sizes)).save_pretrained(tmp_path)
+    refused(tmp_path, "config.json: states no image_size", "backbone_config", "add", '"image_size": [224, 224]')
+    alter(tmp_path, image_size=[64, 32])
+    (pixels,) = onnxruntime.InferenceSession(export.export(tmp_path, tmp_path / "m.onnx")).get_inputs()
+    assert pixels.shape[1:] == [3, 64, 32]
+
+
 def test_every_output_of_the_head_is_exported(tmp_path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     model = transformers.BertForQuestionAnswering(transformers.BertConfig(**ENCODER)).eval()
@@ -217,6 +311,76 @@ def test_models_of_several_inputs_are_refused(tmp_path: Path, seed: int) -> None
     refused(tmp_path / "clip", "takes input_ids and pixel_values")
 
 
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("Phi4MultimodalForCausalLM", "input_ids and image_pixel_values and audio_input_features"),
+        ("VJEPA2Model", "pixel_values_videos"),
+        ("PatchTSTModel", "past_values"),
+        ("TimesFmModelForPrediction", "past_values"),
+        ("Siglip2VisionModel", "pixel_values and pixel_attention_mask and spatial_shapes"),
+        ("LlamaModel", None),
+        ("Gemma3ForCausalLM", None),
+        ("Qwen3ForSequenceClassification", None),
+        ("BertModel", None),
+        ("RoCBertForPreTraining", None),
+        ("T5EncoderModel", None),
+        ("BartForSequenceClassification", None),
+        ("CLIPTextModel", None),
+        ("ViTForImageClassification", None),
+    ],
+)
+def test_what_models_take(tmp_path: Path, name: str, takes: str | None) -> None:
+    """By the names in forward's signature; nothing that may be left out but images and sound counts."""
+    model = getattr(transformers, name)
+    instance = SimpleNamespace(
+        forward=MethodType(model.forward, object()), config=SimpleNamespace(image_size=32), can_generate=lambda: False
+    )
+    if takes is None:
+        export._check_kind(tmp_path, instance)
+        return
+    with pytest.raises(BuilderError, match=f"takes {takes}, and models of input_ids or pixel_values alone"):
+        export._check_kind(tmp_path, instance)
+
+
+@pytest.mark.parametrize("limit", [64, 65])
+def test_models_that_loop_over_blocks_of_the_sequence(tmp_path: Path, seed: int, limit: int) -> None:
+    """torch.onnx unrolls the loop for as many blocks as the example has, and says nothing."""
+    torch.manual_seed(seed)
+    sizes = {"num_local_experts": 1, "num_experts_per_tok": 1, "block_size": 64, "max_position_embeddings": limit}
+    layers = {"layer_types": ["linear_attention", "full_attention"]}
+    config = transformers.MiniMaxConfig(**{**DECODER, **sizes, **layers})
+    transformers.MiniMaxForCausalLM(config).save_pretrained(tmp_path)
+    if limit > 64:
+        refused(tmp_path, "bounds the sequence of MiniMaxForCausalLM at 64", "lower config.json's limit of 65 to that")
+    else:
+        session = onnxruntime.InferenceSession(export.export(tmp_path, tmp_path / "m.onnx"))
+        ids = np.ones((1, limit), np.int64)
+        assert session.run(None, {"input_ids": ids, "attention_mask": ids})[0].shape == (1, limit, 100)
+
+
+def test_sparse_activations(tmp_path: Path, seed: int) -> None:
+    """Gemma 3n cuts activations off at a quantile of the normal distribution, by its inverse error function."""
+    torch.manual_seed(seed)
+    sizes = {
+        **DECODER,
+        "intermediate_size": [128],
+        "num_hidden_layers": 1,
+        "vocab_size_per_layer_input": 100,
+        "laurel_rank": 8,
+    }
+    sizes |= {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95]}
+    config = transformers.Gemma3nTextConfig(**sizes, layer_types=["full_attention"])
+    model = transformers.Gemma3nForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "gemma")
+    session = onnxruntime.InferenceSession(export.export(tmp_path / "gemma", tmp_path / "m.onnx"))
+    ids = torch.randint(0, 100, (3, 11))
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.numpy()
+    (actual,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": np.ones((3, 11), np.int64)})
+    assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_models_that_loop_over_the_sequence_are_refused(tmp_path: Path, seed: int) -> None:
     """torch.onnx unrolls the loop for the example's length, and says nothing."""
     torch.manual_seed(seed)
@@ -230,7 +394,7 @@ def test_what_torch_cannot_export(tmp_path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     sizes = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 32, "vocab_size": 100}
     transformers.XLNetModel(transformers.XLNetConfig(**sizes)).save_pretrained(tmp_path)
-    refused(tmp_path, "for aten.sub with the provided arguments; export it with torch.onnx.export and give the ONNX")
+    refused(tmp_path, f"for aten.sub with the provided arguments; {export.CHANGE_IT}")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +407,16 @@ def test_what_torch_cannot_export(tmp_path: Path, seed: int) -> None:
     ],
 )
 def test_reasons_are_whole_sentences(message: str, reason: str) -> None:
-    assert export._reason(ValueError(message)) == f"{reason}; {export.EXPORT_IT}"
+    assert export._reason(ValueError(message), torch.nn.Module()) == f"{reason}; {export.CHANGE_IT}"
+
+
+def test_experts_are_named_where_there_are_some(tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER, rope_parameters=rope)).save_pretrained(tmp_path)
+    refused(
+        tmp_path, "cannot export LlamaForCausalLM: what it runs depends on its inputs' values, and a", export.CHANGE_IT
+    )
 
 
 def test_models_that_loop_over_chosen_experts_are_refused(
