@@ -14,7 +14,8 @@ import onnx, {module}
 from trt_nvfp4.calibration.cpu_session import cpu_session
 from pathlib import Path
 
-model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) {{ y = Neg(x) }}')
+text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) {{ y = Neg(x) }}'
+model = onnx.parser.parse_model(text)
 print(cpu_session(model, Path()).run(None, {{"x": [1, 2]}}))
 """
 

@@ -32,8 +32,8 @@ def call(function: str, *arguments: Any) -> Any:
 
 
 @contextmanager
-def green_streams(count: int) -> Iterator[list[torch.cuda.ExternalStream]]:
-    """Streams of as many green contexts, each of about SMS SMs of its own."""
+def green_contexts(count: int) -> Iterator[list[tuple[Any, torch.cuda.ExternalStream]]]:
+    """As many green contexts, each of about SMS SMs of its own, with a stream of theirs."""
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
     torch.zeros(1, device="cuda")
     device = call("cuDeviceGet", torch.cuda.current_device())
@@ -52,7 +52,7 @@ def green_streams(count: int) -> Iterator[list[torch.cuda.ExternalStream]]:
     non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     streams = [call("cuGreenCtxStreamCreate", context, non_blocking, 0) for context in contexts]
     try:
-        yield [torch.cuda.ExternalStream(int(stream)) for stream in streams]
+        yield [(c, torch.cuda.ExternalStream(int(s))) for c, s in zip(contexts, streams, strict=True)]
         torch.cuda.synchronize()
     finally:
         for stream, context in zip(streams, contexts, strict=True):
@@ -106,7 +106,7 @@ def test_on_some_sms(host: PluginHost, seed: int, op: str, m: int, tactic: int) 
             pytest.skip("by the same kernels as tactic W4A16")
         (expected,) = session.run(inputs)
         workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
-        with green_streams(1) as (stream,), torch.cuda.stream(stream):
+        with green_contexts(1) as ((_, stream),), torch.cuda.stream(stream):
             outputs = []
             for _ in range(3):
                 outputs.append(torch.full_like(expected, float("nan")))
@@ -123,14 +123,37 @@ def test_on_some_sms(host: PluginHost, seed: int, op: str, m: int, tactic: int) 
 
 
 @pytest.mark.parametrize("tactic", [W4A16_MMA_SYNC, W4A16_SM90])
-@pytest.mark.parametrize("op", ["NVFP4PersistentMLP", "NVFP4MoE"])
+def test_default_stream_of_the_current_context(host: PluginHost, seed: int, tactic: int) -> None:
+    require_gpu_of(tactic)
+    make, attributes = CALLS["NVFP4PersistentMLP"]
+    inputs = [x.cuda() for x in make(np.random.default_rng(seed), 8).inputs]
+    with host.session("NVFP4PersistentMLP", inputs, attributes, tactic=tactic) as session:
+        (expected,) = session.run(inputs)
+        y, workspace = torch.empty_like(expected), torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        with green_contexts(1) as ((context, _),):
+            call("cuCtxPushCurrent", call("cuCtxFromGreenCtx", context))
+            session.enqueue(inputs, [y], workspace)
+            call("cuStreamSynchronize", 0)
+            call("cuCtxPopCurrent")
+    assert error(y, expected) < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("op", "tactic"),
+    [
+        *(("NVFP4PersistentMLP", tactic) for tactic in (W4A16_MMA_SYNC, W4A16_SM90)),
+        *(("NVFP4MoE", tactic) for tactic in (AUTO, W4A16_SM90)),
+    ],
+)
 def test_contexts_beside_each_other(host: PluginHost, seed: int, op: str, tactic: int) -> None:
     require_gpu_of(tactic)
     make, attributes = CALLS[op]
     inputs = [x.cuda() for x in make(np.random.default_rng(seed), 8).inputs]
     with host.session(op, inputs, attributes, tactic=tactic) as session:
         (expected,) = session.run(inputs)
-        with green_streams(3) as streams:
+        with green_contexts(3) as contexts:
+            streams = [stream for _, stream in contexts]
             outputs = [torch.empty_like(expected) for _ in streams]
             workspaces = [torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda") for _ in streams]
             torch.cuda.synchronize()
