@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from .onnx_arithmetic import onnx_arithmetic
 from .onnx_file import EXPORTED
-from .real_arithmetic import real_arithmetic
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ def export(directory: Path, destination: Path) -> Path:
         _check_kind(directory, model)
         wrapper, inputs, dynamic = _plain(model)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with torch.no_grad(), real_arithmetic():
+        with torch.no_grad(), onnx_arithmetic():
             try:
                 program = torch.onnx.export(
                     wrapper,

@@ -10,7 +10,7 @@ import torch
 
 from onnx_models import zoo
 from onnx_models.zoo import Entry
-from trt_nvfp4.builder.real_arithmetic import real_arithmetic
+from trt_nvfp4.builder.onnx_arithmetic import onnx_arithmetic
 
 _TEXT = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _DECODER = {
@@ -262,5 +262,5 @@ def build(
 
 def export(model: torch.nn.Module, example: torch.Tensor, path: Path, exporter: str) -> None:
     """As `zoo.export`; Llama 4 computes with complex numbers."""
-    with real_arithmetic():
+    with onnx_arithmetic():
         zoo.export(model, example, path, exporter)

@@ -7,7 +7,7 @@ import torch
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.llama4 import modeling_llama4
 
-from trt_nvfp4.builder.real_arithmetic import real_arithmetic
+from trt_nvfp4.builder.onnx_arithmetic import onnx_arithmetic
 
 
 def rotated(module: object, angles: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -22,7 +22,7 @@ def test_rotary_embeddings(module: object, seed: int) -> None:
     x, y = torch.randn(2, *shape, generator=generator)
     angles = torch.rand(2, 5, 8, generator=generator) * 6
     expected = rotated(module, angles, x, y)
-    with real_arithmetic():
+    with onnx_arithmetic():
         found = rotated(module, angles, x, y)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
@@ -31,8 +31,8 @@ def test_rotary_embeddings(module: object, seed: int) -> None:
 
 def test_torch_is_restored() -> None:
     originals = torch.polar, torch.view_as_complex, torch.view_as_real
-    with real_arithmetic():
+    with onnx_arithmetic():
         assert torch.polar is not originals[0]
-    with pytest.raises(ZeroDivisionError), real_arithmetic():
+    with pytest.raises(ZeroDivisionError), onnx_arithmetic():
         _ = 1 / 0
     assert (torch.polar, torch.view_as_complex, torch.view_as_real) == originals
