@@ -115,7 +115,7 @@ def engine(tmp_path: Path) -> Path:
     return tmp_path / "m.engine"
 
 
-PRINTING = [["--help"], ["--version"], ["m.engine"], ["m.engine", "--json"]]
+PRINTING = [["--help"], ["m.engine"], ["m.engine", "--json"]]
 
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
@@ -125,7 +125,7 @@ def test_what_cannot_be_printed(arguments: list[str], engine: Path, full: IO[str
     assert done.stderr == "error: stdout: No space left on device; free some space\n"
 
 
-@pytest.mark.parametrize("arguments", [*PRINTING[:3], ["m.engine", "--json", "--debug"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [*PRINTING[:2], ["m.engine", "--json", "--debug"]], ids=" ".join)
 def test_output_that_nobody_reads_any_more(arguments: list[str], engine: Path, read_by_none: int) -> None:
     done = run_command("inspect_engine", *arguments, stdout=read_by_none, cwd=engine.parent)
     assert done.returncode == errors.READER_GONE
