@@ -159,8 +159,10 @@ def load(path: Path) -> dict[str, Any]:
         raise BuilderError(
             USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
         )
-    types = get_type_hints(Report)  # an engine has a size
-    wrong = misfits(found, {**types, "engine_bytes": int} if found["engine"] else types)
+    types = get_type_hints(Report)
+    if found["engine"]:
+        types["engine_bytes"] = int  # which an engine has
+    wrong = misfits(found, types)
     wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, SUBGRAPH)]
     if wrong:
         raise BuilderError(USAGE, f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")

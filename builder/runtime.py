@@ -24,7 +24,7 @@ def built_by(engine: Path) -> dict[str, Any]:
 
 
 def typical_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of inputs that what was built as `path` is tuned for, by the report beside it, as far as that says so."""
+    """Shapes of inputs that what was built as `path` is tuned for, by the report beside it; {} where none says so."""
     try:
         return {name: tuple(map(int, shape)) for name, (_, shape, _) in built_by(path).get("profiles", {}).items()}
     except (AttributeError, TypeError, ValueError):
