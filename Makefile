@@ -38,7 +38,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist loadfile
 # The files that keep one core busy for long go first, so that the other does not wait for them at the end.
 LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/test_cutlass*.py) \
 	$(filter-out %_w4a4.py,$(wildcard tests/plugins/test_emulated*.py)) tests/graph_passes/test_zoo.py
-TESTS := $(wildcard tests/*/test_*.py tests/*/*/test_*.py)
+TESTS := $(wildcard tests/*/test_*.py tests/*/*/test_*.py tests/*/*/*/test_*.py)
 
 test: test-fast
 	$(PYTEST) -m slow $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
@@ -49,12 +49,13 @@ test-fast: install
 # mypy follows links, not the import hook of an editable install.
 build/types: 
 	mkdir -p build/types/trt_nvfp4
+	ln -sfn $(addprefix ../../../trt_nvfp4/,$(notdir $(wildcard trt_nvfp4/*))) build/types/trt_nvfp4/
 	for p in $(PACKAGES); do ln -sfn ../../../$$p build/types/trt_nvfp4/$$p; done
 
 lint: install build/types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p trt_nvfp4.,$(PACKAGES))
+	MYPYPATH=build/types $(BIN)/mypy -p trt_nvfp4
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 

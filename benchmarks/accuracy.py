@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from subjects import SUBJECTS, Metrics, above, fold, input_statistics, quantized_activations
 
-from trt_nvfp4.calibration import nvfp4, recipes
-from trt_nvfp4.calibration.replacing import replacing
+from trt_nvfp4.calibration import recipes
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.replacing import replacing
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy.json"
 RECIPES = (

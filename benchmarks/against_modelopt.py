@@ -27,8 +27,9 @@ from modelopt.torch.quantization import tensor_quant
 from subjects import SUBJECTS, Metrics, fold, input_statistics, quantized_activations
 from torch import Tensor
 
-from trt_nvfp4.calibration import nvfp4, recipes
-from trt_nvfp4.calibration.replacing import replacing
+from trt_nvfp4.calibration import recipes
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.ops import number_formats
 
 RESULTS = Path(__file__).resolve().parent / "results" / "modelopt.json"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import Work
+from trt_nvfp4.builder.bench.timing import Work
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import Activation
 from trt_nvfp4.plugins.ops.number_formats import e2m1_decode, tile_scales, unpack, untile_scales

@@ -18,7 +18,7 @@ import torch
 from contestants import Weight, in_turn, stack_inputs
 from harness import environment, plugin_host, record
 
-from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, Work, interleave
 from trt_nvfp4.plugins.host import HostError, PluginHost
 from trt_nvfp4.plugins.ops import Activation
 

@@ -31,7 +31,7 @@ from contestants import (
 from harness import environment, plugin_host, read_bandwidth, record, relative_error, shown
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
 
 HERE = Path(__file__).resolve().parent

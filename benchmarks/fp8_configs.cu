@@ -1,6 +1,6 @@
 // One GEMM of FP8GatedMLP on Hopper with a tile, a cluster and warps of one's choice: -DCONFIG=rows,columns,cluster
 // rows,cluster columns,warps and -DOUTPUT=Fp8GatedOutput or Fp8DenseOutput. fp8_sweep.py compiles and times many.
-#include "../plugins/kernels/sm90_fp8_gemm.cuh"
+#include "fp8/sm90_fp8_gemm.cuh"
 
 using namespace trt_nvfp4;
 

@@ -19,9 +19,9 @@ from contestants import fp8_stack, in_turn, plugin_call
 from harness import environment, read_bandwidth, record, relative_error
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, Work, interleave
+from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import Activation
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, e4m3_round
 

@@ -19,9 +19,9 @@ import torch
 from harness import environment, read_bandwidth, record, relative_error
 from moe import DTYPE, Experts, attributes_of, dense, draw, plugin, report
 
-from trt_nvfp4.builder.timing import CudaDevice, Work, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, Work, interleave
+from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.definition import OpDefinition
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX

@@ -24,10 +24,10 @@ from fp8_mlp import Fp8Weight
 from harness import environment, record, relative_error
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, Timing, interleave
-from trt_nvfp4.plugins.library import ROOT
+from trt_nvfp4.builder.bench.timing import CudaDevice, Timing, interleave
+from trt_nvfp4.plugins.compile.library import ROOT
+from trt_nvfp4.plugins.compile.toolchain import find_cutlass, find_nvcc
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX, e4m3_round
-from trt_nvfp4.plugins.toolchain import find_cutlass, find_nvcc
 
 HERE = Path(__file__).resolve().parent
 SPLITS = (1, 2, 4, 8)
@@ -71,7 +71,12 @@ def compile_gemm(config: Config, output: str, folder: Path) -> Any:
         "-shared",
         "-Xcompiler=-fPIC",
     ]
-    command += ["--expt-relaxed-constexpr", f"-isystem={include}", "-gencode=arch=compute_90a,code=sm_90a"]
+    command += [
+        "--expt-relaxed-constexpr",
+        f"-I{ROOT / 'kernels'}",
+        f"-isystem={include}",
+        "-gencode=arch=compute_90a,code=sm_90a",
+    ]
     command += [f"-DCONFIG={numbers}".replace(",", r"\,"), f"-DOUTPUT=trt_nvfp4::{output}", *toolchain.link_flags()]
     command += ["-o", library, HERE / "fp8_configs.cu", ROOT / "kernels" / "api" / "error.cpp", "-lcuda"]
     result = subprocess.run(command, capture_output=True, text=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from trt_nvfp4.builder.bench.timing import CudaDevice, Timing, interleave
 from trt_nvfp4.builder.targets import arch_of
-from trt_nvfp4.builder.timing import CudaDevice, Timing, interleave
-from trt_nvfp4.calibration.replacing import replacing
+from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.compile.toolchain import find_nvcc
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
-from trt_nvfp4.plugins.toolchain import find_nvcc
 
 HERE = Path(__file__).resolve().parent
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from contestants import humming_nvfp4
 
-from trt_nvfp4.builder.timing import Work
+from trt_nvfp4.builder.bench.timing import Work
 from trt_nvfp4.plugins.ops.activation import Activation, gate
 
 KINDS = ("indexed", "grouped_contiguous")  # humming's names: rows picked by the kernel, or gathered before

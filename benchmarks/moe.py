@@ -24,7 +24,7 @@ from harness import environment, plugin_host, read_bandwidth, record, relative_e
 from humming_moe import KINDS, HummingExperts
 from torch.nn import functional
 
-from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, Timing, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.definition import OpDefinition

@@ -1,5 +1,5 @@
 """From how many tokens on FP8 is faster than NVFP4 weights with 16-bit activations (W4A16) on a GPU without FP4 tensor
-cores: the measurement behind graph_passes/decode.py.
+cores: the measurement behind graph_passes/planning/w4a16_or_fp8.py.
 
     python benchmarks/nvfp4_or_fp8.py [--tokens 32 64 ...] [--out benchmarks/results/nvfp4_or_fp8.json]
 
@@ -22,7 +22,7 @@ from fp8_moe import Fp8Experts
 from harness import environment, plugin_host, record, relative_error
 from moe import Experts, draw, plugin
 
-from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, Timing, Work, interleave
 from trt_nvfp4.plugins.host import PluginHost
 from trt_nvfp4.plugins.ops import OPS, Activation
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX

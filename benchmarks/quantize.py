@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from harness import environment, plugin_host, read_bandwidth, record
 
-from trt_nvfp4.builder.timing import CudaDevice, interleave
+from trt_nvfp4.builder.bench.timing import CudaDevice, interleave
 from trt_nvfp4.plugins.host import PluginHost
 
 HERE = Path(__file__).resolve().parent

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trt_nvfp4.builder.report.charts import number
 from trt_nvfp4.builder.roofline import (
     ARITHMETIC,
     LIMITS,
@@ -18,7 +19,6 @@ from trt_nvfp4.builder.roofline import (
     roofline,
     subgraph_cost,
 )
-from trt_nvfp4.builder.svg_charts import number
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "roofline.md"
@@ -94,7 +94,7 @@ def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: 
     return roofline(moved, 2.0 * tokens * n * k, LIMITS[target], ARITHMETIC[decision])
 
 
-GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4_experts.cuh`): a
+GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4/w4a4_experts.cuh`): a
 group's rows are padded to tiles of 128, and tiles of 128 x 128 run in rounds of one per SM, the last of which takes as
 long as a full one. Operands reach an SM through the L2 cache at 64 bytes a clock, which is an assumption. What
 launching the kernel and filling its pipelines adds is not in it."""

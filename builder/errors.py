@@ -26,10 +26,10 @@ def exit_code(error: BaseException) -> int | None:
     """The exit code of a failure that the user can act on; None for a defect of this program."""
     if isinstance(error, KeyboardInterrupt):  # maybe within these imports, which cannot be repeated
         return INTERRUPTED
-    from trt_nvfp4.calibration.errors import CalibrationError
-    from trt_nvfp4.graph_passes.plan import PlanError
-    from trt_nvfp4.graph_passes.source import ModelError
-    from trt_nvfp4.plugins.toolchain import ToolchainError
+    from trt_nvfp4.common.errors import CalibrationError
+    from trt_nvfp4.graph_passes.load.source import ModelError
+    from trt_nvfp4.graph_passes.planning.plan import PlanError
+    from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 
     if isinstance(error, BuilderError):
         return error.exit_code

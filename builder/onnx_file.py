@@ -8,10 +8,9 @@ from typing import Any
 
 import onnx
 
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
-
-from .errors import MODEL_AT_FAULT, USAGE, BuilderError
 
 # What an exported model's metadata says: the directory's name.
 EXPORTED = "trt_nvfp4.exported"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trt_nvfp4.graph_passes.plan import NVFP4, Plan
+from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan
 
 # Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
 WEIGHT_BYTES = dict.fromkeys(NVFP4, 0.5 + 1 / 16) | {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
@@ -79,7 +79,7 @@ LIMITS = {
 }
 
 
-# What bounds the grouped W4A4 kernel (plugins/kernels/w4a4_experts.cuh) on a B200 beside its limits above: SMs, and the
+# What bounds the grouped W4A4 kernel (plugins/kernels/w4a4/w4a4_experts.cuh) on a B200 beside its limits above: SMs, and the
 # bytes per second that one reads through the L2 cache: 64 a clock at 1.85 GHz, an assumption.
 B200_SM_COUNT = 148
 B200_SM_BANDWIDTH = 64 * 1.85e9

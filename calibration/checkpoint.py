@@ -18,9 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
-
-from .errors import CalibrationError
 
 _INDEX = "model.safetensors.index.json"
 

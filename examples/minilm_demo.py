@@ -18,9 +18,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from trt_nvfp4.builder import pipeline, report
+from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.cli.console import ProgressBar, failures, output
-from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.targets import find_target
 
 OUTPUT = Path("demo-output")

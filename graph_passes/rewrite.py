@@ -13,27 +13,27 @@ import torch
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
-from trt_nvfp4.calibration.errors import CalibrationError
 from trt_nvfp4.calibration.recipes import Recipe, parse
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.fold_channel_scales import Folding, find_foldings, fold
-from trt_nvfp4.graph_passes.lower_fp8 import lower_fp8
-from trt_nvfp4.graph_passes.lower_fp8_mlp import lower_fp8_mlp
-from trt_nvfp4.graph_passes.lower_fp8_moe import lower_fp8_moe
-from trt_nvfp4.graph_passes.lower_half import Converted, lower_half
-from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
-from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
-from trt_nvfp4.graph_passes.lower_native_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
-from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions as native_nvfp4_functions
-from trt_nvfp4.graph_passes.lower_nvfp4 import lower_nvfp4
-from trt_nvfp4.graph_passes.lower_nvfp4_moe import lower_nvfp4_moe
-from trt_nvfp4.graph_passes.packed_subgraphs import packed_ranges
-from trt_nvfp4.graph_passes.plan import NVFP4, Plan, PlannedSubgraph
-from trt_nvfp4.graph_passes.quantization import Quantization, weight_readers
-from trt_nvfp4.graph_passes.source import SourceModel
-from trt_nvfp4.graph_passes.subgraph import Subgraph
-from trt_nvfp4.graph_passes.weights import MadeWeights
-from trt_nvfp4.graph_passes.writer import Progress, write
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.ir.save import Progress, write
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import lower_fp8_moe
+from trt_nvfp4.graph_passes.lowerings.fp8_plugin import lower_fp8_mlp
+from trt_nvfp4.graph_passes.lowerings.fp8_qdq import lower_fp8
+from trt_nvfp4.graph_passes.lowerings.half import Converted, lower_half
+from trt_nvfp4.graph_passes.lowerings.nvfp4_moe_plugin import lower_nvfp4_moe
+from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_nvfp4
+from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
+from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
+from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
+from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions as native_nvfp4_functions
+from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights
+from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
+from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
+from trt_nvfp4.graph_passes.weights.quantization import Quantization, weight_readers
 from trt_nvfp4.plugins.ops import OPS
 
 # Decisions that can use the largest magnitude of activations.

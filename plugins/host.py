@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trt_nvfp4.plugins.library import build_host
+from trt_nvfp4.plugins.compile.library import build_host
 
 #: nvinfer1::DataType
 _DATA_TYPES = {

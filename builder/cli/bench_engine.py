@@ -10,7 +10,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json
+from trt_nvfp4.builder.cli.console import (
+    DEBUG,
+    EXIT_CODES,
+    JSON,
+    VERSION,
+    Command,
+    ProgressBar,
+    failures,
+    output,
+    print_json,
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -74,11 +84,12 @@ def bench_engine(
     Example: bench-engine model.engine
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder import bench, html_report
+        from trt_nvfp4.builder.accuracy.runners import ENGINES
+        from trt_nvfp4.builder.bench import bench
         from trt_nvfp4.builder.errors import BuilderError
-        from trt_nvfp4.builder.shapes import parse_shapes
-        from trt_nvfp4.builder.sides import ENGINES
-        from trt_nvfp4.calibration.replacing import made_folder
+        from trt_nvfp4.builder.inputs.shapes import parse_shapes
+        from trt_nvfp4.builder.report import html as html_report
+        from trt_nvfp4.common.replacing import made_folder
 
         destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
         request = bench.Request(

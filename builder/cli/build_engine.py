@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json
+from trt_nvfp4.builder.cli.console import (
+    DEBUG,
+    EXIT_CODES,
+    JSON,
+    VERSION,
+    Command,
+    ProgressBar,
+    failures,
+    output,
+    print_json,
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -156,9 +166,10 @@ def build_engine(
     Example: build-engine model.onnx -o model.engine --target rtx-blackwell --calib-data samples.npz
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder import pipeline, report
-        from trt_nvfp4.builder.accuracy_budget import Budget
-        from trt_nvfp4.builder.shapes import parse_shapes
+        from trt_nvfp4.builder.accuracy.budget import Budget
+        from trt_nvfp4.builder.inputs.shapes import parse_shapes
+        from trt_nvfp4.builder.pipeline import pipeline
+        from trt_nvfp4.builder.report import report
         from trt_nvfp4.builder.targets import find_target
 
         request = pipeline.Request(

@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json, status
+from trt_nvfp4.builder.cli.console import (
+    DEBUG,
+    EXIT_CODES,
+    JSON,
+    VERSION,
+    Command,
+    ProgressBar,
+    failures,
+    output,
+    print_json,
+    status,
+)
 
 if TYPE_CHECKING:
-    from trt_nvfp4.builder.agreement import Agreement
-    from trt_nvfp4.builder.compare import Comparison, Sample
-    from trt_nvfp4.calibration.samples import InputSpec
+    from trt_nvfp4.builder.accuracy.compare import Comparison, Sample
+    from trt_nvfp4.builder.accuracy.metrics import Agreement
+    from trt_nvfp4.calibration.samples.samples import InputSpec
 
 
 # What a threshold can be; NaN is nowhere in it.
@@ -93,11 +104,11 @@ def compare_engine(
     Example: compare-engine model.onnx model.rewritten.onnx --data samples.npz --min-cosine 0.99
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder.agreement import Thresholds
-        from trt_nvfp4.builder.compare import compare
+        from trt_nvfp4.builder.accuracy.compare import compare
+        from trt_nvfp4.builder.accuracy.metrics import Thresholds
+        from trt_nvfp4.builder.accuracy.runners import Side
         from trt_nvfp4.builder.errors import VERIFICATION_FAILED
-        from trt_nvfp4.builder.shapes import parse_shapes
-        from trt_nvfp4.builder.sides import Side
+        from trt_nvfp4.builder.inputs.shapes import parse_shapes
 
         limits = dict(zip(RANGES, (min_cosine, min_sqnr, max_abs, max_rel, max_kl), strict=True))
         _check_limits(limits, check)
@@ -172,7 +183,7 @@ def _check_data(data: Path | None, of_random: Mapping[str, str | int | None]) ->
 def _check_place(folder: Path) -> None:
     """Before the work: raise BuilderError or OSError where --save-worst cannot save."""
     from trt_nvfp4.builder.errors import USAGE, BuilderError
-    from trt_nvfp4.calibration.replacing import made_folder
+    from trt_nvfp4.common.replacing import made_folder
 
     if folder.exists() and not folder.is_dir():
         raise BuilderError(USAGE, f"--save-worst {folder}: a file is there; choose a new folder")
@@ -184,7 +195,7 @@ def _check_place(folder: Path) -> None:
 
 def _reported_shapes(result: Path, specs: Mapping[str, InputSpec]) -> dict[str, tuple[int, ...]]:
     """Typical shapes by the report beside an engine, rewritten model or bundle, as far as they fit the inputs."""
-    from trt_nvfp4.builder.runtime import typical_shapes
+    from trt_nvfp4.builder.tensorrt.load import typical_shapes
     from trt_nvfp4.plugins.ops.definition import shapes_fit
 
     # Absolute: a bundle may be '.'.
@@ -204,8 +215,8 @@ def _inputs(
     """The user's samples, or random ones; each is a step of the progress."""
     import numpy as np
 
-    from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
-    from trt_nvfp4.calibration.samples import load_samples
+    from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+    from trt_nvfp4.calibration.samples.samples import load_samples
 
     found: Iterable[Sample]
     if data is not None:
@@ -220,12 +231,12 @@ def _inputs(
 
 def _on_this_gpu(found: Comparison, inputs: Any, progress: ProgressBar) -> list[Agreement]:
     """The plugins of a rewritten result on this machine's GPU, where there is one and no engine runs on it."""
-    from trt_nvfp4.builder.backend import local_compute_capability
-    from trt_nvfp4.builder.plugin_comparison import compare_plugins
+    from trt_nvfp4.builder.accuracy.plugins import compare_plugins
     from trt_nvfp4.builder.targets import arch_of
-    from trt_nvfp4.calibration.samples import input_specs
+    from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
+    from trt_nvfp4.calibration.samples.samples import input_specs
+    from trt_nvfp4.plugins.compile.library import build_library
     from trt_nvfp4.plugins.host import PluginHost
-    from trt_nvfp4.plugins.library import build_library
 
     capability = local_compute_capability()
     if capability is None or found.result.model is None or found.result.kind == "onnx":
@@ -238,7 +249,7 @@ def _on_this_gpu(found: Comparison, inputs: Any, progress: ProgressBar) -> list[
 
 
 def _print_tables(found: Comparison, plugins: list[Agreement]) -> None:
-    from trt_nvfp4.builder.agreement import table
+    from trt_nvfp4.builder.accuracy.metrics import table
 
     samples = f"{found.samples} sample{'s' if found.samples > 1 else ''}"
     output.print(table(f"{found.result.path} against {found.reference.path} ({samples})", found.agreements))

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgre
 from rich.text import Text
 from typer.core import TyperCommand
 
-from .. import errors
+from trt_nvfp4.builder import errors
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, failures, output, print_json
+from trt_nvfp4.builder.cli.console import DEBUG, EXIT_CODES, JSON, VERSION, Command, failures, output, print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -25,7 +25,7 @@ def inspect_engine(
     No GPU is needed: for an engine this shows size and what was verified when it was built.
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder.inspection import inspect, tables
+        from trt_nvfp4.builder.report.inspection import inspect, tables
 
         found = inspect(path)
         if as_json:

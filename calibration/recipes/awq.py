@@ -14,12 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.calibration.recipes.quantizer import quantize_weight
+from trt_nvfp4.calibration.recipes.recipe import Recipe
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
+from trt_nvfp4.common import nvfp4
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
-
-from .quantizer import quantize_weight
-from .recipe import Recipe
 
 ALPHAS = tuple(step / 20 for step in range(20))  # 0 is no scaling
 # Rows of each matrix that the search looks at, evenly spread.

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from trt_nvfp4.calibration.input_statistics import InputStatistics
-
-from .block_search import scale_codes, search
-from .scale_choice import ScaleChoice
+from trt_nvfp4.calibration.recipes.block_search import scale_codes, search
+from trt_nvfp4.calibration.recipes.scale_choice import ScaleChoice
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 
 
 def candidates(magnitudes: Tensor, tensor_scale: Tensor) -> Iterator[Tensor]:

@@ -14,10 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.recipes.threads import one_thread
+from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, e2m1_decode, e2m1_encode
-
-from .threads import one_thread
 
 # Of some columns of a matrix (float32 [N, n blocks of 16]) and the first of their blocks: block scales
 # float8_e4m3fn [N, n].

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.calibration.recipes.scale_choice import ScaleChoice
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX, E4M3_MAX, e4m3_round
-
-from .scale_choice import ScaleChoice
 
 
 def choose(weight: Tensor, tensor_scale: Tensor, _: InputStatistics) -> Tensor:

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.calibration.recipes.block_search import scale_codes, search
+from trt_nvfp4.calibration.recipes.scale_choice import ScaleChoice
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, E2M1_MAX
-
-from .block_search import scale_codes, search
-from .scale_choice import ScaleChoice
 
 # Around the code of the max scale, itself first; E4M3 has eight codes per power of two.
 CODE_OFFSETS = (0, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7)

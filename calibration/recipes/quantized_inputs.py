@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.common.errors import CalibrationError
 
 
 def least_squares(cross: Tensor, quantized_hessian: Tensor, damping: float) -> Tensor:

@@ -7,16 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.finite import finite_amax
-from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.calibration.recipes.gptq import GPTQ
+from trt_nvfp4.calibration.recipes.quantized_inputs import least_squares
+from trt_nvfp4.calibration.recipes.recipe import SCALES, Recipe, parse
+from trt_nvfp4.calibration.recipes.threads import side_by_side
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.finite import finite_amax
 from trt_nvfp4.plugins.ops import number_formats
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
-
-from .gptq import GPTQ
-from .quantized_inputs import least_squares
-from .recipe import SCALES, Recipe, parse
-from .threads import side_by_side
 
 _CPU_PART, _GPU_PART = 1 << 20, 1 << 24  # elements in work at a time, on a CPU by a thread
 

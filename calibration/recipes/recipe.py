@@ -9,13 +9,12 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration.recipes.four_over_six import FOUR_OVER_SIX
+from trt_nvfp4.calibration.recipes.max_scale import MAX
+from trt_nvfp4.calibration.recipes.mse_sweep import DIAGONAL, LOCAL_HESSIAN, MSE
+from trt_nvfp4.calibration.recipes.scale_choice import ScaleChoice
+from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, SMALLEST_TENSOR_SCALE
-
-from .four_over_six import FOUR_OVER_SIX
-from .max_scale import MAX
-from .mse_sweep import DIAGONAL, LOCAL_HESSIAN, MSE
-from .scale_choice import ScaleChoice
 
 SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}

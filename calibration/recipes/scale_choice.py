@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trt_nvfp4.calibration.input_statistics import InputStatistics
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 #include "op.h"
 
-#include "../kernels/scale_layout.cuh"
+#include "../kernels/formats/scale_layout.cuh"
 
 namespace trt_nvfp4 {
 namespace {

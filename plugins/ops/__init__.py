@@ -1,14 +1,14 @@
 """The ops of the ONNX domain `trt_nvfp4`, each defined once: schema, function body, Torch reference, shape rules."""
 
-from .activation import GATED_ONLY, Activation
-from .definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
-from .fp8_gated_mlp import FP8_GATED_MLP
-from .fp8_moe import FP8_MOE
-from .nvfp4_gated_mlp import NVFP4_GATED_MLP
-from .nvfp4_linear import NVFP4_LINEAR
-from .nvfp4_moe import NVFP4_MOE
-from .nvfp4_persistent_mlp import NVFP4_PERSISTENT_MLP
-from .nvfp4_quantize import NVFP4_QUANTIZE
+from trt_nvfp4.plugins.ops.activation import GATED_ONLY, Activation
+from trt_nvfp4.plugins.ops.definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
+from trt_nvfp4.plugins.ops.fp8_gated_mlp import FP8_GATED_MLP
+from trt_nvfp4.plugins.ops.fp8_moe import FP8_MOE
+from trt_nvfp4.plugins.ops.nvfp4_gated_mlp import NVFP4_GATED_MLP
+from trt_nvfp4.plugins.ops.nvfp4_linear import NVFP4_LINEAR
+from trt_nvfp4.plugins.ops.nvfp4_moe import NVFP4_MOE
+from trt_nvfp4.plugins.ops.nvfp4_persistent_mlp import NVFP4_PERSISTENT_MLP
+from trt_nvfp4.plugins.ops.nvfp4_quantize import NVFP4_QUANTIZE
 
 OPS = {
     op.name: op

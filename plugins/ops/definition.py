@@ -12,8 +12,8 @@ import onnx.parser
 import torch
 from torch import Tensor
 
-from .activation import GATED_ONLY, Activation
-from .number_formats import BLOCK
+from trt_nvfp4.plugins.ops.activation import GATED_ONLY, Activation
+from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 DOMAIN = "trt_nvfp4"
 VERSION = 1

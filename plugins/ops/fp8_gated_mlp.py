@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .definition import Formal
-from .gated_mlp import gated_mlp_op
-from .weight_format import E4M3
+from trt_nvfp4.plugins.ops.definition import Formal
+from trt_nvfp4.plugins.ops.gated_mlp import gated_mlp_op
+from trt_nvfp4.plugins.ops.weight_format import E4M3
 
 FP8_GATED_MLP = gated_mlp_op(
     name="FP8GatedMLP",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .definition import Formal
-from .moe import moe_op
-from .weight_format import E4M3
+from trt_nvfp4.plugins.ops.definition import Formal
+from trt_nvfp4.plugins.ops.moe import moe_op
+from trt_nvfp4.plugins.ops.weight_format import E4M3
 
 FP8_MOE = moe_op(
     name="FP8MoE",

@@ -12,7 +12,7 @@ values with int32 indices: ONNX Runtime holds a few copies of one layer in float
 
 from __future__ import annotations
 
-from .number_formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, SMALLEST_TENSOR_SCALE
+from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, SMALLEST_TENSOR_SCALE
 
 FLOAT, INT8, INT32, INT64, BOOL = 1, 3, 6, 7, 9  # onnx.TensorProto.DataType
 FLOAT32_MAX = 2.0**128 - 2.0**104

@@ -6,10 +6,10 @@ from functools import partial
 
 from torch import Tensor
 
-from . import function_body as text
-from .activation import Activation, gate, gate_onnx
-from .definition import STATIC_SCALES, Formal, OpDefinition, Shape, ShapeRule
-from .weight_format import WeightFormat
+from trt_nvfp4.plugins.ops import function_body as text
+from trt_nvfp4.plugins.ops.activation import Activation, gate, gate_onnx
+from trt_nvfp4.plugins.ops.definition import STATIC_SCALES, Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.weight_format import WeightFormat
 
 
 def gated_mlp_op(name: str, doc: str, weights: tuple[Formal, ...], fmt: WeightFormat) -> OpDefinition:

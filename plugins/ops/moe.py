@@ -8,11 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import function_body as text
-from .activation import Activation, activate, activate_onnx, gate, gate_onnx
-from .definition import STATIC_SCALES, Formal, OpDefinition, Shape, ShapeRule
-from .moe_routing import MAX_EXPERTS, ROUTING, ROUTING_ATTRIBUTES, ROUTING_RANGES, check_groups, route
-from .weight_format import WeightFormat
+from trt_nvfp4.plugins.ops import function_body as text
+from trt_nvfp4.plugins.ops.activation import Activation, activate, activate_onnx, gate, gate_onnx
+from trt_nvfp4.plugins.ops.definition import STATIC_SCALES, Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.moe_routing import (
+    MAX_EXPERTS,
+    ROUTING,
+    ROUTING_ATTRIBUTES,
+    ROUTING_RANGES,
+    check_groups,
+    route,
+)
+from trt_nvfp4.plugins.ops.weight_format import WeightFormat
 
 
 def moe_op(name: str, doc: str, weights: tuple[Formal, ...], fmt: WeightFormat) -> OpDefinition:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from . import function_body as text
-from .definition import ShapeRule
+from trt_nvfp4.plugins.ops import function_body as text
+from trt_nvfp4.plugins.ops.definition import ShapeRule
 
 MAX_EXPERTS = 1024
 MAX_TOP_K = 64

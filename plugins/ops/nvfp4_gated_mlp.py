@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .definition import Formal
-from .gated_mlp import gated_mlp_op
-from .weight_format import NVFP4
+from trt_nvfp4.plugins.ops.definition import Formal
+from trt_nvfp4.plugins.ops.gated_mlp import gated_mlp_op
+from trt_nvfp4.plugins.ops.weight_format import NVFP4
 
 NVFP4_GATED_MLP = gated_mlp_op(
     name="NVFP4GatedMLP",

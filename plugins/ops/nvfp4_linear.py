@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import function_body as text
-from .activation import Activation, activate, activate_onnx
-from .definition import Formal, OpDefinition, Shape, ShapeRule
-from .number_formats import BLOCK, tiled_shape
-from .reference import dequantize_weight, gemm_input, linear
+from trt_nvfp4.plugins.ops import function_body as text
+from trt_nvfp4.plugins.ops.activation import Activation, activate, activate_onnx
+from trt_nvfp4.plugins.ops.definition import Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, tiled_shape
+from trt_nvfp4.plugins.ops.reference import dequantize_weight, gemm_input, linear
 
 
 def _reference(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .definition import Formal
-from .moe import moe_op
-from .weight_format import NVFP4
+from trt_nvfp4.plugins.ops.definition import Formal
+from trt_nvfp4.plugins.ops.moe import moe_op
+from trt_nvfp4.plugins.ops.weight_format import NVFP4
 
 _WEIGHTS = (
     Formal("gate_up_weight", "tensor(int8)", "[E, N1, H/2] E2M1, two per byte; N1 = 2I if gated, else I"),

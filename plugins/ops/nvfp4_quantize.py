@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from . import function_body as text
-from .definition import Formal, OpDefinition, Shape, ShapeRule
-from .number_formats import BLOCK, pack, quantize_blocks, tile_scales, tiled_shape
-from .reference import chosen_scale, rms_norm
+from trt_nvfp4.plugins.ops import function_body as text
+from trt_nvfp4.plugins.ops.definition import Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, pack, quantize_blocks, tile_scales, tiled_shape
+from trt_nvfp4.plugins.ops.reference import chosen_scale, rms_norm
 
 
 def _reference(

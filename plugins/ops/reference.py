@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .number_formats import (
+from trt_nvfp4.plugins.ops.number_formats import (
     BLOCK,
     dequantize_blocks,
     e4m3_round,

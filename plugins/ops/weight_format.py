@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from . import function_body as text
-from .definition import Formal, Shape, ShapeRule
-from .number_formats import BLOCK, tiled_shape
-from .reference import dequantize_e4m3, dequantize_weight, gemm_input, linear, through_e4m3
+from trt_nvfp4.plugins.ops import function_body as text
+from trt_nvfp4.plugins.ops.definition import Formal, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, tiled_shape
+from trt_nvfp4.plugins.ops.reference import dequantize_e4m3, dequantize_weight, gemm_input, linear, through_e4m3
 
 
 @dataclass(frozen=True)

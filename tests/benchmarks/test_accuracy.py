@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.builder.agreement import kl_divergence
-from trt_nvfp4.builder.export import export
-from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.accuracy.metrics import kl_divergence
+from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.export.huggingface import export
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.calibration import nvfp4, recipes
-from trt_nvfp4.calibration.statistics import collect
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import make_plan
+from trt_nvfp4.calibration import recipes
+from trt_nvfp4.calibration.statistics.statistics import collect
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
-from trt_nvfp4.graph_passes.source import load
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_nvfp4.builder.accuracy_budget import METRICS, Budget, Score
+from trt_nvfp4.builder.accuracy.budget import METRICS, Budget, Score
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 
 

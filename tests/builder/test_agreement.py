@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.builder.agreement import Agreement, kl_divergence
+from trt_nvfp4.builder.accuracy.metrics import Agreement, kl_divergence
 
 
 def test_metrics_against_their_definitions(rng: np.random.Generator) -> None:

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
-from trt_nvfp4.plugins.library import build_library
+from trt_nvfp4.plugins.compile.library import build_library
 
 BUILD = "from trt_nvfp4.builder.cli.build_engine import app; app()"
 
@@ -224,7 +224,7 @@ def test_disk_full_says_so(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(source: object, destination: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination))
 
-    monkeypatch.setattr("trt_nvfp4.builder.pipeline.os.replace", full)
+    monkeypatch.setattr("trt_nvfp4.builder.pipeline.pipeline.os.replace", full)
     assert_failed(build(gated_mlps), errors.BUILD_FAILED, "No space left on device", "free some space")
     monkeypatch.undo()
     assert not leftovers(gated_mlps.parent)
@@ -234,7 +234,7 @@ def test_disk_full_of_a_copy_names_the_copy(gated_mlps: Path, monkeypatch: pytes
     def full(source: object, destination: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(destination))
 
-    monkeypatch.setattr("trt_nvfp4.builder.bundle._link", full)
+    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.bundle._link", full)
     failed = build(gated_mlps)
     assert_failed(failed, errors.BUILD_FAILED, f"error: {gated_mlps.parent / 'out' / '.build-'}", "free some space")
 
@@ -264,7 +264,7 @@ def test_no_compiler(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_too_little_memory(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = psutil.virtual_memory()._replace(available=1000)
-    monkeypatch.setattr("trt_nvfp4.builder.engine.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.build_process.psutil.virtual_memory", lambda: free)
     assert_failed(build(gated_mlps), errors.BUILD_FAILED, "of memory", "1.0 kB are free")
     assert not leftovers(gated_mlps.parent / "out")
 

@@ -17,13 +17,18 @@ from reference_host import ReferenceHost
 from rich.console import Console
 from typer.testing import CliRunner
 
-from trt_nvfp4.builder import backend, bench, engine_bench, errors, pipeline, subgraph_bench
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.bench import bench
+from trt_nvfp4.builder.bench import engines as engine_bench
+from trt_nvfp4.builder.bench import subgraphs as subgraph_bench
+from trt_nvfp4.builder.bench.timing import CudaDevice, Timing, Work, interleave
 from trt_nvfp4.builder.cli.bench_engine import app
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.builder.timing import CudaDevice, Timing, Work, interleave
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.builder.tensorrt import backend
+from trt_nvfp4.graph_passes.planning.plan import Plan
 
 
 class Recorded:

@@ -21,18 +21,19 @@ from typer.testing import CliRunner
 
 from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.builder import bundle, pipeline
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
-from trt_nvfp4.builder.inspection import inspect
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.targets import TARGETS, find_target
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.builder.tensorrt import bundle
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
-from trt_nvfp4.graph_passes.source import load
-from trt_nvfp4.plugins.library import build_library
-from trt_nvfp4.plugins.toolchain import ToolchainError
+from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
@@ -47,7 +48,7 @@ def test_script_runs_the_builders_own_modules(tmp_path: Path, gated_mlps: Path) 
     make_bundle(gated_mlps, tmp_path / "bundle")
     code = tmp_path / "bundle" / bundle.SOURCES / "trt_nvfp4"
     carried = {str(file.relative_to(code)): file.read_bytes() for file in code.rglob("*.py")}
-    assert carried == {name: (Path(bundle.__file__).parents[1] / name).read_bytes() for name in bundle.MODULES}
+    assert carried == {name: bundle.source_of(name).read_bytes() for name in bundle.MODULES}
 
 
 def test_script_needs_nothing_but_what_it_carries(tmp_path: Path, gated_mlps: Path) -> None:

@@ -15,14 +15,16 @@ from onnx import TensorProto, helper, parser
 
 from onnx_models.graphs import save_model
 from onnx_models.passes import rewritten_file
-from trt_nvfp4.builder import bundle, errors, runtime
-from trt_nvfp4.builder.agreement import Agreement, Thresholds
-from trt_nvfp4.builder.compare import Comparison, compare
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.accuracy.compare import Comparison, compare
+from trt_nvfp4.builder.accuracy.metrics import Agreement, Thresholds
+from trt_nvfp4.builder.accuracy.runners import Side, session
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
-from trt_nvfp4.builder.sides import Side, session
+from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.calibration.samples import InputSpec, input_specs, load_samples
+from trt_nvfp4.builder.tensorrt import bundle
+from trt_nvfp4.builder.tensorrt import load as runtime
+from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs, load_samples
 
 
 def bundled(model: Path) -> Path:

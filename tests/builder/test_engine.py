@@ -19,9 +19,6 @@ import onnx
 import pytest
 from onnx import parser
 
-from trt_nvfp4.builder import build_script, bundle
-from trt_nvfp4.builder.backend import Backend
-from trt_nvfp4.builder.engine import estimate_memory, run_script
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
     INTERRUPTED,
@@ -31,9 +28,12 @@ from trt_nvfp4.builder.errors import (
     VERIFICATION_FAILED,
     BuilderError,
 )
-from trt_nvfp4.builder.layers import Layer
-from trt_nvfp4.builder.shapes import Profile
+from trt_nvfp4.builder.inputs.shapes import Profile
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.tensorrt import build_script, bundle
+from trt_nvfp4.builder.tensorrt.backend import Backend
+from trt_nvfp4.builder.tensorrt.build_process import estimate_memory, run_script
+from trt_nvfp4.builder.tensorrt.verify import Layer
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 

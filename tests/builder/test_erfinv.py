@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.builder.erfinv import erfinv
-from trt_nvfp4.builder.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.export.erfinv import erfinv
+from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 
 
 def test_precision() -> None:

@@ -15,8 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trt_nvfp4.builder import errors, export, onnx_file, pipeline
+from trt_nvfp4.builder import errors, onnx_file
 from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 
 transformers = pytest.importorskip("transformers")

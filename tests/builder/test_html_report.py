@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 import pytest
 
-from trt_nvfp4.builder import html_report, pipeline
 from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.report import html as html_report
 from trt_nvfp4.builder.targets import find_target
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -14,9 +14,11 @@ import pytest
 from onnx import parser
 from typer.testing import CliRunner
 
-from trt_nvfp4.builder import errors, html_report, pipeline
+from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.inspect_engine import app
-from trt_nvfp4.builder.inspection import BUILD_RESULT, MANIFEST_SHOWN
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.report import html as html_report
+from trt_nvfp4.builder.report.inspection import BUILD_RESULT, MANIFEST_SHOWN
 from trt_nvfp4.builder.targets import find_target
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trt_nvfp4.builder.layers import Layer, check_layers, layers_of_inspector, layers_of_log
+from trt_nvfp4.builder.tensorrt.verify import Layer, check_layers, layers_of_inspector, layers_of_log
 
 # As TensorRT-RTX 1.7 prints them, dimensions and strides shortened.
 LOG = "\n".join(

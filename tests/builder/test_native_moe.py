@@ -12,8 +12,8 @@ from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import USAGE
-from trt_nvfp4.builder.layers import Layer, check_layers
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.builder.tensorrt.verify import Layer, check_layers
+from trt_nvfp4.graph_passes.planning.plan import Plan
 
 OPTIONS = ["--moe", "native", "--kinds", "moe", "--max-shapes", "x:2x16x64", "--json"]
 

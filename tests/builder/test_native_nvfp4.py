@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
-from trt_nvfp4.builder.layers import Layer, check_layers
+from trt_nvfp4.builder.tensorrt.verify import Layer, check_layers
 
 needs_tensorrt = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="builds with TensorRT-RTX")
 

@@ -7,7 +7,7 @@ import torch
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.llama4 import modeling_llama4
 
-from trt_nvfp4.builder.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 
 
 def rotated(module: object, angles: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:

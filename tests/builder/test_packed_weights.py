@@ -18,7 +18,7 @@ from onnx_models import moe_spellings, zoo
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
-from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.common import nvfp4
 
 
 def build(folder: Path, *more: str) -> dict[str, Any]:

@@ -15,15 +15,16 @@ import yaml
 from onnx import TensorProto, helper
 from rich.filesize import decimal
 
-from trt_nvfp4.builder import errors, pipeline
-from trt_nvfp4.builder.accuracy_budget import Budget
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.errors import BuilderError
-from trt_nvfp4.builder.inspection import inspect
-from trt_nvfp4.builder.report import summary_table
+from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.report.inspection import inspect
+from trt_nvfp4.builder.report.report import summary_table
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.builder.tokens import subgraph_tokens
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.planning.plan import Plan
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
@@ -122,7 +123,7 @@ def test_accuracy_is_of_as_many_samples_as_asked_for(gated_mlps: Path, samples: 
 def test_little_memory_is_warned_of(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough for the weights, so that the build is tried."""
     free = psutil.virtual_memory()._replace(available=10**8)
-    monkeypatch.setattr("trt_nvfp4.builder.engine.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.build_process.psutil.virtual_memory", lambda: free)
     report = run(gated_mlps, precision="bf16")
     assert [text for text in report["warnings"] if "may need" in text and "100.0 MB are free" in text]
 

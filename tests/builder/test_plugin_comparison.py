@@ -13,13 +13,13 @@ from reference_host import ReferenceHost
 
 from onnx_models import moe_spellings
 from onnx_models.passes import rewritten_file
-from trt_nvfp4.builder.backend import local_compute_capability
-from trt_nvfp4.builder.plugin_comparison import compare_plugins
-from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
+from trt_nvfp4.builder.accuracy.plugins import compare_plugins
+from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.targets import arch_of
-from trt_nvfp4.calibration.samples import input_specs
+from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
+from trt_nvfp4.calibration.samples.samples import input_specs
+from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 
 
 def at_random(model: Path, count: int, rng: np.random.Generator, **shapes: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -18,10 +18,9 @@ import pytest
 
 from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
-from trt_nvfp4.builder import pipeline, precision_choice
-from trt_nvfp4.builder.accuracy_budget import Budget, Score
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
-from trt_nvfp4.builder.precision_choice import (
+from trt_nvfp4.builder.accuracy import precision_search as precision_choice
+from trt_nvfp4.builder.accuracy.budget import Budget, Score
+from trt_nvfp4.builder.accuracy.precision_search import (
     Option,
     Part,
     Trials,
@@ -30,11 +29,13 @@ from trt_nvfp4.builder.precision_choice import (
     first,
     mixes_by_cost,
 )
-from trt_nvfp4.builder.sides import session
+from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.calibration.samples import input_specs, load_samples
-from trt_nvfp4.graph_passes import nvfp4_weights
-from trt_nvfp4.graph_passes.plan import Plan, PlannedSubgraph
+from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.weights import nvfp4 as nvfp4_weights
 
 
 def random_options(rng: np.random.Generator, subgraphs: int) -> dict[str, list[Option]]:
@@ -252,7 +253,7 @@ def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, mon
     def no_space(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trt_nvfp4.calibration.samples.zipfile", SimpleNamespace(ZipFile=no_space))
+    monkeypatch.setattr("trt_nvfp4.calibration.samples.samples.zipfile", SimpleNamespace(ZipFile=no_space))
     with pytest.raises(OSError, match=r"No space left on device: '.*/\.precisions-\w+/held-out-0\.npz'"):
         run(mlps, samples, "cosine>=0.9")
 

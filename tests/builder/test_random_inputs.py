@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trt_nvfp4.builder.random_inputs import random_samples, vocabulary
-from trt_nvfp4.calibration.samples import input_specs
+from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+from trt_nvfp4.calibration.samples.samples import input_specs
 
 
 def test_random_inputs_make_sense(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.builder.html_report import page
-from trt_nvfp4.builder.report import Report, subgraph_tables, summary_table
+from trt_nvfp4.builder.report.html import page
+from trt_nvfp4.builder.report.report import Report, subgraph_tables, summary_table
 from trt_nvfp4.builder.targets import TARGETS
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import make_plan
-from trt_nvfp4.graph_passes.source import load
-from trt_nvfp4.graph_passes.unplanned_products import UnplannedProducts
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.coverage import UnplannedProducts
+from trt_nvfp4.graph_passes.planning.plan import make_plan
 
 
 @pytest.mark.parametrize(

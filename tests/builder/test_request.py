@@ -16,10 +16,11 @@ import onnx
 import pytest
 import yaml
 
-from trt_nvfp4.builder import errors, onnx_file, pipeline
-from trt_nvfp4.builder.request import Request
+from trt_nvfp4.builder import errors, onnx_file
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.graph_passes.planning.plan import Plan
 
 
 def run(model: Path, target: str = "rtx-blackwell", **options: Any) -> Path:

@@ -12,14 +12,14 @@ from onnx import TensorProto, parser
 
 from onnx_models import moe_spellings
 from onnx_models.moe_spellings import MoeSpec
+from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, predict, subgraph_cost
-from trt_nvfp4.builder.sides import session
 from trt_nvfp4.builder.targets import TARGETS
-from trt_nvfp4.builder.tokens import subgraph_tokens
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Capabilities, make_plan
-from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Capabilities, make_plan
 
 STACK = {"in_features": 2048, "intermediate_features": 16384, "out_features": 2048, "layers": 18}
 

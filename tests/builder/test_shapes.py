@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.shapes import Profile, derive_profiles, parse_shapes, typical_shapes
+from trt_nvfp4.builder.inputs.shapes import Profile, derive_profiles, parse_shapes, typical_shapes
 
 names = st.text(st.characters(codec="ascii", exclude_characters=","), min_size=1).filter(lambda name: name.strip())
 shapes = st.lists(st.integers(0, 10**6), min_size=1, max_size=6).map(tuple)

@@ -59,7 +59,7 @@ def test_packages_to_install_are_those_that_can_build(
 ) -> None:
     """By the names that pip knows. tensorrt builds only for a GPU that is here."""
     monkeypatch.setattr("importlib.util.find_spec", lambda module: module if module in installed else None)
-    monkeypatch.setattr("trt_nvfp4.builder.backend.local_compute_capability", lambda: gpu)
+    monkeypatch.setattr("trt_nvfp4.builder.tensorrt.backend.local_compute_capability", lambda: gpu)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(BuilderError, match="no such GPU"):
         require_here(find_target("b200"))

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from trt_nvfp4.builder import backend, build_script, errors
-from trt_nvfp4.calibration.replacing import replacing
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.tensorrt import backend, build_script
+from trt_nvfp4.common.replacing import replacing
 
 VERSIONS = ["10.13.3.9", "10.16.1.11", "11.4.0.106"]
 STUBS = {

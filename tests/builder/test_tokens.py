@@ -10,9 +10,9 @@ import onnx.shape_inference
 import pytest
 from onnx import numpy_helper, parser
 
-from trt_nvfp4.builder.tokens import subgraph_tokens
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 
 
 def saved(path: Path, text: str, rng: np.random.Generator, external: bool = False) -> SourceModel:

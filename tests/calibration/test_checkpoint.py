@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
 
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 

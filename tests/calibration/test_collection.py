@@ -12,10 +12,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.calibration import collection, statistics_file
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.input_statistics import InputStatistics
-from trt_nvfp4.calibration.statistics import KINDS, Statistics, collect
+from trt_nvfp4.calibration.statistics import collection
+from trt_nvfp4.calibration.statistics import store as statistics_file
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
+from trt_nvfp4.calibration.statistics.statistics import KINDS, Statistics, collect
+from trt_nvfp4.common.errors import CalibrationError
 
 K, HIDDEN = 32, 48
 Sample = dict[str, np.ndarray]

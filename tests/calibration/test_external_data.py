@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from trt_nvfp4.calibration.external_data import follow_links
+from trt_nvfp4.common.external_data import follow_links
 
 
 def test_onnxruntime_reads_through_links(tmp_path: Path, seed: int) -> None:

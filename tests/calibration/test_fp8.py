@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.calibration import fp8
+from trt_nvfp4.common import fp8
 from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 
 

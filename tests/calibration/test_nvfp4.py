@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
-from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.common import nvfp4
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RUN = """
 import onnx
-from trt_nvfp4.calibration.cpu_session import cpu_session
+from trt_nvfp4.common.cpu_session import cpu_session
 from pathlib import Path
 
 text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Neg(x) }'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.calibration.replacing import check_writable, made_folder, replacing
+from trt_nvfp4.common.replacing import check_writable, made_folder, replacing
 
 
 def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, save
 from polygraphy.json import save_json
 
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.samples import InputSpec, Sample, input_specs, load_samples, save_sample
+from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, input_specs, load_samples, save_sample
+from trt_nvfp4.common.errors import CalibrationError
 
 SPECS = {
     "ids": InputSpec(("batch", 8), np.dtype(np.int64)),

@@ -15,9 +15,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.calibration import statistics_file
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.statistics import Statistics, collect
+from trt_nvfp4.calibration.statistics import store as statistics_file
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
+from trt_nvfp4.common.errors import CalibrationError
 
 K, HIDDEN = 24, 40
 ONNX_TYPE = {

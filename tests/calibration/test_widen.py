@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, parser
 
-from trt_nvfp4.calibration.widen import widen
+from trt_nvfp4.common.widen import widen
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 from trt_nvfp4.plugins.ops.number_formats import pack, quantize_blocks, tensor_scale, tile_scales
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from onnx_models import moe_spellings, zoo
 from onnx_models.graphs import Graph, quantized_twin, run, spec
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantize_together
 from onnx_models.passes import found_mlps, plan_all, rewritten
-from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 DTYPES = ("float32", "float16", "bfloat16")

@@ -12,8 +12,8 @@ from onnx import numpy_helper, parser
 
 from onnx_models.graphs import mlp_model, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 
 from onnx_models.graphs import Graph, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 K = 32

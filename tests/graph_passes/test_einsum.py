@@ -12,9 +12,9 @@ from onnx import numpy_helper, parser
 
 from onnx_models.graphs import run
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

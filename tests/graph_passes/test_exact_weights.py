@@ -15,7 +15,7 @@ from onnx import helper
 
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, run
 from onnx_models.passes import rewritten
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.load.source import SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 K, INTERMEDIATE = 32, 48

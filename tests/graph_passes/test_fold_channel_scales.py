@@ -16,12 +16,12 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, mlp_model, run
 from onnx_models.passes import plan_all
 from trt_nvfp4.calibration.recipes import parse
-from trt_nvfp4.calibration.statistics import Statistics, collect
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.fold_channel_scales import Folding, find_foldings, fold
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 RECIPE = "mse+awq"

@@ -11,9 +11,9 @@ import pytest
 
 from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Capabilities, PlanError, make_plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Capabilities, PlanError, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]

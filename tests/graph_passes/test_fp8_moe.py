@@ -15,11 +15,11 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Expert, Moe, MoeSpec
 from onnx_models.passes import EVERYTHING, plan_all, rewritten
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Capabilities, Plan, make_plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Capabilities, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
-from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
 from trt_nvfp4.plugins.ops import OPS
 
 HOPPER = Capabilities("h200", nvfp4_w4a16=True, fp8=True, fp8_plugins=True)

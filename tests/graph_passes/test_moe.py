@@ -22,17 +22,17 @@ from onnx_models.graphs import run
 from onnx_models.moe_spellings import DISPATCHES, HIDDEN, Moe, MoeSpec, quantize_together, quantized_spelling
 from onnx_models.passes import EVERYTHING, plan_all, rewritten
 from onnx_models.zoo import DTYPES, LAYERS
-from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes import weights
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
-from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
-from trt_nvfp4.graph_passes.plan import Plan, make_plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
+from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
-from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
-from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
+from trt_nvfp4.graph_passes.subgraphs import values as weights
+from trt_nvfp4.graph_passes.subgraphs.types import Routing, Subgraph
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.moe_routing import route
 
@@ -511,7 +511,7 @@ def test_native_layer_does_not_serve(spec: MoeSpec, reason: str, tmp_path: Path,
 
 def test_experts_are_quantized_one_by_one(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From external data, a few rows of one expert at a time; the same bytes as all at once."""
-    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 64)
+    monkeypatch.setattr("trt_nvfp4.graph_passes.ir.save._INLINE_BYTES", 64)
     model = Moe(MoeSpec("gathered"), seed)
     moe_spellings.export(model, tmp_path / "inline.onnx", seed)
     proto = onnx.load(tmp_path / "inline.onnx")

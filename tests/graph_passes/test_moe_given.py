@@ -16,10 +16,10 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import SourceModel, load
-from trt_nvfp4.graph_passes.subgraph import Subgraph
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 
 def cosines(dispatch: str, **others: Any) -> MoeSpec:

@@ -14,11 +14,11 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.moe_routing import weights
-from trt_nvfp4.graph_passes.moe_samples import draw
-from trt_nvfp4.graph_passes.source import SourceModel, load
-from trt_nvfp4.graph_passes.subgraph import Routing, Subgraph
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.patterns.moe.probe_inputs import draw
+from trt_nvfp4.graph_passes.patterns.moe.routing import weights
+from trt_nvfp4.graph_passes.subgraphs.types import Routing, Subgraph
 
 
 def mixture(source: SourceModel) -> Subgraph:

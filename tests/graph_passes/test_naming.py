@@ -9,7 +9,7 @@ import pytest
 
 from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import found_mlps
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.load.source import SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

@@ -14,14 +14,14 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_models.graphs import Graph, Spec, mlp_model, spec
 from onnx_models.passes import EVERYTHING, rewritten
-from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.lower_native_nvfp4 import functions
-from trt_nvfp4.graph_passes.plan import KINDS, Plan, make_plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
-from trt_nvfp4.graph_passes.source import SourceModel
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 Load = Callable[..., Any]

@@ -16,15 +16,15 @@ from safetensors.torch import save_file
 from onnx_models import zoo
 from onnx_models.graphs import Graph, mlp_model, run, spec
 from onnx_models.passes import found_mlps, plan_all
-from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.packed_subgraphs import held_matrices, packed_ranges
-from trt_nvfp4.graph_passes.plan import Plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices, packed_ranges
 
 MLPS = ("gated_mlp", "mlp")
 # The linears of an MLP; those of one tuple have one tensor scale.

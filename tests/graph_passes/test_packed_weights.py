@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 from onnx_models import moe_zoo
 from onnx_models.graphs import run
 from onnx_models.passes import plan_all
-from trt_nvfp4.calibration import nvfp4
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.packed_experts import PackedExperts
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import rewrite
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
 from trt_nvfp4.plugins.ops import OPS
 
 Tensors = dict[str, torch.Tensor]

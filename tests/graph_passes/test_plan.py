@@ -11,8 +11,9 @@ import yaml
 
 from onnx_models.graphs import Graph, mlp_model, spec
 from onnx_models.passes import EVERYTHING, plan_all
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import (
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import (
     DECISIONS,
     KINDS,
     Capabilities,
@@ -23,7 +24,6 @@ from trt_nvfp4.graph_passes.plan import (
     make_plan,
 )
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
-from trt_nvfp4.graph_passes.source import SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

@@ -19,13 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, mlp_model, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
-from trt_nvfp4.calibration.errors import CalibrationError
-from trt_nvfp4.calibration.statistics import Statistics, collect
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes import weights
-from trt_nvfp4.graph_passes.find import find_subgraphs
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import METADATA, calibration_tensors, lower, rewrite
-from trt_nvfp4.graph_passes.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.subgraphs import values as weights
 from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -265,7 +265,7 @@ def test_16_bit_weights(dtype: str, loaded: Load, seed: int) -> None:
     biases = np.stack([graph.weights["gate_bias"], graph.weights["up_bias"]], 1).reshape(-1)
     np.testing.assert_array_equal(numpy_helper.to_array(tensors["gate_up_bias"]), biases)
     down = torch.from_numpy(graph.weights["down"].astype(np.float32)).T.contiguous()
-    from trt_nvfp4.calibration import nvfp4
+    from trt_nvfp4.common import nvfp4
     from trt_nvfp4.plugins.ops.number_formats import tile_scales
 
     packed, scales, tensor_scale = nvfp4.quantize(down)
@@ -361,7 +361,7 @@ def test_disk_full(
 
     monkeypatch.setattr(weights.StreamedTensor, "tofile", fail)
     monkeypatch.setattr(weights.StreamedTensor, "tobytes", fail, raising=False)
-    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 0)
+    monkeypatch.setattr("trt_nvfp4.graph_passes.ir.save._INLINE_BYTES", 0)
     with pytest.raises(OSError, match="No space left") as failure:
         rewritten(source)
     assert failure.value.filename == str(good)
@@ -373,7 +373,7 @@ def test_killed_between_data_and_model(
 ) -> None:
     """The earlier run's model would read the new weights, which have its sizes."""
     source = loaded(model_and_graph[0])
-    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 0)
+    monkeypatch.setattr("trt_nvfp4.graph_passes.ir.save._INLINE_BYTES", 0)
     path = rewritten(source).path
 
     def replace(made: str | Path, destination: str | Path) -> None:
@@ -390,7 +390,7 @@ def test_killed_between_data_and_model(
 def test_progress(
     model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trt_nvfp4.graph_passes.writer._INLINE_BYTES", 64)
+    monkeypatch.setattr("trt_nvfp4.graph_passes.ir.save._INLINE_BYTES", 64)
     source = loaded(model_and_graph[0])
     calls: list[tuple[int, int, str]] = []
     rewrite(source, plan_all(source), None, tmp_path / "out.onnx", lambda *call: calls.append(call))

@@ -14,8 +14,8 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import Moe, MoeSpec
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS
 
 HIDDEN, EXPERTS = 32, 8
 

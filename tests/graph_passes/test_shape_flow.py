@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onnx_models.graphs import run
-from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.graph_passes.load.source import load
 
 # Statements that compute y from x [2, 3].
 ARITHMETIC = {

@@ -16,13 +16,13 @@ from onnx_models import moe_spellings
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.calibration.statistics import collect
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.lower_native_moe import function as native_function
-from trt_nvfp4.graph_passes.lower_native_moe import lower_native_moe
-from trt_nvfp4.graph_passes.quantization import weight_readers
+from trt_nvfp4.calibration.statistics.statistics import collect
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
+from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.weights.quantization import weight_readers
 from trt_nvfp4.plugins.ops import OPS
 
 # Loops over experts with matrices of their own, and stacked matrices.

@@ -15,12 +15,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models.graphs import ACTIVATION_SPELLINGS, Graph, Spec, quantized_twin, run, spec
 from onnx_models.passes import EVERYTHING, found_mlps, plan_all, rewritten
 from trt_nvfp4.calibration.recipes import parse
-from trt_nvfp4.calibration.statistics import Statistics, collect
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.fold_channel_scales import find_foldings
-from trt_nvfp4.graph_passes.plan import make_plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.weights.awq_folding import find_foldings
 from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[[onnx.ModelProto], SourceModel]

@@ -17,11 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import rewritten
-from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import ModelError, load
-from trt_nvfp4.graph_passes.writer import write
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.ir.save import write
+from trt_nvfp4.graph_passes.load.source import ModelError, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from onnx_models.graphs import (
     spec,
 )
 from onnx_models.passes import found_mlps, rewritten
-from trt_nvfp4.graph_passes.source import SourceModel
+from trt_nvfp4.graph_passes.load.source import SourceModel
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

@@ -16,8 +16,8 @@ from onnx_models import moe_spellings, zoo
 from onnx_models.graphs import run
 from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import SourceModel, load
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 
 K, N = 32, 16
 HEAD = '<ir_version: 10, opset_import: ["": 21]> g'

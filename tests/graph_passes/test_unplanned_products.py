@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import Capabilities, Plan, make_plan
-from trt_nvfp4.graph_passes.source import SourceModel
-from trt_nvfp4.graph_passes.unplanned_products import UnplannedProducts, unplanned_products
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.coverage import UnplannedProducts, unplanned_products
+from trt_nvfp4.graph_passes.planning.plan import Capabilities, Plan, make_plan
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

@@ -15,11 +15,11 @@ from transformers.pytorch_utils import Conv1D
 from onnx_models.graphs import run
 from onnx_models.passes import found_mlps, plan_all, rewritten
 from onnx_models.zoo import DTYPES, ZOO, build, export, exportable
-from trt_nvfp4.calibration import nvfp4
-from trt_nvfp4.calibration.widen import widen
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.source import SourceModel, load
-from trt_nvfp4.graph_passes.weights import as_torch
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.subgraphs.values import as_torch
 
 CASES = [(name, exporter) for name in ZOO for exporter in ("dynamo", "torchscript") if exportable(name, exporter)]
 CASES_16 = [

@@ -12,7 +12,7 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.common import nvfp4
 
 # Statements that compute `h` from `a`, by activation. Constants take the type of `a`.
 ACTIVATION_SPELLINGS: dict[str, list[str]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its customary name)
 
-from trt_nvfp4.calibration import nvfp4
+from trt_nvfp4.common import nvfp4
 
 HIDDEN, INTERMEDIATE = 64, 48
 DISPATCHES = ("loop", "mask", "scatter", "stack", "gathered", "dense")

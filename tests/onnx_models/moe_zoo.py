@@ -10,7 +10,7 @@ import torch
 
 from onnx_models import zoo
 from onnx_models.zoo import Entry
-from trt_nvfp4.builder.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 
 _TEXT = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _DECODER = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trt_nvfp4.calibration.statistics import Statistics
-from trt_nvfp4.graph_passes.find import find_subgraphs
-from trt_nvfp4.graph_passes.plan import DEFAULT_KINDS, KINDS, Capabilities, Plan, make_plan
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Capabilities, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, rewrite
-from trt_nvfp4.graph_passes.source import SourceModel, load
-from trt_nvfp4.graph_passes.subgraph import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 EVERYTHING = Capabilities("everything", nvfp4_w4a4=True, nvfp4_w4a16=True, fp8=True, bf16=True)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.plugins.library import Build, find_build
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
+from trt_nvfp4.plugins.compile.library import Build, find_build
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_nvcc
 
 THOR, THOR_MACHINE = "sm_110a", "aarch64"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
-from trt_nvfp4.plugins.toolchain import ToolchainError
 
 # The name `plugins` belongs to the package under test where that lies in the working directory.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -17,8 +17,8 @@ from compiled import compiled
 
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import TARGETS, Gpu, Program, find_toolkit
+from trt_nvfp4.plugins.compile.library import ROOT
 from trt_nvfp4.plugins.host import PluginHost, Session
-from trt_nvfp4.plugins.library import ROOT
 
 # Thor's objects are for its own machine; the PTX of its W4A4 is B200's (test_machine_code.py).
 _TARGETS = {**TARGETS, "thor": replace(TARGETS["thor"], ptx_arch=TARGETS["b200"].arch)}

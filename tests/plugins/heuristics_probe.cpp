@@ -2,7 +2,7 @@
 #include <iostream>
 #include <string>
 
-#include "kernels/divisor.h"
+#include "kernels/common/divisor.h"
 #include "kernels/heuristics/moe.h"
 #include "kernels/heuristics/sm90_moe.h"
 #include "kernels/heuristics/sm90_w4a16.h"

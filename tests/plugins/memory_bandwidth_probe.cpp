@@ -2,7 +2,7 @@
 // memory runs at d + 1 MHz on 1000 bits; device 9's driver does not say.
 #include <iostream>
 
-#include "kernels/api/memory_bandwidth.h"
+#include "kernels/device/memory_bandwidth.h"
 
 namespace {
 int device = 0, asked = 0;

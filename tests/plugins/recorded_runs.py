@@ -13,8 +13,8 @@ import numpy as np
 import op_inputs
 import torch
 
+from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import build_library
 
 FILE = Path(__file__).parent / "recorded_h200.npz"
 GENERIC, W4A16 = 1, 2

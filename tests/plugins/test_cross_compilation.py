@@ -13,10 +13,10 @@ import pytest
 from compiled import THOR, THOR_MACHINE, compiled, find_cuobjdump
 from test_machine_code import BLOCK_SCALED
 
-from trt_nvfp4.plugins.cross_runtime import RuntimeUnavailableError, cuda_runtime
-from trt_nvfp4.plugins.library import ROOT
+from trt_nvfp4.plugins.compile.cross_runtime import RuntimeUnavailableError, cuda_runtime
+from trt_nvfp4.plugins.compile.library import ROOT
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_nvcc
 from trt_nvfp4.plugins.ops import OPS
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
 
 HERE = Path(__file__).parent
 COMPILER = f"{THOR_MACHINE}-linux-gnu-g++"
@@ -78,7 +78,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, member: str | None, stderr: str = 
                 wheel.writestr(member, b"archive")
         return subprocess.CompletedProcess(command, 0 if member else 1, "", stderr)
 
-    monkeypatch.setattr("trt_nvfp4.plugins.cross_runtime.subprocess.run", run)
+    monkeypatch.setattr("trt_nvfp4.plugins.compile.cross_runtime.subprocess.run", run)
     return calls
 
 
@@ -106,6 +106,6 @@ def test_runtime_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pytest.skip(f"no cross compiler {COMPILER}")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRT_NVFP4_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr("trt_nvfp4.plugins.toolchain._toolkit_root", lambda nvcc: tmp_path)
+    monkeypatch.setattr("trt_nvfp4.plugins.compile.toolchain._toolkit_root", lambda nvcc: tmp_path)
     with pytest.raises(ToolchainError, match=r"no libcudart_static\.a for aarch64.*set TRT_NVFP4_CACHE to a writable"):
         find_nvcc(THOR_MACHINE)

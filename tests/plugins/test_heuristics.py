@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trt_nvfp4.plugins.library import ROOT
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_host_compiler
+from trt_nvfp4.plugins.compile.library import ROOT
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_host_compiler
 
 Ask = Callable[[str, list[list[int]]], list[list[int]]]
 MAX_SPLITS, MAX_SPLIT_TILES, MAX_STAGES = 16, 2048, 5
@@ -29,7 +29,9 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
         pytest.skip(str(error))
     probe = tmp_path_factory.mktemp("heuristics") / "probe"
     source = Path(__file__).with_name("heuristics_probe.cpp")
-    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{ROOT}", source, "-o", probe], check=True)
+    subprocess.run(
+        [compiler, "-std=c++17", "-O1", f"-I{ROOT}", f"-I{ROOT / 'kernels'}", source, "-o", probe], check=True
+    )
 
     def chosen(kind: str, cases: list[list[int]]) -> list[list[int]]:
         lines = "".join(f"{kind} {' '.join(map(str, case))}\n" for case in cases)

@@ -12,9 +12,9 @@ import op_inputs
 import pytest
 import torch
 
+from trt_nvfp4.plugins.compile.library import ROOT, build_library
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_nvcc
 from trt_nvfp4.plugins.host import PluginHost
-from trt_nvfp4.plugins.library import ROOT, build_library
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
 
 HERE = Path(__file__).parent
 

@@ -20,9 +20,9 @@ import pytest
 from compiled import compiled
 from filelock import FileLock
 
-from trt_nvfp4.plugins import library as plugin_library
-from trt_nvfp4.plugins.library import KEEP_OBJECTS, build_host, build_library, find_build, resource_report
-from trt_nvfp4.plugins.toolchain import Toolchain, ToolchainError, cache_dir, find_cutlass, find_nvcc
+from trt_nvfp4.plugins.compile import library as plugin_library
+from trt_nvfp4.plugins.compile.library import KEEP_OBJECTS, build_host, build_library, find_build, resource_report
+from trt_nvfp4.plugins.compile.toolchain import Toolchain, ToolchainError, cache_dir, find_cutlass, find_nvcc
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]
 EXPORTS = {"getCreators", "setLoggerFinder", "trtNvfp4LastError"}

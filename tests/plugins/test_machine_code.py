@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from compiled import THOR, compiled
 
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_cutlass
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_cutlass
 
 # A scale per 16 values, which is NVFP4: mma.sync's instruction and tcgen05's, which SM103 spells otherwise.
 BLOCK_SCALED = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from trt_nvfp4.plugins.library import ROOT
-from trt_nvfp4.plugins.toolchain import find_nvcc
+from trt_nvfp4.plugins.compile.library import ROOT
+from trt_nvfp4.plugins.compile.toolchain import find_nvcc
 
 
 def test_is_found_once_for_a_gpu(tmp_path: Path) -> None:
     nvcc = find_nvcc()
     sources = [Path(__file__).with_name("memory_bandwidth_probe.cpp"), ROOT / "kernels" / "api" / "error.cpp"]
-    flags = [*nvcc.compile_flags(), "-cudart", "none", f"-I{ROOT}"]
+    flags = [*nvcc.compile_flags(), "-cudart", "none", f"-I{ROOT}", f"-I{ROOT / 'kernels'}"]
     subprocess.run([nvcc.nvcc, *flags, *sources, "-o", tmp_path / "probe"], check=True)
 
     devices = [0, 0, 3, 0, 3, 70, 70, 9, 9]

@@ -14,7 +14,7 @@ from op_inputs import given_logits
 
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import Gpu, Program, find_toolkit
-from trt_nvfp4.plugins.library import ROOT
+from trt_nvfp4.plugins.compile.library import ROOT
 from trt_nvfp4.plugins.ops import moe_routing
 
 SOURCE = r"""
@@ -93,7 +93,7 @@ def program() -> Program:
     headers = [*(ROOT / "kernels").rglob("*.cuh"), *(ROOT / "kernels").rglob("*.h")]
     api = ROOT / "kernels" / "api"
     sources = [api / "moe_plan.cu", api / "error.cpp"]
-    return Program.compile(SOURCE, Gpu("rtx-blackwell"), includes=[api], depends=[*sources, *headers])
+    return Program.compile(SOURCE, Gpu("rtx-blackwell"), includes=[api, ROOT / "kernels"], depends=[*sources, *headers])
 
 
 def make_plan(

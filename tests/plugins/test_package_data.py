@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trt_nvfp4.plugins.library import ROOT
-from trt_nvfp4.plugins.toolchain import PYPI_PACKAGES
+from trt_nvfp4.plugins.compile.library import ROOT
+from trt_nvfp4.plugins.compile.toolchain import PYPI_PACKAGES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

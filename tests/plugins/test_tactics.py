@@ -14,9 +14,9 @@ import op_inputs
 import pytest
 import torch
 
+from trt_nvfp4.plugins.compile.library import ROOT
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_nvcc
 from trt_nvfp4.plugins.host import HostError, PluginHost
-from trt_nvfp4.plugins.library import ROOT
-from trt_nvfp4.plugins.toolchain import ToolchainError, find_nvcc
 
 AUTO, GENERIC, W4A16, W4A4, W4A4_PAIR, MMA_SYNC = 0, 1, 2, 3, 4, 6
 
@@ -38,7 +38,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> PluginHost:
     library = tmp_path_factory.mktemp("fake") / "libfake.so"
     sources = [Path(__file__).with_name("fake_kernels.cpp"), ROOT / "kernels" / "api" / "error.cpp"]
     sources += sorted((ROOT / "adapters").glob("*.cpp"))
-    flags = ["-shared", "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{ROOT}"]
+    flags = ["-shared", "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{ROOT}", f"-I{ROOT / 'kernels'}"]
     exports = f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'}"
     subprocess.run([nvcc.nvcc, *nvcc.link_flags(), *flags, exports, *sources, "-o", library], check=True)
     return PluginHost(library)

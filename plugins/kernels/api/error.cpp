@@ -1,7 +1,7 @@
 #include <mutex>
 #include <string>
 
-#include "launch.h"
+#include "api/launch.h"
 
 namespace trt_nvfp4 {
 namespace {

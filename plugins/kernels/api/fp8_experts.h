@@ -1,7 +1,7 @@
 // Launcher of the tensor-core kernels for mixtures of experts in FP8 (fp8_experts.h) behind trtNvfp4Fp8Moe.
 #pragma once
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4::fp8 {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4 {
 

@@ -1,5 +1,5 @@
-#include "../moe_plan_launch.cuh"
-#include "moe_plan.h"
+#include "moe/moe_plan_launch.cuh"
+#include "api/moe_plan.h"
 
 namespace trt_nvfp4 {
 namespace {

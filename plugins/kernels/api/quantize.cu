@@ -1,5 +1,5 @@
-#include "../fused_quantize.cuh"
-#include "validate.h"
+#include "formats/fused_quantize.cuh"
+#include "api/validate.h"
 
 namespace trt_nvfp4 {
 namespace {

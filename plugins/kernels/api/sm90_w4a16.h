@@ -2,7 +2,7 @@
 // trtNvfp4Mlp, sm90_w4a16_moe.cuh behind trtNvfp4Moe.
 #pragma once
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4::sm90 {
 

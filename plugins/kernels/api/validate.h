@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "launch.h"
+#include "api/launch.h"
 
 namespace trt_nvfp4 {
 

@@ -1,11 +1,11 @@
-#include "../heuristics/in_flight.h"
-#include "../sm80_w4a16_mlp.cuh"
-#include "../sm80_w4a16_token.cuh"
-#include "launch.h"
-#include "sm90_w4a16.h"
-#include "w4a16.h"
-#include "w4a16_device.h"
-#include "w4a16_small.h"
+#include "heuristics/in_flight.h"
+#include "w4a16/stream/sm80_w4a16_mlp.cuh"
+#include "w4a16/stream/sm80_w4a16_token.cuh"
+#include "api/launch.h"
+#include "api/sm90_w4a16.h"
+#include "api/w4a16.h"
+#include "device/w4a16_device.h"
+#include "api/w4a16_small.h"
 
 namespace trt_nvfp4::w4a16 {
 namespace {

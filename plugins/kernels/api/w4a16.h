@@ -2,7 +2,7 @@
 // and SM90's: sm90_w4a16.h) behind trtNvfp4Linear and trtNvfp4Mlp.
 #pragma once
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4::w4a16 {
 

@@ -1,7 +1,7 @@
 // Launcher of the W4A16 kernels for mixtures of experts (sm80_w4a16_moe.cuh, sm90_w4a16_moe.cuh) behind trtNvfp4Moe.
 #pragma once
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4::w4a16 {
 

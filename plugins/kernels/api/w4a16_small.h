@@ -1,7 +1,7 @@
 // Launcher of the W4A16 kernel for small linears (sm80_w4a16_small.cuh), behind api/w4a16.cu.
 #pragma once
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4::w4a16 {
 

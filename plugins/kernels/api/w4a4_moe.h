@@ -1,7 +1,7 @@
 // Launcher of the W4A4 kernels for mixtures of experts (w4a4_experts.cuh) behind trtNvfp4Moe.
 #pragma once
 
-#include "trt_nvfp4.h"
+#include "api/trt_nvfp4.h"
 
 namespace trt_nvfp4::w4a4 {
 

@@ -5,8 +5,8 @@
 
 #include <climits>
 
-#include "../fp8_experts.h"
-#include "architectures.h"
+#include "fp8/fp8_experts.h"
+#include "heuristics/architectures.h"
 
 namespace trt_nvfp4::fp8 {
 

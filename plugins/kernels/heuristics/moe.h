@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "w4a16.h"
+#include "heuristics/w4a16.h"
 
 namespace trt_nvfp4::w4a16 {
 

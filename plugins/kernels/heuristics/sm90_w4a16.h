@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../host_device.h"
-#include "in_flight.h"
+#include "common/host_device.h"
+#include "heuristics/in_flight.h"
 
 namespace trt_nvfp4::sm90 {
 

@@ -17,12 +17,12 @@
 
 #include <algorithm>
 
-#include "../api/w4a16.h"
-#include "../api/w4a16_moe.h"
-#include "../api/w4a16_small.h"
-#include "fp8.h"
-#include "w4a16.h"
-#include "w4a4.h"
+#include "api/w4a16.h"
+#include "api/w4a16_moe.h"
+#include "api/w4a16_small.h"
+#include "heuristics/fp8.h"
+#include "heuristics/w4a16.h"
+#include "heuristics/w4a4.h"
 
 namespace trt_nvfp4 {
 

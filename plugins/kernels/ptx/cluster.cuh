@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "mbarrier.cuh"
+#include "ptx/mbarrier.cuh"
 
 namespace trt_nvfp4::ptx {
 

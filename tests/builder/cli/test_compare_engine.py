@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from onnx_models.graphs import save_model
 from onnx_models.passes import rewritten_file
 from trt_nvfp4.builder import errors
-from trt_nvfp4.builder.backend import local_compute_capability
 from trt_nvfp4.builder.cli.compare_engine import app
+from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 
 TRAINED = Path(__file__).parents[2] / "trained_models"
 

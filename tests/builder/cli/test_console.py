@@ -48,7 +48,7 @@ def test_sigterm_ends_a_command_and_nothing_after_it() -> None:
 
 def test_ctrl_c_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which some cannot be imported again then, such as Torch."""
-    monkeypatch.setitem(sys.modules, "trt_nvfp4.graph_passes.plan", None)  # an ImportError
+    monkeypatch.setitem(sys.modules, "trt_nvfp4.graph_passes.planning.plan", None)  # an ImportError
     with pytest.raises(typer.Exit) as ended, failures(debug=False):
         raise KeyboardInterrupt
     assert ended.value.exit_code == errors.INTERRUPTED

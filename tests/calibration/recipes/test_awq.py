@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.calibration import nvfp4, recipes
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.recipes import InputStatistics, channel_scales
 from trt_nvfp4.calibration.recipes.awq import ALPHAS
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
 
 AWQ = recipes.parse("mse+awq")
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
-from trt_nvfp4.calibration import nvfp4, recipes
+from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.recipes import InputStatistics, block_search, mse_sweep
+from trt_nvfp4.common import nvfp4
 
 E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
 E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.calibration import nvfp4, recipes
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.recipes import InputStatistics
 from trt_nvfp4.calibration.recipes.gptq import GPTQ
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
 
 E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
 

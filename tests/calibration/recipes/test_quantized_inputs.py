@@ -10,11 +10,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from trt_nvfp4.calibration import nvfp4, recipes
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.recipes import InputStatistics
 from trt_nvfp4.calibration.recipes.quantized_inputs import least_squares
-from trt_nvfp4.calibration.statistics import KINDS, collect
+from trt_nvfp4.calibration.statistics.statistics import KINDS, collect
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.plugins.ops import number_formats
 
 K = 64

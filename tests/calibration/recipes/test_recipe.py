@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_nvfp4.calibration import recipes
-from trt_nvfp4.calibration.errors import CalibrationError
+from trt_nvfp4.common.errors import CalibrationError
 
 
 @given(st.permutations(["local-hessian", "gptq", "activation-order", "quantized-inputs"]))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from trt_nvfp4.calibration import recipes
-from trt_nvfp4.calibration.input_statistics import InputStatistics
 from trt_nvfp4.calibration.recipes import quantizer
 from trt_nvfp4.calibration.recipes.threads import side_by_side
+from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
 
 
 @pytest.fixture(autouse=True)

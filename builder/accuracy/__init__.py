@@ -1,0 +1,1 @@
+"""Compares models and engines; searches precisions within an accuracy budget."""

@@ -1,0 +1,208 @@
+"""How one tensor agrees with its reference over all samples, and what agreement is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from polygraphy.comparator import (
+    CosineSimilarityCompareFunc,
+    IterationResult,
+    SimpleCompareFunc,
+    SnrCompareFunc,
+)
+from rich.table import Table
+
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+CompareFunc = Callable[[IterationResult, IterationResult], "OrderedDict[str, Any]"]
+
+
+@dataclass
+class Agreement:
+    """How one tensor, `discrete` or not (see `is_discrete`), agrees with the reference's, over all samples.
+
+    `cosine` is the worst sample's cosine similarity and `worst_sample` that sample's number, `sqnr_db` is
+    10 log10(sum x^2 / sum (x - y)^2) over all samples, `max_rel` the greatest |x - y| / |x| (infinite where x alone is
+    0), `argmax` the share of last-axis vectors whose largest entry is at the same place, `equal` the share of equal
+    values, `kl` the worst sample's mean KL(softmax x || softmax y) over those vectors, in nats (computed on request,
+    where `can_be_logits`).
+    """
+
+    name: str
+    kind: str
+    with_kl: bool = False
+    discrete: bool = False
+    cosine: float = 1.0
+    sqnr_db: float = math.inf
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    argmax: float = 1.0
+    equal: float = 1.0
+    kl: float | None = None
+    worst_sample: int = 0
+    _samples: int = 0
+    _signal: float = 0.0
+    _noise: float = 0.0
+    _same: int = 0
+    _vectors: int = 0
+    _equal: int = 0
+    _values: int = 0
+
+    @np.errstate(divide="ignore", invalid="ignore")  # NaN and infinity show in the metrics
+    def add(self, expected: np.ndarray, actual: np.ndarray) -> None:
+        """Account for one sample. Raises BuilderError when the shapes differ."""
+        if expected.shape != actual.shape:
+            raise BuilderError(
+                USAGE, f"{self.name}: shapes {expected.shape} and {actual.shape} differ: not the same model"
+            )
+        x, y = in_float64(expected, actual)
+        difference = np.abs(x - y)
+        noise = float(np.square(difference).sum())
+        self._signal += float(np.square(x).sum())
+        self._noise += noise
+        norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
+        # Equal tensors are alike entirely, which the quotient misses by a rounding error.
+        cosine = (float((x * y).sum()) / norms if norms else 0.0) if noise else 1.0
+        # NaN must show and not pass for the best so far.
+        if not cosine >= self.cosine and not math.isnan(self.cosine):
+            self.cosine, self.worst_sample = cosine, self._samples
+        self.max_abs = _greatest(self.max_abs, difference)
+        self.max_rel = _greatest(self.max_rel, np.where(difference == 0, 0.0, difference / np.abs(x)))
+        self.sqnr_db = _decibels(self._signal / self._noise) if self._noise else math.inf
+        self._equal += int((expected == actual).sum())
+        self._values += x.size
+        self.equal = self._equal / self._values if self._values else 1.0
+        if x.ndim and x.shape[-1] > 1:
+            same = x.argmax(-1) == y.argmax(-1)
+            self._same += int(same.sum())
+            self._vectors += same.size
+            self.argmax = self._same / max(self._vectors, 1)
+        if self.with_kl and can_be_logits(expected):
+            self.kl = _greatest(self.kl or 0.0, np.asarray(kl_divergence(x, y)))
+        self._samples += 1
+
+    @property
+    def reference_is_zero(self) -> bool:
+        """In every sample: cosine and SQNR have no meaning then."""
+        return self._signal == 0
+
+    @property
+    def is_empty(self) -> bool:
+        """In every sample: there is nothing to agree on."""
+        return self._values == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which knows neither NaN nor infinity: those become null (`sqnr_db` of equal tensors is)."""
+        shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and key != "with_kl"}
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in shown.items()
+        }
+
+
+def is_discrete(values: np.ndarray) -> bool:
+    """Whether these are integers or booleans, of which a small error of the model makes others that are as far away as
+    may be: indices, token ids, masks."""
+    return values.dtype.kind in "biu"
+
+
+def in_float64(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both as float64, in which differences of integers cannot wrap around, and booleans have some. Integers that
+    differ and have the same float64, beyond 2^53, become neighbours."""
+    x, y = expected.astype(np.float64), actual.astype(np.float64)
+    if is_discrete(expected):
+        neighbour = np.nextafter(y, np.where(actual > expected, np.inf, -np.inf))
+        y = np.where((x == y) & (expected != actual), neighbour, y)
+    return x, y
+
+
+def can_be_logits(values: np.ndarray) -> bool:
+    """Whether a softmax of the last axis says anything: not of integers and booleans, nor of a single entry."""
+    return not is_discrete(values) and values.ndim > 0 and values.shape[-1] > 1
+
+
+@np.errstate(invalid="ignore")
+def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
+    """Mean of KL(softmax x || softmax y) over the vectors of the last axis of x and y [..., K], in nats; 0 where there
+    is none. What is -inf in x, masked, adds nothing."""
+    log_p, log_q = log_softmax(x), log_softmax(y)
+    terms = np.where(np.isneginf(log_p), 0.0, np.exp(log_p) * (log_p - log_q))
+    return float(terms.sum(axis=-1).mean()) if terms.size else 0.0
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Of x [..., K] over the last axis, in the same shape."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _decibels(ratio: float) -> float:
+    return 10 * math.log10(ratio) if ratio else -math.inf
+
+
+def _greatest(so_far: float, values: np.ndarray) -> float:
+    """NaN wins: it is the worst of differences."""
+    return float(np.maximum(so_far, values.max(initial=0.0)))
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What every sample has to meet; None asks nothing. See the options of compare-engine."""
+
+    min_cosine: float | None = None
+    min_sqnr: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+    max_kl: float | None = None
+
+    def functions(self, reference: np.ndarray) -> Iterator[tuple[str, CompareFunc]]:
+        """(what is asked of a tensor like `reference`, Polygraphy comparison function); each takes the result first and
+        the reference second."""
+        if self.min_cosine is not None:
+            yield f"cosine >= {self.min_cosine}", CosineSimilarityCompareFunc(self.min_cosine, check_shapes=True)
+        if self.min_sqnr is not None:
+            yield f"SQNR >= {self.min_sqnr} dB", _swapped(SnrCompareFunc(self.min_sqnr, check_shapes=True))
+        if self.max_abs is not None:
+            yield f"max abs <= {self.max_abs}", _simple(atol=self.max_abs, rtol=0.0)
+        if self.max_rel is not None:
+            yield f"max rel <= {self.max_rel}", _simple(atol=0.0, rtol=self.max_rel)
+        if self.max_kl is not None and can_be_logits(reference):
+            yield f"KL <= {self.max_kl}", _kl_at_most(self.max_kl)
+
+
+def _simple(atol: float, rtol: float) -> CompareFunc:
+    function: CompareFunc = SimpleCompareFunc(atol=atol, rtol=rtol, check_error_stat="elemwise", check_shapes=True)
+    return function
+
+
+def _swapped(function: CompareFunc) -> CompareFunc:
+    """Polygraphy's SNR takes its first result for the signal; ours is the reference."""
+    return lambda result, reference: function(reference, result)
+
+
+def _kl_at_most(limit: float) -> CompareFunc:
+    def judge(result: IterationResult, reference: IterationResult) -> OrderedDict[str, bool]:
+        return OrderedDict(
+            (name, kl_divergence(np.float64(reference[name]), np.float64(result[name])) <= limit) for name in result
+        )
+
+    return judge
+
+
+def table(title: str, agreements: list[Agreement]) -> Table:
+    """Agreements for the terminal."""
+    with_kl = any(row.kl is not None for row in agreements)
+    shown = Table(title=title, title_justify="left")
+    headings = ["tensor", "kind", "cosine (worst)", "SQNR dB", "max abs", "max rel", "argmax", *(["KL"] * with_kl)]
+    for heading in headings:
+        shown.add_column(heading, overflow="fold", justify="left" if heading in ("tensor", "kind") else "right")
+    for row in agreements:
+        numbers = [f"{row.cosine:.6f}", f"{row.sqnr_db:.2f}", f"{row.max_abs:.4g}", f"{row.max_rel:.4g}"]
+        kl = ["-" if row.kl is None else f"{row.kl:.4g}"] * with_kl
+        shown.add_row(row.name, row.kind, *numbers, f"{row.argmax:.2%}", *kl)
+    return shown

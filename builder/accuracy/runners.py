@@ -1,0 +1,163 @@
+"""What can be compared: an ONNX model (original or rewritten), a bundle, an engine; each as a Polygraphy runner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from polygraphy.backend.base import BaseRunner
+from polygraphy.backend.onnxrt import OnnxrtRunner
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
+from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
+from trt_nvfp4.builder.tensorrt import load as runtime
+from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
+from trt_nvfp4.common.cpu_session import cpu_session
+from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.onnx_runtime import onnxruntime
+from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.plugins.ops import DOMAIN, OPS
+
+ENGINES = (".engine", ".plan")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things compared. `kind`: onnx, rewritten, bundle or engine; `model` is the ONNX file, if any."""
+
+    path: Path
+    kind: str
+    model: Path | None
+
+    @classmethod
+    def of(cls, path: Path) -> Side:
+        """Tell what `path` is. Raises BuilderError: model for what is missing or broken, usage for another file."""
+        if path.is_dir():
+            return cls(path, "bundle", _bundled_model(path))
+        if not path.exists():
+            raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
+        if path.suffix in ENGINES:
+            return cls(path, "engine", None)
+        if path.suffix != ".onnx":
+            raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")
+        return cls(path, "rewritten" if is_rewritten(read(path)) else "onnx", path)
+
+    def subgraphs(self, plan: Path | None = None) -> dict[str, str]:
+        """Output tensor -> name of every replaced subgraph that can be seen inside.
+
+        From `plan` or the plan file beside; from the plugin nodes, which bear their subgraphs' names, without one.
+        Raises BuilderError (usage) where that plan is not the one that the model was rewritten by.
+        """
+        if self.model is None or self.kind == "onnx":
+            return {}
+        base = self.path.name.removesuffix(".onnx").removesuffix(".rewritten")
+        beside = self.path.with_name(base + ".plan.yaml")
+        if plan is not None or beside.is_file():
+            followed = Plan.load(plan or beside)
+            check_plan(self.model, followed)
+            return {entry.output: entry.name for entry in followed.subgraphs if entry.decision != "keep"}
+        return {node.output[0]: node.name for node in _plugin_nodes(self._structure)}
+
+    def tensors(self) -> set[str]:
+        """Names of the tensors that can be marked as outputs."""
+        return {output for node in self._structure.graph.node for output in node.output}
+
+    def outputs(self) -> set[str]:
+        """Names of the outputs that the ONNX file has by itself."""
+        return {value.name for value in self._structure.graph.output}
+
+    @cached_property
+    def _structure(self) -> onnx.ModelProto:
+        """The ONNX file without its weights, which may be much of the memory; empty for an engine."""
+        if self.model is None:
+            return onnx.ModelProto()
+        proto = read(self.model)
+        proto.graph.ClearField("initializer")
+        return proto
+
+    def runner(self, inner: Iterable[str]) -> BaseRunner:
+        """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
+        if self.model is not None:
+            model = self.model
+            return OnnxrtRunner(lambda: session(model, inner), name=str(self.path))
+        engine, loaded_by = runtime.load_engine(self.path)
+        if loaded_by.module == "tensorrt_rtx":
+            os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"
+        from polygraphy.backend.trt import TrtRunner
+
+        runner: BaseRunner = TrtRunner(engine, name=str(self.path))
+        return runner
+
+    def input_specs(self, runner: BaseRunner) -> dict[str, InputSpec]:
+        """What its inputs take; `runner` is its runner, active."""
+        if self.model is not None:
+            return input_specs(self.model)
+        return {
+            name: InputSpec(tuple("" if int(dim) < 0 else int(dim) for dim in spec.shape), _numpy_type(spec.dtype))
+            for name, spec in runner.get_input_metadata().items()
+        }
+
+
+def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.InferenceSession:
+    """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
+
+    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32; ops whose function bodies the file does not
+    hold (a bundle's) get them. Raises BuilderError (model) for a file that ONNX Runtime cannot run.
+    """
+    proto = read(model)
+    try:
+        folder = follow_links(proto, model.parent)
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{model}: {error}") from error
+    return session_of(proto, model, folder, extra_outputs)
+
+
+def session_of(
+    proto: onnx.ModelProto, source: Path, folder: Path, extra_outputs: Iterable[str] = ()
+) -> onnxruntime.InferenceSession:
+    """The same for a model in memory, which is changed; external data lies in `folder`, `source` is for messages."""
+    present = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(
+        onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
+    )
+    _add_bodies(proto)
+    try:
+        return cpu_session(widen(proto), folder)
+    except Exception as error:  # ONNX Runtime's own error types
+        raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
+
+
+def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in proto.graph.node if node.domain == DOMAIN]
+
+
+def _add_bodies(proto: onnx.ModelProto) -> None:
+    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    present = {function.name for function in proto.functions if function.domain == DOMAIN}
+    needed = {node.op_type for node in _plugin_nodes(proto)} - present
+    proto.functions.extend(OPS[name].function(opset) for name in sorted(needed))
+
+
+def _bundled_model(folder: Path) -> Path:
+    data = read_manifest(folder)
+    if changed := changed_files(folder, data["checksums"]):
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{folder}: {', '.join(changed)} missing or changed since the bundle was written"
+        )
+    return folder / str(data["model"])
+
+
+def _numpy_type(dtype: Any) -> np.dtype[Any]:
+    """bfloat16 inputs take float32 samples, as everywhere."""
+    from polygraphy.datatype import DataType
+
+    given = DataType.from_dtype(dtype)
+    return np.dtype(np.float32) if given == DataType.BFLOAT16 else np.dtype(given.numpy())

@@ -1,0 +1,1 @@
+"""Benchmarks engines and subgraphs."""

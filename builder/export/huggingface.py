@@ -1,0 +1,351 @@
+"""A local Hugging Face model directory becomes ONNX, by torch.onnx's dynamo exporter.
+
+transformers is imported when called alone: users of ONNX files need neither it nor onnxscript.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.onnx_file import EXPORTED
+
+if TYPE_CHECKING:
+    import torch
+
+OPSET = 21
+# Above this many bytes of weights they go to a file beside the ONNX (a protobuf ends at 2 GiB).
+EXTERNAL_DATA_BYTES = 256 << 20
+# How the names of forward's parameters end that take images or sound.
+MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
+EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
+CHANGE_IT = (
+    "change the model's code, or export it with other versions of torch and transformers or another tool, and give the "
+    "ONNX file"
+)
+# A dimension that torch lets grow as far counts as one without a bound.
+BOUNDLESS = 1 << 16
+
+
+def is_model_directory(path: Path) -> bool:
+    return path.is_dir() and (path / "config.json").is_file()
+
+
+def longest_sequence(directory: Path) -> int | None:
+    """How many tokens the configuration in a Hugging Face directory allows for; None where it states no limit, and for
+    anything else."""
+    if not is_model_directory(directory):
+        return None
+    import transformers
+
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    limit = getattr(config, "max_position_embeddings", None)  # GPT-2's n_positions, too
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    try:
+        modeling = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except ImportError:  # another model's code, such as Llama's
+        return limit
+    # RoBERTa's table has rows for the padding and what is below it, where other models' first position is row 0.
+    behind_padding = any(
+        hasattr(part, "create_position_ids_from_input_ids") for part in (modeling, *vars(modeling).values())
+    )
+    if behind_padding and config.pad_token_id is not None:
+        limit -= config.pad_token_id + 1
+    return limit if limit > 0 else None
+
+
+def export(directory: Path, destination: Path) -> Path:
+    """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
+
+    Text models take input_ids and attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values
+    (float [batch, channels, height, width], batch dynamic). The outputs are those of the model's head under their
+    names in transformers, most often `logits` alone; without a head `last_hidden_state`. Raises BuilderError: for a
+    model of another kind, for one that transformers cannot load or torch cannot export, and where weights that the
+    outputs depend on are missing from the files.
+    """
+    if (directory / "adapter_config.json").is_file():
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: holds an adapter (adapter_config.json); merge it into its model (peft's merge_and_unload), "
+            "save that and give its directory",
+        )
+    if not is_model_directory(directory):
+        raise BuilderError(MODEL_AT_FAULT, f"{directory}: not a Hugging Face model directory (it has no config.json)")
+    try:
+        import onnxscript  # noqa: F401 (torch.onnx imports it, and calls the lack of it a fault of the model)
+        import transformers
+    except ImportError as error:
+        raise BuilderError(
+            UNAVAILABLE,
+            f"exporting {directory} needs transformers and onnxscript: pip install transformers onnxscript ({error})",
+        ) from error
+    import torch
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    _check_files(directory)
+    with _quiet():
+        try:
+            model, absent = _load(directory, transformers)
+        except BuilderError:
+            raise
+        except Exception as error:
+            # Unreadable files raise types of the libraries that read them.
+            reason = f"it has code of its own, which is not run; {EXPORT_IT}"
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{directory}: transformers cannot load this model: "
+                f"{reason if 'trust_remote_code' in str(error) else error}",
+            ) from error
+        _check_kind(directory, model)
+        wrapper, inputs, dynamic = _plain(model)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with torch.no_grad(), onnx_arithmetic():
+            try:
+                program = torch.onnx.export(
+                    wrapper,
+                    tuple(inputs.values()),
+                    dynamo=True,
+                    opset_version=OPSET,
+                    input_names=list(inputs),
+                    dynamic_shapes=dynamic,
+                    verbose=False,
+                )
+            except Exception as error:
+                # The exporter raises types of its own for whatever it cannot translate.
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{directory}: torch.onnx cannot export {type(model).__name__}: "
+                    f"{_reason(error.__cause__ or error, model)}",
+                ) from error
+        assert program is not None
+        _check_weights(directory, program, absent)
+        _check_dynamic(directory, program, dynamic, type(model).__name__)
+        for value, name in zip(program.model.graph.outputs, wrapper.outputs, strict=True):
+            value.name = name
+        program.model.metadata_props[EXPORTED] = directory.name
+        size = sum(tensor.nbytes for tensor in wrapper.state_dict().values())
+        # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=destination.parent) as folder:
+            program.save(str(Path(folder) / destination.name), external_data=size > EXTERNAL_DATA_BYTES)
+            # An earlier export beside new weights would pass for whole.
+            destination.unlink(missing_ok=True)
+            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == destination.name):
+                os.replace(file, destination.parent / file.name)
+    return destination
+
+
+def _check_files(directory: Path) -> None:
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: no model_type, so not a transformers model")
+    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin")]):
+        with file.open("rb") as weights:
+            if weights.read(24) == b"version https://git-lfs.":
+                raise BuilderError(
+                    MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the weights; fetch them with git lfs pull"
+                )
+
+
+def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]]:
+    """The model, of the class named in the configuration or else the bare one; and the weights that its files lack,
+    which transformers makes up."""
+    config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    names = getattr(config, "architectures", None) or []
+    known = [name for name in names if hasattr(transformers, name)]
+    if names and not known:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: config.json names the architecture {', '.join(names)}, which transformers "
+            f"{transformers.__version__} does not have; install the version that has it, or {EXPORT_IT}",
+        )
+    loader = getattr(transformers, known[0]) if known else transformers.AutoModel
+    model: Any
+    model, info = loader.from_pretrained(
+        directory,
+        config=config,
+        dtype="auto",
+        local_files_only=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    if info["mismatched_keys"]:
+        name, found, expected = min(info["mismatched_keys"])
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: weights and config.json do not fit: {name} is {list(found)} in the weights, and "
+            f"{list(expected)} by config.json",
+        )
+    if hasattr(model, "set_experts_implementation"):
+        # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
+        model.set_experts_implementation("batched_mm")
+    loaded: torch.nn.Module = model.eval()
+    return loaded, set(info["missing_keys"])
+
+
+def _check_kind(directory: Path, model: Any) -> None:
+    """Whether all that the model takes is text, or images of a size that its configuration states."""
+    takes = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if name == "input_ids" or name.endswith(MEDIA) or (_is_required(parameter) and name != "attention_mask")
+    ]
+    named = f"{directory}: {type(model).__name__}"
+    if takes not in (["input_ids"], ["pixel_values"]):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{named} takes {' and '.join(takes) or 'other inputs'}, and models of input_ids or pixel_values alone "
+            f"are exported here; {EXPORT_IT}",
+        )
+    if getattr(model.config, "is_encoder_decoder", False) and model.can_generate():
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{named} generates with an encoder and a decoder, which are engines of their own; export each of them "
+            "with torch.onnx.export and give the ONNX files one by one",
+        )
+    if takes == ["pixel_values"] and _of_images(model, "image_size") is None:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory / 'config.json'}: states no image_size, of its own or in a vision_config or backbone_config; "
+            f'add the height and width of the images, such as "image_size": [224, 224], or {EXPORT_IT}',
+        )
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+
+
+def _of_images(model: Any, name: str) -> Any:
+    """What the configuration says of images: itself, or a part of it where the model was half of a pair or has a
+    backbone that is a model of its own."""
+    parts = (model.config, *(getattr(model.config, part, None) for part in ("vision_config", "backbone_config")))
+    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
+
+
+def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]]]:
+    """A module from tensors to a tuple of tensors, example inputs, and dynamic shapes.
+
+    Once it has run, the module's `outputs` names the tensors of that tuple.
+    """
+    import torch
+
+    is_image = model.main_input_name == "pixel_values"
+
+    class Plain(torch.nn.Module):
+        outputs: tuple[str, ...] = ()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            if is_image:
+                result = self.model(pixel_values=tensors[0])
+            else:
+                extra = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
+                result = self.model(input_ids=tensors[0], attention_mask=tensors[1], **extra)
+            found = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+            inner = ("pooler_output", *(name for name in found if name.endswith("hidden_state")))
+            head = {name: value for name, value in found.items() if name not in inner}
+            chosen = head or {name: found[name] for name in ("last_hidden_state",) if name in found} or found
+            Plain.outputs = tuple(chosen)
+            return tuple(chosen.values())
+
+    if is_image:
+        size, channels = _of_images(model, "image_size"), _of_images(model, "num_channels") or 3
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        pixels = torch.rand(2, channels, height, width, dtype=next(model.parameters()).dtype)
+        return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
+    ids = torch.randint(0, model.config.vocab_size, (2, 16))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return Plain().eval(), inputs, (({0: batch, 1: sequence},) * 2,)
+
+
+def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set[str]) -> None:
+    """Refuse weights that transformers made up, unless nothing that is exported depends on them (BERT's pooler)."""
+    exported = program.exported_program
+    assert exported is not None
+    parameters = exported.graph_signature.inputs_to_parameters
+    used = {
+        parameters[node.name].removeprefix("model.")
+        for node in exported.graph.nodes
+        if node.users and node.name in parameters
+    }
+    if missing := sorted(used & absent):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} for one; download it "
+            "again, or mend `architectures` in config.json",
+        )
+
+
+def _check_dynamic(
+    directory: Path, program: torch.onnx.ONNXProgram, dynamic: tuple[tuple[dict[int, Any], ...]], named: str
+) -> None:
+    """Refuse a graph that takes inputs of the example's size, or up to a size of torch's own, alone: torch.onnx fixes
+    what a model loops over."""
+    exported = program.exported_program
+    assert exported is not None
+    sizes = {node.name: node.meta["val"].shape for node in exported.graph.find_nodes(op="placeholder")}
+    for name, dims in zip(exported.graph_signature.user_inputs, *dynamic, strict=True):
+        for axis, dim in dims.items():
+            size = sizes[name][axis]
+            if isinstance(size, int):
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{directory}: torch.onnx fixes the {dim.__name__} of {named} at the {size} of the example, as of "
+                    "models that loop over it (recurrent, state space); export it with torch.onnx.export at the size "
+                    "that you need and give the ONNX file",
+                )
+            limit = longest_sequence(directory) if dim.__name__ == "sequence" else None
+            bounds = exported.range_constraints.get(size.node.expr)
+            if bounds is not None and bounds.upper < (limit or BOUNDLESS):
+                lower = f"lower config.json's limit of {limit} to that if it is enough, or " if limit else ""
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{directory}: torch.onnx bounds the {dim.__name__} of {named} at {bounds.upper}, as of models "
+                    f"that loop over blocks of it; {lower}export it with torch.onnx.export at the size that you need "
+                    "and give the ONNX file",
+                )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's notes about itself from the terminal."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        notes = io.StringIO()  # torch prints the graphs that it cannot trace
+        with warnings.catch_warnings(), contextlib.redirect_stdout(notes), contextlib.redirect_stderr(notes):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _reason(error: BaseException, model: torch.nn.Module) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "data-dependent" in line:
+        of_experts = any("expert" in name for name, _ in model.named_modules())
+        such = ", such as a loop over the experts that tokens were sent to" if of_experts else ""
+        return f"what it runs depends on its inputs' values{such}, and a graph runs all of it ({line}); {CHANGE_IT}"
+    if line.endswith(":"):  # the last sentence introduces a list
+        line = line.rpartition(". ")[0] or line
+    return f"{line.rstrip('.:')}; {CHANGE_IT}"

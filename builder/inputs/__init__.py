@@ -1,0 +1,1 @@
+"""Shapes and values of model inputs."""

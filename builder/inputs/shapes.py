@@ -1,0 +1,217 @@
+"""Shape ranges of dynamic inputs: derived from the model, overridden in trtexec's syntax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.calibration.samples.samples import CACHE
+from trt_nvfp4.plugins.ops.definition import shapes_fit
+
+Shape = tuple[int, ...]
+Range = tuple[int, int, int]
+# (least, typical, most) of the dimensions that exporters give a meaning by name; the first dimension of an input counts
+# as a batch when its name says nothing else.
+RANGES = {
+    "sequence": (re.compile(r"seq|len|token|time|^s$", re.IGNORECASE), (1, 128, 512)),
+    "batch": (re.compile(r"batch|^b$|^n$|^bs", re.IGNORECASE), (1, 1, 8)),
+}
+# What torch's exporter calls a dimension that nobody named: only its place gives it a meaning.
+_NUMBERED = re.compile(r"s\d+")
+# The largest that TensorRT takes.
+LARGEST_DIMENSION = 2**31 - 1
+# Within names of lengths of a decoder's cache, and of the cache with the new tokens.
+_PAST = re.compile(r"past_?", re.IGNORECASE)
+_TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Least, typical and most shape of one input."""
+
+    least: Shape
+    typical: Shape
+    most: Shape
+
+
+def parse_shapes(text: str, flag: str) -> dict[str, Shape]:
+    """`x:1x16,y:2x3` as {"x": (1, 16), "y": (2, 3)}; BuilderError (usage) names the flag."""
+    shapes: dict[str, Shape] = {}
+    for part in filter(None, text.split(",")):
+        name, separator, dims = part.rpartition(":")
+        if not separator or not re.fullmatch(r"\d+(x\d+)*", dims):
+            raise BuilderError(USAGE, f"{flag} {part!r}: expected NAME:AxBxC, such as input_ids:1x128")
+        if name in shapes:
+            raise BuilderError(USAGE, f"{flag}: gives {name} twice; leave one out")
+        for dim in dims.split("x"):
+            if len(dim) > 10 or int(dim) > LARGEST_DIMENSION:  # Python reads no number of thousands of digits
+                shown = dim if len(dim) <= 40 else f"{dim[:10]}... ({len(dim)} digits)"
+                raise BuilderError(USAGE, f"{flag} {name}: no dimension is {shown}; the largest is {LARGEST_DIMENSION}")
+        shapes[name] = tuple(int(dim) for dim in dims.split("x"))
+    return shapes
+
+
+def derive_profiles(
+    inputs: Mapping[str, Sequence[int | str]],
+    least: Mapping[str, Shape] | None = None,
+    typical: Mapping[str, Shape] | None = None,
+    most: Mapping[str, Shape] | None = None,
+    longest: int | None = None,
+    flags: tuple[str, ...] = ("--min-shapes", "--opt-shapes", "--max-shapes"),
+) -> dict[str, Profile]:
+    """A profile for every input that has a dynamic dimension.
+
+    `inputs`: name -> dimensions, a number or the name of a dynamic one ("" or -1 unnamed). An override of one bound
+    leaves the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all
+    three; it holds for other inputs' dimensions of the same name, too. A dimension that is the sum of others by its
+    name, as a decoder's cached and new tokens, takes the sums of their ranges. The least override of a cache may be 0.
+    `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where there
+    is one alone it is that of the typical shapes.
+
+    Raises BuilderError: usage for an override that does not fit or a dimension without a range, model for an input
+    that takes no values.
+    """
+    inputs = {name: ["" if isinstance(dim, int) and dim < 0 else dim for dim in dims] for name, dims in inputs.items()}
+    bounds = [dict(least or {}), dict(typical or {}), dict(most or {})]
+    for flag, given in zip(flags * (3 // len(flags)), bounds, strict=True):
+        for name, shape in given.items():
+            _check_override(flag, name, shape, inputs)
+    ranges = _Ranges(inputs, bounds, longest, flags)
+    profiles = {}
+    for name, dims in inputs.items():
+        if 0 in dims:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"input {name!r}: dimension {dims.index(0)} is 0, so that it takes no values; export the model with "
+                "the size you need, or with a dynamic one",
+            )
+        if all(isinstance(dim, int) for dim in dims):
+            continue
+        low, middle, high = zip(*(ranges.of(name, axis) for axis in range(len(dims))), strict=True)
+        profiles[name] = Profile(low, middle, high)
+    return profiles
+
+
+def typical_shapes(
+    inputs: Mapping[str, Sequence[int | str]], given: Mapping[str, Shape] | None = None
+) -> dict[str, Shape]:
+    """The typical shape of every input, derived, or that of --shapes, `given`; raises as `derive_profiles`."""
+    profiles = derive_profiles(inputs, typical=given, flags=("--shapes",))
+    return {
+        name: profiles[name].typical if name in profiles else tuple(int(dim) for dim in dims)
+        for name, dims in inputs.items()
+    }
+
+
+def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Sequence[int | str]]) -> None:
+    if name not in inputs:
+        raise BuilderError(USAGE, f"{flag}: the model has no input {name!r}; it has {', '.join(inputs)}")
+    dims = inputs[name]
+    if not shapes_fit(shape, dims):
+        expected = "x".join(str(dim) if isinstance(dim, int) else (dim or "?") for dim in dims)
+        raise BuilderError(
+            USAGE,
+            f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape {expected or '(a scalar)'}",
+        )
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """The range of every dimension, from what `derive_profiles` takes; `bounds` are the three kinds of overrides."""
+
+    inputs: Mapping[str, Sequence[int | str]]
+    bounds: Sequence[Mapping[str, Shape]]
+    longest: int | None
+    flags: tuple[str, ...]
+
+    def of(self, name: str, axis: int) -> Range:
+        dim = self.inputs[name][axis]
+        if isinstance(dim, int):
+            return dim, dim, dim
+        same = [(name, axis), *self._places(dim)]
+        given = [next((shapes[n][a] for n, a in same if n in shapes), None) for shapes in self.bounds]
+        stated = [value for value in given if value is not None]
+        terms = self._terms(dim)
+        default = self._default(dim, axis) if terms is None else self._sum(terms)
+        if default is None and not stated:
+            why = "nothing says its range" if terms is None else f"not all of {' and '.join(terms)} are in the inputs"
+            example = "x".join("1" if not isinstance(d, int) else str(d) for d in self.inputs[name])
+            raise BuilderError(
+                USAGE,
+                f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and {why}; "
+                f"add {', '.join(self.flags)} {name}:{example} with the sizes you need",
+            )
+        low, middle, high = default or (min(stated), stated[len(stated) // 2], max(stated))
+        low = given[0] if given[0] is not None else min([low, *stated])
+        high = given[2] if given[2] is not None else max([high, *stated])
+        middle = given[1] if given[1] is not None else min(max(middle, low), high)
+        # A cache may be empty, but the typical one, which an engine is tuned for, only at the --shapes of a single run.
+        alone = len(self.flags) == 1
+        may_be_empty = CACHE.search(name) is not None and given[1 if alone else 0] == 0
+        if not (0 if may_be_empty else 1) <= low <= middle <= high or not (middle or alone):
+            expected = f"1 <= least <= typical <= most{', or a least of 0' if CACHE.search(name) else ''}"
+            raise BuilderError(
+                USAGE,
+                f"input {name!r}, dimension {axis} ({dim or 'unnamed'}): least {low}, typical {middle}, most {high} "
+                f"are out of order; expected {expected} ({', '.join(self.flags)})",
+            )
+        return low, middle, high
+
+    def _places(self, dim: str) -> list[tuple[str, int]]:
+        """Where inputs have the named dimension."""
+        return [(name, dims.index(dim)) for name, dims in self.inputs.items() if dim and dim in dims]
+
+    def _default(self, dim: str, axis: int) -> Range | None:
+        meaning = next((kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), None)
+        if meaning is None:
+            meaning = "batch" if axis == 0 else self._numbered(dim)
+        if meaning is None:
+            return None
+        low, middle, high = RANGES[meaning][1]
+        if meaning == "sequence" and self.longest is not None:
+            return low, min(middle, self.longest), min(high, self.longest)
+        return low, middle, high
+
+    def _numbered(self, dim: str) -> str | None:
+        """What a dimension that torch numbered is: a batch in front of any input, a sequence as the second of few."""
+        places = self._places(dim) if _NUMBERED.fullmatch(dim) else []
+        if any(axis == 0 for _, axis in places):
+            return "batch"
+        return "sequence" if any(axis == 1 and len(self.inputs[name]) <= 3 for name, axis in places) else None
+
+    def _terms(self, dim: str) -> list[str] | None:
+        """What a dimension is the sum of by its name; None for others, and for totals of models without a cache."""
+        if "+" in dim:
+            terms = [term.strip() for term in dim.split("+")]
+            # Optimum writes "past_sequence_length + 1" where "sequence_length" is dynamic, too.
+            new = [_PAST.sub("", term) for term in terms if _PAST.match(term)]
+            return [new[0] if term == "1" and new and self._places(new[0]) else term for term in terms]
+        names = {part for dims in self.inputs.values() for part in dims if isinstance(part, str) and part}
+        cached = any(CACHE.search(part) for part in (*self.inputs, *names))
+        of_the_cache = any(CACHE.search(name) for name, _ in self._places(dim))
+        if not cached or of_the_cache or not _TOTAL.match(dim):
+            return None
+        terms = [_TOTAL.sub("past_", dim, count=1), _TOTAL.sub("", dim, count=1)]
+        if names.issuperset(terms):
+            return terms
+        # Under other names, where there is one of each alone.
+        past = [part for part in names if _PAST.match(part) and "+" not in part]
+        sequence = RANGES["sequence"][0]
+        new = [part for part in names if (sequence.search(part) or _NUMBERED.fullmatch(part)) and not _PAST.match(part)]
+        new = [part for part in new if not _TOTAL.match(part) and "+" not in part]
+        return [*past, *new] if len(past) == len(new) == 1 else terms
+
+    def _sum(self, terms: Sequence[str]) -> Range | None:
+        """The sum of the ranges of numbers and of dimensions; None where an input has no such dimension."""
+        ranges = []
+        for term in terms:
+            if term.isdecimal():
+                ranges.append((int(term),) * 3)
+            elif places := self._places(term):
+                ranges.append(self.of(*places[0]))
+            else:
+                return None
+        low, middle, high = map(sum, zip(*ranges, strict=True))
+        return low, middle, high

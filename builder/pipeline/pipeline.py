@@ -1,0 +1,558 @@
+"""find -> plan -> calibrate -> rewrite -> build -> verify -> report; every arrow leaves a file to go on from."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from trt_nvfp4.builder import roofline
+from trt_nvfp4.builder.accuracy.compare import compare
+from trt_nvfp4.builder.accuracy.precision_search import Part, choose_precisions, with_all_statistics
+from trt_nvfp4.builder.accuracy.runners import Side
+from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
+from trt_nvfp4.builder.inputs.shapes import Profile, derive_profiles
+from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritten_by
+from trt_nvfp4.builder.pipeline.progress import Progress, Silent
+from trt_nvfp4.builder.pipeline.request import Request, check
+from trt_nvfp4.builder.report import html as html_report
+from trt_nvfp4.builder.report.report import Report, versions
+from trt_nvfp4.builder.targets import require_here
+from trt_nvfp4.builder.tensorrt import build_process as engine
+from trt_nvfp4.builder.tensorrt import bundle
+from trt_nvfp4.builder.tensorrt.verify import PLUGINS
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
+from trt_nvfp4.calibration.recipes import DEFAULT, parse
+from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, input_specs, load_samples
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
+from trt_nvfp4.calibration.statistics.store import is_statistics
+from trt_nvfp4.common.replacing import made_folder, replacing
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
+from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph, has_ranges, make_plan, selection
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices, packed_ranges
+from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError
+
+__all__ = ["Request", "run"]
+
+LARGEST_FLOAT16 = 65504
+
+
+def run(request: Request, progress: Progress | None = None) -> Report:
+    """Carry out a request as far as it says; returns the report, which also lies beside the output.
+
+    Raises BuilderError, ModelError, CalibrationError, ToolchainError or OSError; what had been finished stays, nothing
+    is left half-written.
+    """
+    progress = progress or Silent()
+    report = Report(model=str(request.model), target=request.target.name, versions=versions())
+    rewritten_already = is_rewritten(read_if_any(request.model))
+    check(request, rewritten_already)
+    if request.stop_after is None and request.bundle is None:
+        require_here(request.target)
+    with ExitStack() as made:
+        for file in (request.base, request.timing_cache):
+            if file is not None:
+                made.enter_context(made_folder(file.parent))
+        return (_go_on if rewritten_already else _from_the_start)(request, report, progress)
+
+
+def _from_the_start(request: Request, report: Report, progress: Progress) -> Report:
+    # Before an export, which takes minutes.
+    checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
+    with report.timed("read"):
+        progress.stage("reading the model")
+        path = _onnx_file(request, report, progress)
+        model = load(path)
+        specs = input_specs(path)
+        profiles = _profiles(request, specs, report)
+    with report.timed("plan"):
+        progress.stage("finding and planning subgraphs")
+        given = _given_plan(request, model)
+        # A given plan finds its own.
+        subgraphs = find_subgraphs(model) if given is None or checkpoint is not None else []
+        calibrated = _calibrated(request, checkpoint, subgraphs)
+        # Of the shapes that the engine is tuned for.
+        typical = {name: profile.typical for name, profile in profiles.items()}
+        tokens = subgraph_tokens(model, subgraphs if given is None else given.subgraphs, typical)
+        plan = given or _new_plan(request, model, subgraphs, calibrated, tokens)
+        if checkpoint is not None:
+            _check_packed(checkpoint, subgraphs, request, plan, report)
+        if request.accuracy_budget is None:
+            if request.stop_after != "plan":
+                _check_data(request, model, specs, plan)
+            _take_plan(request, model, plan, tokens, calibrated, report)
+    if request.accuracy_budget is None and request.stop_after == "plan":
+        return _finish(request, report)
+
+    with report.timed("calibrate"):
+        statistics = _calibrate(request, model, specs, plan, calibrated, report, progress)
+    if request.accuracy_budget is not None:
+        with report.timed("choose"):
+            plan = _choose(request, model, specs, plan, statistics, tokens, report, progress)
+            _take_plan(request, model, plan, tokens, calibrated, report)
+        if request.stop_after == "plan":
+            return _finish(request, report)
+    if request.stop_after == "calibrate":
+        return _finish(request, report)
+
+    with report.timed("rewrite"):
+        progress.stage("quantizing weights and rewriting")
+        destination = request.file(".rewritten.onnx")
+        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint)
+        report.files["rewritten model"] = str(rewritten.path)
+        report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
+    # The build needs the memory.
+    del model
+    with report.timed("compare"):
+        report.accuracy = _accuracy(request, specs, path, rewritten.path, progress)
+    if request.stop_after == "rewrite":
+        return _finish(request, report)
+
+    _build(request, plan, rewritten.path, profiles, report, progress)
+    return _finish(request, report)
+
+
+def _go_on(request: Request, report: Report, progress: Progress) -> Report:
+    """Build from what `--stop-after rewrite` left: the rewritten model, and the plan to check the engine against."""
+    if request.plan is None:
+        raise BuilderError(
+            USAGE, f"{request.model} has been rewritten already; add --plan with the plan that it follows"
+        )
+    plan = Plan.load(request.plan)
+    _check_plan_target(request, plan)
+    report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])
+    check_required(request, plan)
+    profiles = _profiles(request, input_specs(request.model), report)
+    _build(request, plan, request.model, profiles, report, progress)
+    return _finish(request, report)
+
+
+def _profiles(request: Request, specs: Mapping[str, InputSpec], report: Report) -> dict[str, Profile]:
+    longest = export.longest_sequence(request.model)
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    profiles = derive_profiles(shapes, request.least, request.typical, request.most, longest)
+    report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
+    return profiles
+
+
+def _check_plan_target(request: Request, plan: Plan) -> None:
+    if plan.target != request.target.name:
+        raise BuilderError(
+            USAGE,
+            f"{request.plan} is a plan for {plan.target}, not for {request.target.name}; plan again or change --target",
+        )
+
+
+def check_required(request: Request, plan: Plan) -> None:
+    """Raise BuilderError (verification) when the plan falls short of `--require` in a subgraph that was selected."""
+    require = request.require
+    if require is None:
+        return
+    enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
+    selected = _selected(request, plan)
+    short = [entry for entry in selected if entry.decision not in enough and not _apart(entry, plan, enough)]
+    if short or not selected:
+        listed = (
+            "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
+        )
+        raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
+
+
+def _apart(entry: PlannedSubgraph, plan: Plan, enough: Collection[str]) -> bool:
+    """Whether the linears of an MLP that cannot be replaced as one, all of its weights, are planned well enough."""
+    if entry.kind not in ("mlp", "gated_mlp"):
+        return False
+    linears = [
+        part
+        for part in plan.subgraphs
+        if part.kind == "linear" and part.decision in enough and set(part.nodes) <= set(entry.nodes)
+    ]
+    return sum(map(_weights, linears)) == _weights(entry)
+
+
+def _weights(entry: PlannedSubgraph) -> int:
+    return sum(gemm.n * gemm.k * gemm.count for gemm in roofline.gemms(entry.kind, entry.shapes))
+
+
+def _selected(request: Request, plan: Plan) -> list[PlannedSubgraph]:
+    why_not = selection(request.kinds, request.include, request.exclude)
+    return [entry for entry in plan.subgraphs if why_not(entry) is None]
+
+
+def _take_plan(
+    request: Request,
+    model: SourceModel,
+    plan: Plan,
+    tokens: Mapping[str, int],
+    calibrated: bool | Collection[str],
+    report: Report,
+) -> None:
+    # Before it is written beside what an earlier run built.
+    check_required(request, plan)
+    file = request.file(".plan.yaml")
+    if not _holds(file, plan):
+        plan.save(file)
+    report.files["plan"] = str(file)
+    report.take_plan(plan, calibrated)
+    report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
+    limits = roofline.LIMITS[request.target.name]
+    report.predicted = {**asdict(limits), "subgraphs": roofline.predict(plan, tokens, limits)}
+
+
+def _holds(file: Path, plan: Plan) -> bool:
+    """Whether the plan was read from the file and has not changed since (--recipe): its user's comments stay then."""
+    if plan.path is None or not file.exists() or not file.samefile(plan.path):
+        return False
+    return Plan.load(plan.path) == plan
+
+
+def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
+    if not request.model.is_dir():
+        return request.model
+    progress.stage(f"exporting {request.model.name} to ONNX")
+    exported = export.export(request.model, request.file(".onnx"))
+    report.files["exported model"] = str(exported)
+    return exported
+
+
+def _calibrated(
+    request: Request, checkpoint: NVFP4Checkpoint | None, subgraphs: Sequence[Subgraph]
+) -> bool | Collection[str]:
+    """Whether there will be statistics of activations, or of which tensors the checkpoint has the ranges."""
+    if request.calib_data is not None or checkpoint is None:
+        return request.calib_data is not None
+    return packed_ranges(checkpoint, subgraphs).keys()
+
+
+def _given_plan(request: Request, model: SourceModel) -> Plan | None:
+    """The plan that the user hands in, checked."""
+    if request.plan is None:
+        return None
+    plan = Plan.load(request.plan)
+    if request.recipe is not None:
+        plan.recipe = str(parse(request.recipe))
+    _check_plan_target(request, plan)
+    plan.check(model, request.target.capabilities)
+    return plan
+
+
+def _new_plan(
+    request: Request,
+    model: SourceModel,
+    subgraphs: Sequence[Subgraph],
+    calibrated: bool | Collection[str],
+    tokens: Mapping[str, int],
+) -> Plan:
+    try:
+        plan = make_plan(
+            model,
+            subgraphs,
+            request.target.capabilities,
+            precision=request.precision,
+            kinds=request.kinds,
+            include=request.include,
+            exclude=request.exclude,
+            calibrated=calibrated,
+            recipe=request.recipe or DEFAULT,
+            moe=request.moe,
+            tokens=tokens if _tokens_decide(request) else None,
+        )
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise BuilderError(USAGE, str(error)) from error
+    kinds = sorted({entry.kind for entry in plan.subgraphs})
+    if not set(kinds) & set(request.kinds):
+        hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(request.kinds)}{hint}"
+        )
+    if not _selected(request, plan):
+        name = next(entry.name for entry in plan.subgraphs if entry.kind in request.kinds)
+        raise BuilderError(
+            USAGE,
+            f"{model.path}: --include and --exclude leave no subgraph to replace; they are matched against names such "
+            f"as '{name}'",
+        )
+    return plan
+
+
+def _tokens_decide(request: Request) -> bool:
+    """Whether the plan weighs NVFP4 against FP8 by tokens: no FP4 on the target, and nothing else asked for."""
+    return (
+        not request.target.fp4_instructions
+        and request.precision == "auto"
+        and request.require != "nvfp4"
+        and request.packed_weights is None
+        and request.accuracy_budget is None
+    )
+
+
+def _check_data(request: Request, model: SourceModel, specs: Mapping[str, InputSpec], plan: Plan) -> None:
+    """Raise CalibrationError for data that the run would fail of, as far as its first sample shows: before the plan is
+    written beside the engine and the rewritten model of an earlier run, which follow that run's plan.
+    """
+    if request.calib_data is None:
+        check_statistics(plan, None)
+    elif not is_statistics(request.calib_data):
+        next(iter(_samples(request, specs)))
+    elif calibration_tensors(plan):
+        check_statistics(plan, Statistics.load(request.calib_data, model.path))
+
+
+def _calibrate(
+    request: Request,
+    model: SourceModel,
+    specs: Mapping[str, InputSpec],
+    plan: Plan,
+    calibrated: bool | Collection[str],
+    report: Report,
+    progress: Progress,
+) -> Statistics | None:
+    """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
+    if request.calib_data is None:
+        unknown = [entry for entry in plan.subgraphs if not has_ranges(entry, calibrated)]
+        if not any(entry.decision in (*NVFP4, "fp8") for entry in unknown):
+            return None  # data would change nothing
+        scaled = any(entry.decision == "nvfp4_w4a4" or entry.fp8_plugin for entry in unknown)
+        consequence = "quantized activations are scaled at run time" if scaled else "activations are not quantized"
+        report.warnings.append(f"no calibration data, so {consequence}; add --calib-data FILE|DIR with input samples")
+        return None
+    progress.stage("calibrating")
+    budget = request.accuracy_budget is not None
+    tensors = calibration_tensors(with_all_statistics(plan, model, request.target) if budget else plan)
+    if not tensors:
+        report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
+        return None
+    if is_statistics(request.calib_data):
+        return Statistics.load(request.calib_data, model.path)
+    samples = _samples(request, specs)
+    destination = request.file(".statistics.json")
+    statistics = collect(model.path, tensors, samples, progress=progress.step, resume=destination)
+    statistics.save(destination)
+    report.warnings += _doubts(plan, tensors, statistics, str(request.calib_data))
+    report.files["statistics"] = str(destination)
+    return statistics
+
+
+def _doubts(plan: Plan, tensors: Collection[str], statistics: Statistics, source: str) -> Iterator[str]:
+    """What the statistics of `tensors` say against the samples from `source`, or against the model."""
+    if dead := [name for name in tensors if statistics.amax.get(name) == 0]:
+        yield (
+            f"the samples leave {len(dead)} of {len(tensors)} tensors at 0 ({dead[0]}, ...), so that nothing is known "
+            f"of their range, and no scale is set for them: does {source} hold real inputs?"
+        )
+    # ONNX Runtime computes float16 in float32 on a CPU.
+    halves = {name for entry in plan.subgraphs if entry.dtype == "float16" for name in entry.linear_inputs}
+    if over := [name for name in tensors if name in halves and statistics.amax.get(name, 0.0) > LARGEST_FLOAT16]:
+        yield (
+            f"the samples take {len(over)} of {len(tensors)} tensors beyond {LARGEST_FLOAT16}, float16's largest "
+            f"({over[0]} to {statistics.amax[over[0]]:.3g}, ...), where a GPU computes infinity: give the model in "
+            "bfloat16 or float32"
+        )
+
+
+def _samples(request: Request, specs: Mapping[str, InputSpec], held_out: bool = False) -> Iterable[Sample]:
+    """The samples to calibrate with, or those `held_out` to verify an accuracy budget with."""
+    assert request.calib_data is not None
+    tokenizer = request.model if request.model.is_dir() else request.model.parent
+    if held_out and request.accuracy_data is not None:
+        return load_samples(request.accuracy_data, specs, tokenizer)
+    samples = load_samples(request.calib_data, specs, tokenizer)
+    return Part(samples, held_out) if request.accuracy_budget and request.accuracy_data is None else samples
+
+
+def _choose(
+    request: Request,
+    model: SourceModel,
+    specs: Mapping[str, InputSpec],
+    plan: Plan,
+    statistics: Statistics | None,
+    tokens: Mapping[str, int],
+    report: Report,
+    progress: Progress,
+) -> Plan:
+    """The plan with the cheapest precisions that meet the accuracy budget."""
+    assert request.accuracy_budget is not None
+    progress.stage(f"choosing precisions for {request.accuracy_budget}")
+    choice = choose_precisions(
+        model,
+        plan,
+        statistics,
+        request.target,
+        request.accuracy_budget,
+        choosing=_samples(request, specs),
+        held_out=_samples(request, specs, held_out=True),
+        tokens=tokens,
+        require=request.require,
+        progress=progress,
+        folder=request.base.parent,
+    )
+    report.budget = choice.numbers
+    report.warnings += choice.warnings
+    return choice.plan
+
+
+def _check_packed(
+    checkpoint: NVFP4Checkpoint, subgraphs: Sequence[Subgraph], request: Request, plan: Plan, report: Report
+) -> None:
+    """Raise BuilderError (usage) where nothing in the plan takes weights of the checkpoint; name what it lacks."""
+    planned = {entry.name for entry in plan.subgraphs if entry.decision.startswith("nvfp4")}
+    if not planned:
+        raise BuilderError(
+            USAGE,
+            f"{request.packed_weights}: the plan has no NVFP4 plugin, so that packed weights have no use; "
+            "leave --packed-weights out, or choose --precision auto or nvfp4",
+        )
+    held = {part.name: held_matrices(checkpoint, part) for part in subgraphs if part.name in planned}
+    absent = [name for name, matrices in held.items() if not all(matrices)]
+    if not any(map(any, held.values())):
+        raise BuilderError(
+            USAGE,
+            f"{request.packed_weights}: holds NVFP4 weights of none of the {len(planned)} subgraphs in the plan, such "
+            f"as '{absent[0]}'; it has such as '{next(iter(checkpoint))}'",
+        )
+    if absent:
+        report.warnings.append(
+            f"{request.packed_weights} lacks weights of {', '.join(absent)}: quantized from the model's own"
+        )
+
+
+def _accuracy(
+    request: Request, specs: Mapping[str, InputSpec], original: Path, rewritten: Path, progress: Progress
+) -> dict[str, Any]:
+    """Agreement of the rewritten model with the original on the first of the user's samples, or why there is none."""
+    data = request.calib_data
+    if data is None or is_statistics(data) or not request.accuracy_samples:
+        return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
+    progress.stage("comparing with the original")
+
+    def samples(_: Mapping[str, InputSpec]) -> Iterator[Sample]:
+        for number, sample in enumerate(itertools.islice(_samples(request, specs), request.accuracy_samples), 1):
+            yield sample
+            progress.step(number, request.accuracy_samples, f"sample {number}")
+
+    try:
+        found = compare(Side.of(original), Side.of(rewritten), samples)
+    except BuilderError as error:
+        # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
+        return {"not_measured": str(error)}
+    return {"samples": found.samples, "tensors": [row.as_dict() for row in found.agreements]}
+
+
+def _build(
+    request: Request,
+    plan: Plan,
+    model: Path,
+    profiles: Mapping[str, Profile],
+    report: Report,
+    progress: Progress,
+) -> None:
+    planned = bundle.planned_entries(plan, model)
+    with report.timed("compile"):
+        library, with_sources = _plugins(request, planned, report, progress)
+    destination = request.bundle or request.output
+    assert destination is not None
+    with report.timed("build"), tempfile.TemporaryDirectory(prefix=".build-", dir=destination.parent) as name:
+        folder = Path(name) / "bundle"
+        folder.mkdir()
+        bundle.write_folder(
+            folder,
+            request.target,
+            model,
+            planned,
+            profiles,
+            library,
+            with_sources,
+            timing_cache=request.timing_cache,
+            keep=request.bundle is not None,
+        )
+        if request.bundle is not None:
+            folder.rename(request.bundle)
+            report.bundle = str(request.bundle)
+            return
+        _check_memory(model, report)
+        # Messages name the user's files, not those of the folder, which are gone by then.
+        names = {folder / "model.onnx": model, Path(name) / "out.engine": destination}
+        if library is not None:
+            names[folder / library.name] = library
+        if request.timing_cache is not None:
+            names[folder / "timing.cache"] = request.timing_cache
+        result = engine.run_script(folder, Path(name) / "out.engine", forward(progress), names)
+        os.replace(Path(name) / "out.engine", destination)
+        if request.timing_cache is not None and (folder / "timing.cache").exists():
+            with replacing(request.timing_cache) as temporary:  # may be on another file system
+                shutil.copyfile(folder / "timing.cache", temporary)
+    report.take_engine({**result, "engine": str(destination)})
+    report.plugin_library_bytes = library.stat().st_size if library is not None else None
+    if destination.stat().st_size != result["engine_bytes"]:
+        raise BuilderError(VERIFICATION_FAILED, f"{destination}: not the size that was written")
+
+
+def _plugins(
+    request: Request, planned: list[dict[str, Any]], report: Report, progress: Progress
+) -> tuple[Path | None, bool]:
+    """The plugin library of the target, and whether its sources must travel because it cannot be built here."""
+    if not any(entry["decision"] in PLUGINS for entry in planned):
+        return None, False
+    progress.stage(f"compiling the plugin library for {request.target.arch} (once; cached)")
+    try:
+        return build_library(request.target.arch, machine=request.target.host, progress=progress.step), False
+    except ToolchainError as error:
+        if request.bundle is None or request.target.host == platform.machine():
+            raise
+        report.warnings.append(
+            f"the bundle carries the plugin library's sources, and the device compiles them with its nvcc: {error}"
+        )
+        return None, True
+
+
+def _check_memory(model: Path, report: Report) -> None:
+    estimate = engine.estimate_memory(model)
+    if estimate.weights > estimate.available:
+        raise BuilderError(
+            BUILD_FAILED,
+            f"the build needs about {decimal(estimate.needed)} of memory for {decimal(estimate.weights)} of weights, "
+            f"and {decimal(estimate.available)} are free; free some, or add --bundle DIR and build on a larger machine",
+        )
+    if not estimate.fits:
+        report.warnings.append(
+            f"the build may need {decimal(estimate.needed)} of memory; {decimal(estimate.available)} are free"
+        )
+
+
+def forward(progress: Progress) -> Callable[[dict[str, Any]], None]:
+    """Show the build script's events as progress."""
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "stage":
+            texts = {"parse": "TensorRT reads the model", "build": "TensorRT builds", "check": "checking the engine"}
+            progress.stage(texts.get(event["stage"], event["stage"]))
+        elif event["event"] == "step":
+            progress.step(event["step"], event["steps"], event["phase"])
+
+    return show
+
+
+def _finish(request: Request, report: Report) -> Report:
+    report.files["report"] = str(request.file(".report.json"))
+    report.files["page"] = str(request.file(".report.html"))
+    report.save(request.file(".report.json"))
+    html_report.write(request.file(".report.json"))
+    return report

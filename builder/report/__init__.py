@@ -1,0 +1,1 @@
+"""What a run reports: JSON, page, charts, inspection."""

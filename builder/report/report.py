@@ -1,0 +1,296 @@
+"""What was asked for, what came of it, and what it cost: OUT.report.json and the table on the terminal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import reprlib
+import resource
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.graph_passes.planning.plan import KINDS, NVFP4, has_ranges
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trt_nvfp4.graph_passes.planning.plan import Plan
+
+ACTIVATIONS = {
+    ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
+    ("nvfp4_w4a4", False): "NVFP4, scales computed at run time",
+    ("native_nvfp4", True): "NVFP4, calibrated scales",
+    ("fp8", True): "FP8, calibrated scales",
+    ("fp8", False): "as in the model (weights alone are FP8)",
+    ("fp8_plugin", True): "FP8, calibrated scales",
+    ("fp8_plugin", False): "FP8, scales computed at run time",
+}
+# The option that asks for linears as well as for what is asked for by default.
+LINEARS_TOO = f"--kinds {','.join(KINDS)}"
+# What a report says of each subgraph, see `take_plan`.
+SUBGRAPH = {
+    "name": str,
+    "kind": str,
+    "nodes": list[str],
+    "shapes": dict[str, int],
+    "decision": str,
+    "reason": str,
+    "activations": str,
+    "realized": str | None,
+}
+
+
+@dataclass
+class Report:
+    """The contents of OUT.report.json. Bytes and seconds; paths as given."""
+
+    model: str
+    target: str
+    recipe: str | None = None
+    backend: str | None = None
+    engine: str | None = None
+    engine_bytes: int | None = None
+    engine_sha256: str | None = None
+    # The engine carries the library.
+    plugin_library_bytes: int | None = None
+    bundle: str | None = None
+    subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    # Products that the plan has no entry for, by operator.
+    unplanned: dict[str, dict[str, float]] = field(default_factory=dict)
+    weights_bytes: dict[str, int] = field(default_factory=dict)
+    plugin_layers: int | None = None
+    # What an accuracy budget led to (see `precision_choice.Choice`).
+    budget: dict[str, Any] = field(default_factory=dict)
+    profiles: dict[str, Any] = field(default_factory=dict)
+    # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
+    predicted: dict[str, Any] = field(default_factory=dict)
+    accuracy: dict[str, Any] = field(default_factory=dict)
+    timings_s: dict[str, float] = field(default_factory=dict)
+    peak_rss_bytes: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Record the seconds of a stage and the memory peak so far."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings_s[stage] = round(time.monotonic() - started, 3)
+            self.record_peak(0)
+
+    def record_peak(self, child_bytes: int) -> None:
+        """Note this process's peak, together with that of a process it ran."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.peak_rss_bytes = max(self.peak_rss_bytes, own + child_bytes)
+
+    def take_plan(self, plan: Plan, calibrated: bool | Collection[str]) -> None:
+        """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights; warn where there are
+        none and no other precision was asked for. `calibrated`: as `make_plan`'s.
+        """
+        self.recipe = plan.recipe if any(entry.decision in NVFP4 for entry in plan.subgraphs) else None
+        if self.recipe is None and plan.precision not in ("fp8", "bf16"):
+            self.warnings.append(
+                "the plan has no subgraph in NVFP4, and says why; --require nvfp4 takes it, or ends with exit code 5"
+            )
+        self.subgraphs = [
+            {
+                "name": subgraph.name,
+                "kind": subgraph.kind,
+                "nodes": list(subgraph.nodes),
+                "shapes": dict(subgraph.shapes),
+                "decision": subgraph.decision,
+                "reason": subgraph.reason,
+                "activations": ACTIVATIONS.get(
+                    ("fp8_plugin" if subgraph.fp8_plugin else subgraph.decision, has_ranges(subgraph, calibrated)),
+                    "as in the model",
+                ),
+                "realized": None,
+            }
+            for subgraph in plan.subgraphs
+        ]
+
+    def take_engine(self, result: Mapping[str, Any]) -> None:
+        """Add what the build script found."""
+        self.backend = result["backend"]
+        self.engine = result["engine"]
+        self.engine_bytes = result["engine_bytes"]
+        self.engine_sha256 = result["engine_sha256"]
+        self.plugin_layers = result["plugin_layers"]
+        realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
+        for subgraph in self.subgraphs:
+            subgraph["realized"] = realized.get(subgraph["name"], "as in the model")
+        self.versions.update(result["versions"])
+        self.warnings.extend(result["warnings"])
+        self.record_peak(result["peak_rss_bytes"])
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as temporary:
+            temporary.write_text(self.json() + "\n")
+
+    def json(self) -> str:
+        return json.dumps(asdict(self), indent=2, default=str)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The contents of OUT.report.json. Raises BuilderError (usage) for any other file."""
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
+    if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
+        raise BuilderError(USAGE, f"{path}: not a report of build-engine")
+    missing = {entry.name for entry in fields(Report)} - found.keys()
+    entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
+    if missing or not all(isinstance(entry, dict) and entry.keys() >= SUBGRAPH.keys() for entry in entries):
+        lacks = f": it lacks {', '.join(sorted(missing))}" if missing else ""
+        raise BuilderError(
+            USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
+        )
+    types = get_type_hints(Report)
+    if found["engine"]:
+        types["engine_bytes"] = int  # which an engine has
+    wrong = misfits(found, types)
+    wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, SUBGRAPH)]
+    if wrong:
+        raise BuilderError(USAGE, f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")
+    return found
+
+
+def misfits(found: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """In words, which values of a JSON object are not of their types: plain ones, unions, lists, dicts by text."""
+    return [
+        f"{key} is {reprlib.repr(found.get(key))}, expected {_shown(kind)}"
+        for key, kind in types.items()
+        if not _fits(found.get(key), kind)
+    ]
+
+
+def _shown(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(entry, arguments[0]) for entry in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(entry, arguments[1]) for entry in value.values())
+    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the result depends on, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for package in ("trt-nvfp4", "onnx", "onnxruntime", "torch", "transformers"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def not_asked_for(entry: Mapping[str, Any]) -> bool:
+    """Whether this is a linear that stays for want of `--kinds linear`, as the plan's reason says, and for no other."""
+    kept = entry["kind"] == "linear" and entry["decision"] == "keep"
+    return kept and "is not among those to replace" in entry["reason"]
+
+
+def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
+    """One row per subgraph that is replaced or refused, and what was decided why.
+
+    Linears that nobody asked to replace are only counted.
+    """
+    from rich.table import Table
+
+    left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
+    shown = [entry for entry in subgraphs if not not_asked_for(entry)]
+    table = Table(title="Subgraphs", title_justify="left")
+    for heading in ("name", "kind", "shape", "decision", "built"):
+        table.add_column(heading, overflow="fold")
+    for entry in shown:
+        shape = _shape(entry["shapes"])
+        table.add_row(entry["name"], entry["kind"], shape, entry["decision"], entry["realized"] or "-")
+    reasons = Table(show_header=False, box=None)
+    for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
+        reasons.add_row(f"{count} {decision}", reason)
+    if left_alone:
+        reasons.add_row(f"{len(left_alone)} keep", f"linears outside of MLPs; {LINEARS_TOO} replaces those that can be")
+    return [table, reasons]
+
+
+def unplanned_line(report: Mapping[str, Any]) -> str:
+    """The products that the plan has no entry for, in one line; empty where there are none."""
+    parts = [f"{found['count']} {op_type} ({found['share']:.1%})" for op_type, found in report["unplanned"].items()]
+    return ", ".join(parts).replace("%)", "% of weight bytes)", 1)
+
+
+def budget_line(report: Mapping[str, Any]) -> str:
+    """What an accuracy budget came to, in one line; empty where none was given."""
+    from trt_nvfp4.builder.accuracy.budget import Budget
+
+    if not (budget := report["budget"]):
+        return ""
+    achieved = budget["achieved"]
+    shown = "no error" if achieved is None else Budget.parse(budget["budget"]).shown(achieved)
+    found = f"{shown} on {budget['held_out_samples']} held-out samples"
+    return f"{budget['budget']}: {found}, roofline {budget['roofline_us']:.3g} us"
+
+
+def _shape(shapes: Mapping[str, int]) -> str:
+    """Widths from input to output, then how often: in how many layers, or for how many of the experts."""
+    names = ("in_features", "intermediate_features", "out_features")
+    text = "-".join(str(shapes[name]) for name in names if name in shapes)
+    if shapes.get("layers", 1) > 1:
+        text += f" x{shapes['layers']}"
+    if "experts" in shapes:
+        text += f" x{shapes['top_k']} of {shapes['experts']}"
+        text += f" + shared {shapes['shared_features']}" if shapes.get("shared_features") else ""
+    return text
+
+
+def summary_table(report: Mapping[str, Any]) -> Table:
+    """Sizes, times and files."""
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None)
+    table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
+    if report["recipe"]:
+        table.add_row("NVFP4 recipe", report["recipe"])
+    if weights := report["weights_bytes"]:
+        ratio = weights["before"] / max(weights["after"], 1)
+        table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
+    if unplanned := unplanned_line(report):
+        table.add_row("not in the plan", f"{unplanned} stay as they are")
+    if budget := budget_line(report):
+        table.add_row("accuracy", budget)
+    if report["engine"]:
+        carried = report["plugin_library_bytes"]
+        of_which = f", of which plugin library {decimal(carried)}" if carried else ""
+        table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}{of_which}), verified")
+        table.add_row("plugin layers", str(report["plugin_layers"]))
+    if report["bundle"]:
+        table.add_row("bundle", f"{report['bundle']} (run build_engine.py in it on the device)")
+    timings = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report["timings_s"].items())
+    table.add_row("seconds", timings)
+    table.add_row("peak memory", decimal(report["peak_rss_bytes"]))
+    for what, file in report["files"].items():
+        table.add_row(what, file)
+    for warning in report["warnings"]:
+        table.add_row(Text("warning", style="yellow"), warning)
+    return table

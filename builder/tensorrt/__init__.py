@@ -1,0 +1,1 @@
+"""Builds, verifies and loads engines; the only room that knows TensorRT."""

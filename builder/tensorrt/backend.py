@@ -1,0 +1,253 @@
+"""TensorRT and TensorRT-RTX, and in what they differ. The only module that imports them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.tensorrt.verify import Layer, layers_of_inspector, layers_of_log
+from trt_nvfp4.common.replacing import replacing
+
+if TYPE_CHECKING:
+    from trt_nvfp4.builder.tensorrt.build_script import Job
+
+# What differs between the versions served: feature -> module -> (first version that has it, first that no longer has).
+# A module that is not named does not have the feature; everything else used below is the same in all versions.
+NEVER: tuple[int, ...] = (sys.maxsize,)
+FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    # Builds for a GPU that is not there; `tensorrt` builds for the GPU in the machine.
+    "set_compute_capability": {"tensorrt_rtx": ((1, 0), NEVER)},
+    # TensorRT-RTX compiles kernels on the device at run time and keeps no timings.
+    "timing_cache": {"tensorrt": ((10, 13), NEVER)},
+    # The parser opens lib<name>.so when it meets a plugin, while the wheel ships lib<name>.so.1 alone, and aborts.
+    "parser_opens_unversioned_library": {"tensorrt_rtx": ((1, 0), NEVER)},
+    # The horizontal fusion of gate and up miscompiles at batch 1 on SM110.
+    "gate_up_fusion_miscompiles_on_sm110": {"tensorrt": ((10, 13), (10, 14))},
+}
+
+Event = dict[str, Any]
+Report = Callable[[Event], None]
+
+
+def local_compute_capability() -> tuple[int, int] | None:
+    """(major, minor) of the first NVIDIA GPU in this machine, None where there is none."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) != 0:
+        return None
+    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, 0) or cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0):
+        return None
+    return major.value, minor.value
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+class Backend:
+    """TensorRT (`tensorrt`) or TensorRT-RTX (`tensorrt_rtx`) behind one interface; networks are strongly typed."""
+
+    def __init__(self, module: str) -> None:
+        try:
+            self.trt: Any = importlib.import_module(module)
+        except (ImportError, OSError, RuntimeError) as error:
+            install = "pip install tensorrt-rtx" if module == "tensorrt_rtx" else "pip install tensorrt"
+            raise BuilderError(UNAVAILABLE, f"cannot import {module} ({error}); install it: {install}") from error
+        self.module = module
+        self.version: str = self.trt.__version__
+
+    def has(self, feature: str) -> bool:
+        first, last = FEATURES[feature].get(self.module, (NEVER, NEVER))
+        return first <= version_tuple(self.version) < last
+
+    def load_plugins(self, library: Path) -> None:
+        """Register the creators of a plugin library, once per process."""
+        registry = self.trt.get_plugin_registry()
+        if registry.load_library(str(library)) is None:
+            here = platform.machine()
+            raise BuilderError(
+                BUILD_FAILED,
+                f"{library}: TensorRT could not load this plugin library on {here}; if it lies in the cache, delete it "
+                "there, and the next build makes it anew",
+            )
+
+    def build(self, job: Job, library: Path | None, report: Report) -> tuple[Any, list[Layer], list[str]]:
+        """Parse, build, list layers: (the serialized engine, its layers, warnings)."""
+        trt = self.trt
+        log = logger(trt)
+        builder = trt.Builder(log)
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        config = builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        self._set_target(config, job)
+        if library is not None:
+            self.load_plugins(library)
+            config.plugins_to_serialize = [str(library)]
+
+        report({"event": "stage", "stage": "parse"})
+        parser = trt.OnnxParser(network, log)
+        if not parser.parse_from_file(str(job.model)):
+            raise BuilderError(MODEL_AT_FAULT, _parser_message(job.model, parser, log.errors))
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{job.model}: the values of input {shapes[0]!r} are a shape, whose range nothing says; make it a "
+                "constant of the model",
+            )
+        if job.profiles:
+            profile = builder.create_optimization_profile()
+            for name, (low, typical, high) in job.profiles.items():
+                try:
+                    profile.set_shape(name, low, typical, high)
+                except RuntimeError as error:
+                    raise BuilderError(
+                        USAGE, f"TensorRT refused the shapes {low}, {typical}, {high} of {name!r}: {error}"
+                    ) from error
+            if config.add_optimization_profile(profile) < 0:
+                raise BuilderError(USAGE, f"TensorRT refused the shapes {job.profiles}: {log.last_errors()}")
+        cache = self._timing_cache(config, job, log)
+
+        report({"event": "stage", "stage": "build"})
+        config.progress_monitor = _monitor(trt, report)
+        # Minutes may pass without a return to Python: let signals end the process. Nothing is written until later.
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+        parsed = len(log.errors)
+        engine = builder.build_serialized_network(network, config)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        # Of the largest and smallest shapes a warning alone, and an engine that fails of them.
+        said = (*log.errors, *log.warnings)
+        if misfit := next((text for text in said if re.search(r"\bk(MIN|OPT|MAX) values\b", text)), None):
+            raise BuilderError(
+                USAGE,
+                f"{job.model}: does not take all shapes of the profile {job.profiles}: {misfit}; give others with "
+                "--min-shapes, --opt-shapes and --max-shapes",
+            )
+        if engine is None:
+            raise BuilderError(BUILD_FAILED, f"TensorRT built no engine: {log.last_errors()}")
+        # A tactic that failed leaves the others.
+        skipped = [error for error in log.errors[parsed:] if "Skipping tactic" in error]
+        if others := [error for error in log.errors[parsed:] if error not in skipped]:
+            raise BuilderError(VERIFICATION_FAILED, f"TensorRT reported errors and went on: {' | '.join(others[:4])}")
+        if skipped:
+            log.warnings.append(f"TensorRT skipped {len(skipped)} tactics that failed; the first: {skipped[0]}")
+        if cache is not None and job.timing_cache is not None:
+            try:
+                with replacing(job.timing_cache) as temporary:
+                    temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
+            except OSError as error:
+                log.warnings.append(f"{job.timing_cache}: the timings could not be kept ({error.strerror})")
+        layers = layers_of_log(log.layers) if log.layers else self._inspect(engine, log)
+        return engine, layers, log.warnings
+
+    def _set_target(self, config: Any, job: Job) -> None:
+        major, minor = job.compute_capability
+        if self.has("set_compute_capability"):
+            name = f"SM{major}{minor}"
+            capability = self.trt.ComputeCapability.__members__.get(name)
+            config.num_compute_capabilities = 1
+            if capability is None or not config.set_compute_capability(capability, 0):
+                raise BuilderError(
+                    UNAVAILABLE, f"{self.module} {self.version} builds no engine for {name} ({job.target})"
+                )
+        elif (here := local_compute_capability()) != (major, minor):
+            found = "no GPU" if here is None else f"a GPU of compute capability {here[0]}.{here[1]}"
+            raise BuilderError(
+                UNAVAILABLE,
+                f"{self.module} builds for the GPU in the machine: {job.target} is {major}.{minor}, here is {found}",
+            )
+        if self.has("gate_up_fusion_miscompiles_on_sm110") and (major, minor) == (11, 0):
+            os.environ.setdefault("__LUNOWUD", "-peep:fc_h_fusion=off")
+
+    def _timing_cache(self, config: Any, job: Job, log: Any) -> Any:
+        if job.timing_cache is None:
+            return None
+        if not self.has("timing_cache"):
+            log.warnings.append(f"{self.module} keeps no timing cache: {job.timing_cache} is not used")
+            return None
+        cache = config.create_timing_cache(job.timing_cache.read_bytes() if job.timing_cache.exists() else b"")
+        if cache is None or not config.set_timing_cache(cache, False):
+            raise BuilderError(
+                USAGE, f"{job.timing_cache} is no timing cache of {self.module} {self.version}; delete it"
+            )
+        return cache
+
+    def _inspect(self, engine: Any, log: Any) -> list[Layer]:
+        """Layers by the engine inspector, where the builder's log does not list them; needs the target's GPU."""
+        loaded = self.trt.Runtime(log).deserialize_cuda_engine(engine)
+        if loaded is None:
+            return []
+        inspector = loaded.create_engine_inspector()
+        return layers_of_inspector(inspector.get_engine_information(self.trt.LayerInformationFormat.JSON))
+
+
+def logger(trt: Any) -> Any:
+    """A TensorRT logger that keeps errors, warnings and the list of layers."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = ""
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                self.errors.append(message)
+            elif severity == trt.ILogger.WARNING and "has Int64 binding" not in message:
+                self.warnings.append(message)
+            elif message.startswith("Layers:"):
+                self.layers = message
+
+        def last_errors(self) -> str:
+            return " | ".join(self.errors[-4:]) or "it gave no reason"
+
+    return Log()
+
+
+def _monitor(trt: Any, report: Report) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.root = ""
+            self.steps = 0
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            if parent is None:
+                self.root, self.steps = phase, steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            if phase == self.root:
+                report({"event": "step", "phase": phase, "step": step + 1, "steps": self.steps})
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            if phase == self.root:
+                report({"event": "step", "phase": phase, "step": self.steps, "steps": self.steps})
+
+    return Monitor()
+
+
+def _parser_message(model: Path, parser: Any, logged: list[str]) -> str:
+    lines = []
+    for index in range(parser.num_errors):
+        error = parser.get_error(index)
+        where = f"node {error.node_name()!r} ({error.node_operator()}): " if error.node_operator() else ""
+        if "Plugin not found" in error.desc():
+            lines.append(f"{where}TensorRT has no such operator and the plugin library does not provide it")
+        else:
+            lines.append(where + error.desc())
+    return f"{model}: TensorRT cannot read this model: " + ("; ".join(lines) or " | ".join(logged[-4:]))

@@ -1,0 +1,319 @@
+"""Builds an engine from a manifest, and checks that it holds what was planned.
+
+It needs Python and TensorRT's package, nothing else: every build runs it in a process of its own (so that the weights'
+memory ends with it), and a bundle carries it behind its `build_engine.py`. What is built on a device is therefore
+built and checked by the same code as what is built here.
+
+usage: build_engine.py [-o OUT.engine] [--events]
+
+Exit codes: 0 done, 2 usage, 3 the model or bundle is at fault, 4 target, back end or Python 3.9 unavailable,
+5 verification failed, 6 build failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_nvfp4.builder.errors import (
+    BUILD_FAILED,
+    INTERRUPTED,
+    MODEL_AT_FAULT,
+    UNAVAILABLE,
+    USAGE,
+    VERIFICATION_FAILED,
+    BuilderError,
+    message,
+)
+from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
+from trt_nvfp4.builder.tensorrt.verify import check_layers
+from trt_nvfp4.common.replacing import made_folder, replacing
+
+MANIFEST = "manifest.json"
+TEMPORARY_LINKS = "trt-nvfp4-links-"
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A manifest with its paths made absolute; see `bundle.py` for what writes it."""
+
+    target: str
+    arch: str
+    compute_capability: tuple[int, int]
+    module: str
+    oldest_version: str
+    model: Path
+    engine: Path
+    plugin_library: Path | None
+    plugin_sources: Path | None
+    timing_cache: Path | None
+    profiles: dict[str, tuple[tuple[int, ...], ...]]
+    planned: list[dict[str, Any]]
+    checksums: dict[Path, str]
+
+    @staticmethod
+    def read(manifest: Path, output: Path | None) -> Job:
+        try:
+            data = json.loads(manifest.read_text())
+            folder = manifest.resolve().parent
+            capability = tuple(data["compute_capability"])
+            module = _choose_module(data["modules"], capability)
+
+            def inside(name: str | None) -> Path | None:
+                return None if name is None else folder / name
+
+            return Job(
+                target=data["target"],
+                arch=data["arch"],
+                compute_capability=capability,
+                module=module,
+                oldest_version=data["modules"][module],
+                model=folder / data["model"],
+                engine=(output or folder / data["engine"]).absolute(),
+                plugin_library=inside(data["plugin_library"]),
+                plugin_sources=inside(data["plugin_sources"]),
+                timing_cache=inside(data["timing_cache"]),
+                profiles={name: tuple(tuple(shape) for shape in shapes) for name, shapes in data["profiles"].items()},
+                planned=data["planned"],
+                checksums={folder / name: digest for name, digest in data["checksums"].items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
+
+
+def _check_output(job: Job, manifest: Path) -> None:
+    """Refuse, before minutes of building, to write over what the bundle holds."""
+    if job.engine.exists() and not job.engine.is_file():
+        raise BuilderError(
+            USAGE, f"{job.engine}: is no file (a folder, or a device), and would be replaced; choose another -o"
+        )
+    own = [manifest, job.model, job.plugin_library, job.timing_cache, *job.checksums]
+    if any(file is not None and file.resolve() == job.engine.resolve() for file in own):
+        raise BuilderError(USAGE, f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
+
+
+def report_file(engine: Path) -> Path:
+    """Where the report of an engine lies; names hold dots of their own: Qwen2.5-7B."""
+    base = engine.stem if engine.suffix in (".engine", ".plan") else engine.name
+    return engine.with_name(base + ".report.json")
+
+
+def _choose_module(modules: dict[str, str], compute_capability: tuple[int, ...]) -> str:
+    """Of the acceptable modules (name -> oldest version) the first that serves; else the first that is installed, which
+    says what is amiss, and else the first."""
+    installed = [name for name in modules if importlib.util.find_spec(name) is not None]
+    serving = (name for name in installed if _serves(name, modules[name], compute_capability))
+    return next(serving, (installed or list(modules))[0])
+
+
+def _serves(module: str, oldest: str, compute_capability: tuple[int, ...]) -> bool:
+    try:
+        # Not imported: one process holds one TensorRT.
+        version = importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        version = oldest  # its import will tell
+    here = module in FEATURES["set_compute_capability"] or local_compute_capability() == compute_capability
+    return here and version_tuple(version) >= version_tuple(oldest)
+
+
+def _offer_unversioned_library(module: str) -> None:
+    """Restart with a folder on the loader's path that holds the unversioned name which the parser opens.
+
+    A link in the cache and not in site-packages: that may be read-only. The loader reads its path at start only.
+    A cache that is read-only too is replaced by a temporary folder, which goes as soon as the library is loaded: the
+    loader then knows it by that name.
+    """
+    library, restarted = f"lib{module}.so", os.environ.get("TRT_NVFP4_LIBRARY_LINKS")
+    if restarted is not None:
+        if Path(restarted).name.startswith(TEMPORARY_LINKS):
+            ctypes.CDLL(library)
+            (Path(restarted) / library).unlink()
+            Path(restarted).rmdir()
+        return
+    package = importlib.util.find_spec(f"{module}_libs")
+    if module not in FEATURES["parser_opens_unversioned_library"] or package is None:
+        return
+    folder = Path((package.submodule_search_locations or [""])[0])
+    versioned = next(folder.glob(f"{library}.*"), None)
+    if versioned is None or (folder / library).exists():
+        return
+    try:
+        named = os.environ.get("TRT_NVFP4_CACHE")
+        cache = Path(named).expanduser() if named else Path.home() / ".cache" / "trt-nvfp4"
+        links = cache / "links" / hashlib.sha256(str(versioned).encode()).hexdigest()[:16]
+        links.mkdir(parents=True, exist_ok=True)
+        with replacing(links / library) as temporary:
+            temporary.symlink_to(versioned)
+    except (OSError, RuntimeError):  # users of containers may have no home
+        links = Path(tempfile.mkdtemp(prefix=TEMPORARY_LINKS))
+        (links / library).symlink_to(versioned)
+    environment = dict(os.environ, TRT_NVFP4_LIBRARY_LINKS=str(links))
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(links), os.environ.get("LD_LIBRARY_PATH")]))
+    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
+def _build_library(job: Job, report: Report) -> Path | None:
+    """The plugin library; compiled here where the bundle carries its sources, with nvcc found on the device."""
+    if job.plugin_sources is None:
+        return job.plugin_library
+    report({"event": "stage", "stage": "compile"})
+    try:
+        library: Any = importlib.import_module("trt_nvfp4.plugins.compile.library")
+        toolchain: Any = importlib.import_module("trt_nvfp4.plugins.compile.toolchain")
+    except ModuleNotFoundError as error:
+        raise BuilderError(
+            UNAVAILABLE,
+            f"compiling the plugin library needs the package {error.name}; install it: pip install {error.name}",
+        ) from error
+    try:
+        return Path(library.build_library(job.arch))
+    except toolchain.ToolchainError as error:
+        raise BuilderError(UNAVAILABLE, str(error)) from error
+
+
+def _plugin_error(library: Path | None) -> str:
+    """The first error of a plugin since the last call: TensorRT swallows those of workspaces and serialization."""
+    if library is None:
+        return ""
+    try:
+        query = ctypes.CDLL(str(library)).trtNvfp4LastError
+    except OSError:  # nor could TensorRT load it, which says so
+        return ""
+    query.restype = ctypes.c_char_p
+    return bytes(query()).decode()
+
+
+def run(job: Job, report: Report) -> dict[str, Any]:
+    """Build the engine of `job`, check it, write it; returns the result that goes into the report."""
+    started = time.monotonic()
+    timings: dict[str, float] = {}
+
+    def lap(stage: str) -> None:
+        timings[stage] = round(time.monotonic() - started - sum(timings.values()), 3)
+
+    for path, digest in job.checksums.items():
+        if not path.exists() or sha256(path) != digest:
+            raise BuilderError(
+                MODEL_AT_FAULT, f"{path}: missing or changed since the bundle was written; copy the bundle again"
+            )
+    backend = Backend(job.module)
+    if version_tuple(backend.version) < version_tuple(job.oldest_version):
+        raise BuilderError(
+            UNAVAILABLE, f"{job.module} {backend.version} is too old for {job.target}: {job.oldest_version} or newer"
+        )
+    library = _build_library(job, report)
+    lap("prepare")
+    try:
+        engine, layers, warnings = backend.build(job, library, report)
+    except BuilderError as error:
+        if reason := _plugin_error(library):
+            raise BuilderError(error.exit_code, f"{error} (a plugin said: {reason})") from error
+        raise
+    lap("build")
+
+    report({"event": "stage", "stage": "check"})
+    if not layers:
+        raise BuilderError(VERIFICATION_FAILED, "TensorRT listed no layers: what it built cannot be checked")
+    if reason := _plugin_error(library):
+        raise BuilderError(VERIFICATION_FAILED, f"a plugin failed during the build and TensorRT went on: {reason}")
+    realized = check_layers(layers, job.planned)
+    short = [entry for entry in realized if entry["problem"]]
+    if short:
+        listed = "; ".join(f"{entry['name']}: {entry['problem']}" for entry in short)
+        raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
+    size = engine.nbytes
+    if size == 0:
+        raise BuilderError(VERIFICATION_FAILED, "TensorRT returned an empty engine and no error")
+    with replacing(job.engine) as temporary:
+        with temporary.open("wb") as file:
+            file.write(memoryview(engine))
+            file.flush()
+            os.fsync(file.fileno())
+        del engine
+        if temporary.stat().st_size != size:
+            raise BuilderError(VERIFICATION_FAILED, f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
+        digest = sha256(temporary)
+    lap("check")
+    return {
+        "target": job.target,
+        "backend": job.module,
+        "engine": str(job.engine),
+        "engine_bytes": size,
+        "engine_sha256": digest,
+        "engine_layers": len(layers),
+        "plugin_layers": sum(layer.is_plugin for layer in layers),
+        "subgraphs": realized,
+        "timings_s": timings,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "versions": {job.module: backend.version, "python": platform.python_version()},
+        "warnings": list(dict.fromkeys(warnings)),
+    }
+
+
+def _print_text(event: Event) -> None:
+    if event["event"] == "stage":
+        print(f"{event['stage']} ...", file=sys.stderr, flush=True)
+    elif event["event"] == "step":
+        print(f"  {event['phase']}: {event['step']}/{event['steps']}", file=sys.stderr, flush=True)
+
+
+def _print_events(event: Event) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def main(folder: Path) -> int:
+    """Build the engine of `folder` as the command line says; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Build and check the TensorRT engine of this bundle.")
+    parser.add_argument("-o", "--output", type=Path, help="engine file (default: as the manifest says, beside it)")
+    parser.add_argument("--events", action="store_true", help="progress and result as JSON lines on stdout")
+    arguments = parser.parse_args()
+    report = _print_events if arguments.events else _print_text
+    # What ends a process on a server cleans up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        job = Job.read(folder / MANIFEST, arguments.output)
+        _check_output(job, folder / MANIFEST)
+        with made_folder(job.engine.parent):
+            _offer_unversioned_library(job.module)
+            result = run(job, report)
+            if arguments.events:
+                report({"event": "result", **result})
+                return 0
+            with replacing(report_file(job.engine)) as temporary:
+                temporary.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"{job.engine}: {result['engine_bytes']} bytes, {result['plugin_layers']} plugin layers, as planned")
+        return 0
+    except (BuilderError, OSError) as error:
+        code = BUILD_FAILED if isinstance(error, OSError) else error.exit_code
+        if arguments.events:
+            report({"event": "error", "exit_code": code, "message": message(error)})
+        else:
+            print(f"error: {message(error)}", file=sys.stderr)
+        return code
+    except KeyboardInterrupt:
+        if not arguments.events:
+            print("error: interrupted; nothing half-written was left", file=sys.stderr)
+        return INTERRUPTED

@@ -1,0 +1,208 @@
+"""The folder that an engine is built from: model, plugin library, manifest and the script that builds and checks it.
+
+Every build starts from such a folder; kept and moved to the device it is a bundle, for engines that this machine cannot
+build.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trt_nvfp4 import plugins
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.inputs.shapes import Profile
+from trt_nvfp4.builder.onnx_file import check_plan, read, rewritten_by
+from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
+from trt_nvfp4.builder.tensorrt import build_script
+from trt_nvfp4.builder.tensorrt.verify import PLUGINS
+from trt_nvfp4.common.external_data import locations
+from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
+from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.plugins.ops import DOMAIN
+
+SCRIPT = "build_engine.py"
+MANIFEST = build_script.MANIFEST
+SOURCES = "sources"
+#: The modules that the script runs; they import no others.
+MODULES = (
+    *("builder/__init__.py", "builder/errors.py"),
+    *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "verify")),
+    *("common/__init__.py", "common/replacing.py"),
+)
+_SCRIPT = f'''#!/usr/bin/env python3
+"""Builds the engine of this folder, and checks it; --help lists the options."""
+
+import sys
+
+if sys.version_info < (3, 9):  # before what would not be understood
+    found = ".".join(map(str, sys.version_info[:3]))
+    print(f"error: Python {{found}} is too old; run this with 3.9 or newer, such as python3.9", file=sys.stderr)
+    sys.exit({UNAVAILABLE})
+
+from pathlib import Path
+
+folder = Path(__file__).resolve().parent
+sys.path.insert(0, str(folder / "{SOURCES}"))
+try:
+    from trt_nvfp4.builder.tensorrt.build_script import main
+except ModuleNotFoundError as error:
+    print(f"error: {{folder / '{SOURCES}'}}: {{error}}; copy the whole bundle again", file=sys.stderr)
+    sys.exit({MODEL_AT_FAULT})
+sys.exit(main(folder))
+'''
+
+
+def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
+    """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
+
+    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. `quantized`
+    names the products whose operands both are of the planned type. Raises BuilderError: usage where `model` was
+    rewritten by another plan, model where it lacks a node that the rewrite made.
+    """
+    check_plan(model, plan)
+    proto = read(model)
+    followed = rewritten_by(proto)
+    nodes = {node.name: node for node in proto.graph.node}
+    producers = {output: node for node in proto.graph.node for output in node.output}
+    fp8 = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN}
+
+    def reads_fp8_activations(product: onnx.NodeProto) -> bool:
+        # Other tools may have taken the quantization out of the model, not the note that the rewrite made of it.
+        source = producers.get(product.input[0])
+        dequantized = source is not None and source.op_type == "DequantizeLinear" and not fp8.isdisjoint(source.input)
+        return dequantized or product.name in followed.get("quantized", ())
+
+    def dequantizing(product: onnx.NodeProto) -> str:
+        source = producers.get(product.input[1])
+        while source is not None and source.op_type != "DequantizeLinear":  # a Transpose, for one
+            source = producers.get(source.input[0])
+        return product.name if source is None else source.name
+
+    entries = []
+    for subgraph in plan.subgraphs:
+        if subgraph.decision == "keep":
+            continue
+        decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
+        if subgraph.fp8_plugin:
+            decision = "fp8_plugin"
+        carriers, quantized = [], []
+        for name in followed["realized"][subgraph.name]:
+            node = nodes.get(name)
+            if node is None or not _carries(node, decision):
+                raise BuilderError(MODEL_AT_FAULT, _changed(model, name, node, subgraph.name, decision))
+            if decision == "native_nvfp4" or (decision == "fp8" and reads_fp8_activations(node)):
+                quantized.append(name)
+            carriers.append(dequantizing(node) if decision == "fp8" and name not in quantized else name)
+        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": carriers, "quantized": quantized})
+    return entries
+
+
+def _carries(node: onnx.NodeProto, decision: str) -> bool:
+    if decision in PLUGINS:
+        return node.domain == DOMAIN
+    return node.op_type in ((NATIVE_MOE,) if decision == "native" else ("MatMul", "Gemm"))
+
+
+def _changed(model: Path, name: str, node: onnx.NodeProto | None, subgraph: str, decision: str) -> str:
+    expected = "a plugin node" if decision in PLUGINS else NATIVE_MOE if decision == "native" else "a MatMul or Gemm"
+    found = "it has no such node" if node is None else f"it is of type {node.op_type}"
+    return (
+        f"{model}: node {name!r} should be {expected}, which carries {subgraph} in {decision}, and {found}: the model "
+        "was changed after it was rewritten; rewrite the original model again"
+    )
+
+
+def write_folder(
+    folder: Path,
+    target: Target,
+    model: Path,
+    planned: list[dict[str, Any]],
+    profiles: Mapping[str, Profile],
+    library: Path | None,
+    with_sources: bool = False,
+    timing_cache: Path | None = None,
+    keep: bool = False,
+) -> Path:
+    """Fill the existing, empty `folder`; returns the manifest's path.
+
+    `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
+    to `keep` holds copies and their checksums, one for a build here hard links to large files where it can.
+    """
+    place = shutil.copy if keep else _link
+    _write_model(model, folder / "model.onnx", place)
+    if library is not None:
+        place(library, folder / library.name)
+    if with_sources:
+        ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
+        shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
+    (folder / SCRIPT).write_text(_SCRIPT)
+    code = folder / SOURCES / "trt_nvfp4"
+    for name in MODULES:
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source_of(name), code / name)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    # Every build adds to it, so that no checksum holds.
+    if timing_cache is not None and timing_cache.exists():
+        shutil.copy(timing_cache, folder / "timing.cache")
+    manifest = {
+        "format": 1,
+        "target": target.name,
+        "arch": target.arch,
+        "compute_capability": target.compute_capability,
+        "modules": _modules(target, planned),
+        "model": "model.onnx",
+        "engine": "model.engine",
+        "plugin_library": library.name if library else None,
+        "plugin_sources": SOURCES if with_sources else None,
+        "timing_cache": "timing.cache" if timing_cache is not None else None,
+        "profiles": {name: [p.least, p.typical, p.most] for name, p in profiles.items()},
+        "planned": planned,
+        "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files} if keep else {},
+    }
+    path = folder / MANIFEST
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    return path
+
+
+def source_of(name: str) -> Path:
+    """The file of a module of MODULES in this installation."""
+    package, _, file = name.partition("/")
+    return Path(importlib.import_module(f"trt_nvfp4.{package}").__path__[0]) / file
+
+
+def _modules(target: Target, planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The TensorRT packages that can build this plan, each with its oldest version."""
+    decisions = {entry["decision"] for entry in planned}
+    if "native" in decisions:
+        return MOE_LAYER_SINCE
+    if "native_nvfp4" in decisions:
+        return {module: NATIVE_NVFP4_SINCE[module] for module in target.modules}
+    return target.modules
+
+
+def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], object]) -> None:
+    proto = onnx.load(source, load_external_data=False)
+    # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
+    # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
+    del proto.functions[:]
+    names: dict[str, str] = {}
+    for _, entry in locations(proto):
+        entry.value = names.setdefault(entry.value, f"{destination.name}.{len(names)}.data")
+    for location, name in names.items():
+        place(source.parent / location, destination.parent / name)
+    onnx.save(proto, destination)
+
+
+def _link(source: Path, destination: Path) -> None:
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy(source, destination)

@@ -1,0 +1,64 @@
+"""Loads an engine on the GPU that it was built for, with an error that says what stands in the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.tensorrt import backend, build_script
+
+MODULES = ("tensorrt", "tensorrt_rtx")
+
+
+def built_by(engine: Path) -> dict[str, Any]:
+    """The report beside an engine, where there is one: its `backend`, `versions`, `model`, `target`, ..."""
+    try:
+        found = json.loads(build_script.report_file(engine).read_text())
+    except (OSError, ValueError):
+        return {}
+    described = isinstance(found, dict) and all(isinstance(found.get(key, {}), dict) for key in ("versions", "files"))
+    return found if described else {}
+
+
+def typical_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs that what was built as `path` is tuned for, by the report beside it; {} where none says so."""
+    try:
+        return {name: tuple(map(int, shape)) for name, (_, shape, _) in built_by(path).get("profiles", {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
+def load_engine(path: Path) -> tuple[Any, backend.Backend]:
+    """The deserialized engine (`ICudaEngine`) and the back end that loaded it.
+
+    Raises BuilderError: model when `path` is no file, unavailable when there is no NVIDIA GPU, no TensorRT, or
+    TensorRT refuses the engine (built by another version, or for another GPU).
+    """
+    if not path.is_file():
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
+    report = built_by(path)
+    module = report.get("backend") or next((name for name in MODULES if importlib.util.find_spec(name)), None)
+    built_with = report.get("versions", {}).get(module)
+    origin = f"{path} was built by {module} {built_with} for {report.get('target')}" if built_with else str(path)
+    if backend.local_compute_capability() is None:
+        rewritten = path.with_suffix(".rewritten.onnx")
+        instead = f"; {rewritten} computes the same without one" if rewritten.is_file() else ""
+        raise BuilderError(UNAVAILABLE, f"{path}: an engine runs on an NVIDIA GPU alone, and none is here{instead}")
+    if module is None:
+        raise BuilderError(UNAVAILABLE, f"{path}: an engine needs TensorRT: pip install tensorrt, or tensorrt-rtx")
+    loader = backend.Backend(module)
+    log = backend.logger(loader.trt)
+    runtime = loader.trt.Runtime(log)
+    # The plugin library travels in the engine.
+    runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    if engine is None:
+        raise BuilderError(
+            UNAVAILABLE,
+            f"{origin}; {module} {loader.version} on this GPU cannot load it: {log.last_errors()}; build it again "
+            "here, or install the version that built it",
+        )
+    return engine, loader

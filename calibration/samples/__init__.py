@@ -1,0 +1,1 @@
+"""Input samples from files, Python loaders and text."""

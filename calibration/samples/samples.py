@@ -1,0 +1,204 @@
+"""Input samples from files, checked against the model's inputs one by one as they are read."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from trt_nvfp4.calibration.samples import python_loader, text
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.plugins.ops.definition import shapes_fit
+
+Sample = dict[str, np.ndarray]
+# What exporters call the inputs of a decoder's cache. It may be empty: before the first token it is.
+CACHE = re.compile(r"past|cache", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model input takes: its shape (names for dynamic dimensions, "" for those without one) and its NumPy type.
+    bfloat16 inputs take float32 samples."""
+
+    shape: tuple[int | str, ...]
+    dtype: np.dtype
+
+
+def input_specs(model: str | Path) -> dict[str, InputSpec]:
+    """The inputs of an ONNX file by name; its weights are not read."""
+    graph = onnx.load(model, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return {
+        value.name: InputSpec(
+            tuple(map(_dimension, value.type.tensor_type.shape.dim)),
+            _sample_dtype(value.type.tensor_type.elem_type),
+        )
+        for value in graph.input
+        if value.name not in constants
+    }
+
+
+def load_samples(
+    path: str | Path, specs: Mapping[str, InputSpec], tokenizer: str | Path | None = None
+) -> Iterable[Sample]:
+    """Samples for a model with the inputs `specs`, read one at a time; `len` tells how many where that is known.
+
+    `path` is one of: an .npz file, one sample, arrays by input name; a folder of .npz files, one sample each; a folder
+    with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
+    length 1; a .json file of Polygraphy (`--save-inputs`); a Python file and a function in it, `loader.py:function`
+    (`load_data` where none is named, as in Polygraphy), that returns an iterable of samples; a .txt file, tokenized by
+    the tokenizer in the folder `tokenizer`, the model's (see `calibration.text`).
+
+    Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
+    that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.
+    """
+    file, function = python_loader.split_function(Path(path))
+    if not file.exists():
+        raise CalibrationError(f"{file}: no such file or folder of calibration samples")
+    if file.suffix == ".py":
+        return _Samples(path, specs, python_loader.load(file, function or python_loader.DEFAULT))
+    read = _reader(file, specs, None if tokenizer is None else Path(tokenizer))
+    return _CountedSamples(path, specs, read)
+
+
+def save_sample(file: Path, sample: Mapping[str, np.ndarray]) -> Path:
+    """Write arrays by name as an .npz file, which `load_samples` reads back; returns its path.
+
+    A name may be any: NumPy's own `savez` takes some for its arguments. Raises ValueError for arrays of objects.
+    """
+    with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in sample.items():
+            # The size is not known before it is written.
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+    return file
+
+
+# Where a sample comes from, for messages, and what reads it.
+Source = tuple[str, Callable[[], Mapping[str, np.ndarray]]]
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Iterable any number of times."""
+
+    path: str | Path
+    specs: Mapping[str, InputSpec]
+    sources: Iterable[Source]
+
+    def __iter__(self) -> Iterator[Sample]:
+        count = 0
+        for where, read in self.sources:
+            yield _checked(where, read(), self.specs)
+            count += 1
+        if not count:
+            raise CalibrationError(f"{self.path}: holds no sample")
+
+
+@dataclass(frozen=True)
+class _CountedSamples(_Samples):
+    """Samples whose number is known before they are read."""
+
+    sources: Sequence[Source]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+def _reader(path: Path, specs: Mapping[str, InputSpec], tokenizer: Path | None) -> Sequence[Source]:
+    if path.is_dir():
+        files = sorted(path.glob("*.npz"))
+        return [(str(file), partial(_npz, file)) for file in files] or _npy_folder(path, specs)
+    if path.suffix == ".npz":
+        return [(str(path), partial(_npz, path))]
+    if path.suffix == ".json":
+        return _polygraphy(path)
+    if path.suffix == ".txt":
+        samples = text.tokenize(path, tokenizer, {name: spec.dtype for name, spec in specs.items()})
+        return [(f"{path}, sample {i}", partial(dict, sample)) for i, sample in enumerate(samples)]
+    raise CalibrationError(
+        f"{path}: expected an .npz file, a folder of .npz or .npy files, a .json file of Polygraphy, a Python loader "
+        "(loader.py:function) or a .txt file"
+    )
+
+
+def _npz(file: Path) -> Sample:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:  # NumPy's, zipfile's and zlib's, for what is empty, cut off or another kind of file
+        raise CalibrationError(f"{file}: not a readable .npz file: {error}") from error
+
+
+def _npy_folder(folder: Path, specs: Mapping[str, InputSpec]) -> Sequence[Source]:
+    arrays = {}
+    for name in specs:
+        file = folder / f"{name.replace('/', '_')}.npy"
+        if not file.exists():
+            raise CalibrationError(f"{folder}: no .npz file, and no {file.name} for the input {name}")
+        try:
+            arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise CalibrationError(f"{file}: not a readable .npy file: {error}") from error
+    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise CalibrationError(f"{folder}: the inputs have different numbers of samples: {counts}")
+
+    def read(index: int) -> Sample:
+        return {name: array[index : index + 1] for name, array in arrays.items()}
+
+    return [(f"{folder}, sample {i}", partial(read, i)) for i in range(next(iter(counts.values()), 0))]
+
+
+def _polygraphy(file: Path) -> Sequence[Source]:
+    from polygraphy.json import load_json
+
+    try:
+        samples = load_json(str(file))
+    except Exception as error:  # Polygraphy raises its own and the JSON reader's
+        raise CalibrationError(f"{file}: not a Polygraphy input file: {error}") from error
+    if not isinstance(samples, list) or not all(isinstance(sample, Mapping) for sample in samples):
+        raise CalibrationError(
+            f"{file}: expected a list of samples, each a mapping from input name to array (statistics of an earlier "
+            "run are known by their name: OUT.statistics.json)"
+        )
+    sources = [(f"{file}, sample {i}", sample) for i, sample in enumerate(samples)]
+    return [(where, partial(python_loader.arrays, where, sample)) for where, sample in sources]
+
+
+def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, InputSpec]) -> Sample:
+    if sample.keys() != specs.keys():
+        raise CalibrationError(
+            f"{where}: the model's inputs are {sorted(specs)}, found arrays named {sorted(map(str, sample))}"
+        )
+    for name, array in sample.items():
+        spec = specs[name]
+        if array.dtype != spec.dtype:
+            raise CalibrationError(f"{where}: {name} must be {spec.dtype}, found {array.dtype}")
+        if not shapes_fit(array.shape, spec.shape):
+            expected = ", ".join(str(d) or "?" for d in spec.shape)
+            raise CalibrationError(f"{where}: {name} must have shape [{expected}], found {list(array.shape)}")
+        if not array.size and not CACHE.search(name):
+            raise CalibrationError(f"{where}: {name} is empty: it has shape {list(array.shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            position = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise CalibrationError(f"{where}: {name}{position} is {array[tuple(position)]}; samples must be finite")
+    return dict(sample)
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str:
+    """Some exporters write -1 for a dynamic dimension."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param
+
+
+def _sample_dtype(elem_type: int) -> np.dtype:
+    if elem_type == onnx.TensorProto.BFLOAT16:
+        return np.dtype(np.float32)
+    return onnx.helper.tensor_dtype_to_np_dtype(elem_type)

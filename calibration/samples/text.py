@@ -1,0 +1,79 @@
+"""Samples from plain text, tokenized by the tokenizer of a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_nvfp4.common.errors import CalibrationError
+
+_LONGEST = 512  # tokens of a sample, where the model does not allow fewer
+
+
+def tokenize(file: Path, directory: Path | None, inputs: Mapping[str, np.dtype]) -> list[dict[str, np.ndarray]]:
+    """One sample [1, tokens] per paragraph (blank lines separate them), longer ones in pieces, none left out.
+
+    `inputs` are the model's inputs and their types: those that tokenizers give (input_ids, attention_mask,
+    token_type_ids) and position_ids.
+
+    Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's; an input that text cannot give.
+    """
+    try:
+        paragraphs = [part for part in re.split(r"\n\s*\n", file.read_text(encoding="utf-8-sig")) if part.strip()]
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
+    if not paragraphs:
+        raise CalibrationError(f"{file}: holds no text")
+    tokenizer, config = _tokenizer(file, directory), _config(directory)
+    limit = config.get("max_position_embeddings")
+    longest = min(_LONGEST, limit) if isinstance(limit, int) and limit > 0 else _LONGEST
+    samples = []
+    for paragraph in paragraphs:
+        # Whole pieces, special tokens included, of at most `longest` tokens.
+        pieces = tokenizer(paragraph, truncation=True, max_length=longest, return_overflowing_tokens=True)
+        for i in range(len(pieces["input_ids"])):
+            piece = {name: np.asarray(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
+            piece["position_ids"] = np.arange(len(piece["input_ids"]))
+            if missing := sorted(set(inputs) - set(piece)):
+                raise CalibrationError(
+                    f"{file}: text cannot give the model's input '{missing[0]}'; give arrays instead"
+                )
+            samples.append({name: piece[name].astype(dtype)[None] for name, dtype in inputs.items()})
+    largest = max((int(sample["input_ids"].max(initial=0)) for sample in samples if "input_ids" in sample), default=0)
+    vocabulary = config.get("vocab_size")
+    if isinstance(vocabulary, int) and largest >= vocabulary:
+        raise CalibrationError(
+            f"{directory}: the tokenizer gives token {largest}, the model knows {vocabulary}: it is another model's"
+        )
+    return samples
+
+
+def _tokenizer(file: Path, directory: Path | None) -> Any:
+    if directory is None or not (directory / "tokenizer_config.json").exists():
+        where = "no folder with one is known" if directory is None else f"{directory} has no tokenizer_config.json"
+        what = "" if directory is None else "put the tokenizer's files there, or "
+        raise CalibrationError(f"{file}: text needs the model's tokenizer, and {where}; {what}give arrays (.npz)")
+    try:
+        import transformers
+    except ImportError as error:
+        raise CalibrationError(f"{file}: text needs transformers: pip install transformers ({error})") from error
+    try:
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
+    except Exception as error:  # transformers raises many kinds for a broken tokenizer
+        raise CalibrationError(f"{directory}: transformers cannot load its tokenizer: {error}") from error
+
+
+def _config(directory: Path | None) -> dict[str, Any]:
+    file = None if directory is None else directory / "config.json"
+    if file is None or not file.exists():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CalibrationError(f"{file}: not JSON: {error}") from error
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,1 @@
+"""Activation statistics: how they are collected and stored."""

@@ -1,0 +1,127 @@
+"""What is known about the input x [rows, K] of a quantized matrix product, from calibration samples."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.plugins.ops import number_formats
+from trt_nvfp4.plugins.ops.number_formats import BLOCK
+
+_DAMPING = 0.01  # of the mean diagonal, however many rows there are
+
+
+@dataclass(frozen=True)
+class InputStatistics:
+    """Statistics over all rows of all samples; None where one was not collected. All tensors are float32.
+
+    Attributes:
+        rows: how many rows they are of; None: so many that it does not matter.
+        amax: max |x|.
+        channel_amax: [K], max |x_k|.
+        mean_square: [K], E[x_k^2].
+        block_gram: [K/16, 16, 16], E[x_b x_b^T] of each block b of 16 channels.
+        hessian: [K, K], E[x x^T].
+        quantized_hessian: [K, K], E[q q^T] of q, x quantized to NVFP4 under the tensor scale that amax gives.
+        quantized_cross: [K, K], E[x q^T].
+    """
+
+    rows: int | None = None
+    amax: float | None = None
+    channel_amax: Tensor | None = None
+    mean_square: Tensor | None = None
+    block_gram: Tensor | None = None
+    hessian: Tensor | None = None
+    quantized_hessian: Tensor | None = None
+    quantized_cross: Tensor | None = None
+
+    @classmethod
+    def of_rows(cls, x: Tensor, kinds: Collection[str]) -> InputStatistics:
+        """The statistics `kinds` of activations [..., K] in memory, K a multiple of 16 where blocks are asked for."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        return cls(len(rows), **{kind: _MEASURES[kind](rows) for kind in kinds})
+
+    def __getitem__(self, kind: str) -> Tensor:
+        """A statistic that must be there; raises CalibrationError."""
+        value = getattr(self, kind)
+        if value is None:
+            raise CalibrationError(f"{kind} of the input was not collected; calibrate again with this recipe")
+        return torch.as_tensor(value)
+
+    @property
+    def width(self) -> int | None:
+        """K, where a statistic has it."""
+        if self.block_gram is not None:
+            return self.block_gram.shape[0] * BLOCK
+        known = (self.channel_amax, self.mean_square, self.hessian, self.quantized_hessian)
+        return next((value.shape[-1] for value in known if value is not None), None)
+
+    def damping(self, channels: int) -> float:
+        """What to add to the diagonal of E[x x^T] of so many channels, as a share of its mean: few rows say little of
+        how many channels depend on each other, and what they seem to say is not to be fitted."""
+        return _DAMPING + (channels / self.rows if self.rows else 0.0)
+
+    def only(self, kinds: Collection[str], device: torch.device | str) -> InputStatistics:
+        """Those of `kinds` (amax aside) that there are, on `device`."""
+        values = {kind: getattr(self, kind) for kind in kinds}
+        moved = {kind: None if value is None else value.to(device) for kind, value in values.items()}
+        return InputStatistics(self.rows, **moved)
+
+    def blocks(self, first: int, count: int) -> InputStatistics:
+        """What there is of `count` blocks of 16 channels by themselves, from block `first` on."""
+        channels = slice(first * BLOCK, (first + count) * BLOCK)
+        return InputStatistics(
+            self.rows,
+            channel_amax=None if self.channel_amax is None else self.channel_amax[channels],
+            mean_square=None if self.mean_square is None else self.mean_square[channels],
+            block_gram=None if self.block_gram is None else self.block_gram[first : first + count],
+        )
+
+    def divided(self, scales: Tensor) -> InputStatistics:
+        """Those of x / scales (float32 [K]). `amax` needs `channel_amax`; those of quantized activations are lost."""
+        inverse = scales.reciprocal()
+        blocks = inverse.view(-1, BLOCK)
+        amax = None if self.channel_amax is None else self.channel_amax * inverse
+        return InputStatistics(
+            self.rows,
+            amax=None if amax is None else amax.max().item(),
+            channel_amax=amax,
+            mean_square=None if self.mean_square is None else self.mean_square * inverse.square(),
+            block_gram=None if self.block_gram is None else self.block_gram * blocks[:, :, None] * blocks[:, None, :],
+            hessian=None if self.hessian is None else self.hessian * inverse[:, None] * inverse,
+        )
+
+
+def quantized(rows: Tensor, amax: Tensor) -> Tensor:
+    """x [rows, K] as the NVFP4 kernels see it, under the tensor scale that `amax` gives."""
+    scale = number_formats.tensor_scale(amax)
+    return number_formats.dequantize_blocks(*number_formats.quantize_blocks(rows, scale), scale)
+
+
+def _block_gram(rows: Tensor) -> Tensor:
+    blocks = rows.view(len(rows), -1, BLOCK).transpose(0, 1)
+    return blocks.transpose(1, 2) @ blocks / len(rows)
+
+
+def _quantized_hessian(rows: Tensor) -> Tensor:
+    seen = quantized(rows, rows.abs().max())
+    return seen.T @ seen / len(seen)
+
+
+def _quantized_cross(rows: Tensor) -> Tensor:
+    return rows.T @ quantized(rows, rows.abs().max()) / len(rows)
+
+
+_MEASURES = {
+    "amax": lambda rows: rows.abs().max().item(),
+    "channel_amax": lambda rows: rows.abs().amax(0),
+    "mean_square": lambda rows: rows.square().mean(0),
+    "block_gram": _block_gram,
+    "hessian": lambda rows: rows.T @ rows / len(rows),
+    "quantized_hessian": _quantized_hessian,
+    "quantized_cross": _quantized_cross,
+}

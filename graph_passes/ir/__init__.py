@@ -1,0 +1,1 @@
+"""Nodes, tensors and shapes of ONNX graphs; knows nothing of MLPs."""

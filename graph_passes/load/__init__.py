@@ -1,0 +1,1 @@
+"""From a model file to a normalized graph that patterns can match."""

@@ -1,0 +1,126 @@
+"""Brings a model into the form that the passes expect: a recent opset, shapes inferred, functions inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+import onnx_ir as ir
+
+from trt_nvfp4.common.nested_graphs import bodies
+
+# The first opset with FP8 types, which the rewritten model may hold.
+OLDEST_OPSET = 19
+# The first IR version with them.
+OLDEST_IR_VERSION = 10
+# ONNX Runtime's GELUs, by the `approximate` of ONNX's own, and the first opset with that. onnxruntime-genai exports
+# them, and TensorRT lacks FastGelu.
+_GELUS = {"Gelu": "none", "FastGelu": "tanh"}
+_GELU_OPSET = 20
+# Values of larger tensors play no part in conversion and shape inference.
+_SMALL = 4096
+
+
+def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with functions inlined, ONNX Runtime's GELUs made ONNX's, at opset 19 or later, and with all shapes that
+    ONNX can infer.
+
+    Raises:
+        Exception: whatever ONNX raises for a model that it cannot convert.
+    """
+    _name_default_domain(proto)
+    with _weights_aside(proto) as weights:
+        if proto.functions:
+            _share_opset(proto)
+            proto = onnx.inliner.inline_local_functions(proto)
+        gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
+        oldest = _GELU_OPSET if gelus else OLDEST_OPSET
+        if _opset(proto) < oldest:
+            proto = onnx.version_converter.convert_version(proto, oldest)
+        for node in filter(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)):
+            node.attribute.append(onnx.helper.make_attribute("approximate", _GELUS[node.op_type]))
+            node.domain, node.op_type = "", "Gelu"
+        # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weights[tensor.name])
+    proto.ir_version = max(proto.ir_version, OLDEST_IR_VERSION)
+    return proto
+
+
+def without_weights(model: ir.Model) -> onnx.ModelProto:
+    """`model` for shape inference: large initializers are empty, as if they were external, and are not read."""
+    copy = model.clone()
+    for value in copy.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes > _SMALL:
+            stub = _emptied(value.name or "", tensor.shape.numpy(), tensor.dtype.value)
+            value.const_value = ir.serde.deserialize_tensor(stub)
+    return ir.to_proto(copy)
+
+
+def is_gelu_of_onnxruntime(node: onnx.NodeProto) -> bool:
+    """Whether ONNX has the same operator: FastGelu may add a bias first."""
+    return node.domain == "com.microsoft" and node.op_type in _GELUS and not any(node.input[1:])
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """`nodes` and those in the bodies of control flow."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from all_nodes(body.node)
+
+
+def _name_default_domain(proto: onnx.ModelProto) -> None:
+    """Calls the default domain by its one name: ONNX's own passes do not know "ai.onnx"."""
+    for part in (proto, *proto.functions):
+        nodes = part.graph.node if isinstance(part, onnx.ModelProto) else part.node
+        for named in (*part.opset_import, *all_nodes(nodes)):
+            if named.domain == "ai.onnx":
+                named.domain = ""
+
+
+def _share_opset(proto: onnx.ModelProto) -> None:
+    """Gives functions the model's opset where their operators are the same in both: of another one they stay calls."""
+    opset = _opset(proto)
+    for function in proto.functions:
+        for named in function.opset_import:
+            if not named.domain and all(
+                _since(node, named.version) == _since(node, opset) for node in all_nodes(function.node)
+            ):
+                named.version = opset
+
+
+def _since(node: onnx.NodeProto, opset: int) -> int | None:
+    """The opset that an operator has been the same since."""
+    known = not node.domain and onnx.defs.has(node.op_type, max_inclusive_version=opset)
+    return onnx.defs.get_schema(node.op_type, opset).since_version if known else None
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return max(int(opset.version) for opset in proto.opset_import if not opset.domain)
+
+
+@contextmanager
+def _weights_aside(proto: onnx.ModelProto) -> Iterator[dict[str, onnx.TensorProto]]:
+    """Empties large inline initializers, as if they were external, so that ONNX's C++ passes copy no weights."""
+    weights = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() > _SMALL:
+            weights[tensor.name] = onnx.TensorProto()
+            weights[tensor.name].CopyFrom(tensor)
+            tensor.CopyFrom(_emptied(tensor.name, tensor.dims, tensor.data_type))
+    yield weights
+
+
+def _emptied(name: str, dims: Sequence[int], data_type: int) -> onnx.TensorProto:
+    """A tensor whose values are elsewhere."""
+    stub = onnx.TensorProto(name=name, dims=dims, data_type=data_type, data_location=onnx.TensorProto.EXTERNAL)
+    stub.external_data.add(key="location", value="aside")
+    return stub

@@ -1,0 +1,241 @@
+"""Reads an ONNX model without its weights: structure in memory, tensors on demand, external data memory-mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+from onnx_ir.passes import common as passes
+
+from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.nested_graphs import bodies
+from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
+from trt_nvfp4.graph_passes.ir.tensors import read_tensor
+from trt_nvfp4.graph_passes.load.deduplicate_weights import unite_copies
+from trt_nvfp4.graph_passes.load.einsum_to_matmul import multiply_matrices
+from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
+from trt_nvfp4.graph_passes.load.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
+from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
+from trt_nvfp4.graph_passes.load.split_stacked_weights import split_stacks
+from trt_nvfp4.graph_passes.load.squeeze_weights import squeeze_weights
+from trt_nvfp4.plugins.ops import DOMAIN
+
+# Domains of operators that ONNX Runtime or TensorRT know without a function body.
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "trt"})
+# What ONNX Runtime and TensorRT have in the default domain, and ONNX does not: the norm of models that
+# onnxruntime-genai makes. ONNX cannot convert it from an older opset.
+_KNOWN_OPERATORS = frozenset({"SimplifiedLayerNormalization"})
+# What ONNX Runtime's optimizers make, in com.microsoft, and TensorRT has not.
+_FUSED_BY_ONNXRUNTIME = frozenset(
+    {
+        *("BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "FastGelu", "QuickGelu"),
+        *("FusedConv", "FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GemmFastGelu", "TransposeMatMul"),
+        *("EmbedLayerNormalization", "SkipLayerNormalization", "SkipGroupNorm"),
+        *("NhwcConv", "NhwcFusedConv", "NhwcMaxPool"),
+    }
+)
+
+
+class ModelError(ValueError):
+    """The model is at fault: unreadable, incomplete, or not valid ONNX."""
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """An ONNX model, normalized (see `normalize`) and with every node named.
+
+    `ir_model` holds the structure; initializers in external data stay on disk until `tensor` maps them.
+    """
+
+    path: Path
+    ir_model: ir.Model
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.ir_model.graph
+
+    @property
+    def opset(self) -> int:
+        """Version of the default operator set."""
+        return self.ir_model.opset_imports[""]
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The values of a constant by name (a private memory map where external; bfloat16 and FP8 as ml_dtypes).
+
+        Raises:
+            ModelError: there is no such constant.
+        """
+        value = self.graph.initializers.get(name)
+        if value is None:
+            value = next((out for node in self.graph for out in node.outputs if out.name == name), None)
+        tensor = None if value is None else get_const_tensor(value)
+        if tensor is None:
+            raise ModelError(f"{self.path}: there is no constant named '{name}'")
+        return read_tensor(tensor)
+
+
+def load(path: str | Path) -> SourceModel:
+    """Loads and checks the model at `path`.
+
+    Raises:
+        ModelError: not ONNX, truncated, external data missing or too short, an unknown operator, names defined twice
+            or nodes out of order.
+    """
+    path = Path(path)
+    proto = _parse(path)
+    try:
+        folder = follow_links(proto, path.parent)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+    _check_tensors(path, folder, proto)
+    _check_operators(path, proto)
+    _check_names(path, proto.graph, set())
+    try:
+        model = ir.from_proto(normalize(proto))
+    except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
+        raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
+    ir.external_data.set_base_dir(model.graph, folder)
+    passes.RemoveInitializersFromInputsPass()(model)
+    multiply_matrices(model.graph)
+    _remove_idle_casts(model.graph)
+    _unite_nodes(model)
+    simplify_shapes(model.graph)
+    squeeze_weights(model.graph)
+    split_stacks(model.graph)
+    fold_weights(model.graph)
+    unite_copies(model.graph)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.NameFixPass()(model)
+    return SourceModel(path, model)
+
+
+def _remove_idle_casts(graph: ir.Graph) -> None:
+    """TorchScript leaves Casts of float32 to float32 where a module calls float()."""
+    for node in graph.all_nodes():
+        if is_op(node, "Cast") and not node.outputs[0].is_graph_output():
+            value = operand(node, 0)
+            if value.dtype == node.attributes["to"].as_int():
+                node.outputs[0].replace_all_uses_with(value)
+
+
+def _unite_nodes(model: ir.Model) -> None:
+    """Equal nodes become one, as gate and up may each have a Cast of their own; but for random ones.
+
+    onnx_ir does not know all that are random: an attribute tells these apart for the time of its pass.
+    """
+    random = [node for node in model.graph if is_op(node, "Bernoulli") or drops(node)]
+    for number, node in enumerate(random):
+        node.attributes.add(ir.AttrInt64("apart", number))
+    passes.CommonSubexpressionEliminationPass()(model)
+    for node in random:
+        del node.attributes["apart"]
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except Exception as error:  # protobuf's DecodeError, or a UnicodeDecodeError of the text formats
+        raise ModelError(f"{path}: not an ONNX file, or a truncated one ({error})") from error
+    if not proto.graph.node or not proto.opset_import:
+        raise ModelError(f"{path}: not an ONNX model: it has no {'nodes' if proto.opset_import else 'opset import'}")
+    if all(opset.domain not in ("", "ai.onnx") for opset in proto.opset_import):
+        raise ModelError(f"{path}: its opset imports lack that of the default domain")
+    return proto
+
+
+def _check_tensors(path: Path, folder: Path, proto: onnx.ModelProto) -> None:
+    """The bytes of every tensor are there, as many as its shape and type need; external ones lie in `folder`."""
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        external = onnx.external_data_helper.uses_external_data(tensor)
+        if not external and not tensor.HasField("raw_data"):
+            continue
+        try:
+            itemsize = ir.DataType(tensor.data_type).itemsize
+            info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"{path}: tensor '{tensor.name}' is damaged: {error}") from error
+        needed = int(np.ceil(np.prod(tensor.dims, dtype=np.float64) * itemsize))
+        if not external:
+            if len(tensor.raw_data) != needed:
+                raise ModelError(f"{path}: tensor '{tensor.name}' needs {needed} bytes, it has {len(tensor.raw_data)}")
+            continue
+        file = folder / info.location
+        if not file.is_file():
+            raise ModelError(
+                f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; "
+                "it belongs beside the model"
+            )
+        if info.length is not None and info.length != needed:
+            raise ModelError(
+                f"{path}: tensor '{tensor.name}' needs {needed} bytes, its external data says {info.length}"
+            )
+        end, size = (info.offset or 0) + needed, file.stat().st_size
+        if end > size:
+            raise ModelError(
+                f"{path}: external data file '{info.location}' is too short: tensor '{tensor.name}' "
+                f"ends at byte {end}, the file has {size}"
+            )
+
+
+def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
+    functions = {(f.domain, f.name) for f in proto.functions}
+    opsets = {opset.domain: opset.version for opset in proto.opset_import}
+    fused: dict[str, str] = {}
+    for node in all_nodes(proto.graph.node):
+        if node.domain == DOMAIN:
+            raise ModelError(f"{path}: node '{node.name}' ({node.op_type}): the model has been rewritten already")
+        if (node.domain, node.op_type) in functions:
+            continue
+        where = f"{path}: unknown operator '{node.op_type}' (node '{node.name}', domain '{node.domain or 'ai.onnx'}')"
+        if node.domain not in _KNOWN_DOMAINS:
+            raise ModelError(f"{where}: no such domain and no function of that name in the model")
+        # TensorRT's own operators live in the default domain under these names.
+        if node.domain in ("", "ai.onnx") and not (node.op_type.endswith("_TRT") or node.op_type.startswith("TRT_")):
+            version = opsets.get("", opsets.get("ai.onnx", 1))
+            is_known = node.op_type in _KNOWN_OPERATORS and version >= OLDEST_OPSET
+            if not is_known and not onnx.defs.has(node.op_type, max_inclusive_version=version):
+                raise ModelError(
+                    f"{where}: not in opset {version}; of a model that ONNX Runtime has optimized, give the original"
+                )
+        is_fused = node.domain == "com.microsoft" and node.op_type in _FUSED_BY_ONNXRUNTIME
+        if is_fused and not is_gelu_of_onnxruntime(node):
+            fused.setdefault(node.op_type, node.name)
+    if fused:
+        listed = ", ".join(f"{op_type} (node '{name}')" for op_type, name in fused.items())
+        raise ModelError(
+            f"{path}: it has operators of ONNX Runtime's that TensorRT does not have: {listed}; give the model as it "
+            "was exported, before ONNX Runtime optimized it, or its Hugging Face directory"
+        )
+
+
+def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:
+    """Every name is defined once and before its use."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    initializers |= {tensor.values.name for tensor in graph.sparse_initializer}
+    known = outer | initializers | {value.name for value in graph.input} | {""}
+    for node in graph.node:
+        for name in node.input:
+            if name not in known:
+                raise ModelError(
+                    f"{path}: node '{node.name}' ({node.op_type}) reads '{name}', which nothing before it produces: "
+                    "the graph is incomplete or not in topological order"
+                )
+        for body in bodies(node):
+            _check_names(path, body, known)
+        for name in filter(None, node.output):
+            if name in known:
+                raise ModelError(f"{path}: '{name}' is defined twice (by node '{node.name}', {node.op_type})")
+            known.add(name)
+    for value in graph.output:
+        if value.name not in known:
+            raise ModelError(f"{path}: nothing produces the graph output '{value.name}'")

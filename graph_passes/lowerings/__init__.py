@@ -1,0 +1,1 @@
+"""Replaces a planned subgraph by plugin nodes or by standard operators."""

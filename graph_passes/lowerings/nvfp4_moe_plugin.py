@@ -1,0 +1,65 @@
+"""Lowers an MoE block to one NVFP4MoE node; the experts' weights are quantized one by one while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.graph_passes.lowerings.moe_node import expert_inputs, largest_inputs, replace_moe
+from trt_nvfp4.graph_passes.subgraphs.types import Mlp, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.values import initializer
+from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
+from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializers
+from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of
+from trt_nvfp4.graph_passes.weights.quantization import Quantization
+from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.plugins.ops.number_formats import tensor_scale
+from trt_nvfp4.plugins.ops.weight_format import NVFP4
+
+_OP = OPS["NVFP4MoE"]
+
+
+def lower_nvfp4_moe(
+    graph: ir.Graph,
+    subgraph: Subgraph,
+    quantize_activations: bool,
+    amax: Mapping[str, float],
+    quantization: Quantization,
+) -> list[str]:
+    """Replaces the nodes of `subgraph`, a "moe", by one node of its name; returns that name.
+
+    `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
+    `quantization` says how the weights are made.
+    """
+    moe, name = subgraph.moe, subgraph.name
+    assert moe is not None
+    packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, name)
+
+    def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
+        groups = None
+        if packed is not None:
+            groups = packed.routed(mlps, is_down) if stacked else packed.shared(mlps[0], is_down)
+        if groups is not None:
+            values = packed_initializers(f"{prefix}_weight", groups, stacked, quantization.made)
+        else:
+            parts = [linears_of(mlp, is_down) for mlp in mlps]
+            values = quantization.initializers(f"{prefix}_weight", parts, stacked)
+        return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
+
+    constants = expert_inputs(_OP, moe, name, weights, NVFP4)
+    given = largest_inputs(moe, amax)
+    for label, largest in zip(("input", "hidden"), given, strict=True):
+        scale = torch.tensor(0.0)
+        if quantize_activations and largest is not None:
+            scale = tensor_scale(torch.tensor(largest))
+        constants[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
+    return replace_moe(
+        graph,
+        subgraph,
+        _OP,
+        constants,
+        quantize_activations=int(quantize_activations),
+        static_scales=int(quantize_activations and None not in given),
+    )

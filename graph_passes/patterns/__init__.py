@@ -1,0 +1,1 @@
+"""Finds linears, MLPs, norms and activations in a graph."""

@@ -1,0 +1,233 @@
+"""Finds every MoE block, MLP and linear of a model by structure; names play no part in what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.ir.nodes import is_op
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
+from trt_nvfp4.graph_passes.patterns.isolation import interior_refusal, refuse_shared_weights
+from trt_nvfp4.graph_passes.patterns.linear import match_linear
+from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
+from trt_nvfp4.graph_passes.patterns.mlp_chain import chain_blocks
+from trt_nvfp4.graph_passes.patterns.moe.match import RefusedMoe, match_moes
+from trt_nvfp4.graph_passes.patterns.moe.router import match_routers
+from trt_nvfp4.graph_passes.patterns.names import subgraph_name
+from trt_nvfp4.graph_passes.patterns.quantized import is_quantized_product
+from trt_nvfp4.graph_passes.subgraphs.types import Block, Linear, Mlp, Moe, Subgraph
+
+_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
+
+
+def find_subgraphs(model: SourceModel) -> list[Subgraph]:
+    """All MoE blocks, MLPs (consecutive blocks merged) and remaining linears of the main graph, in graph order.
+
+    Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
+    `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
+
+    Raises:
+        ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already, are in
+            float64 or lie in the bodies of control flow.
+    """
+    position = {node: index for index, node in enumerate(model.graph)}
+    linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
+    moes = match_moes(model.ir_model, linears)
+    router = "it is a router's: rounding its weights would change which experts are chosen"
+    recognized = {node for moe in moes if isinstance(moe, Moe) for node in moe.nodes}
+    recognized |= {choice.node for moe in moes if isinstance(moe, RefusedMoe) for choice in moe.choices}
+    choices = {
+        multiply: router if node in recognized else _choice_refusal(node)
+        for multiply, node in match_routers(model.graph, linears).items()
+    }
+    choices |= {moe.router.multiply: router for moe in moes}
+    used: set[ir.Node] = {
+        linear.multiply
+        for moe in moes
+        if isinstance(moe, Moe)
+        for linear in (*moe.linears, *([moe.shared_gate] if moe.shared_gate else []))
+    }
+    matched = [
+        (mlp, choices.get(mlp.down.multiply) or refusal or interior_refusal(mlp))
+        for mlp, refusal in filter(None, (match_mlp(down, linears) for down in linears.values()))
+    ]
+    apart: list[tuple[Mlp, str | None]] = []
+    # First those that can be replaced: a linear in front of one is no MLP with its gate or up.
+    for mlp, refusal in sorted(matched, key=lambda match: match[1] is not None):
+        if used.isdisjoint(_multiplies(mlp)):
+            apart.append((mlp, refusal))
+            used.update(_multiplies(mlp))
+    mlps = refuse_shared_weights(apart)
+    # What cannot be replaced as an MLP may be as linears, unless a choice depends on it.
+    refused = {
+        multiply
+        for mlp, refusal in mlps
+        if refusal is not None and mlp.down.multiply not in choices
+        for multiply in _multiplies(mlp)
+    }
+    alone = refuse_shared_weights(
+        (linear, choices.get(linear.multiply) or interior_refusal(linear))
+        for linear in linears.values()
+        if linear.multiply not in used or linear.multiply in refused
+    )
+
+    candidates: list[tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]] = []
+    candidates += [(moe, None) for moe in moes]
+    candidates += [(chain, None) for chain in chain_blocks([mlp for mlp, refusal in mlps if refusal is None])]
+    candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in mlps if refusal is not None]
+    candidates += [(part, refusal) for part, refusal in alone if refusal is None or part.multiply not in refused]
+    if not candidates:
+        _check_anything(model)
+
+    def first_node(candidate: tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]) -> int:
+        part = candidate[0]
+        if isinstance(part, Moe) and (producer := part.x.producer()) is not None:
+            return max(position[part.router.nodes[-1]], position[producer] + 1)  # behind what makes either input
+        if isinstance(part, (Moe, RefusedMoe)):
+            return position[part.router.nodes[-1]]
+        return position[part.multiply if isinstance(part, Linear) else part[0].mlp.up.multiply]
+
+    taken = {_name(node) for node in model.graph}  # a plugin node must not take another node's name
+    subgraphs = []
+    for part, refusal in sorted(candidates, key=first_node):
+        if isinstance(part, Moe):
+            subgraphs.append(_moe_subgraph(part, taken))
+        elif isinstance(part, RefusedMoe):
+            subgraphs.append(_refused_moe_subgraph(part, taken))
+        elif isinstance(part, Linear):
+            subgraphs.append(_linear_subgraph(part, refusal, taken))
+        else:
+            subgraphs.append(_mlp_subgraph(part, refusal, taken, position))
+    return subgraphs
+
+
+def _check_anything(model: SourceModel) -> None:
+    """Raises ModelError where products are there, but none that is looked at."""
+    for node in model.graph:
+        if is_quantized_product(node):
+            raise ModelError(
+                f"{model.path}: its weights are quantized already, as node '{node.name}' ({node.op_type}) reads them; "
+                "give the model as it was before, in float32, float16 or bfloat16"
+            )
+        if is_op(node, "MatMul", "Gemm") and any(_is_float64(value) for value in node.inputs if value is not None):
+            raise ModelError(
+                f"{model.path}: its weights are float64, as node '{node.name}' ({node.op_type}) reads them; export the "
+                "model in float32, float16 or bfloat16"
+            )
+    for node in model.graph:
+        bodies = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        if any(match_linear(inner) is not None for body in bodies for inner in body.all_nodes()):
+            raise ModelError(
+                f"{model.path}: its linears lie in the bodies of node '{node.name}' ({node.op_type}), where nothing is "
+                "replaced; give each body as a model of its own (of a decoder that optimum merged, decoder_model.onnx "
+                "and decoder_with_past_model.onnx)"
+            )
+
+
+def _is_float64(value: ir.Value) -> bool:
+    tensor = get_const_tensor(value)
+    return tensor is not None and tensor.dtype == ir.DataType.DOUBLE
+
+
+def _choice_refusal(chooser: ir.Node) -> str:
+    return (
+        f"node '{chooser.name}' ({chooser.op_type}) chooses by it, as by a router: rounding its weights would change "
+        "what is chosen (a mixture of experts that NVFP4MoE serves was not recognised behind it)"
+    )
+
+
+def _multiplies(mlp: Mlp) -> list[ir.Node]:
+    return [linear.multiply for linear in mlp.linears]
+
+
+def _mlp_subgraph(
+    chain: Sequence[Block], refusal: str | None, taken: set[str], position: dict[ir.Node, int]
+) -> Subgraph:
+    mlp = chain[0].mlp
+    kind = "mlp" if mlp.gate is None else "gated_mlp"
+    nodes = sorted(dict.fromkeys(node for block in chain for node in block.nodes), key=position.__getitem__)
+    return Subgraph(
+        name=subgraph_name([node for block in chain for node in _multiplies(block.mlp)], kind, taken),
+        kind=kind,
+        nodes=tuple(_name(node) for node in nodes),
+        input=chain[0].x.name or "",
+        output=chain[-1].y.name or "",
+        shapes={
+            "in_features": mlp.up.weight.shape[1],
+            "intermediate_features": mlp.up.weight.shape[0],
+            "out_features": mlp.down.weight.shape[0],
+            "layers": len(chain),
+        },
+        activation=mlp.activation,
+        dtype=_DTYPES[mlp.up.weight.dtype],
+        refusal=refusal,
+        blocks=tuple(chain),
+    )
+
+
+def _moe_subgraph(moe: Moe, taken: set[str]) -> Subgraph:
+    first = moe.experts[0]
+    return Subgraph(
+        # With the router: the experts alone are a module of their own in most models.
+        name=subgraph_name(
+            [moe.router.multiply, *dict.fromkeys(n for m in moe.experts for n in _multiplies(m))], "moe", taken
+        ),
+        kind="moe",
+        nodes=tuple(_name(node) for node in moe.nodes),
+        input=moe.x.name or "",
+        output=moe.y.name or "",
+        shapes={
+            "in_features": first.up.weight.shape[1],
+            "intermediate_features": first.up.weight.shape[0],
+            "out_features": first.down.weight.shape[0],
+            "experts": len(moe.experts),
+            "top_k": moe.routing.top_k,
+            "shared_features": 0 if moe.shared is None else moe.shared.up.weight.shape[0],
+            "gated": int(first.gate is not None),
+        },
+        activation=first.activation,
+        dtype=_DTYPES[first.up.weight.dtype],
+        refusal=None,
+        moe=moe,
+    )
+
+
+def _refused_moe_subgraph(moe: RefusedMoe, taken: set[str]) -> Subgraph:
+    choice = moe.choices[-1]
+    return Subgraph(
+        name=subgraph_name([moe.router.multiply, choice.node], "moe", taken),
+        kind="moe",
+        nodes=(_name(choice.node),),
+        input=moe.router.x.name or "",
+        output=moe.router.y.name or "",
+        shapes={
+            "in_features": moe.router.weight.shape[1],
+            "experts": moe.router.weight.shape[0],
+            "top_k": choice.k,
+        },
+        activation="",
+        dtype=_DTYPES[moe.router.weight.dtype],
+        refusal=moe.reason,
+    )
+
+
+def _linear_subgraph(linear: Linear, refusal: str | None, taken: set[str]) -> Subgraph:
+    return Subgraph(
+        name=subgraph_name([linear.multiply], "linear", taken),
+        kind="linear",
+        nodes=tuple(_name(node) for node in linear.nodes),
+        input=linear.x.name or "",
+        output=linear.y.name or "",
+        shapes={"in_features": linear.weight.shape[1], "out_features": linear.weight.shape[0]},
+        activation="identity",
+        dtype=_DTYPES[linear.weight.dtype],
+        refusal=refusal,
+        linear=linear,
+    )
+
+
+def _name(node: ir.Node) -> str:
+    assert node.name is not None  # source.load names every node
+    return node.name

@@ -1,0 +1,1 @@
+"""Finds mixtures of experts: router, experts and how they are combined."""

@@ -1,0 +1,87 @@
+"""Matches routers: linears by whose outputs the model chooses, whatever it does with what is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
+from trt_nvfp4.graph_passes.patterns.moe.routing import Choice, match_choice
+from trt_nvfp4.graph_passes.subgraphs.types import Linear
+from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS
+
+# From a choice back to the router's linear: scores, correction bias, groups, masks.
+_MAX_ROUTER_NODES = 48
+# The same numbers, in another type or shape.
+ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def match_routers(graph: Sequence[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
+    """The multiply of every router among `linears` (by their outputs), and the TopK, ArgMax or ArgMin that follows.
+
+    Linears whose outputs nothing but routers read are parts of those (ZAYA's have four). One may choose from a part of
+    its outputs. What more than MAX_EXPERTS are chosen from, or what only a caller sees, are words of a vocabulary or
+    classes.
+    """
+    routers: dict[ir.Node, ir.Node] = {}
+    for node in graph:
+        choice = match_choice(node)
+        if choice is None or choice.size > MAX_EXPERTS or not _is_used(node.outputs[-1]):
+            continue
+        logits = logits_of(choice, linears)
+        if logits is not None and linears[logits].weight.shape[0] >= choice.size:
+            routers.setdefault(linears[logits].multiply, node)
+    serving = dict(routers)  # nodes that nothing but a choice needs
+    for node in reversed(graph):
+        uses = [use for value in node.outputs for use in value.uses()]
+        is_output = any(value.is_graph_output() for value in node.outputs)
+        if node not in serving and uses and not is_output and all(use.node in serving for use in uses):
+            serving[node] = serving[uses[0].node]
+    return {linear.multiply: serving[linear.multiply] for linear in linears.values() if linear.multiply in serving}
+
+
+def _is_used(chosen: ir.Value) -> bool:
+    """Something in the graph is computed from the indices `chosen`."""
+    return any(not is_op(use.node, *ALIASES) or _is_used(use.node.outputs[0]) for use in chosen.uses())
+
+
+def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | None:
+    """The one linear's output that the keys of `choice` are computed from."""
+    found: set[ir.Value] = set()
+    seen: set[ir.Node] = set()
+    pending = [choice.keys]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if value in linears:
+            found.add(value)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]
+        if len(seen) > _MAX_ROUTER_NODES or len(found) > 1:
+            return None
+    return next(iter(found), None)
+
+
+def scored(choice: Choice, logits: ir.Value) -> ir.Value:
+    """What the softmax, sigmoid or softplus in front of `choice` reads: `logits`, or what is made of them."""
+    read: set[ir.Value] = set()
+    seen = {logits}
+    pending = [choice.keys]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if is_op(node, "Softmax", "Sigmoid", "Softplus"):
+            read.add(operand(node, 0))
+        elif node is not None and value not in seen:
+            pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]
+        seen.add(value)
+    if len(read) != 1:
+        return logits
+    (made,) = read
+    source = made
+    while is_op(alias := source.producer(), *ALIASES):
+        source = operand(alias, 0)
+    return logits if source is logits or made.shape is None or made.shape[-1] != choice.size else made

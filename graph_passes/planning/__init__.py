@@ -1,0 +1,1 @@
+"""Decides the precision of every subgraph; the plan file."""

@@ -1,0 +1,110 @@
+"""Plans on disk: YAML that a person may edit, with positions kept for messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.graph_passes.load.source import ModelError
+
+_HEADER = """\
+# What becomes of each subgraph of the model. Edit `decision` and hand this file back with --plan.
+#   decision: {decisions}
+#     nvfp4_w4a4   NVFP4 weights and activations      nvfp4_w4a16  NVFP4 weights, 16-bit activations
+#     fp8          FP8: one plugin, or Q/DQ nodes     bf16, fp16   Casts around the subgraph
+#     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
+#     keep         left as it is
+#   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
+# An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
+# entry says which subgraph is meant and what it computes, and must stay.
+"""
+
+
+class PlanError(ModelError):
+    """A plan that does not fit the model, or is no plan."""
+
+
+def write(path: Path, plan: dict[str, Any], decisions: tuple[str, ...]) -> None:
+    """Writes a plan; the file appears only when it is complete."""
+    text = _HEADER.format(decisions=" | ".join(decisions)) + yaml.safe_dump(plan, sort_keys=False, width=120)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read(
+    path: Path, plan_keys: tuple[str, ...], entry_keys: tuple[str, ...]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Reads a plan's own values and its entries, each with its `line`, which have exactly the given keys.
+
+    Raises:
+        PlanError: unreadable, not YAML, nested too deeply, a missing or unknown key, a value of the wrong type.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: not a YAML file: {error}") from error
+    except RecursionError as error:
+        raise PlanError(f"{path}: no plan: nested too deeply") from error
+    values = _mapping(path, root, "the plan", plan_keys)
+    entries_node = values.pop("subgraphs")
+    if not isinstance(entries_node, yaml.SequenceNode):
+        raise PlanError(f"{_at(path, entries_node)}: 'subgraphs' must be a list")
+    plan = {key: _scalar(path, key, node, str) for key, node in values.items()}
+    entries = []
+    for index, node in enumerate(entries_node.value):
+        entry = _mapping(path, node, f"subgraph {index}", entry_keys)
+        entries.append(
+            {key: _field(path, key, value) for key, value in entry.items()} | {"line": node.start_mark.line + 1}
+        )
+    return plan, entries
+
+
+def _at(path: Path, node: yaml.Node) -> str:
+    return f"{path}, line {node.start_mark.line + 1}"
+
+
+def _mapping(path: Path, node: yaml.Node | None, what: str, expected: tuple[str, ...]) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        where = str(path) if node is None else _at(path, node)
+        raise PlanError(f"{where}: {what} must be a mapping; write a fresh plan with --stop-after plan")
+    found: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        name = _scalar(path, f"a key of {what}", key, str)
+        if name not in expected:
+            raise PlanError(f"{_at(path, key)}: unknown key '{name}' in {what}; known: {', '.join(expected)}")
+        if name in found:
+            raise PlanError(f"{_at(path, key)}: '{name}' is given twice in {what}")
+        found[name] = value
+    missing = [key for key in expected if key not in found]
+    if missing:
+        raise PlanError(f"{_at(path, node)}: {what} lacks {', '.join(missing)}")
+    return found
+
+
+def _field(path: Path, key: str, node: yaml.Node) -> Any:
+    if key in ("nodes", "linear_inputs"):
+        if not isinstance(node, yaml.SequenceNode):
+            raise PlanError(f"{_at(path, node)}: '{key}' must be a list of names")
+        return [_scalar(path, key, item, str) for item in node.value]
+    if key == "shapes":
+        if not isinstance(node, yaml.MappingNode):
+            raise PlanError(f"{_at(path, node)}: 'shapes' must map names to numbers")
+        return {
+            _scalar(path, "a key of 'shapes'", name, str): _scalar(path, f"shapes.{name.value}", item, int)
+            for name, item in node.value
+        }
+    return _scalar(path, key, node, str)
+
+
+def _scalar(path: Path, key: str, node: yaml.Node, kind: type) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        try:
+            return kind(node.value)
+        except ValueError:
+            pass
+    raise PlanError(f"{_at(path, node)}: '{key}' must be {'a number' if kind is int else 'text'}")

@@ -1,0 +1,1 @@
+"""What was found: subgraphs, their weights and biases."""

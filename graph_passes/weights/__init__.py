@@ -1,0 +1,1 @@
+"""Quantized weights of subgraphs, computed or taken from a checkpoint."""

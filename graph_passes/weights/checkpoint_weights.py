@@ -1,0 +1,127 @@
+"""Weights as an NVFP4 checkpoint publishes them, taken over bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, NVFP4Weight
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.subgraphs.types import Weight
+from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix, StreamedTensor
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
+
+# Enough to tell another matrix, few enough to read for every expert.
+_COMPARED_ROWS = 8
+# Of a rounded matrix from the original, by norms: NVFP4 makes 0.09 to 0.13, other weights or scaled channels more.
+_LARGEST_DIFFERENCE = 0.25
+
+
+class NVFP4Source:
+    """One matrix of a checkpoint, read when asked for: `rows` of a module's, in place of the model's `weight`."""
+
+    def __init__(self, checkpoint: NVFP4Checkpoint, module: str, weight: Weight, rows: slice = slice(None)) -> None:
+        self._checkpoint, self.module, self._weight, self._rows = checkpoint, module, weight, rows
+        self.shape = weight.shape
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Hashable; sources of equal identity are the same matrix."""
+        return self.module, self._rows.start, self._rows.stop, self._rows.step
+
+    def tensor_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of the weight and of its input."""
+        of_weight, of_input = self._checkpoint.tensor_scales(self.module)
+        return of_weight * self._weight.scale, of_input
+
+    def read(self) -> NVFP4Weight:
+        """The weight."""
+        whole = self._checkpoint[self.module]
+        return replace(whole, packed=whole.packed[self._rows], block_scales=whole.block_scales[self._rows])
+
+    def check(self) -> None:
+        """Compares shape and first rows with the model's.
+
+        Raises:
+            CalibrationError: of another shape than the model's, or not the model's rows, rounded.
+        """
+        rows, k = self._checkpoint.shape(self.module)
+        own_rows = range(rows)[self._rows]
+        if (len(own_rows), k) != self.shape:
+            raise CalibrationError(
+                f"{self.module} is {(len(own_rows), k)} in the checkpoint and {self.shape} in the model"
+            )
+        first = own_rows[:_COMPARED_ROWS]
+        found = self._checkpoint.rows(self.module, slice(first[0], first[-1] + 1))
+        packed, block_scales = found.packed[:: first.step], found.block_scales[:: first.step]
+        rounded = nvfp4.dequantize(packed, block_scales, self.tensor_scales()[0])
+        model = next(Matrix([self._weight]).chunks(_COMPARED_ROWS))
+        # Negated, so that NaN is a difference.
+        if not (difference := (rounded - model).norm()) <= _LARGEST_DIFFERENCE * model.norm():
+            raise CalibrationError(
+                f"{self.module} of the checkpoint is not the model's '{self._weight.stored.name}' in NVFP4: their "
+                f"first {len(first)} rows differ by {difference / model.norm():.0%}, rounding makes about 10%; give "
+                "the checkpoint of this very model, without channel scales folded into other layers (AWQ), or leave "
+                "--packed-weights out to quantize from the model's own weights"
+            )
+
+
+def packed_initializers(
+    prefix: str, groups: Sequence[tuple[NVFP4Source, ...]], stacked: bool, made: MadeWeights
+) -> tuple[ir.Value, ...]:
+    """As `nvfp4_initializers`; the rows of a group's matrices are interleaved. One group in memory at a time.
+
+    `made` collects them: blocks may share them.
+
+    Raises:
+        CalibrationError: a matrix is not the model's; gate and up have tensor scales of their own, where the op has
+            one for both.
+    """
+    key = ("packed", stacked, *(source.identity for group in groups for source in group))
+    if key in made:
+        return made[key]
+    scales = torch.stack([_tensor_scale(group) for group in groups])
+    for source in itertools.chain(*groups):
+        source.check()
+    rows, k = len(groups[0]) * groups[0][0].shape[0], groups[0][0].shape[1]
+    lead = (len(groups),) if stacked else ()
+
+    def packed() -> Iterator[torch.Tensor]:
+        for group in groups:
+            yield torch.stack([source.read().packed for source in group], 1).reshape(rows, -1)
+
+    def tiled() -> Iterator[torch.Tensor]:
+        for group in groups:
+            parts = [source.read().block_scales.view(torch.uint8) for source in group]
+            yield tile_scales(torch.stack(parts, 1).reshape(rows, -1).view(torch.float8_e4m3fn))
+
+    tensors = (
+        StreamedTensor(prefix, ir.DataType.INT8, (*lead, rows, k // 2), packed),
+        StreamedTensor(f"{prefix}.block_scales", ir.DataType.INT8, (*lead, *tiled_shape(rows, k // BLOCK)), tiled),
+        ir.Tensor(scales.reshape(lead).numpy(), name=f"{prefix}.tensor_scale"),
+    )
+    made[key] = tuple(ir.val(t.name, const_value=t) for t in tensors)
+    return made[key]
+
+
+def input_scale(groups: Sequence[tuple[NVFP4Source, ...]]) -> torch.Tensor:
+    """The largest tensor scale of what the matrices are multiplied with; 0 where one is not given."""
+    scales = [source.tensor_scales()[1] for group in groups for source in group]
+    known = [scale for scale in scales if scale is not None]
+    return torch.stack(known).max() if known and len(known) == len(scales) else torch.tensor(0.0)
+
+
+def _tensor_scale(group: tuple[NVFP4Source, ...]) -> torch.Tensor:
+    scales = {source.module: source.tensor_scales()[0] for source in group}
+    if len({scale.item() for scale in scales.values()}) > 1:
+        listed = ", ".join(f"{module} {scale.item():g}" for module, scale in scales.items())
+        raise CalibrationError(
+            f"gate and up must have one tensor scale in common, found {listed}; quantize the checkpoint with fused "
+            "scales, or leave --packed-weights out to quantize from the model's own weights"
+        )
+    return next(iter(scales.values()))

@@ -1,0 +1,1 @@
+"""Compiles the plugin library and keeps it in a cache."""

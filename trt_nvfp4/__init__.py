@@ -1,0 +1,1 @@
+"""NVFP4 engines for TensorRT."""

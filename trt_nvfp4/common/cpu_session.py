@@ -1,0 +1,30 @@
+"""ONNX Runtime on the CPU for models as large as memory: weights stay in their file, and no copy of them is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from trt_nvfp4.common.onnx_runtime import onnxruntime
+
+
+def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
+    """A session of `model`, widened (see `widen`), whose external data lies in `folder`. Raises ONNX Runtime's own
+    errors, which have no common base but Exception."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_cpu_mem_arena = False
+    # The level above, new layouts, aborts on function bodies in ONNX Runtime 1.23, Python 3.10's last.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a packed copy of every weight
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # fuses FP8 into kernels for INT8
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        # The first would hold a decoded copy of every weight; the others join what quantizes with the Relu or Clip in
+        # front of it, and know integers alone: of FP8, one drops the Relu and one fails.
+        disabled_optimizers=["ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite"],
+    )
