@@ -37,7 +37,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist loadfile
 
 # The files that keep one core busy for long go first, so that the other does not wait for them at the end.
 LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/test_cutlass*.py) \
-	$(filter-out %_w4a4.py,$(wildcard tests/plugins/test_emulated*.py)) tests/graph_passes/test_zoo.py
+	$(filter-out %_w4a4.py,$(wildcard tests/plugins/test_emulated*.py)) tests/graph_passes/patterns/test_zoo.py
 TESTS := $(wildcard tests/*/test_*.py tests/*/*/test_*.py tests/*/*/*/test_*.py)
 
 test: test-fast

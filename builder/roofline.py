@@ -79,8 +79,8 @@ LIMITS = {
 }
 
 
-# What bounds the grouped W4A4 kernel (plugins/kernels/w4a4/w4a4_experts.cuh) on a B200 beside its limits above: SMs, and the
-# bytes per second that one reads through the L2 cache: 64 a clock at 1.85 GHz, an assumption.
+# What bounds the grouped W4A4 kernel (plugins/kernels/w4a4/w4a4_experts.cuh) on a B200 beside its limits above: SMs and
+# the bytes per second that one reads through the L2 cache: 64 a clock at 1.85 GHz, an assumption.
 B200_SM_COUNT = 148
 B200_SM_BANDWIDTH = 64 * 1.85e9
 GROUPED_TILE = 128  # rows and columns

@@ -19,7 +19,7 @@ pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 NAMES = ("llama", "gemma2", "qwen3", "modernbert", "bert", "vit")
 # One of each type, between them both exporters, gated and plain, with and without calibration; the rest is slow.
 CORE = {("llama", "dynamo", "bf16", True), ("bert", "torchscript", "fp32", False), ("vit", "dynamo", "fp16", True)}
-# Dynamo's exports: here in one type each, calibrated; in another, from directories and not, in test_export.py.
+# Dynamo's exports: here in one type each, calibrated; in another, from directories and not, in test_huggingface.py.
 CASES = [
     (name, "torchscript", dtype, False) for name in NAMES for dtype in DTYPES if exportable(name, "torchscript", dtype)
 ]

@@ -1,6 +1,6 @@
 """Blocks that differ from a mixture of experts for some tokens only are not taken for one where no values of theirs say
-how they weigh experts (test_moe_given.py), and the plan says for which tokens; what else is in a block's way is named,
-too."""
+how they weigh experts (test_external_routing.py), and the plan says for which tokens; what else is in a block's way is
+named, too."""
 
 from __future__ import annotations
 

@@ -490,7 +490,7 @@ def test_moe_blocks_are_chosen_for_too(moe: Path, tmp_path: Path, rng: np.random
 def test_five_budgets_on_a_trained_model(tmp_path: Path) -> None:
     """Perplexity of held-out text, from what NVFP4 everywhere comes to down to what nothing does."""
     pytest.importorskip("transformers")
-    fixtures = Path(__file__).resolve().parents[1] / "trained_models"
+    fixtures = Path(__file__).resolve().parents[2] / "trained_models"
     text = (fixtures / "text" / "train.txt").read_text()
     (tmp_path / "calibration.txt").write_text(text[:1500])
     (tmp_path / "held-out.txt").write_text((fixtures / "text" / "held_out.txt").read_text()[:1500])

@@ -210,7 +210,7 @@ def test_deep_graph(loaded: Load, seed: int) -> None:
 @pytest.mark.parametrize("bare", [False, True])
 def test_reference_stack(bare: bool, tmp_path: Path) -> None:
     """The example that makes the reference stack, small: one persistent op, BF16 in external data throughout."""
-    script = Path(__file__).parents[2] / "examples" / "make_mlp_stack.py"
+    script = Path(__file__).parents[3] / "examples" / "make_mlp_stack.py"
     module_spec = importlib.util.spec_from_file_location("make_mlp_stack", script)
     assert module_spec is not None
     assert module_spec.loader is not None
