@@ -17,6 +17,7 @@ from trt_nvfp4.calibration.recipes import Recipe, parse
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.ir.save import Progress, write
+from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import lower_fp8_moe
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import lower_fp8_mlp
@@ -230,14 +231,3 @@ def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) 
     if "native_nvfp4" in decisions:
         functions += native_nvfp4_functions()
     return sorted(functions, key=lambda function: function.name)
-
-
-def weights_bytes(graph: ir.Graph) -> int:
-    """Bytes of all initializers and Constants of the graph."""
-    constants = [
-        node.attributes["value"].as_tensor()
-        for node in graph
-        if node.op_type == "Constant" and "value" in node.attributes
-    ]
-    initializers = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
-    return sum(tensor.nbytes for tensor in (*initializers, *constants))

@@ -32,11 +32,11 @@ from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph, allowed_decisions, replacing_op
 from trt_nvfp4.graph_passes.rewrite import lower
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
-from trt_nvfp4.graph_passes.subgraphs.values import StreamedTensor
 
 # Of the calibration samples, every fourth is held out.
 _PERIOD, _HELD_OUT = 4, 1

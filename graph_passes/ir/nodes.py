@@ -80,3 +80,17 @@ def insert_behind(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> Non
 def rank(value: ir.Value) -> int | None:
     """Number of dimensions, where known."""
     return None if value.shape is None else len(value.shape)
+
+
+def constant_source(value: ir.Value) -> tuple[ir.Value, bool, tuple[ir.Node, ...]] | None:
+    """Follows float Casts, Identities and matrix Transposes back to a constant: constant, transposed, nodes between."""
+    transposed, nodes = False, []
+    while get_const_tensor(value) is None:
+        node = value.producer()
+        if is_op(node, "Transpose") and ints_attribute(node, "perm") in (None, [1, 0]):
+            transposed = not transposed
+        elif not (is_float_cast(node) or is_op(node, "Identity")):
+            return None
+        nodes.append(node)
+        value = operand(node, 0)
+    return value, transposed, tuple(nodes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.subgraphs.values import StreamedTensor
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 
 # Called with (bytes written, bytes in all, what is being written).
 Progress = Callable[[int, int, str], None]

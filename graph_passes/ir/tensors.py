@@ -16,3 +16,14 @@ def read_tensor(tensor: ir.TensorProtocol) -> np.ndarray:
             tensor.path, tensor.dtype.numpy(), "c", offset=tensor.offset or 0, shape=shape or (1,)
         ).reshape(shape)
     return tensor.numpy()
+
+
+def weights_bytes(graph: ir.Graph) -> int:
+    """Bytes of all initializers and Constants of the graph."""
+    constants = [
+        node.attributes["value"].as_tensor()
+        for node in graph
+        if node.op_type == "Constant" and "value" in node.attributes
+    ]
+    initializers = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
+    return sum(tensor.nbytes for tensor in (*initializers, *constants))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.ir.nodes import FLOATS, is_op, operand
-from trt_nvfp4.graph_passes.patterns.linear import constant_source
+from trt_nvfp4.graph_passes.ir.nodes import FLOATS, constant_source, is_op, operand
 
 
 def multiply_matrices(graph: ir.Graph) -> None:

@@ -12,9 +12,10 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.common import fp8
 from trt_nvfp4.graph_passes.ir.nodes import insert_behind, operand, register
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
-from trt_nvfp4.graph_passes.subgraphs.values import StreamedTensor, as_torch, check_not_empty, constant, torch_dtype
+from trt_nvfp4.graph_passes.subgraphs.values import as_torch, check_not_empty, constant, torch_dtype
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
 
 _CHUNK_VALUES = 1 << 23

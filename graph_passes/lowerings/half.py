@@ -11,8 +11,9 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, register
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
-from trt_nvfp4.graph_passes.subgraphs.values import StreamedTensor, as_torch, constant, torch_dtype
+from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant, torch_dtype
 
 _TYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 _CHUNK_VALUES = 1 << 23

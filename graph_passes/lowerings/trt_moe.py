@@ -12,11 +12,11 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import register
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Moe, Routing, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import (
     MadeWeights,
     Matrix,
-    StreamedTensor,
     as_torch,
     constant,
     initializer,

@@ -7,8 +7,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import (
     FLOATS,
-    ints_attribute,
-    is_float_cast,
+    constant_source,
     is_op,
     operand,
     optional_operand,
@@ -43,20 +42,6 @@ def match_linear(node: ir.Node) -> Linear | None:
         return Linear(x, y, weight, None, node, (node,), weight_nodes)
     add, bias = added
     return Linear(x, add.outputs[0], weight, bias, node, (node, add), weight_nodes)
-
-
-def constant_source(value: ir.Value) -> tuple[ir.Value, bool, tuple[ir.Node, ...]] | None:
-    """Follows float Casts, Identities and matrix Transposes back to a constant: constant, transposed, nodes between."""
-    transposed, nodes = False, []
-    while get_const_tensor(value) is None:
-        node = value.producer()
-        if is_op(node, "Transpose") and ints_attribute(node, "perm") in (None, [1, 0]):
-            transposed = not transposed
-        elif not (is_float_cast(node) or is_op(node, "Identity")):
-            return None
-        nodes.append(node)
-        value = operand(node, 0)
-    return value, transposed, tuple(nodes)
 
 
 def _match_weight(value: ir.Value, trans_b: bool, alpha: float) -> tuple[Weight | None, tuple[ir.Node, ...]]:

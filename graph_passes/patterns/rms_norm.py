@@ -8,6 +8,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import (
     constant_integers,
+    constant_source,
     ints_attribute,
     is_float_cast,
     is_op,
@@ -15,7 +16,6 @@ from trt_nvfp4.graph_passes.ir.nodes import (
     optional_operand,
     rank,
 )
-from trt_nvfp4.graph_passes.patterns.linear import constant_source
 from trt_nvfp4.graph_passes.subgraphs.types import RMSNorm
 
 

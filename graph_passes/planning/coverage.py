@@ -9,9 +9,9 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
+from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import weights_bytes
 
 _PRODUCTS = (
     *("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "RNN", "GRU", "LSTM"),

@@ -12,8 +12,9 @@ import torch
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint, NVFP4Weight
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.subgraphs.types import Weight
-from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix, StreamedTensor
+from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales, tiled_shape
 
 # Enough to tell another matrix, few enough to read for every expert.

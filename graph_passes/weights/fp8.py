@@ -8,9 +8,10 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.common import fp8
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.subgraphs.types import Mlp
-from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix, StreamedTensor, initializer
+from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix, initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of
 from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 

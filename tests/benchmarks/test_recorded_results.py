@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trt_nvfp4.builder.timing import Timing
+from trt_nvfp4.builder.bench.timing import Timing
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 BYTES_PER_WEIGHT = 0.5 + 1 / 16
