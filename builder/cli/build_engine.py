@@ -102,8 +102,13 @@ def build_engine(
         str | None, typer.Option(help="Not the subgraphs whose name, or a node's name, matches.", metavar="REGEX")
     ] = None,
     kinds: Annotated[
-        str, typer.Option(help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear.", metavar="KIND,...")
-    ] = "moe,gated_mlp,mlp",
+        str | None,
+        typer.Option(
+            help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear. Default: all of them in a model with "
+            "key-value caches, else without linear.",
+            metavar="KIND,...",
+        ),
+    ] = None,
     moe: Annotated[
         Literal["plugin", "native"],
         typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one."),
@@ -153,6 +158,27 @@ def build_engine(
         Path | None,
         typer.Option(help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).", metavar="FILE"),
     ] = None,
+    task: Annotated[
+        Literal["auto", "generate", "features"],
+        typer.Option(
+            help="What a Hugging Face directory is exported for. generate: a language model with key-value caches, two "
+            "profiles (prefill and decode); features: any model without caches; auto: generate for causal language "
+            "models."
+        ),
+    ] = "auto",
+    cache_capacity: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that each sequence's cache holds, prompt included. Default: the model's limit, at most 4096.",
+            metavar="TOKENS",
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(help="Most sequences at once, with caches. Default: 1.", metavar="N")
+    ] = None,
+    all_logits: Annotated[
+        bool, typer.Option("--all-logits", help="With caches: logits of every token, not of each sequence's last.")
+    ] = False,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
@@ -186,7 +212,11 @@ def build_engine(
             most=parse_shapes(max_shapes, "--max-shapes"),
             include=include,
             exclude=exclude,
-            kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            kinds=None if kinds is None else tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            task=task,
+            cache_capacity=cache_capacity,
+            max_batch=max_batch,
+            all_logits=all_logits,
             moe=moe,
             packed_weights=packed_weights,
             require=require,

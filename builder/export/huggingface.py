@@ -14,11 +14,13 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 from trt_nvfp4.builder.onnx_file import EXPORTED
 
@@ -68,14 +70,16 @@ def longest_sequence(directory: Path) -> int | None:
     return limit if limit > 0 else None
 
 
-def export(directory: Path, destination: Path) -> Path:
+def export(directory: Path, destination: Path, task: str = "features", cache: CacheOptions | None = None) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
 
-    Text models take input_ids and attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values
-    (float [batch, channels, height, width], batch dynamic). The outputs are those of the model's head under their
-    names in transformers, most often `logits` alone; without a head `last_hidden_state`. Raises BuilderError: for a
-    model of another kind, for one that transformers cannot load or torch cannot export, and where weights that the
-    outputs depend on are missing from the files.
+    `task`: `generate` exports a causal language model with caches (see `decoder_contract`; `cache` says how large),
+    `features` any model without, `auto` chooses by the model's class. Without caches, text models take input_ids and
+    attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values (float [batch, channels, height,
+    width], batch dynamic). The outputs are those of the model's head under their names in transformers, most often
+    `logits` alone; without a head `last_hidden_state`. Raises BuilderError: for a model of another kind, for one that
+    transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
+    files.
     """
     if (directory / "adapter_config.json").is_file():
         raise BuilderError(
@@ -111,7 +115,11 @@ def export(directory: Path, destination: Path) -> Path:
                 f"{reason if 'trust_remote_code' in str(error) else error}",
             ) from error
         _check_kind(directory, model)
-        wrapper, inputs, dynamic = _plain(model)
+        if task == "generate" or (task == "auto" and _generates(model)):
+            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions())
+        else:
+            wrapper, inputs, dynamic = _plain(model)
+            extra = Extra(longest=longest_sequence(directory))
         destination.parent.mkdir(parents=True, exist_ok=True)
         with torch.no_grad(), onnx_arithmetic():
             try:
@@ -119,9 +127,10 @@ def export(directory: Path, destination: Path) -> Path:
                     wrapper,
                     tuple(inputs.values()),
                     dynamo=True,
-                    opset_version=OPSET,
+                    opset_version=extra.opset,
                     input_names=list(inputs),
                     dynamic_shapes=dynamic,
+                    custom_translation_table=extra.translations,
                     verbose=False,
                 )
             except Exception as error:
@@ -133,10 +142,10 @@ def export(directory: Path, destination: Path) -> Path:
                 ) from error
         assert program is not None
         _check_weights(directory, program, absent)
-        _check_dynamic(directory, program, dynamic, type(model).__name__)
+        _check_dynamic(directory, program, dynamic, type(model).__name__, extra.longest)
         for value, name in zip(program.model.graph.outputs, wrapper.outputs, strict=True):
             value.name = name
-        program.model.metadata_props[EXPORTED] = directory.name
+        program.model.metadata_props.update({EXPORTED: directory.name, **extra.metadata})
         size = sum(tensor.nbytes for tensor in wrapper.state_dict().values())
         # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
         with tempfile.TemporaryDirectory(prefix=".export-", dir=destination.parent) as folder:
@@ -238,6 +247,45 @@ def _of_images(model: Any, name: str) -> Any:
     return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
 
 
+@dataclass(frozen=True)
+class Extra:
+    """What an export has beside a module and its inputs."""
+
+    opset: int = OPSET
+    translations: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    longest: int | None = None
+
+
+def _generates(model: Any) -> bool:
+    """Whether the model is a causal language model by its class."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    text = model.config.get_text_config(decoder=True)
+    is_encoder = getattr(text, "is_decoder", True) is False  # BERT's kind, whose classes serve as both
+    return type(model).__name__ in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) and not is_encoder
+
+
+def _with_caches(
+    directory: Path, model: Any, cache: CacheOptions
+) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]], Extra]:
+    """As `_plain`, one step over caches, and what its export needs."""
+    from trt_nvfp4.builder.export.decoder_ops import OPSET as CACHED_OPSET
+    from trt_nvfp4.builder.export.decoder_ops import TRANSLATIONS
+    from trt_nvfp4.builder.export.decoders import decoder_step
+
+    if not model.can_generate() or model.get_output_embeddings() is None:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: {type(model).__name__} has no language model head, so that it generates nothing; add --task "
+            "features, or name the ...ForCausalLM class in config.json's architectures",
+        )
+    capacity = cache.checked_capacity(directory, longest_sequence(directory))
+    program = decoder_step(directory, model, capacity, cache)
+    extra = Extra(CACHED_OPSET, TRANSLATIONS, {DECODER: program.decoder.json()}, capacity)
+    return program.step, program.inputs, program.dynamic, extra
+
+
 def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]]]:
     """A module from tensors to a tuple of tensors, example inputs, and dynamic shapes.
 
@@ -297,10 +345,14 @@ def _check_weights(directory: Path, program: torch.onnx.ONNXProgram, absent: Set
 
 
 def _check_dynamic(
-    directory: Path, program: torch.onnx.ONNXProgram, dynamic: tuple[tuple[dict[int, Any], ...]], named: str
+    directory: Path,
+    program: torch.onnx.ONNXProgram,
+    dynamic: tuple[tuple[dict[int, Any], ...]],
+    named: str,
+    longest: int | None,
 ) -> None:
     """Refuse a graph that takes inputs of the example's size, or up to a size of torch's own, alone: torch.onnx fixes
-    what a model loops over."""
+    what a model loops over. `longest` is the longest sequence that the model takes, where it is known."""
     exported = program.exported_program
     assert exported is not None
     sizes = {node.name: node.meta["val"].shape for node in exported.graph.find_nodes(op="placeholder")}
@@ -314,7 +366,7 @@ def _check_dynamic(
                     "models that loop over it (recurrent, state space); export it with torch.onnx.export at the size "
                     "that you need and give the ONNX file",
                 )
-            limit = longest_sequence(directory) if dim.__name__ == "sequence" else None
+            limit = None if dim.__name__ == "batch" else longest
             bounds = exported.range_constraints.get(size.node.expr)
             if bounds is not None and bounds.upper < (limit or BOUNDLESS):
                 lower = f"lower config.json's limit of {limit} to that if it is enough, or " if limit else ""

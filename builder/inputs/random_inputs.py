@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH
 from trt_nvfp4.builder.inputs.shapes import typical_shapes
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
@@ -30,8 +31,20 @@ def random_samples(
             name: _random_input(name, spec.dtype, typical[name], vocabulary.get(name, 2), rng)
             for name, spec in specs.items()
         }
+        | _lengths(specs, typical)
         for _ in range(count)
     ]
+
+
+def _lengths(specs: Mapping[str, InputSpec], typical: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """A decoder's lengths for empty caches and prompts without padding."""
+    if not {IDS, PAST_LENGTH, NEW_LENGTH} <= set(specs):
+        return {}
+    batch, tokens = typical[IDS]
+    return {
+        PAST_LENGTH: np.zeros(batch, specs[PAST_LENGTH].dtype),
+        NEW_LENGTH: np.full(batch, tokens, specs[NEW_LENGTH].dtype),
+    }
 
 
 def vocabulary(model: Path) -> dict[str, int]:

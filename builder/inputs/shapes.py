@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.calibration.samples.samples import CACHE
@@ -34,6 +35,15 @@ class Profile:
     least: Shape
     typical: Shape
     most: Shape
+
+
+#: Of every input with a dynamic dimension.
+Profiles: TypeAlias = dict[str, Profile]
+
+
+def typical_of(profiles: Mapping[str, Profile]) -> dict[str, Shape]:
+    """The shapes that an engine is tuned for."""
+    return {name: profile.typical for name, profile in profiles.items()}
 
 
 def parse_shapes(text: str, flag: str) -> dict[str, Shape]:

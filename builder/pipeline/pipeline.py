@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ from trt_nvfp4.builder.accuracy.precision_search import Part, choose_precisions,
 from trt_nvfp4.builder.accuracy.runners import Side
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions, decoder_of
+from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.inputs.decoder_profiles import decoder_profiles
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
-from trt_nvfp4.builder.inputs.shapes import Profile, derive_profiles
+from trt_nvfp4.builder.inputs.shapes import Profiles, derive_profiles, typical_of
 from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritten_by
 from trt_nvfp4.builder.pipeline.progress import Progress, Silent
 from trt_nvfp4.builder.pipeline.request import Request, check
@@ -31,6 +34,7 @@ from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt import build_process as engine
 from trt_nvfp4.builder.tensorrt import bundle
+from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.builder.tensorrt.verify import PLUGINS
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
@@ -41,7 +45,16 @@ from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph, has_ranges, make_plan, selection
+from trt_nvfp4.graph_passes.planning.plan import (
+    DEFAULT_KINDS,
+    KINDS,
+    NVFP4,
+    Plan,
+    PlannedSubgraph,
+    has_ranges,
+    make_plan,
+    selection,
+)
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices, packed_ranges
@@ -78,18 +91,20 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     with report.timed("read"):
         progress.stage("reading the model")
         path = _onnx_file(request, report, progress)
+        check_readable(path, read(path))
+        request = _of_task(request, path)
         model = load(path)
         specs = input_specs(path)
-        profiles = _profiles(request, specs, report)
+        profiles = _profiles(request, path, specs, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         given = _given_plan(request, model)
         # A given plan finds its own.
         subgraphs = find_subgraphs(model) if given is None or checkpoint is not None else []
         calibrated = _calibrated(request, checkpoint, subgraphs)
-        # Of the shapes that the engine is tuned for.
-        typical = {name: profile.typical for name, profile in profiles.items()}
-        tokens = subgraph_tokens(model, subgraphs if given is None else given.subgraphs, typical)
+        # Of the shapes that the engine is tuned for: a decoder's are those of the step that generates a token.
+        planned = subgraphs if given is None else given.subgraphs
+        tokens = subgraph_tokens(model, planned, typical_of(profiles[-1]))
         plan = given or _new_plan(request, model, subgraphs, calibrated, tokens)
         if checkpoint is not None:
             _check_packed(checkpoint, subgraphs, request, plan, report)
@@ -134,20 +149,37 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
         raise BuilderError(
             USAGE, f"{request.model} has been rewritten already; add --plan with the plan that it follows"
         )
+    check_readable(request.model, read(request.model))
+    request = _of_task(request, request.model)
     plan = Plan.load(request.plan)
     _check_plan_target(request, plan)
     report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])
     check_required(request, plan)
-    profiles = _profiles(request, input_specs(request.model), report)
+    profiles = _profiles(request, request.model, input_specs(request.model), report)
     _build(request, plan, request.model, profiles, report, progress)
     return _finish(request, report)
 
 
-def _profiles(request: Request, specs: Mapping[str, InputSpec], report: Report) -> dict[str, Profile]:
-    longest = export.longest_sequence(request.model)
+def _of_task(request: Request, path: Path) -> Request:
+    """The request with the default kinds of the model: a decoder reads all its weights for every token."""
+    if request.kinds is not None:
+        return request
+    return replace(request, kinds=DEFAULT_KINDS if decoder_of(read(path)) is None else KINDS)
+
+
+def _profiles(request: Request, path: Path, specs: Mapping[str, InputSpec], report: Report) -> list[Profiles]:
+    """The engine's optimization profiles: one, or a decoder's two, prefill and decode."""
     shapes = {name: spec.shape for name, spec in specs.items()}
-    profiles = derive_profiles(shapes, request.least, request.typical, request.most, longest)
-    report.profiles = {name: [p.least, p.typical, p.most] for name, p in profiles.items()}
+    decoder = decoder_of(read(path))
+    if decoder is not None:
+        profiles = decoder_profiles(shapes, decoder, request.least, request.typical, request.most)
+    else:
+        longest = export.longest_sequence(request.model)
+        profiles = [derive_profiles(shapes, request.least, request.typical, request.most, longest)]
+    report.profiles, *further = [
+        {name: [p.least, p.typical, p.most] for name, p in profile.items()} for profile in profiles
+    ]
+    report.decode_profiles = further[0] if further else {}
     return profiles
 
 
@@ -191,8 +223,13 @@ def _weights(entry: PlannedSubgraph) -> int:
 
 
 def _selected(request: Request, plan: Plan) -> list[PlannedSubgraph]:
-    why_not = selection(request.kinds, request.include, request.exclude)
+    why_not = selection(_kinds(request), request.include, request.exclude)
     return [entry for entry in plan.subgraphs if why_not(entry) is None]
+
+
+def _kinds(request: Request) -> tuple[str, ...]:
+    assert request.kinds is not None, "_of_task gives them"
+    return request.kinds
 
 
 def _take_plan(
@@ -226,8 +263,13 @@ def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
     if not request.model.is_dir():
         return request.model
     progress.stage(f"exporting {request.model.name} to ONNX")
-    exported = export.export(request.model, request.file(".onnx"))
+    cache = CacheOptions(request.cache_capacity, request.max_batch or 1, request.all_logits)
+    exported = export.export(request.model, request.file(".onnx"), request.task, cache)
     report.files["exported model"] = str(exported)
+    if decoder_of(read(exported)) is not None:
+        copied = copy_tokenizer(request.model, exported.parent / TOKENIZER)
+        if copied is not None:
+            report.files["tokenizer"] = str(copied)
     return exported
 
 
@@ -265,7 +307,7 @@ def _new_plan(
             subgraphs,
             request.target.capabilities,
             precision=request.precision,
-            kinds=request.kinds,
+            kinds=_kinds(request),
             include=request.include,
             exclude=request.exclude,
             calibrated=calibrated,
@@ -278,13 +320,13 @@ def _new_plan(
     except ValueError as error:
         raise BuilderError(USAGE, str(error)) from error
     kinds = sorted({entry.kind for entry in plan.subgraphs})
-    if not set(kinds) & set(request.kinds):
+    if not set(kinds) & set(_kinds(request)):
         hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
         raise BuilderError(
-            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(request.kinds)}{hint}"
+            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(_kinds(request))}{hint}"
         )
     if not _selected(request, plan):
-        name = next(entry.name for entry in plan.subgraphs if entry.kind in request.kinds)
+        name = next(entry.name for entry in plan.subgraphs if entry.kind in _kinds(request))
         raise BuilderError(
             USAGE,
             f"{model.path}: --include and --exclude leave no subgraph to replace; they are matched against names such "
@@ -460,7 +502,7 @@ def _build(
     request: Request,
     plan: Plan,
     model: Path,
-    profiles: Mapping[str, Profile],
+    profiles: Sequence[Profiles],
     report: Report,
     progress: Progress,
 ) -> None:

@@ -13,7 +13,7 @@ import onnx
 from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.accuracy.runners import ENGINES
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.inputs.shapes import Shape
+from trt_nvfp4.builder.inputs.shapes import LARGEST_DIMENSION, Shape
 from trt_nvfp4.builder.onnx_file import is_exported, read_if_any
 from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.calibration.recipes import parse
@@ -53,7 +53,8 @@ class Request:
     most: Mapping[str, Shape] = field(default_factory=dict)
     include: str | None = None
     exclude: str | None = None
-    kinds: tuple[str, ...] = DEFAULT_KINDS
+    #: None: those of the task, `DEFAULT_KINDS, and linears too in a model with caches`.
+    kinds: tuple[str, ...] | None = None
     moe: str = "plugin"
     packed_weights: Path | None = None
     require: str | None = None
@@ -62,6 +63,10 @@ class Request:
     accuracy_budget: Budget | None = None
     accuracy_data: Path | None = None
     accuracy_samples: int = 2
+    task: str = "auto"
+    cache_capacity: int | None = None
+    max_batch: int | None = None
+    all_logits: bool = False
 
     @property
     def base(self) -> Path:
@@ -84,6 +89,7 @@ def check(request: Request, rewritten: bool) -> None:
     Raises BuilderError, CalibrationError (a recipe that is none) or PlanError.
     """
     _check_names(request)
+    _check_caches(request)
     _check_budget(request)
     _check_unheard(request, rewritten)
     _check_calibration(request)
@@ -114,6 +120,23 @@ def _check_names(request: Request) -> None:
                 f"{meant}: is a name in UTF-8, which Python takes for {sys.getfilesystemencoding()} in this locale; "
                 "set PYTHONUTF8=1, or a locale of UTF-8, such as LC_ALL=C.UTF-8",
             )
+
+
+def _check_caches(request: Request) -> None:
+    """Sizes of caches, and that a model is exported for which they are given."""
+    sizes = {"--cache-capacity": request.cache_capacity, "--max-batch": request.max_batch}
+    for flag, size in sizes.items():
+        if size is not None and not 1 <= size <= LARGEST_DIMENSION:
+            raise BuilderError(USAGE, f"{flag} {size}: expected 1 to {LARGEST_DIMENSION}")
+    given = [flag for flag, size in sizes.items() if size is not None] + ["--all-logits"] * request.all_logits
+    if given and request.task == "features":
+        raise BuilderError(USAGE, f"{', '.join(given)}: --task features exports no caches; leave one out")
+    if not request.model.is_dir() and (request.task != "auto" or given):
+        options = ", ".join(given if request.task == "auto" else [f"--task {request.task}", *given])
+        raise BuilderError(
+            USAGE,
+            f"{request.model}: is not exported, so that {options} would have no effect; leave that out",
+        )
 
 
 def _check_budget(request: Request) -> None:
@@ -161,7 +184,7 @@ def _check_calibration(request: Request) -> None:
 
 def _check_selection(request: Request) -> None:
     try:
-        selection(request.kinds, request.include, request.exclude)
+        selection(DEFAULT_KINDS if request.kinds is None else request.kinds, request.include, request.exclude)
     except ValueError as error:
         raise BuilderError(USAGE, str(error)) from error
 

@@ -71,6 +71,8 @@ class Report:
     # What an accuracy budget led to (see `precision_choice.Choice`).
     budget: dict[str, Any] = field(default_factory=dict)
     profiles: dict[str, Any] = field(default_factory=dict)
+    # Of the engine's second optimization profile, with which a decoder generates token by token.
+    decode_profiles: dict[str, Any] = field(default_factory=dict)
     # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
     predicted: dict[str, Any] = field(default_factory=dict)
     accuracy: dict[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.tensorrt.network_checks import network_problems
 from trt_nvfp4.builder.tensorrt.verify import Layer, layers_of_inspector, layers_of_log
 from trt_nvfp4.common.replacing import replacing
 
@@ -30,6 +31,8 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "timing_cache": {"tensorrt": ((10, 13), NEVER)},
     # The parser opens lib<name>.so when it meets a plugin, while the wheel ships lib<name>.so.1 alone, and aborts.
     "parser_opens_unversioned_library": {"tensorrt_rtx": ((1, 0), NEVER)},
+    # Myelin crashes where a plugin's network takes an input of no values.
+    "empty_shapes": {"tensorrt": ((10, 16), NEVER), "tensorrt_rtx": ((1, 0), NEVER)},
     # The horizontal fusion of gate and up miscompiles at batch 1 on SM110.
     "gate_up_fusion_miscompiles_on_sm110": {"tensorrt": ((10, 13), (10, 14))},
 }
@@ -101,15 +104,25 @@ class Backend:
         if not parser.parse_from_file(str(job.model)):
             raise BuilderError(MODEL_AT_FAULT, _parser_message(job.model, parser, log.errors))
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        if problems := list(network_problems(trt, network, job.attentions, job.caches)):
+            raise BuilderError(
+                VERIFICATION_FAILED, f"{job.model}: TensorRT reads the model otherwise: {'; '.join(problems)}"
+            )
         if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
             raise BuilderError(
                 MODEL_AT_FAULT,
                 f"{job.model}: the values of input {shapes[0]!r} are a shape, whose range nothing says; make it a "
                 "constant of the model",
             )
-        if job.profiles:
+        if not self.has("empty_shapes") and (empty := _empty(job.profiles)):
+            raise BuilderError(
+                USAGE,
+                f"{self.module} {self.version} fails on devices with empty inputs next to plugins, and the smallest "
+                f"shape of {empty!r} is empty; give --min-shapes without a 0, or use 10.16",
+            )
+        for shapes_of in filter(None, job.profiles):
             profile = builder.create_optimization_profile()
-            for name, (low, typical, high) in job.profiles.items():
+            for name, (low, typical, high) in shapes_of.items():
                 try:
                     profile.set_shape(name, low, typical, high)
                 except RuntimeError as error:
@@ -117,7 +130,7 @@ class Backend:
                         USAGE, f"TensorRT refused the shapes {low}, {typical}, {high} of {name!r}: {error}"
                     ) from error
             if config.add_optimization_profile(profile) < 0:
-                raise BuilderError(USAGE, f"TensorRT refused the shapes {job.profiles}: {log.last_errors()}")
+                raise BuilderError(USAGE, f"TensorRT refused the shapes {shapes_of}: {log.last_errors()}")
         cache = self._timing_cache(config, job, log)
 
         report({"event": "stage", "stage": "build"})
@@ -133,8 +146,8 @@ class Backend:
         if misfit := next((text for text in said if re.search(r"\bk(MIN|OPT|MAX) values\b", text)), None):
             raise BuilderError(
                 USAGE,
-                f"{job.model}: does not take all shapes of the profile {job.profiles}: {misfit}; give others with "
-                "--min-shapes, --opt-shapes and --max-shapes",
+                f"{job.model}: does not take all shapes of the profile {_shown(job.profiles)}: {misfit}; give others "
+                "with --min-shapes, --opt-shapes and --max-shapes",
             )
         if engine is None:
             raise BuilderError(BUILD_FAILED, f"TensorRT built no engine: {log.last_errors()}")
@@ -192,6 +205,15 @@ class Backend:
             return []
         inspector = loaded.create_engine_inspector()
         return layers_of_inspector(inspector.get_engine_information(self.trt.LayerInformationFormat.JSON))
+
+
+def _empty(profiles: list[dict[str, tuple[tuple[int, ...], ...]]]) -> str | None:
+    """An input whose smallest shape has no values."""
+    return next((name for shapes in profiles for name, (low, *_) in shapes.items() if 0 in low), None)
+
+
+def _shown(profiles: list[dict[str, tuple[tuple[int, ...], ...]]]) -> str:
+    return " or ".join(map(str, profiles))
 
 
 def logger(trt: Any) -> Any:

@@ -70,8 +70,10 @@ class Job:
     plugin_library: Path | None
     plugin_sources: Path | None
     timing_cache: Path | None
-    profiles: dict[str, tuple[tuple[int, ...], ...]]
+    profiles: list[dict[str, tuple[tuple[int, ...], ...]]]
     planned: list[dict[str, Any]]
+    attentions: dict[str, bool]
+    caches: dict[str, str]
     checksums: dict[Path, str]
 
     @staticmethod
@@ -96,8 +98,13 @@ class Job:
                 plugin_library=inside(data["plugin_library"]),
                 plugin_sources=inside(data["plugin_sources"]),
                 timing_cache=inside(data["timing_cache"]),
-                profiles={name: tuple(tuple(shape) for shape in shapes) for name, shapes in data["profiles"].items()},
+                profiles=[
+                    {name: tuple(tuple(shape) for shape in shapes) for name, shapes in profile.items()}
+                    for profile in data["profiles"]
+                ],
                 planned=data["planned"],
+                attentions=dict(data["attentions"]),
+                caches=dict(data["caches"]),
                 checksums={folder / name: digest for name, digest in data["checksums"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -239,7 +246,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         raise BuilderError(VERIFICATION_FAILED, "TensorRT listed no layers: what it built cannot be checked")
     if reason := _plugin_error(library):
         raise BuilderError(VERIFICATION_FAILED, f"a plugin failed during the build and TensorRT went on: {reason}")
-    realized = check_layers(layers, job.planned)
+    realized = check_layers(layers, job.planned, max(1, len(job.profiles)))
     short = [entry for entry in realized if entry["problem"]]
     if short:
         listed = "; ".join(f"{entry['name']}: {entry['problem']}" for entry in short)
@@ -264,7 +271,8 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "engine_bytes": size,
         "engine_sha256": digest,
         "engine_layers": len(layers),
-        "plugin_layers": sum(layer.is_plugin for layer in layers),
+        "plugin_layers": sum(layer.is_plugin for layer in layers if layer.profile == 0),
+        "caches_in_place": len(job.caches),
         "subgraphs": realized,
         "timings_s": timings,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -18,10 +18,12 @@ import onnx
 
 from trt_nvfp4 import plugins
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import decoder_of
 from trt_nvfp4.builder.inputs.shapes import Profile
 from trt_nvfp4.builder.onnx_file import check_plan, read, rewritten_by
 from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 from trt_nvfp4.builder.tensorrt import build_script
+from trt_nvfp4.builder.tensorrt.preflight import attentions
 from trt_nvfp4.builder.tensorrt.verify import PLUGINS
 from trt_nvfp4.common.external_data import locations
 from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
@@ -34,7 +36,7 @@ SOURCES = "sources"
 #: The modules that the script runs; they import no others.
 MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
-    *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "verify")),
+    *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "network_checks", "verify")),
     *("common/__init__.py", "common/replacing.py"),
 )
 _SCRIPT = f'''#!/usr/bin/env python3
@@ -125,7 +127,7 @@ def write_folder(
     target: Target,
     model: Path,
     planned: list[dict[str, Any]],
-    profiles: Mapping[str, Profile],
+    profiles: Sequence[Mapping[str, Profile]],
     library: Path | None,
     with_sources: bool = False,
     timing_cache: Path | None = None,
@@ -148,6 +150,10 @@ def write_folder(
     for name in MODULES:
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source_of(name), code / name)
+    proto = read(model)
+    decoder = decoder_of(proto)
+    if keep and decoder is not None and decoder.tokenizer is not None:
+        shutil.copytree(model.parent / decoder.tokenizer, folder / decoder.tokenizer)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     # Every build adds to it, so that no checksum holds.
     if timing_cache is not None and timing_cache.exists():
@@ -163,8 +169,10 @@ def write_folder(
         "plugin_library": library.name if library else None,
         "plugin_sources": SOURCES if with_sources else None,
         "timing_cache": "timing.cache" if timing_cache is not None else None,
-        "profiles": {name: [p.least, p.typical, p.most] for name, p in profiles.items()},
+        "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
         "planned": planned,
+        "attentions": attentions(proto),
+        "caches": {} if decoder is None else dict(zip(decoder.caches, decoder.presents, strict=True)),
         "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files} if keep else {},
     }
     path = folder / MANIFEST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ class Layer:
     inputs: tuple[str, ...]
     nodes: frozenset[str]
     constants: tuple[str, ...] | None = None
+    #: The optimization profile that it runs in; TensorRT builds a graph for each.
+    profile: int = 0
 
     @property
     def is_plugin(self) -> bool:
@@ -59,10 +62,14 @@ def layers_of_log(message: str) -> list[Layer]:
         if found:
             name, kind, read, _, metadata = found.groups()
             inputs, listed, constants = read.partition(", Constants: ")
-            layers.append(
-                Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), _logged(constants) if listed else None)
-            )
+            listed_types = _logged(constants) if listed else None
+            layers.append(Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), listed_types, _profile(line)))
     return layers
+
+
+def _profile(described: str) -> int:
+    """TensorRT marks the names of all profiles but the first: `conv [profile 1]`."""
+    return max(map(int, re.findall(r" \[profile (\d+)\]", described)), default=0)
 
 
 def _logged(tensors: str) -> tuple[str, ...]:
@@ -73,9 +80,10 @@ def layers_of_inspector(text: str) -> list[Layer]:
     """Read the engine inspector's JSON."""
     layers = []
     for entry in json.loads(text).get("Layers", []):
-        nodes = _onnx_nodes(entry.get("Metadata", "")) | {entry["Name"]}
+        nodes = _onnx_nodes(entry.get("Metadata", "")) | {re.sub(r" \[profile \d+\]", "", entry["Name"])}
         constants = _inspected(entry["Constants"]) if "Constants" in entry else None
-        layers.append(Layer(entry["Name"], entry["LayerType"], _inspected(entry.get("Inputs", [])), nodes, constants))
+        inputs, profile = _inspected(entry.get("Inputs", [])), _profile(json.dumps(entry))
+        layers.append(Layer(entry["Name"], entry["LayerType"], inputs, nodes, constants, profile))
     return layers
 
 
@@ -88,8 +96,8 @@ PLUGINS = {"nvfp4": "nvfp4 plugin", "fp8_plugin": "fp8 plugin"}
 DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
 
 
-def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of each planned subgraph.
+def check_layers(layers: list[Layer], planned: list[dict[str, Any]], profiles: int = 1) -> list[dict[str, Any]]:
+    """What became of each planned subgraph, in each of the engine's optimization profiles.
 
     `planned`: name, decision (nvfp4 | fp8_plugin | native | native_nvfp4 | fp8 | bf16 | fp16), `engine_nodes`, the
     ONNX nodes that carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise (or
@@ -98,25 +106,32 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]]) -> list[dic
     """
     results = []
     for subgraph in planned:
-        decision, nodes = subgraph["decision"], subgraph["engine_nodes"]
-        problems = []
-        if not nodes:
-            problems.append("no node carries it")
-        for node in nodes:
-            mine = [layer for layer in layers if node in layer.nodes]
-            if decision in PLUGINS:
-                plugins = [layer for layer in mine if layer.is_plugin]
-                if len(plugins) != 1:
-                    problems.append(f"node {node!r}: {len(plugins)} plugin layers in the engine, expected 1")
-            elif decision == "native":
-                if not mine:
-                    problems.append(f"node {node!r}: TensorRT's MoE layer is not in the engine")
-            else:
-                types, both = DATATYPES[decision], node in subgraph["quantized"]
-                if not any(layer.multiplies(types) if both else layer.datatypes & types for layer in mine):
-                    expected = f"activations and weights in {decision}" if both else decision
-                    seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
-                    problems.append(f"node {node!r}: expected a layer that reads {expected}, TensorRT built {seen}")
+        decision = subgraph["decision"]
+        problems = [] if subgraph["engine_nodes"] else ["no node carries it"]
+        for profile in range(profiles):
+            mine = [layer for layer in layers if layer.profile == profile]
+            where = f"profile {profile}: " if profiles > 1 else ""
+            problems += [where + problem for problem in _problems(subgraph, mine)]
         realized = "missing" if problems else PLUGINS.get(decision, decision)
         results.append({"name": subgraph["name"], "realized": realized, "problem": "; ".join(problems) or None})
     return results
+
+
+def _problems(subgraph: dict[str, Any], layers: list[Layer]) -> Iterator[str]:
+    """What differs from the plan among the layers of one profile."""
+    decision = subgraph["decision"]
+    for node in subgraph["engine_nodes"]:
+        mine = [layer for layer in layers if node in layer.nodes]
+        if decision in PLUGINS:
+            plugins = [layer for layer in mine if layer.is_plugin]
+            if len(plugins) != 1:
+                yield f"node {node!r}: {len(plugins)} plugin layers in the engine, expected 1"
+        elif decision == "native":
+            if not mine:
+                yield f"node {node!r}: TensorRT's MoE layer is not in the engine"
+        else:
+            types, both = DATATYPES[decision], node in subgraph["quantized"]
+            if not any(layer.multiplies(types) if both else layer.datatypes & types for layer in mine):
+                expected = f"activations and weights in {decision}" if both else decision
+                seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
+                yield f"node {node!r}: expected a layer that reads {expected}, TensorRT built {seen}"

@@ -121,12 +121,26 @@ def _reader(path: Path, specs: Mapping[str, InputSpec], tokenizer: Path | None) 
     if path.suffix == ".json":
         return _polygraphy(path)
     if path.suffix == ".txt":
-        samples = text.tokenize(path, tokenizer, {name: spec.dtype for name, spec in specs.items()})
-        return [(f"{path}, sample {i}", partial(dict, sample)) for i, sample in enumerate(samples)]
+        caches = _empty_caches(specs)
+        inputs = {name: spec.dtype for name, spec in specs.items() if name not in caches}
+        capacity = min((cache.shape[2] for cache in caches.values()), default=None)
+        samples = text.tokenize(path, tokenizer, inputs, capacity)
+        return [(f"{path}, sample {i}", partial(dict, sample | caches)) for i, sample in enumerate(samples)]
     raise CalibrationError(
         f"{path}: expected an .npz file, a folder of .npz or .npy files, a .json file of Polygraphy, a Python loader "
         "(loader.py:function) or a .txt file"
     )
+
+
+def _empty_caches(specs: Mapping[str, InputSpec]) -> dict[str, np.ndarray]:
+    """The caches of one sequence, [1, heads, capacity, dim], of a decoder whose caches have a fixed capacity."""
+    return {
+        name: np.zeros((1, *map(int, spec.shape[1:])), spec.dtype)
+        for name, spec in specs.items()
+        if name.startswith("past_key_values.")
+        and len(spec.shape) == 4
+        and all(isinstance(d, int) for d in spec.shape[1:])
+    }
 
 
 def _npz(file: Path) -> Sample:

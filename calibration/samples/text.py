@@ -15,11 +15,14 @@ from trt_nvfp4.common.errors import CalibrationError
 _LONGEST = 512  # tokens of a sample, where the model does not allow fewer
 
 
-def tokenize(file: Path, directory: Path | None, inputs: Mapping[str, np.dtype]) -> list[dict[str, np.ndarray]]:
+def tokenize(
+    file: Path, directory: Path | None, inputs: Mapping[str, np.dtype], capacity: int | None = None
+) -> list[dict[str, np.ndarray]]:
     """One sample [1, tokens] per paragraph (blank lines separate them), longer ones in pieces, none left out.
 
     `inputs` are the model's inputs and their types: those that tokenizers give (input_ids, attention_mask,
-    token_type_ids) and position_ids.
+    token_type_ids), position_ids, and a decoder's past_length (0) and new_length. `capacity` is how many tokens a
+    decoder's caches hold.
 
     Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's; an input that text cannot give.
     """
@@ -32,13 +35,15 @@ def tokenize(file: Path, directory: Path | None, inputs: Mapping[str, np.dtype])
     tokenizer, config = _tokenizer(file, directory), _config(directory)
     limit = config.get("max_position_embeddings")
     longest = min(_LONGEST, limit) if isinstance(limit, int) and limit > 0 else _LONGEST
+    longest = min(longest, capacity or longest)
     samples = []
     for paragraph in paragraphs:
         # Whole pieces, special tokens included, of at most `longest` tokens.
         pieces = tokenizer(paragraph, truncation=True, max_length=longest, return_overflowing_tokens=True)
         for i in range(len(pieces["input_ids"])):
             piece = {name: np.asarray(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
-            piece["position_ids"] = np.arange(len(piece["input_ids"]))
+            tokens = len(piece["input_ids"])
+            piece |= {"position_ids": np.arange(tokens), "past_length": np.array(0), "new_length": np.array(tokens)}
             if missing := sorted(set(inputs) - set(piece)):
                 raise CalibrationError(
                     f"{file}: text cannot give the model's input '{missing[0]}'; give arrays instead"

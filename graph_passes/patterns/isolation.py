@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp
 
 Part = TypeVar("Part", Mlp, Linear)
@@ -46,6 +47,10 @@ def refuse_shared_weights(parts: Iterable[tuple[Part, str | None]]) -> list[tupl
     return [(part, refusal or _sharing_refusal(part, owners[_weights(part)])) for part, refusal in parts]
 
 
+def _is_lookup(use: ir.Usage) -> bool:
+    return is_op(use.node, "Gather") and use.idx == 0 and use.node.attributes.get_int("axis", 0) == 0
+
+
 def _weights(part: Mlp | Linear) -> tuple[object, ...]:
     return tuple(linear.weight.identity for linear in part.linears)
 
@@ -53,6 +58,9 @@ def _weights(part: Mlp | Linear) -> tuple[object, ...]:
 def _sharing_refusal(part: Mlp | Linear, owners: Set[ir.Node]) -> str | None:
     for linear in part.linears:
         for value in linear.weight_values:
-            if (reason := escaping_use([value], owners)) is not None:
+            # A head tied to the embedding gets a quantized copy of its own; the embedding, of which a token reads one
+            # row, stays as it is.
+            lookups = {use.node for use in value.uses() if _is_lookup(use)}
+            if (reason := escaping_use([value], owners | lookups)) is not None:
                 return f"its weight '{linear.weight.stored.name}' is shared: {reason}"
     return None

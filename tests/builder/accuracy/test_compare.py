@@ -31,7 +31,7 @@ def bundled(model: Path) -> Path:
     """A bundle of the rewritten model, without its plugin library."""
     folder = model.with_name("bundle")
     folder.mkdir()
-    bundle.write_folder(folder, find_target("thor"), rewritten_file(model), [], {}, None, keep=True)
+    bundle.write_folder(folder, find_target("thor"), rewritten_file(model), [], [], None, keep=True)
     return folder
 
 

@@ -92,7 +92,11 @@ def test_directory_to_engine(tmp_path: Path, seed: int, name: str, dtype: torch.
     pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
     saved_model(name, tmp_path / name, seed, dtype)
     request = pipeline.Request(
-        tmp_path / name, find_target("rtx-blackwell"), output=tmp_path / "out" / "o.engine", require="nvfp4"
+        tmp_path / name,
+        find_target("rtx-blackwell"),
+        output=tmp_path / "out" / "o.engine",
+        require="nvfp4",
+        task="features",
     )
     report = json.loads(pipeline.run(request).json())
     mlps = [entry for entry in report["subgraphs"] if entry["kind"] != "linear"]

@@ -45,7 +45,7 @@ def folder_of(
 ) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
-    bundle.write_folder(folder, find_target("rtx-blackwell"), model, planned, profiles, None, **options)
+    bundle.write_folder(folder, find_target("rtx-blackwell"), model, planned, [profiles], None, **options)
     return folder
 
 
@@ -456,7 +456,7 @@ def test_library_for_another_machine(tmp_path: Path, fp8_and_bf16: Path) -> None
     folder = tmp_path / "folder"
     folder.mkdir()
     foreign = tmp_path / "libplugins-foreign.so"
-    bundle.write_folder(folder, find_target("spark"), fp8_and_bf16, [], PROFILES, foreign)
+    bundle.write_folder(folder, find_target("spark"), fp8_and_bf16, [], [PROFILES], foreign)
     with pytest.raises(BuilderError, match="could not load this plugin library on " + platform.machine()) as failure:
         run_script(folder, tmp_path / "out.engine", lambda event: None)
     assert failure.value.exit_code == BUILD_FAILED

@@ -133,7 +133,7 @@ def bundle_with_sources(tmp_path: Path, gated_mlps: Path) -> Path:
     folder = tmp_path / "bundle"
     folder.mkdir()
     model = tmp_path / "o.rewritten.onnx"
-    bundle.write_folder(folder, request.target, model, planned, profiles, None, with_sources=True, keep=True)
+    bundle.write_folder(folder, request.target, model, planned, [profiles], None, with_sources=True, keep=True)
     return folder
 
 

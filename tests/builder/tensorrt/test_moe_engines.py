@@ -32,7 +32,7 @@ def test_one_plugin_layer_per_block(name: str, tmp_path: Path, seed: int) -> Non
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
     options = ["-o", str(tmp_path / "o.engine"), "--target", "rtx-blackwell", "--require", "nvfp4", "--json"]
-    shapes = ["--max-shapes", "input_ids:2x16,attention_mask:2x16"]
+    shapes = ["--task", "features", "--max-shapes", "input_ids:2x16,attention_mask:2x16"]
 
     result = CliRunner().invoke(app, [str(tmp_path / "model"), *options, *shapes])
 

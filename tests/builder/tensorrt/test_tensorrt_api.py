@@ -167,7 +167,9 @@ def job_in(tmp_path: Path) -> build_script.Job:
         plugin_library=None,
         plugin_sources=None,
         timing_cache=cache,
-        profiles={"x": ((1, 16), (2, 16), (4, 16))},
+        profiles=[{"x": ((1, 16), (2, 16), (4, 16))}],
+        attentions={},
+        caches={},
         planned=[],
         checksums={},
     )

@@ -1,0 +1,113 @@
+"""What a language model with a cache says about itself: metadata of its ONNX file, in JSON.
+
+One graph for every family (opset 24). Inputs: `input_ids [batch, new]`, `past_length [batch]` (tokens already cached,
+per sequence), `new_length [batch]` (valid new tokens per sequence; prompts are padded on the right), all int64, and for
+each layer `past_key_values.{layer}.key` and `.value`, `[batch, kv_heads, capacity, head_dim]`. Outputs: `logits
+[batch, 1, vocab]` of each sequence's last valid token (`[batch, new, vocab]` with all logits) and the caches with the
+new tokens, `present.{layer}.key` and `.value`, meant to be bound to the addresses of the inputs. What padding writes
+into a cache is overwritten by the tokens that follow; `past_length + new` must not exceed the capacity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import onnx
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+
+#: Key of the metadata entry.
+DECODER = "trt_nvfp4.decoder"
+VERSION = 1
+IDS, PAST_LENGTH, NEW_LENGTH, LOGITS = "input_ids", "past_length", "new_length", "logits"
+#: Where the tokenizer's files lie, relative to the engine's or the model's folder.
+TOKENIZER = "tokenizer"
+#: The capacity where none is given, and the model allows for as many tokens.
+CAPACITY = 4096
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """What the user asks of the caches: tokens per sequence, sequences, and whether logits of all tokens come out."""
+
+    capacity: int | None = None
+    max_batch: int = 1
+    all_logits: bool = False
+
+    def checked_capacity(self, directory: Path, limit: int | None) -> int:
+        """The capacity, or the default; `limit` is the model's longest sequence. Raises BuilderError (usage)."""
+        if self.capacity is None:
+            return min(limit or CAPACITY, CAPACITY)
+        if limit is not None and self.capacity > limit:
+            raise BuilderError(
+                USAGE, f"--cache-capacity {self.capacity}: {directory} allows for {limit} tokens; give at most that"
+            )
+        return self.capacity
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A language model's caches and tokens. Lists have one entry per layer that has a cache of its own."""
+
+    capacity: int
+    max_batch: int
+    kv_heads: Sequence[int]
+    head_dim: Sequence[int]
+    #: Values may have another size than keys (latent attention).
+    value_head_dim: Sequence[int]
+    vocab_size: int
+    eos_token_ids: Sequence[int]
+    #: As ONNX spells it in lower case: float32, float16, bfloat16.
+    cache_dtype: str
+    #: The shortest attention window of any layer, in tokens; None where all layers attend to everything.
+    sliding_window: int | None = None
+    all_logits: bool = False
+    #: A sequence that grows beyond so many tokens must run again from its first (past_length 0): its rotary
+    #: frequencies change there (long rope). None for most models.
+    recompute_length: int | None = None
+    tokenizer: str | None = TOKENIZER
+    version: int = VERSION
+
+    @property
+    def layers(self) -> int:
+        return len(self.kv_heads)
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Names of the caches' inputs."""
+        return tuple(f"past_key_values.{layer}.{part}" for layer in range(self.layers) for part in ("key", "value"))
+
+    @property
+    def presents(self) -> tuple[str, ...]:
+        """Names of the caches' outputs, in the order of `caches`."""
+        return tuple(f"present.{layer}.{part}" for layer in range(self.layers) for part in ("key", "value"))
+
+    def json(self) -> str:
+        return json.dumps({"layers": self.layers, **asdict(self)})
+
+    @classmethod
+    def parse(cls, text: str) -> Decoder:
+        """Raises BuilderError (model) for metadata of another version, or with missing or misplaced entries."""
+        try:
+            found = json.loads(text)
+            if found["version"] != VERSION:
+                raise ValueError(f"version {found['version']}, expected {VERSION}")
+            known = {field.name for field in fields(cls)}
+            decoder = cls(**{name: value for name, value in found.items() if name in known})
+            if {len(decoder.head_dim), len(decoder.value_head_dim), found["layers"]} != {decoder.layers}:
+                raise ValueError("it does not list one entry per layer")
+        except (ValueError, TypeError, KeyError) as error:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"the metadata entry {DECODER} cannot be read ({error!r}); export the model again",
+            ) from error
+        return decoder
+
+
+def decoder_of(model: onnx.ModelProto) -> Decoder | None:
+    """The decoder that the model's metadata describes, None for a model without that entry; raises as `parse`."""
+    entry = next((entry for entry in model.metadata_props if entry.key == DECODER), None)
+    return None if entry is None else Decoder.parse(entry.value)

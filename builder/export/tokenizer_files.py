@@ -1,0 +1,44 @@
+"""The files of a Hugging Face directory that turn text into a language model's tokens and back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from trt_nvfp4.common.replacing import replacing
+
+# config.json: transformers finds the tokenizer's class by it where tokenizer_config.json names none.
+_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_BESIDE = ("config.json", "generation_config.json")
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """The tokenizer's files in the directory, its chat template included; none where there is no tokenizer."""
+    return [file for name in _NAMES if (file := directory / name).is_file()]
+
+
+def copy_tokenizer(directory: Path, destination: Path) -> Path | None:
+    """Copy the tokenizer's files, and the configurations that belong to them, into the folder `destination`; None
+    where the directory has no tokenizer."""
+    files = tokenizer_files(directory)
+    if not files:
+        return None
+    destination.mkdir(parents=True, exist_ok=True)
+    for file in (*files, *(directory / name for name in _BESIDE if (directory / name).is_file())):
+        with replacing(destination / file.name) as temporary:
+            shutil.copyfile(file, temporary)
+    return destination

@@ -1,0 +1,126 @@
+"""What TensorRT's parser reads without an error, and otherwise than ONNX means it: refused before a build.
+
+The facts were measured with TensorRT-RTX 1.7.1 (docs/verification.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+
+_ONNX = ("", "ai.onnx")
+_PAST_KEY, _PAST_VALUE, _LENGTHS, _MASK = 4, 5, 6, 3
+_CACHE_TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+# What leaves the order of tokens as it is, between a cache and the attention that reads it.
+_TRANSPARENT = {"Identity", "Cast", "Reshape", "Transpose", "Expand", "Unsqueeze", "Squeeze", "Mul", "Div"}
+
+
+def check_readable(path: Path, model: onnx.ModelProto) -> None:
+    """Raises BuilderError (model) with the first node that TensorRT would read wrongly; `model` needs no weights."""
+    problem = next(_problems(model), None)
+    if problem is not None:
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: {problem}")
+
+
+def attentions(model: onnx.ModelProto) -> dict[str, bool]:
+    """Names of the model's Attention nodes, and whether each has a mask."""
+    return {
+        node.name: _given(node, _MASK)
+        for node in model.graph.node
+        if node.op_type == "Attention" and node.domain in _ONNX and node.name
+    }
+
+
+def _problems(model: onnx.ModelProto) -> Iterator[str]:
+    graph = model.graph
+    producers = {output: node for node in graph.node for output in node.output}
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    inputs = {value.name: value for value in graph.input}
+    outputs = {value.name for value in graph.output}
+    for node in graph.node:
+        if node.domain not in _ONNX:
+            continue
+        where = f"node {node.name or node.output[0]!r} ({node.op_type})"
+        if node.op_type == "Attention":
+            found = _attention(node, producers)
+        elif node.op_type == "TensorScatter":
+            found = _scatter(node, inputs, outputs, types)
+        else:
+            continue
+        yield from (f"{where}: {problem}" for problem in found)
+
+
+def _attention(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> Iterator[str]:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    causal = "is_causal" in attributes and attributes["is_causal"].i != 0
+    if _given(node, _LENGTHS):
+        yield (
+            "TensorRT ignores nonpad_kv_seqlen and would attend to what padding left; give a bool mask computed from "
+            "positions instead"
+        )
+    if _given(node, _PAST_KEY) or _given(node, _PAST_VALUE):
+        yield (
+            "TensorRT's attention takes no past_key and past_value; append to the caches with TensorScatter in front "
+            "of it (--cache inplace converts known decoders)"
+        )
+    if any(name for name in node.output[1:]):
+        yield "TensorRT's attention has one output; take the caches from the nodes in front of it"
+    if "softcap" in attributes and attributes["softcap"].f != 0:
+        yield "TensorRT's attention has no softcap; spell it out as MatMul, Tanh and Softmax"
+    if causal and _given(node, _MASK):
+        yield "TensorRT takes is_causal or a mask, not both; put causality into the mask"
+    if causal and _over_cache(node.input[1], producers):
+        yield (
+            "is_causal counts from the first cached token, in TensorRT as in ONNX, so that new tokens would not see "
+            "the cache; give a bool mask computed from positions instead"
+        )
+
+
+def _given(node: onnx.NodeProto, index: int) -> bool:
+    return len(node.input) > index and bool(node.input[index])
+
+
+def _over_cache(name: str, producers: dict[str, onnx.NodeProto]) -> bool:
+    """Whether a tensor holds a cache's tokens behind which new ones stand."""
+    pending, seen = [name], set()
+    while pending:
+        name = pending.pop()
+        node = producers.get(name)
+        if node is None or name in seen:
+            continue
+        seen.add(name)
+        if node.op_type == "TensorScatter":
+            return True
+        if node.op_type == "Concat" and any(value and value not in producers for value in node.input):
+            return True
+        if node.op_type in _TRANSPARENT:
+            pending += node.input
+    return False
+
+
+def _scatter(
+    node: onnx.NodeProto, inputs: dict[str, onnx.ValueInfoProto], outputs: set[str], types: dict[str, int]
+) -> Iterator[str]:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    mode = attributes["mode"].s.decode(errors="replace") if "mode" in attributes else "linear"
+    if mode != "linear":
+        yield f"TensorRT's cache update is linear, and the mode is {mode!r}"
+    axis = attributes["axis"].i if "axis" in attributes else -2
+    cache = inputs.get(node.input[0])
+    if cache is None:
+        yield f"TensorRT updates caches that are inputs of the model, and {node.input[0]!r} is none"
+        return
+    if node.output[0] not in outputs:
+        yield f"TensorRT updates caches that are outputs of the model, and {node.output[0]!r} is none"
+    shape = cache.type.tensor_type.shape.dim
+    if len(shape) != 4 or axis not in (-2, 2):
+        yield f"TensorRT's caches are [batch, heads, capacity, dim], updated along axis 2; here {len(shape)} and {axis}"
+    elif not shape[2].HasField("dim_value"):
+        yield f"the capacity of {node.input[0]!r}, its dimension 2, is dynamic; TensorRT needs a number"
+    if types.get(node.input[0]) not in _CACHE_TYPES:
+        name = onnx.TensorProto.DataType.Name(types.get(node.input[0], 0)).lower()
+        yield f"TensorRT's caches are float32, float16 or bfloat16; {node.input[0]!r} is {name}"
