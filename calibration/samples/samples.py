@@ -18,6 +18,8 @@ from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
 Sample = dict[str, np.ndarray]
+# What exporters call dimensions of which they know nothing; two of one such name need not be equal.
+_NO_NAMES = frozenset({"", "?", "*", "-1", "None", "unknown"})
 # What exporters call the inputs of a decoder's cache. It may be empty: before the first token it is.
 CACHE = re.compile(r"past|cache", re.IGNORECASE)
 
@@ -37,7 +39,7 @@ def input_specs(model: str | Path) -> dict[str, InputSpec]:
     constants = {tensor.name for tensor in graph.initializer}
     return {
         value.name: InputSpec(
-            tuple(map(_dimension, value.type.tensor_type.shape.dim)),
+            tuple(map(dimension, value.type.tensor_type.shape.dim)),
             _sample_dtype(value.type.tensor_type.elem_type),
         )
         for value in graph.input
@@ -207,9 +209,11 @@ def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, I
     return dict(sample)
 
 
-def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str:
-    """Some exporters write -1 for a dynamic dimension."""
-    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param
+def dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str:
+    """A number, the name of a dynamic dimension, or "" where nothing is known of it."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else ""
+    return "" if dim.dim_param in _NO_NAMES else dim.dim_param
 
 
 def _sample_dtype(elem_type: int) -> np.dtype:

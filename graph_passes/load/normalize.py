@@ -11,7 +11,8 @@ import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
 
-from trt_nvfp4.common.nested_graphs import bodies
+from trt_nvfp4.calibration.samples.samples import dimension
+from trt_nvfp4.common.nested_graphs import bodies, nested
 
 # The first opset with FP8 types, which the rewritten model may hold.
 OLDEST_OPSET = 19
@@ -33,6 +34,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
         Exception: whatever ONNX raises for a model that it cannot convert.
     """
     _name_default_domain(proto)
+    _forget_senseless_dimensions(proto)
     with _weights_aside(proto) as weights:
         if proto.functions:
             _share_opset(proto)
@@ -95,6 +97,19 @@ def _share_opset(proto: onnx.ModelProto) -> None:
                 _since(node, named.version) == _since(node, opset) for node in all_nodes(function.node)
             ):
                 named.version = opset
+
+
+def _forget_senseless_dimensions(proto: onnx.ModelProto) -> None:
+    """Leaves dimensions unnamed that are declared negative, or by a name that says nothing: ONNX's shape inference ends
+    the process at the former, and TensorRT takes dimensions of one name for equal."""
+    values = [value for function in proto.functions for value in function.value_info]
+    for graph in nested(proto.graph):
+        values += [*graph.input, *graph.output, *graph.value_info]
+    for value in values:
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if dimension(dim) == "":
+                dim.ClearField("dim_value")
+                dim.ClearField("dim_param")
 
 
 def _since(node: onnx.NodeProto, opset: int) -> int | None:

@@ -23,6 +23,7 @@ from trt_nvfp4.graph_passes.load.normalize import OLDEST_OPSET, all_nodes, is_ge
 from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
 from trt_nvfp4.graph_passes.load.split_stacked_weights import split_stacks
 from trt_nvfp4.graph_passes.load.squeeze_weights import squeeze_weights
+from trt_nvfp4.graph_passes.load.tensor_checks import check_tensors
 from trt_nvfp4.plugins.ops import DOMAIN
 
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
@@ -91,9 +92,9 @@ def load(path: str | Path) -> SourceModel:
     proto = _parse(path)
     try:
         folder = follow_links(proto, path.parent)
+        check_tensors(proto, folder)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
-    _check_tensors(path, folder, proto)
     _check_operators(path, proto)
     _check_names(path, proto.graph, set())
     try:
@@ -151,40 +152,6 @@ def _parse(path: Path) -> onnx.ModelProto:
     if all(opset.domain not in ("", "ai.onnx") for opset in proto.opset_import):
         raise ModelError(f"{path}: its opset imports lack that of the default domain")
     return proto
-
-
-def _check_tensors(path: Path, folder: Path, proto: onnx.ModelProto) -> None:
-    """The bytes of every tensor are there, as many as its shape and type need; external ones lie in `folder`."""
-    for tensor in onnx.external_data_helper._get_all_tensors(proto):
-        external = onnx.external_data_helper.uses_external_data(tensor)
-        if not external and not tensor.HasField("raw_data"):
-            continue
-        try:
-            itemsize = ir.DataType(tensor.data_type).itemsize
-            info = onnx.external_data_helper.ExternalDataInfo(tensor)
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"{path}: tensor '{tensor.name}' is damaged: {error}") from error
-        needed = int(np.ceil(np.prod(tensor.dims, dtype=np.float64) * itemsize))
-        if not external:
-            if len(tensor.raw_data) != needed:
-                raise ModelError(f"{path}: tensor '{tensor.name}' needs {needed} bytes, it has {len(tensor.raw_data)}")
-            continue
-        file = folder / info.location
-        if not file.is_file():
-            raise ModelError(
-                f"{path}: external data file '{info.location}' of tensor '{tensor.name}' is missing; "
-                "it belongs beside the model"
-            )
-        if info.length is not None and info.length != needed:
-            raise ModelError(
-                f"{path}: tensor '{tensor.name}' needs {needed} bytes, its external data says {info.length}"
-            )
-        end, size = (info.offset or 0) + needed, file.stat().st_size
-        if end > size:
-            raise ModelError(
-                f"{path}: external data file '{info.location}' is too short: tensor '{tensor.name}' "
-                f"ends at byte {end}, the file has {size}"
-            )
 
 
 def _check_operators(path: Path, proto: onnx.ModelProto) -> None:

@@ -1,0 +1,89 @@
+"""Checks that a model's tensors hold the values that their type and shape need.
+
+ONNX's readers take a tensor without values for zeros, and its shape inference ends the process at negative dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+
+_TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+# Two entries of a field hold a complex number; one entry, a byte of 4-bit and 2-bit numbers.
+_COMPLEX = (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128)
+_PACKED = (
+    *(onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1),
+    *(onnx.TensorProto.INT2, onnx.TensorProto.UINT2),
+)
+
+
+def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
+    """Checks every tensor of `proto`, whose external data lies in `folder`.
+
+    Raises:
+        ValueError: a negative dimension, an unknown type, more or fewer values than the shape needs, or external data
+            that is missing or too short. The message names the tensor.
+    """
+    for tensor in _get_all_tensors(proto):
+        if any(dimension < 0 for dimension in tensor.dims):
+            raise ValueError(f"tensor '{tensor.name}' has a negative dimension: {list(tensor.dims)}")
+        if uses_external_data(tensor):
+            _check_external(tensor, folder)
+        elif tensor.HasField("raw_data"):
+            if len(tensor.raw_data) != (needed := _bytes(tensor)):
+                raise ValueError(f"tensor '{tensor.name}' needs {needed} bytes, it has {len(tensor.raw_data)}")
+        else:
+            _check_typed(tensor)
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    try:
+        bits = ir.DataType(tensor.data_type).bitwidth
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"tensor '{tensor.name}' is damaged: {error}") from error
+    return -(-math.prod(tensor.dims) * bits // 8)
+
+
+def _check_typed(tensor: onnx.TensorProto) -> None:
+    """The values lie in the field that belongs to the type, and in no other."""
+    try:
+        expected = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+    except KeyError:
+        raise ValueError(f"tensor '{tensor.name}' is damaged: it has no known type") from None
+    needed = math.prod(tensor.dims)
+    if tensor.data_type in _PACKED:
+        needed = _bytes(tensor)
+    elif tensor.data_type in _COMPLEX:
+        needed *= 2
+    for name in _TYPED_FIELDS:
+        found, wanted = len(getattr(tensor, name)), needed if name == expected else 0
+        if found != wanted:
+            raise ValueError(
+                f"tensor '{tensor.name}' of shape {list(tensor.dims)} needs {wanted} values in its {name}, it has "
+                f"{found}; save the model with all its weights"
+            )
+
+
+def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
+    needed = _bytes(tensor)
+    try:
+        info = ExternalDataInfo(tensor)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"tensor '{tensor.name}' is damaged: {error}") from error
+    file = folder / info.location
+    if not file.is_file():
+        raise ValueError(
+            f"external data file '{info.location}' of tensor '{tensor.name}' is missing; it belongs beside the model"
+        )
+    if info.length is not None and info.length != needed:
+        raise ValueError(f"tensor '{tensor.name}' needs {needed} bytes, its external data says {info.length}")
+    end, size = (info.offset or 0) + needed, file.stat().st_size
+    if end > size:
+        raise ValueError(
+            f"external data file '{info.location}' is too short: tensor '{tensor.name}' ends at byte {end}, the file "
+            f"has {size}"
+        )
