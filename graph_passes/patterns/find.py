@@ -15,6 +15,7 @@ from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
 from trt_nvfp4.graph_passes.patterns.mlp_chain import chain_blocks
 from trt_nvfp4.graph_passes.patterns.moe.match import RefusedMoe, match_moes
 from trt_nvfp4.graph_passes.patterns.moe.router import match_routers
+from trt_nvfp4.graph_passes.patterns.moe.selected_weights import Selections
 from trt_nvfp4.graph_passes.patterns.names import subgraph_name
 from trt_nvfp4.graph_passes.patterns.quantized import is_quantized_product
 from trt_nvfp4.graph_passes.subgraphs.types import Block, Linear, Mlp, Moe, Subgraph
@@ -34,15 +35,16 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     """
     position = {node: index for index, node in enumerate(model.graph)}
     linears = {linear.y: linear for linear in map(match_linear, model.graph) if linear is not None}
-    moes = match_moes(model.ir_model, linears)
+    selections = Selections(model.graph, linears)
+    moes = match_moes(model.ir_model, linears, selections)
     router = "it is a router's: rounding its weights would change which experts are chosen"
     recognized = {node for moe in moes if isinstance(moe, Moe) for node in moe.nodes}
     recognized |= {choice.node for moe in moes if isinstance(moe, RefusedMoe) for choice in moe.choices}
-    choices = {
-        multiply: router if node in recognized else _choice_refusal(node)
-        for multiply, node in match_routers(model.graph, linears).items()
+    cautions = {
+        multiply: router if node in recognized else _choice_caution(node)
+        for multiply, node in match_routers(model.graph, linears, selections).items()
     }
-    choices |= {moe.router.multiply: router for moe in moes}
+    cautions |= {moe.router.multiply: router for moe in moes}
     used: set[ir.Node] = {
         linear.multiply
         for moe in moes
@@ -50,12 +52,12 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         for linear in (*moe.linears, *([moe.shared_gate] if moe.shared_gate else []))
     }
     matched = [
-        (mlp, choices.get(mlp.down.multiply) or refusal or interior_refusal(mlp))
+        (mlp, refusal or interior_refusal(mlp))
         for mlp, refusal in filter(None, (match_mlp(down, linears) for down in linears.values()))
     ]
     apart: list[tuple[Mlp, str | None]] = []
     # First those that can be replaced: a linear in front of one is no MLP with its gate or up.
-    for mlp, refusal in sorted(matched, key=lambda match: match[1] is not None):
+    for mlp, refusal in sorted(matched, key=lambda match: match[1] is not None or match[0].down.multiply in cautions):
         if used.isdisjoint(_multiplies(mlp)):
             apart.append((mlp, refusal))
             used.update(_multiplies(mlp))
@@ -64,19 +66,25 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     refused = {
         multiply
         for mlp, refusal in mlps
-        if refusal is not None and mlp.down.multiply not in choices
+        if refusal is not None and mlp.down.multiply not in cautions
         for multiply in _multiplies(mlp)
     }
     alone = refuse_shared_weights(
-        (linear, choices.get(linear.multiply) or interior_refusal(linear))
+        (linear, interior_refusal(linear))
         for linear in linears.values()
         if linear.multiply not in used or linear.multiply in refused
     )
 
     candidates: list[tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]] = []
     candidates += [(moe, None) for moe in moes]
-    candidates += [(chain, None) for chain in chain_blocks([mlp for mlp, refusal in mlps if refusal is None])]
-    candidates += [([Block(mlp.x, mlp.y, mlp)], refusal) for mlp, refusal in mlps if refusal is not None]
+    apart_from_chains = [refusal is not None or mlp.down.multiply in cautions for mlp, refusal in mlps]
+    chained = [mlp for (mlp, _), is_apart in zip(mlps, apart_from_chains, strict=True) if not is_apart]
+    candidates += [(chain, None) for chain in chain_blocks(chained)]
+    candidates += [
+        ([Block(mlp.x, mlp.y, mlp)], refusal)
+        for (mlp, refusal), is_apart in zip(mlps, apart_from_chains, strict=True)
+        if is_apart
+    ]
     candidates += [(part, refusal) for part, refusal in alone if refusal is None or part.multiply not in refused]
     if not candidates:
         _check_anything(model)
@@ -97,9 +105,10 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         elif isinstance(part, RefusedMoe):
             subgraphs.append(_refused_moe_subgraph(part, taken))
         elif isinstance(part, Linear):
-            subgraphs.append(_linear_subgraph(part, refusal, taken))
+            subgraphs.append(_linear_subgraph(part, refusal, cautions.get(part.multiply), taken))
         else:
-            subgraphs.append(_mlp_subgraph(part, refusal, taken, position))
+            caution = cautions.get(part[-1].mlp.down.multiply)
+            subgraphs.append(_mlp_subgraph(part, refusal, caution, taken, position))
     return subgraphs
 
 
@@ -131,10 +140,10 @@ def _is_float64(value: ir.Value) -> bool:
     return tensor is not None and tensor.dtype == ir.DataType.DOUBLE
 
 
-def _choice_refusal(chooser: ir.Node) -> str:
+def _choice_caution(chooser: ir.Node) -> str:
     return (
-        f"node '{chooser.name}' ({chooser.op_type}) chooses by it, as by a router: rounding its weights would change "
-        "what is chosen (a mixture of experts that NVFP4MoE serves was not recognised behind it)"
+        f"node '{chooser.name}' ({chooser.op_type}) selects weights by it, as by a router: rounding its own would "
+        "change what is selected (a mixture of experts that NVFP4MoE serves was not recognised behind it)"
     )
 
 
@@ -143,7 +152,7 @@ def _multiplies(mlp: Mlp) -> list[ir.Node]:
 
 
 def _mlp_subgraph(
-    chain: Sequence[Block], refusal: str | None, taken: set[str], position: dict[ir.Node, int]
+    chain: Sequence[Block], refusal: str | None, caution: str | None, taken: set[str], position: dict[ir.Node, int]
 ) -> Subgraph:
     mlp = chain[0].mlp
     kind = "mlp" if mlp.gate is None else "gated_mlp"
@@ -163,6 +172,7 @@ def _mlp_subgraph(
         activation=mlp.activation,
         dtype=_DTYPES[mlp.up.weight.dtype],
         refusal=refusal,
+        caution=caution,
         blocks=tuple(chain),
     )
 
@@ -213,7 +223,7 @@ def _refused_moe_subgraph(moe: RefusedMoe, taken: set[str]) -> Subgraph:
     )
 
 
-def _linear_subgraph(linear: Linear, refusal: str | None, taken: set[str]) -> Subgraph:
+def _linear_subgraph(linear: Linear, refusal: str | None, caution: str | None, taken: set[str]) -> Subgraph:
     return Subgraph(
         name=subgraph_name([linear.multiply], "linear", taken),
         kind="linear",
@@ -224,6 +234,7 @@ def _linear_subgraph(linear: Linear, refusal: str | None, taken: set[str]) -> Su
         activation="identity",
         dtype=_DTYPES[linear.weight.dtype],
         refusal=refusal,
+        caution=caution,
         linear=linear,
     )
 

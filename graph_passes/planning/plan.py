@@ -254,8 +254,8 @@ def make_plan(
     entries = []
     for subgraph in subgraphs:
         kept = why_not(subgraph)
-        if kept and subgraph.refusal:  # says more, for example that a router is behind which no block was recognised
-            kept = subgraph.refusal
+        if kept:  # these say more, for example that a router is behind which no block was recognised
+            kept = subgraph.refusal or subgraph.caution or kept
         decision, reason = (
             ("keep", kept)
             if kept
@@ -344,6 +344,8 @@ def _decide(
     subgraph: Subgraph, capabilities: Capabilities, precision: str, calibrated: bool, moe: str, tokens: int
 ) -> tuple[str, str]:
     """The first of the candidates that target and subgraph allow, with what spoke against the ones before."""
+    if subgraph.refusal is None and subgraph.caution is not None:
+        return "keep", f"{subgraph.caution}; a plan that is edited to another decision is followed"
     against: list[str] = []
     candidates = _candidates(subgraph, capabilities, precision, calibrated, tokens)
     if subgraph.kind == "moe" and moe == "native":
@@ -361,6 +363,8 @@ def allowed_decisions(subgraph: Subgraph, capabilities: Capabilities, precision:
 
     "keep" is among them where it means 16 bits, and where nothing else is possible.
     """
+    if subgraph.caution is not None:
+        return ["keep"]
     allowed = [
         decision
         for decision, _ in _candidates(subgraph, capabilities, precision, calibrated=True)

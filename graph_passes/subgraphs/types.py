@@ -189,6 +189,7 @@ class Subgraph:
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.
+        caution: why it is better left as it is unless a plan asks for more, or None.
         blocks: the MLP blocks in order (one, or several merged); empty for a linear.
         linear: the linear of a "linear".
         moe: the block of a "moe" that can be replaced.
@@ -203,6 +204,7 @@ class Subgraph:
     activation: str
     dtype: str
     refusal: str | None
+    caution: str | None = None
     blocks: tuple[Block, ...] = ()
     linear: Linear | None = None
     moe: Moe | None = None

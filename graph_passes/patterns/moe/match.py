@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import onnx_ir as ir
 import torch
@@ -22,8 +23,9 @@ from trt_nvfp4.graph_passes.patterns.moe.experts import experts_of, match_stacke
 from trt_nvfp4.graph_passes.patterns.moe.external_routing import given_candidates, routing_values
 from trt_nvfp4.graph_passes.patterns.moe.fit import Fit, routing_constants, scaled_experts
 from trt_nvfp4.graph_passes.patterns.moe.probe import Probe, ProbeError
-from trt_nvfp4.graph_passes.patterns.moe.router import ALIASES, logits_of, scored
+from trt_nvfp4.graph_passes.patterns.moe.router import logits_of, scored
 from trt_nvfp4.graph_passes.patterns.moe.routing import Choice, candidates, match_choice
+from trt_nvfp4.graph_passes.patterns.moe.selected_weights import ALIASES, Selections
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Moe, Routing
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS, MAX_TOP_K
@@ -41,8 +43,10 @@ class RefusedMoe:
     reason: str
 
 
-def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe | RefusedMoe]:
+def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: Selections) -> list[Moe | RefusedMoe]:
     """The MoE blocks of the main graph, whose linears with matrices of their own are `linears`.
+
+    What is none by its values counts as a refused one where `selections` say that its choice selects weights.
 
     Raises:
         ModelError: a TopK takes more experts than there are, or picks matrices that are not there.
@@ -62,7 +66,11 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear]) -> list[Moe 
         return []
     context = _Context(model, linears)
     matches = [_match(context, linears[logits], group) for logits, group in routers.items()]
-    return [match for match in matches if match is not None]
+    return [match for match in matches if isinstance(match, Moe) or _selects(match, selections)]
+
+
+def _selects(match: RefusedMoe | None, selections: Selections) -> TypeGuard[RefusedMoe]:
+    return match is not None and any(selections.selects_weights(choice, match.router.y) for choice in match.choices)
 
 
 def _match(context: _Context, router: Linear, choices: Sequence[Choice]) -> Moe | RefusedMoe | None:

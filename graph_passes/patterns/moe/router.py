@@ -1,4 +1,4 @@
-"""Matches routers: linears by whose outputs the model chooses, whatever it does with what is chosen."""
+"""Matches routers: linears by whose outputs the model chooses weights, in whichever way it applies these."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 from trt_nvfp4.graph_passes.patterns.moe.routing import Choice, match_choice
+from trt_nvfp4.graph_passes.patterns.moe.selected_weights import ALIASES, Selections
 from trt_nvfp4.graph_passes.subgraphs.types import Linear
 from trt_nvfp4.plugins.ops.moe_routing import MAX_EXPERTS
 
 # From a choice back to the router's linear: scores, correction bias, groups, masks.
 _MAX_ROUTER_NODES = 48
-# The same numbers, in another type or shape.
-ALIASES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
-def match_routers(graph: Sequence[ir.Node], linears: Mapping[ir.Value, Linear]) -> dict[ir.Node, ir.Node]:
+def match_routers(
+    graph: Sequence[ir.Node], linears: Mapping[ir.Value, Linear], selections: Selections
+) -> dict[ir.Node, ir.Node]:
     """The multiply of every router among `linears` (by their outputs), and the TopK, ArgMax or ArgMin that follows.
 
     Linears whose outputs nothing but routers read are parts of those (ZAYA's have four). One may choose from a part of
-    its outputs. What more than MAX_EXPERTS are chosen from, or what only a caller sees, are words of a vocabulary or
+    its outputs. What more than MAX_EXPERTS are chosen from, or what selects no weights, are words of a vocabulary or
     classes.
     """
     routers: dict[ir.Node, ir.Node] = {}
     for node in graph:
         choice = match_choice(node)
-        if choice is None or choice.size > MAX_EXPERTS or not _is_used(node.outputs[-1]):
+        if choice is None or choice.size > MAX_EXPERTS:
             continue
         logits = logits_of(choice, linears)
-        if logits is not None and linears[logits].weight.shape[0] >= choice.size:
+        if logits is None or linears[logits].weight.shape[0] < choice.size:
+            continue
+        if selections.selects_weights(choice, logits):
             routers.setdefault(linears[logits].multiply, node)
     serving = dict(routers)  # nodes that nothing but a choice needs
     for node in reversed(graph):
@@ -40,11 +43,6 @@ def match_routers(graph: Sequence[ir.Node], linears: Mapping[ir.Value, Linear]) 
         if node not in serving and uses and not is_output and all(use.node in serving for use in uses):
             serving[node] = serving[uses[0].node]
     return {linear.multiply: serving[linear.multiply] for linear in linears.values() if linear.multiply in serving}
-
-
-def _is_used(chosen: ir.Value) -> bool:
-    """Something in the graph is computed from the indices `chosen`."""
-    return any(not is_op(use.node, *ALIASES) or _is_used(use.node.outputs[0]) for use in chosen.uses())
 
 
 def logits_of(choice: Choice, linears: Mapping[ir.Value, Linear]) -> ir.Value | None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ def test_choices_stay_the_models_own(choice: str, layers: int, tmp_path: Path, s
     assert sum({"linear": 1, "mlp": 2}[entry.kind] for entry in plan.subgraphs) == layers
     for entry in plan.subgraphs:
         assert entry.decision == "keep"
-        assert f"({choice.split()[0]}) chooses by it" in entry.reason
+        assert f"({choice.split()[0]}) selects weights by it" in entry.reason
     x = torch.randn(512, HIDDEN)
     (y,) = run(rewritten(source, plan).path, x.numpy())
     with torch.no_grad():
@@ -114,10 +115,60 @@ def test_a_choice_from_a_part_of_the_scores(tmp_path: Path, seed: int) -> None:
     source = exported(WithShared(seed), tmp_path / "model.onnx")
     router, shared = plan_all(source).subgraphs
     assert (router.decision, shared.decision) == ("keep", "nvfp4_w4a16")
-    assert "(TopK) chooses by it" in router.reason
+    assert "(TopK) selects weights by it" in router.reason
     assert plan_all(source, kinds=DEFAULT_KINDS).subgraphs[0].reason in router.reason
 
 
 def test_what_only_the_caller_chooses_by_is_quantized(tmp_path: Path, seed: int) -> None:
     (entry,) = plan_all(exported(Reports(seed), tmp_path / "model.onnx")).subgraphs
     assert entry.decision == "nvfp4_w4a16"
+
+
+class Policy(nn.Module):
+    """Three MLPs and a head whose ArgMax selects values: none, action bins, rows of an embedding, tokens to keep."""
+
+    def __init__(self, end: str, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.end = end
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, 64), nn.ReLU(), nn.Linear(64, HIDDEN))
+            for _ in range(3)
+        )
+        self.head = nn.Linear(HIDDEN, EXPERTS)
+        self.register_buffer("bins", torch.linspace(-1, 1, EXPERTS))
+        self.embedding = nn.Parameter(torch.randn(EXPERTS, HIDDEN))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for block in self.blocks:
+            x = x + block(x)
+        logits = self.head(x)
+        chosen = logits.argmax(-1)
+        if self.end == "bins":
+            return logits, self.bins[chosen] * 0.5 + 1
+        if self.end == "embedding":
+            return logits, self.blocks[0](x + self.embedding[chosen])
+        if self.end == "confident rows":
+            keep = (chosen != 0) & (chosen != torch.roll(chosen, 1, 0))
+            best = torch.where(keep, logits.softmax(-1).amax(-1), torch.zeros(()))
+            return best, x[keep.nonzero()[:, 0]]
+        return logits, chosen
+
+
+@pytest.mark.parametrize("end", ["plain", "bins", "embedding", "confident rows"])
+def test_a_choice_of_values_is_no_router(end: str, tmp_path: Path, seed: int) -> None:
+    """Heads of policies, labels, greedy CTC: classes, not experts."""
+    plan = plan_all(exported(Policy(end, seed), tmp_path / "model.onnx"))
+    assert {entry.decision for entry in plan.subgraphs} == {"nvfp4_w4a16"}
+    assert all("selects weights" not in entry.reason for entry in plan.subgraphs)
+
+
+def test_a_plan_may_quantize_a_router(tmp_path: Path, seed: int) -> None:
+    """What it asks for is done."""
+    source = exported(Chooses("ArgMax", 3, seed), tmp_path / "model.onnx")
+    plan = plan_all(source)
+    assert [entry.decision for entry in plan.subgraphs] == ["keep"] * len(plan.subgraphs)
+    for entry in plan.subgraphs:
+        entry.decision = "nvfp4_w4a16"
+    model = onnx.load(rewritten(source, plan).path)
+    assert {node.name for node in model.graph.node if node.domain} == {entry.name for entry in plan.subgraphs}
