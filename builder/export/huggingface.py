@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.builder.export.quantized_directory import check_all_used, check_not_quantized
 from trt_nvfp4.builder.onnx_file import EXPORTED
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def export(directory: Path, destination: Path, task: str = "features", cache: Ca
         )
     if not is_model_directory(directory):
         raise BuilderError(MODEL_AT_FAULT, f"{directory}: not a Hugging Face model directory (it has no config.json)")
+    _check_files(directory)
     try:
         import onnxscript  # noqa: F401 (torch.onnx imports it, and calls the lack of it a fault of the model)
         import transformers
@@ -100,7 +102,6 @@ def export(directory: Path, destination: Path, task: str = "features", cache: Ca
     import torch
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    _check_files(directory)
     with _quiet():
         try:
             model, absent = _load(directory, transformers)
@@ -170,6 +171,7 @@ def _check_files(directory: Path) -> None:
                 raise BuilderError(
                     MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the weights; fetch them with git lfs pull"
                 )
+    check_not_quantized(directory, config)
 
 
 def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]]:
@@ -201,6 +203,7 @@ def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]
             f"{directory}: weights and config.json do not fit: {name} is {list(found)} in the weights, and "
             f"{list(expected)} by config.json",
         )
+    check_all_used(directory, info["unexpected_keys"], {name for name, _ in model.named_modules()})
     if hasattr(model, "set_experts_implementation"):
         # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
         model.set_experts_implementation("batched_mm")
