@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.calibration.cpu_session import cpu_session
+from trt_nvfp4.common.cpu_session import cpu_session
 
 
 def position_table(mode: str, dynamic_sizes: bool, opset: int) -> onnx.ModelProto:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trt_nvfp4.builder import export
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export import huggingface as export
 
 transformers = pytest.importorskip("transformers")
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.calibration.samples import input_specs
-from trt_nvfp4.graph_passes.source import load
+from trt_nvfp4.calibration.samples.samples import input_specs
+from trt_nvfp4.graph_passes.load.source import load
 
 
 def model_with_a_slice(rows: int | str, inner: int | str) -> onnx.ModelProto:

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import mlp_model, spec
+from trt_nvfp4.graph_passes.load.source import ModelError, load
 from trt_nvfp4.graph_passes.load.tensor_checks import check_tensors
-from trt_nvfp4.graph_passes.source import ModelError, load
 
 TYPES = sorted(set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED})
 
