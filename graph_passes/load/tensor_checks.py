@@ -45,7 +45,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (TypeError, ValueError) as error:
         raise ValueError(f"tensor '{tensor.name}' is damaged: {error}") from error
-    return -(-math.prod(tensor.dims) * bits // 8)
+    return int(-(-math.prod(tensor.dims) * bits // 8))
 
 
 def _check_typed(tensor: onnx.TensorProto) -> None:

@@ -88,7 +88,7 @@ class Selections:
             return
         forward = index > 0 and is_op(gate, *_TAKES_ROWS)
         others = [v for v in gate.inputs if v not in (None, selector) and self._origins.get(v, logits) is not logits]
-        pending = list(gate.outputs) if forward else others
+        pending = [*gate.outputs] if forward else [*others]
         seen: set[ir.Node] = {gate}
         while pending and len(seen) <= _MAX_NODES:
             value = pending.pop()
