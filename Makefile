@@ -6,7 +6,7 @@ CPP := $(shell git ls-files '*.cu' '*.cuh' '*.cpp' '*.h')
 # Container images set it; then every process would compile torch and all else that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast lint format install clean
+.PHONY: build/types help demo test test-fast lint format install clean
 
 help:
 	@echo "make demo       a real model to a verified NVFP4 engine, no GPU needed"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from trt_nvfp4.errors import TrtNvfp4Error
+
 DEFECT, USAGE, MODEL_AT_FAULT, UNAVAILABLE, VERIFICATION_FAILED, BUILD_FAILED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
 # Of the output: 128 and SIGPIPE, as other programs end.
 READER_GONE = 141
@@ -14,7 +16,7 @@ STDOUT, STDERR = "stdout", "stderr"
 _MORE_MEMORY = "end other programs that use it, or run this on a machine with more"
 
 
-class BuilderError(Exception):
+class BuilderError(TrtNvfp4Error):
     """One message for the user and the exit code of the command."""
 
     def __init__(self, exit_code: int, message: str) -> None:
@@ -24,22 +26,10 @@ class BuilderError(Exception):
 
 def exit_code(error: BaseException) -> int | None:
     """The exit code of a failure that the user can act on; None for a defect of this program."""
-    if isinstance(error, KeyboardInterrupt):  # maybe within these imports, which cannot be repeated
+    if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    from trt_nvfp4.common.errors import CalibrationError
-    from trt_nvfp4.graph_passes.load.source import ModelError
-    from trt_nvfp4.graph_passes.planning.plan import PlanError
-    from trt_nvfp4.plugins.compile.toolchain import ToolchainError
-
-    if isinstance(error, BuilderError):
+    if isinstance(error, TrtNvfp4Error):
         return error.exit_code
-    # The model is sound: what came with it is not.
-    if isinstance(error, (PlanError, CalibrationError)):
-        return USAGE
-    if isinstance(error, ModelError):
-        return MODEL_AT_FAULT
-    if isinstance(error, ToolchainError):
-        return UNAVAILABLE
     if _is_taken(error):
         return USAGE
     if isinstance(error, OSError) or _out_of_memory(error):

@@ -1,1 +1,28 @@
-"""NVFP4 engines for TensorRT."""
+"""TensorRT engines with NVFP4 plugins.
+
+    import trt_nvfp4
+
+    result = trt_nvfp4.build("model.onnx", target="ada", output="model.engine")
+    print(result.engine, result.warnings)
+
+The functions raise TrtNvfp4Error (or OSError), print nothing and never exit. docs/api.md shows them at work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from trt_nvfp4.errors import TrtNvfp4Error
+
+if TYPE_CHECKING:
+    from trt_nvfp4.api import BuildResult, build, compare, inspect, plan, rewrite
+
+__all__ = ["BuildResult", "TrtNvfp4Error", "build", "compare", "inspect", "plan", "rewrite"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports Torch and ONNX only when a function is asked for."""
+    if name in __all__:
+        return getattr(importlib.import_module("trt_nvfp4.api"), name)
+    raise AttributeError(f"module 'trt_nvfp4' has no attribute '{name}'")

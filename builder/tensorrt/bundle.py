@@ -37,7 +37,7 @@ SOURCES = "sources"
 MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
     *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "network_checks", "verify")),
-    *("common/__init__.py", "common/replacing.py"),
+    *("errors.py", "common/__init__.py", "common/replacing.py"),
 )
 _SCRIPT = f'''#!/usr/bin/env python3
 """Builds the engine of this folder, and checks it; --help lists the options."""
@@ -182,8 +182,9 @@ def write_folder(
 
 def source_of(name: str) -> Path:
     """The file of a module of MODULES in this installation."""
-    package, _, file = name.partition("/")
-    return Path(importlib.import_module(f"trt_nvfp4.{package}").__path__[0]) / file
+    package, _, file = name.rpartition("/")
+    module = importlib.import_module(".".join(["trt_nvfp4", *package.split("/")]).rstrip("."))
+    return Path(module.__path__[0]) / file
 
 
 def _modules(target: Target, planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from onnx_ir.passes import common as passes
 
 from trt_nvfp4.common.external_data import follow_links
 from trt_nvfp4.common.nested_graphs import bodies
+from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.deduplicate_weights import unite_copies
@@ -42,8 +43,10 @@ _FUSED_BY_ONNXRUNTIME = frozenset(
 )
 
 
-class ModelError(ValueError):
+class ModelError(TrtNvfp4Error, ValueError):
     """The model is at fault: unreadable, incomplete, or not valid ONNX."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ _HEADER = """\
 class PlanError(ModelError):
     """A plan that does not fit the model, or is no plan."""
 
+    exit_code = 2
+
 
 def write(path: Path, plan: dict[str, Any], decisions: tuple[str, ...]) -> None:
     """Writes a plan; the file appears only when it is complete."""

@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.plugins.compile.cross_runtime import RuntimeUnavailableError, cuda_runtime
 
 #: Oldest nvcc that compiles every target: sm_110a came with 13.0.
@@ -37,8 +38,10 @@ def cache_dir() -> Path:
         ) from error
 
 
-class ToolchainError(RuntimeError):
+class ToolchainError(TrtNvfp4Error, RuntimeError):
     """No usable compiler, or a compilation that failed; the message says what to install or fix."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from trt_nvfp4.errors import TrtNvfp4Error
 
-class CalibrationError(ValueError):
+
+class CalibrationError(TrtNvfp4Error, ValueError):
     """Samples, statistics or checkpoint tensors are not what the model or the format needs."""
+
+    exit_code = 2

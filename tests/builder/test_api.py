@@ -1,0 +1,50 @@
+"""The public functions: what commands do, without printing or exiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trt_nvfp4
+
+
+def test_from_a_plan_to_a_bundle(tmp_path: Path, gated_mlps: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    planned = trt_nvfp4.plan(gated_mlps, target="thor", output=tmp_path / "a.engine")
+    assert planned.engine is None
+    assert planned.files["plan"].is_file()
+    assert [entry["decision"] for entry in planned.subgraphs]
+    rewritten = trt_nvfp4.rewrite(gated_mlps, target="thor", output=tmp_path / "b.engine", plan=planned.files["plan"])
+    assert rewritten.subgraphs == planned.subgraphs
+    agreement = trt_nvfp4.compare(gated_mlps, rewritten.files["rewritten model"], min_cosine=0.9)
+    assert agreement.samples == 4
+    assert not agreement.failures
+    built = trt_nvfp4.build(gated_mlps, target="thor", bundle=tmp_path / "bundle", plan=planned.files["plan"])
+    assert built.bundle == tmp_path / "bundle"
+    assert trt_nvfp4.inspect(tmp_path / "bundle")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_compare_takes_samples(gated_mlps: Path) -> None:
+    samples = [{name: np.ones(shape, np.float16)} for name, shape in _inputs(gated_mlps).items()]
+    assert trt_nvfp4.compare(gated_mlps, gated_mlps, samples, min_cosine=1 - 1e-6).failures == []
+
+
+def test_failures_are_of_one_family(tmp_path: Path, gated_mlps: Path) -> None:
+    with pytest.raises(trt_nvfp4.TrtNvfp4Error, match="h201") as unknown:
+        trt_nvfp4.build(gated_mlps, target="h201", output=tmp_path / "a.engine")
+    assert unknown.value.exit_code == 2
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    with pytest.raises(trt_nvfp4.TrtNvfp4Error, match=r"broken\.onnx") as model:
+        trt_nvfp4.plan(broken, target="thor", output=tmp_path / "a.engine")
+    assert model.value.exit_code == 3
+    with pytest.raises(AttributeError, match="no attribute 'compile'"):
+        trt_nvfp4.compile  # noqa: B018
+
+
+def _inputs(model: Path) -> dict[str, tuple[int, ...]]:
+    from trt_nvfp4.calibration.samples.samples import input_specs
+
+    return {name: tuple(d if isinstance(d, int) else 2 for d in s.shape) for name, s in input_specs(model).items()}

@@ -1,0 +1,239 @@
+"""The public functions: what the commands do, with Python values in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from trt_nvfp4.builder.accuracy import compare as comparing
+from trt_nvfp4.builder.accuracy.budget import Budget
+from trt_nvfp4.builder.accuracy.compare import Comparison
+from trt_nvfp4.builder.accuracy.metrics import Thresholds
+from trt_nvfp4.builder.accuracy.runners import Side
+from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report import inspection
+from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.calibration.samples.samples import InputSpec
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS
+
+__all__ = ["BuildResult", "build", "compare", "inspect", "plan", "rewrite"]
+
+PathLike: TypeAlias = str | Path
+#: Shapes of inputs by name, for example {"input_ids": (1, 128)}.
+Shapes: TypeAlias = Mapping[str, Sequence[int]]
+Precision: TypeAlias = Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"]
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a run wrote and found. `report` holds everything else that OUT.report.json does."""
+
+    engine: Path | None
+    bundle: Path | None
+    #: By what they are: "exported model", "plan", "statistics", "rewritten model", "report", "page".
+    files: Mapping[str, Path]
+    #: One entry per planned subgraph: name, kind, decision, reason, and what the engine holds of it.
+    subgraphs: Sequence[Mapping[str, Any]]
+    warnings: Sequence[str]
+    report: Report
+
+
+def build(
+    model: PathLike,
+    *,
+    target: str,
+    output: PathLike | None = None,
+    bundle: PathLike | None = None,
+    precision: Precision = "auto",
+    plan: PathLike | None = None,
+    calib_data: PathLike | None = None,
+    recipe: str | None = None,
+    min_shapes: Shapes | None = None,
+    opt_shapes: Shapes | None = None,
+    max_shapes: Shapes | None = None,
+    include: str | None = None,
+    exclude: str | None = None,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    packed_weights: PathLike | None = None,
+    require: Literal["nvfp4", "fp8"] | None = None,
+    accuracy_budget: str | None = None,
+    accuracy_data: PathLike | None = None,
+    accuracy_samples: int = 2,
+    timing_cache: PathLike | None = None,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Builds and verifies an engine at `output`, or a folder to build it from on the device at `bundle`.
+
+    The parameters are the options of `build-engine`, which `build-engine --help` explains.
+
+    Args:
+        model: An ONNX file, a Hugging Face directory, or a rewritten model with its `plan`.
+        target: thor, b200, b300, rtx-blackwell, spark, h200, h100 or ada.
+        progress: Told of stages and steps; None follows nothing.
+
+    Raises:
+        TrtNvfp4Error: The message says what to mend; `exit_code` is the command's.
+        OSError: A file cannot be read or written.
+    """
+    return _run(
+        Request(
+            model=Path(model),
+            target=find_target(target),
+            output=_path(output),
+            bundle=_path(bundle),
+            precision=precision,
+            plan=_path(plan),
+            calib_data=_path(calib_data),
+            recipe=recipe,
+            least=_shapes(min_shapes),
+            typical=_shapes(opt_shapes),
+            most=_shapes(max_shapes),
+            include=include,
+            exclude=exclude,
+            kinds=tuple(kinds),
+            packed_weights=_path(packed_weights),
+            require=require,
+            accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
+            accuracy_data=_path(accuracy_data),
+            accuracy_samples=accuracy_samples,
+            timing_cache=_path(timing_cache),
+        ),
+        progress,
+    )
+
+
+def plan(
+    model: PathLike,
+    *,
+    target: str,
+    output: PathLike,
+    precision: Precision = "auto",
+    opt_shapes: Shapes | None = None,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Finds the subgraphs of `model` and plans their precision; writes `output`'s .plan.yaml, which may be edited.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return _stop_after("plan", model, target, output, precision, opt_shapes, kinds, None, None, None, progress)
+
+
+def rewrite(
+    model: PathLike,
+    *,
+    target: str,
+    output: PathLike,
+    precision: Precision = "auto",
+    plan: PathLike | None = None,
+    calib_data: PathLike | None = None,
+    recipe: str | None = None,
+    opt_shapes: Shapes | None = None,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Writes `output`'s .rewritten.onnx, in which plugin nodes stand for the planned subgraphs; builds no engine.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return _stop_after(
+        "rewrite", model, target, output, precision, opt_shapes, kinds, plan, calib_data, recipe, progress
+    )
+
+
+def compare(
+    reference: PathLike,
+    result: PathLike,
+    samples: Iterable[Mapping[str, np.ndarray]] | None = None,
+    *,
+    min_cosine: float | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Runs two models (ONNX, rewritten ONNX, bundle or engine) on the same inputs; returns how their outputs agree.
+
+    Args:
+        samples: Inputs by name; None draws four random ones with `seed`.
+        min_cosine: `Comparison.failures` names every output whose worst sample is below.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+
+    sides = Side.of(Path(reference)), Side.of(Path(result))
+
+    def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Mapping[str, np.ndarray]]:
+        if samples is not None:
+            return samples
+        model = sides[0].model or sides[1].model
+        words = {} if model is None else vocabulary(model)
+        return random_samples(specs, words, 4, np.random.default_rng(seed), {})
+
+    thresholds = Thresholds(min_cosine, None, None, None, None)
+    return comparing.compare(*sides, inputs, thresholds)
+
+
+def inspect(path: PathLike) -> dict[str, Any]:
+    """What a model, plan, report, bundle or engine holds, as `inspect-engine --json` prints it.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return inspection.inspect(Path(path))
+
+
+def _stop_after(
+    stage: str,
+    model: PathLike,
+    target: str,
+    output: PathLike,
+    precision: Precision,
+    opt_shapes: Shapes | None,
+    kinds: Sequence[str],
+    plan: PathLike | None,
+    calib_data: PathLike | None,
+    recipe: str | None,
+    progress: Progress | None,
+) -> BuildResult:
+    request = Request(
+        model=Path(model),
+        target=find_target(target),
+        output=Path(output),
+        precision=precision,
+        plan=_path(plan),
+        calib_data=_path(calib_data),
+        recipe=recipe,
+        typical=_shapes(opt_shapes),
+        kinds=tuple(kinds),
+        stop_after=stage,
+    )
+    return _run(request, progress)
+
+
+def _run(request: Request, progress: Progress | None) -> BuildResult:
+    report = pipeline.run(request, progress)
+    return BuildResult(
+        engine=_path(report.engine),
+        bundle=_path(report.bundle),
+        files={name: Path(file) for name, file in report.files.items()},
+        subgraphs=report.subgraphs,
+        warnings=report.warnings,
+        report=report,
+    )
+
+
+def _path(path: PathLike | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in (shapes or {}).items()}
