@@ -1,0 +1,132 @@
+"""generate: text from a language model's engine, or from its ONNX file on the CPU."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import DEBUG, EXIT_CODES, JSON, VERSION, Command, ProgressBar, failures, output, print_json, status
+
+if TYPE_CHECKING:
+    from trt_nvfp4.builder.generate import Piece, Result
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+# Characters that would move the cursor or reorder text: models may generate any.
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+@app.command(cls=Command, epilog=EXIT_CODES)
+def generate(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="OUT.engine of build-engine (on its GPU), a bundle folder, or an exported or rewritten ONNX model "
+            "(ONNX Runtime, on the CPU)."
+        ),
+    ],
+    prompt: Annotated[list[str], typer.Option(help="Text to continue; may be given several times.", metavar="TEXT")],
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt into the tokenizer's chat template, as a user's message.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.", metavar="N")] = 128,
+    temperature: Annotated[
+        float,
+        typer.Option(help="0: greedy, the likeliest token; above: sample from softmax(logits / X).", metavar="X"),
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample among the K likeliest tokens (default: all).", metavar="K")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample among the fewest tokens with a probability of P together.", metavar="P"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of sampling (default: 0).")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Show text as it is generated (one prompt).")] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the tokenizer's files (default: tokenizer/ beside the model).", metavar="DIR"),
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+    debug: Annotated[bool, DEBUG] = False,
+    version: Annotated[bool, VERSION] = False,
+) -> None:
+    """Continue prompts with a language model: greedy, or sampled.
+
+    Prompts of different lengths run as one batch. Text goes to stdout; the time to the first token and the tokens per
+    second go to stderr. A sequence that fills its cache ends there, and a warning says so.
+
+    Example: generate model.engine --prompt "Once upon a time" --max-new-tokens 64
+    """
+    with failures(debug, as_json):
+        from trt_nvfp4.builder.errors import USAGE, BuilderError
+        from trt_nvfp4.builder.generate import Generator
+        from trt_nvfp4.builder.generate.sampling import Sampling
+
+        if stream and (as_json or len(prompt) > 1):
+            what = "--json shows all at the end" if as_json else "texts of several prompts would mix"
+            raise BuilderError(USAGE, f"--stream: {what}; leave out one or the other")
+        Sampling(temperature, top_k, top_p, seed)  # before a model is loaded
+        with ProgressBar() as progress:
+            progress.stage(f"loading {model.name}")
+            generator = Generator(model, tokenizer)
+        with generator:
+            result = generator.generate(
+                prompt,
+                chat=chat,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                on_piece=_show if stream else None,
+            )
+        if as_json:
+            print_json(json.dumps(asdict(result), indent=2))
+        elif stream:
+            output.print()
+        else:
+            for generation in result.generations:
+                output.print(printable(generation.text), soft_wrap=True, highlight=False)
+        _print_summary(result, generator.decoder.capacity)
+
+
+def _show(piece: Piece) -> None:
+    output.print(printable(piece.text), end="", soft_wrap=True, highlight=False)
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which would act on the terminal: they are shown as escapes."""
+    return "".join(
+        character
+        if character in "\n\t" or (unicodedata.category(character) != "Cc" and character not in _REORDERING)
+        else f"\\u{ord(character):04x}"
+        for character in text
+    )
+
+
+def _print_summary(result: Result, capacity: int) -> None:
+    timings = result.timings
+    rate = "" if timings.tokens_per_s is None else f", then {timings.tokens_per_s:.1f} tokens/s"
+    status.print(
+        f"{timings.tokens} tokens on {result.runs_on}: first after {timings.first_token_s * 1e3:.0f} ms{rate}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    for number, generation in enumerate(result.generations, 1):
+        if generation.finish == "capacity":
+            status.print(
+                f"warning: prompt {number}: the cache of {capacity} tokens is full, so generation ended after "
+                f"{len(generation.token_ids)} tokens; build the model with a larger --cache-capacity for more",
+                style="yellow",
+                soft_wrap=True,
+            )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,127 @@
+"""A decoder in ONNX Runtime on the CPU: the exported or rewritten model, plugins by their function bodies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from trt_nvfp4.common.onnx_runtime import onnxruntime
+
+from ..errors import MODEL_AT_FAULT, BuilderError
+from ..export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
+from ..onnx_file import read
+from ..sides import session
+
+_INTEGER = onnx.TensorProto.INT64
+# bfloat16 is computed in float32 here; see `widen`.
+_CACHE_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.float32}
+
+
+class OnnxRunner:
+    """Caches are ONNX Runtime's own tensors: what a step gives out, the next takes in."""
+
+    def __init__(self, model: Path) -> None:
+        """Raises BuilderError (model): no decoder with caches, or caches that are not what its metadata says."""
+        self.name = str(model)
+        self.decoder = checked_decoder(read(model), model)
+        self.longest_step = self.decoder.capacity
+        self._session = session(model)
+        self._caches: dict[str, onnxruntime.OrtValue] = {}
+
+    def start(self, batch: int) -> None:
+        decoder = self.decoder
+        dtype = _CACHE_TYPES[decoder.cache_dtype]
+        self._caches = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((batch, *shape), dtype))
+            for name, shape in cache_shapes(decoder).items()
+        }
+
+    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+        lengths = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
+        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in lengths.items()}
+        outputs = [LOGITS, *self.decoder.presents]
+        try:
+            logits, *presents = self._session.run_with_ort_values(outputs, {**feeds, **self._caches})
+        except Exception as error:  # ONNX Runtime's own error types
+            raise BuilderError(MODEL_AT_FAULT, f"{self.name}: ONNX Runtime cannot run this model: {error}") from error
+        self._caches = dict(zip(self.decoder.caches, presents, strict=True))
+        return last_logits(logits.numpy(), new)
+
+    def close(self) -> None:
+        self._caches = {}
+
+
+def last_logits(logits: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """[batch, vocab] in float32, of each sequence's last valid token; `logits` is [batch, 1 or tokens, vocab]."""
+    at = new - 1 if logits.shape[1] > 1 else np.zeros_like(new)
+    return logits[np.arange(len(new)), at].astype(np.float32)
+
+
+def cache_shapes(decoder: Decoder) -> dict[str, tuple[int, int, int]]:
+    """[kv_heads, capacity, head_dim] of every cache, without the batch."""
+    shapes = []
+    for heads, key, value in zip(decoder.kv_heads, decoder.head_dim, decoder.value_head_dim, strict=True):
+        shapes += [(heads, decoder.capacity, key), (heads, decoder.capacity, value)]
+    return dict(zip(decoder.caches, shapes, strict=True))
+
+
+def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:
+    """The model's metadata of its caches, compared with its inputs and outputs. Raises BuilderError (model)."""
+    try:
+        decoder = decoder_of(model)
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: {error}; export the model again") from error
+    if decoder is None:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{path}: is no decoder with caches (its metadata has no entry {DECODER}); build one from its Hugging Face "
+            "directory (build-engine DIR --task generate)",
+        )
+    if decoder.cache_dtype not in _CACHE_TYPES:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{path}: its caches are {decoder.cache_dtype}, and generation knows {', '.join(_CACHE_TYPES)}; export the "
+            "model again",
+        )
+    element = onnx.TensorProto.DataType.Value(
+        {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}[decoder.cache_dtype]
+    )
+    shapes = cache_shapes(decoder)
+    expected = {IDS: (_INTEGER, 2), PAST_LENGTH: (_INTEGER, 1), NEW_LENGTH: (_INTEGER, 1)}
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+    outputs = {value.name: value.type.tensor_type for value in model.graph.output}
+    for name, (kind, rank) in expected.items():
+        if name not in inputs or inputs[name].elem_type != kind or len(inputs[name].shape.dim) != rank:
+            raise BuilderError(MODEL_AT_FAULT, f"{path}: input {name} must be int64 with {rank} dimensions")
+    if LOGITS not in outputs:
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: has no output {LOGITS}")
+    presents = dict(zip(decoder.presents, shapes.values(), strict=True))
+    for values, caches, what in ((inputs, shapes, "input"), (outputs, presents, "output")):
+        for name, shape in caches.items():
+            if name not in values:
+                raise BuilderError(MODEL_AT_FAULT, f"{path}: has no {what} {name}, a cache by its metadata")
+            _check_cache(path, f"{what} {name}", values[name], element, shape)
+    if unknown := sorted(inputs.keys() - expected.keys() - shapes.keys()):
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: input {unknown[0]} is none that a decoder has")
+    return decoder
+
+
+def _check_cache(path: Path, what: str, type_: onnx.TypeProto.Tensor, element: int, shape: tuple[int, ...]) -> None:
+    name = onnx.TensorProto.DataType.Name
+    if type_.elem_type != element:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{path}: {what} is {name(type_.elem_type).lower()}, and by the metadata {name(element).lower()}; export "
+            "the model again",
+        )
+    found = [dim.dim_value if dim.HasField("dim_value") else None for dim in type_.shape.dim]
+    fits = len(found) == 4 and all(dim in (None, size) for dim, size in zip(found[1:], shape, strict=True))
+    if not fits and (what.startswith("input") or found):
+        text = ", ".join("?" if dim is None else str(dim) for dim in found)
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{path}: {what} has shape [{text}], and by the metadata [batch, {', '.join(map(str, shape))}]; export the "
+            "model again",
+        )

@@ -1,0 +1,50 @@
+"""What runs a decoder, by the file or folder that it is given as."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..bundle import MANIFEST
+from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
+from ..export.decoder_contract import TOKENIZER
+from ..inspection import read_manifest
+from ..sides import ENGINES
+from .loop import Runner
+
+
+def open_runner(path: Path) -> Runner:
+    """The runner of an engine (on this machine's GPU), an ONNX model, or a bundle: its engine once that is built, its
+    model in ONNX Runtime before.
+
+    Raises BuilderError: usage for something else, model for what is missing, broken or no decoder with caches,
+    unavailable for an engine that cannot run here.
+    """
+    if not path.exists():
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
+    if path.is_dir():
+        return open_runner(_of_folder(path))
+    if path.suffix in ENGINES:
+        from .tensorrt_runner import open_engine
+
+        return open_engine(path)
+    if path.suffix == ".onnx":
+        from .onnx_runner import OnnxRunner
+
+        return OnnxRunner(path)
+    raise BuilderError(USAGE, f"{path}: expected an engine (.engine), an ONNX file or a bundle folder")
+
+
+def tokenizer_folder(path: Path) -> Path:
+    """Where the tokenizer of an engine, model or bundle lies."""
+    return (path if path.is_dir() else path.parent) / TOKENIZER
+
+
+def _of_folder(folder: Path) -> Path:
+    if not (folder / MANIFEST).is_file() and (folder / "config.json").is_file():
+        raise BuilderError(
+            USAGE,
+            f"{folder}: a Hugging Face directory, which is exported first: build-engine {folder} --task generate",
+        )
+    manifest = read_manifest(folder)
+    engine = folder / str(manifest.get("engine", ""))
+    return engine if engine.is_file() else folder / str(manifest["model"])

@@ -1,0 +1,80 @@
+"""Text to token ids and back, by the tokenizer that lies beside an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer and its chat template, from local files; no code of theirs is run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises BuilderError: usage without a tokenizer, unavailable without transformers, model for a broken one."""
+        self._folder = folder
+        if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+            raise BuilderError(
+                USAGE,
+                f"{folder}: no tokenizer is there (tokenizer.json or tokenizer_config.json), which text needs; copy "
+                "the model's tokenizer there, or name its folder with --tokenizer",
+            )
+        try:
+            import transformers
+        except ImportError as error:
+            raise BuilderError(UNAVAILABLE, f"text needs transformers: pip install transformers ({error})") from error
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises many kinds for a broken tokenizer
+            raise BuilderError(MODEL_AT_FAULT, f"{folder}: transformers cannot load its tokenizer: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+
+    def encode_chat(self, text: str) -> list[int]:
+        """The text as a user's message, with what the assistant's answer begins with. Raises BuilderError (usage)
+        without a chat template, (model) where it fails."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise BuilderError(
+                USAGE,
+                f"{self._folder}: this tokenizer has no chat template; leave out --chat, or put the model's "
+                "chat_template.jinja there",
+            )
+        try:
+            # transformers renders it in Jinja's sandbox.
+            rendered = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # Jinja's errors, and whatever the template raises
+            raise BuilderError(MODEL_AT_FAULT, f"{self._folder}: its chat template fails: {error}") from error
+        # Templates write the special tokens themselves.
+        return [int(token) for token in self._tokenizer(rendered, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class TextStream:
+    """Text of a growing sequence of tokens, as it becomes certain: a character may take several tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        # Tokens from `_start` are decoded again, for the spaces between words; those before `_shown` have been given.
+        self._start = self._shown = 0
+
+    def add(self, token: int, last: bool) -> str:
+        """What the token adds to the text; with the `last` one, all that is left."""
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        text = self._tokenizer.decode(self._ids[self._start :])
+        if not last and text.endswith(_REPLACEMENT):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text[len(before) :]

@@ -1,0 +1,222 @@
+"""Generation over a cache against the same model without one, and what bad input says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.generate import Generator
+from trt_nvfp4.builder.generate.loop import generate_ids
+from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
+from trt_nvfp4.builder.generate.sampling import Sampling
+
+TOKENIZER = Path(__file__).parents[2] / "trained_models" / "llama"
+
+
+def test_a_ragged_batch_generates_what_each_prompt_does_without_a_cache(tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator:
+        result = generator.generate(ragged, max_new_tokens=12)
+        again = generator.generate(ragged[1], max_new_tokens=12)
+    assert [found.token_ids for found in result.generations] == [tiny.greedy(prompt, 12) for prompt in ragged]
+    assert [found.finish for found in result.generations] == ["length"] * 3
+    assert again.generations[0].token_ids == result.generations[1].token_ids  # empty caches every time
+    assert result.timings.tokens == 36
+    assert result.timings.first_token_s > 0
+
+
+def test_prompts_longer_than_a_step_are_taken_in_pieces(tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    runner = OnnxRunner(tiny.save(tmp_path / "model.onnx"))
+    for runner.longest_step in (1, 2, 4, 5):
+        tokens = _ids(runner, ragged, 6)
+        assert tokens == [tiny.greedy(prompt, 6) for prompt in ragged]
+
+
+def test_stop_tokens_end_their_own_sequence_alone(tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    plain = [tiny.greedy(prompt, 10) for prompt in ragged]
+    stop = plain[0][3]
+    with Generator(tiny.save(tmp_path / "model.onnx", eos_token_ids=[stop])) as generator:
+        found = generator.generate(ragged, max_new_tokens=10).generations
+    for generation, tokens in zip(found, plain, strict=True):
+        expected = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert generation.token_ids == expected
+        assert generation.finish == ("stop" if stop in tokens else "length")
+
+
+def test_a_full_cache_ends_its_sequence_and_says_so(tiny_of: Any, ragged: Any, tmp_path: Path) -> None:
+    tiny = tiny_of(capacity=12)
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator:
+        found = generator.generate(ragged, max_new_tokens=8).generations
+        full = generator.generate([[1] * 12], max_new_tokens=8).generations[0]
+    # 9 tokens of the prompt and 3 of its continuation fill the cache; the last token needs no place.
+    assert (found[0].token_ids, found[0].finish) == (tiny.greedy(ragged[0], 4), "capacity")
+    assert [(g.token_ids, g.finish) for g in found[1:]] == [(tiny.greedy(p, 8), "length") for p in ragged[1:]]
+    assert (len(full.token_ids), full.finish) == (1, "capacity")
+
+
+def test_a_model_whose_frequencies_change_runs_again_from_its_first_token(
+    tiny: Any, ragged: Any, tmp_path: Path
+) -> None:
+    runner = OnnxRunner(tiny.save(tmp_path / "model.onnx", recompute_length=10))
+    steps: list[tuple[list[int], list[int]]] = []
+    step = runner.step
+
+    def noted(ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+        steps.append((past.tolist(), new.tolist()))
+        return step(ids, past, new)
+
+    runner.step = noted  # type: ignore[method-assign]
+    assert _ids(runner, ragged, 7) == [tiny.greedy(prompt, 7) for prompt in ragged]
+    # The first prompt, of 9 tokens, grows beyond 10 with its second token.
+    assert [past for past, new in steps] == [[0] * 3, [9, 1, 4], [0] * 3, *([11 + n, 3 + n, 6 + n] for n in range(4))]
+    assert steps[2][1] == [11, 3, 6]
+
+
+def test_sampling_follows_the_distribution_and_the_seed(tiny: Any, tmp_path: Path) -> None:
+    prompt = [3, 1, 4]
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator:
+
+        def draw(seed: int, **options: Any) -> int:
+            found = generator.generate([prompt], max_new_tokens=1, temperature=1.7, seed=seed, **options)
+            return found.generations[0].token_ids[0]
+
+        logits = tiny.logits(prompt)[-1].astype(float) / 1.7
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        order = np.argsort(-p)
+        drawn = np.bincount([draw(seed) for seed in range(400)], minlength=len(p))
+        # Expected squared distance of 400 draws is (1 - sum p^2) / 400.
+        assert ((drawn / 400 - p) ** 2).sum() < 4 / 400
+        assert {draw(seed, top_k=2) for seed in range(40)} <= set(order[:2].tolist())
+        nucleus = order[: int(np.searchsorted(np.cumsum(p[order]), 0.4)) + 1]
+        assert {draw(seed, top_p=0.4) for seed in range(40)} <= set(nucleus.tolist())
+        assert draw(7) == draw(7)
+
+
+def test_streamed_pieces_join_to_the_text(tiny: Any, tmp_path: Path) -> None:
+    path = tiny.save(tmp_path / "model.onnx")
+    with Generator(path, TOKENIZER) as generator:
+        prompt = _prompt_of_known_tokens(generator)
+        pieces = list(generator.stream(prompt, max_new_tokens=15))
+        result = generator.generate(prompt, max_new_tokens=15)
+    assert [piece.token_id for piece in pieces] == result.generations[0].token_ids
+    assert "".join(piece.text for piece in pieces) == result.generations[0].text
+    assert pieces[-1].finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1.0}, "--temperature"),
+        ({"temperature": float("nan")}, "--temperature"),
+        ({"temperature": 1.0, "top_k": 0}, "--top-k 0"),
+        ({"temperature": 1.0, "top_p": 1.5}, "--top-p 1.5"),
+        ({"top_k": 5}, "greedy decoding ignores it"),
+        ({"max_new_tokens": 0}, "--max-new-tokens 0"),
+        ({"chat": True}, "takes text"),
+    ],
+)
+def test_options_out_of_range_are_refused(tiny: Any, tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(BuilderError, match=words) as caught:
+        generator.generate([[1]], **options)
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ([], "no prompt"),
+        ([[]], "prompt 1 is empty"),
+        ([[1]] * 5, "batch of at most 4"),
+        ([[1], [1] * 25], "prompt 2 has 25 tokens, and the caches hold 24"),
+        ([[64]], "token 64, and the model knows 64"),
+        ([[-1]], "token -1"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(tiny: Any, tmp_path: Path, prompts: Any, words: str) -> None:
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(BuilderError, match=words) as caught:
+        generator.generate(prompts)
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"cache_dtype": "float16"}, "past_key_values.0.key is float, and by the metadata float16"),
+        ({"cache_dtype": "float8e4m3fn"}, "caches are float8e4m3fn"),
+        ({"capacity": 30}, r"shape \[\?, 2, 24, 8\], and by the metadata \[batch, 2, 30, 8\]"),
+        ({"kv_heads": [2] * 2, "head_dim": [8] * 2, "value_head_dim": [8] * 2}, "no input past_key_values.1.key"),
+    ],
+)
+def test_caches_of_another_type_or_shape_are_refused(tiny: Any, tmp_path: Path, changed: Any, words: str) -> None:
+    path = tiny.save(tmp_path / "model.onnx", **changed)
+    with pytest.raises(BuilderError, match=words) as caught:
+        Generator(path)
+    assert caught.value.exit_code == MODEL_AT_FAULT
+
+
+def test_a_model_without_caches_and_other_files_are_refused(gated_mlps: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("")
+    for path, words in (
+        (gated_mlps, "no decoder with caches"),
+        (tmp_path / "none.engine", "no such file"),
+        (tmp_path / "text.txt", "expected an engine"),
+        (tmp_path, "not a bundle"),
+        (TOKENIZER, "a Hugging Face directory, which is exported first"),
+    ):
+        with pytest.raises(BuilderError, match=words):
+            Generator(path)
+
+
+def test_text_without_tokenizer_or_chat_template_is_refused(tiny: Any, tmp_path: Path) -> None:
+    path = tiny.save(tmp_path / "model.onnx")
+    with Generator(path) as generator, pytest.raises(BuilderError, match="no tokenizer is there"):
+        generator.generate("a")
+    shutil.copytree(TOKENIZER, tmp_path / "tokenizer", ignore=shutil.ignore_patterns("*.safetensors"))
+    with Generator(path) as generator, pytest.raises(BuilderError, match="no chat template"):
+        generator.generate("a", chat=True)
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    with Generator(path) as generator, pytest.raises(BuilderError, match="roles must alternate"):
+        generator.generate("a", chat=True)
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
+    with Generator(path) as generator, pytest.raises(BuilderError, match="cannot load its tokenizer"):
+        generator.generate("a")
+
+
+def test_logits_that_are_not_finite_end_generation(tiny: Any, tmp_path: Path) -> None:
+    tiny.weights["head"][0, 0] = np.nan
+    with Generator(tiny.save(tmp_path / "model.onnx")) as generator, pytest.raises(BuilderError, match="NaN"):
+        generator.generate([[1]])
+
+
+def test_all_logits_are_read_at_the_last_valid_token(tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    path = tiny.save(tmp_path / "model.onnx", all_logits=True)
+    model = onnx.load(path)
+    head = next(node for node in model.graph.node if node.output[0] == "logits")
+    head.input[0] = "y"
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "new"
+    onnx.save(model, path)
+    assert _ids(OnnxRunner(path), ragged, 5) == [tiny.greedy(prompt, 5) for prompt in ragged]
+
+
+def _ids(runner: OnnxRunner, prompts: list[list[int]], count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in prompts]
+    for tokens in generate_ids(runner, prompts, count, Sampling()):
+        for token in tokens:
+            found[token.sequence].append(token.id)
+    return found
+
+
+def _prompt_of_known_tokens(generator: Generator) -> str:
+    """Text whose tokens the tiny model has."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+    tokens: Callable[[str], list[int]] = lambda text: tokenizer(text)["input_ids"]  # noqa: E731
+    return next(c for c in "abcdefghijklmnopqrstuvwxyz.,!?" if max(tokens(c)) < generator.decoder.vocab_size)
