@@ -13,6 +13,7 @@ from ..errors import MODEL_AT_FAULT, BuilderError
 from ..export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
 from ..onnx_file import read
 from ..sides import session
+from .caches import cache_shapes, last_logits
 
 _INTEGER = onnx.TensorProto.INT64
 # bfloat16 is computed in float32 here; see `widen`.
@@ -51,20 +52,6 @@ class OnnxRunner:
 
     def close(self) -> None:
         self._caches = {}
-
-
-def last_logits(logits: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """[batch, vocab] in float32, of each sequence's last valid token; `logits` is [batch, 1 or tokens, vocab]."""
-    at = new - 1 if logits.shape[1] > 1 else np.zeros_like(new)
-    return logits[np.arange(len(new)), at].astype(np.float32)
-
-
-def cache_shapes(decoder: Decoder) -> dict[str, tuple[int, int, int]]:
-    """[kv_heads, capacity, head_dim] of every cache, without the batch."""
-    shapes = []
-    for heads, key, value in zip(decoder.kv_heads, decoder.head_dim, decoder.value_head_dim, strict=True):
-        shapes += [(heads, decoder.capacity, key), (heads, decoder.capacity, value)]
-    return dict(zip(decoder.caches, shapes, strict=True))
 
 
 def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:

@@ -1,0 +1,99 @@
+"""The few CUDA runtime calls that generation needs, by NVIDIA's Python bindings (package cuda-bindings)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from ..errors import BUILD_FAILED, UNAVAILABLE, BuilderError
+
+
+class Cuda:
+    """A stream and the memory used on it. Failures are BuilderErrors that name the call."""
+
+    def __init__(self, runtime: Any = None) -> None:
+        """`runtime` stands in for `cuda.bindings.runtime` in tests. Raises BuilderError (unavailable) without it."""
+        if runtime is None:
+            try:
+                from cuda.bindings import runtime
+            except ImportError as error:
+                raise BuilderError(
+                    UNAVAILABLE, f"an engine needs CUDA's Python bindings: pip install cuda-bindings ({error})"
+                ) from error
+        self._runtime = runtime
+        self.stream = int(self._call("cudaStreamCreate"))
+        self._device: list[int] = []
+        self._host: list[int] = []
+
+    def device(self, size: int) -> int:
+        """The address of so many bytes of GPU memory, zeroed: of what is masked, NaN times 0 would still be NaN."""
+        address = int(self._call("cudaMalloc", size))
+        self._device.append(address)
+        self.clear(address, size)
+        return address
+
+    def clear(self, address: int, size: int) -> None:
+        self._call("cudaMemsetAsync", address, 0, size, self.stream)
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array in host memory that the GPU copies from and to without a wait."""
+        size = int(np.prod(shape)) * dtype.itemsize
+        address = int(self._call("cudaMallocHost", size))
+        self._host.append(address)
+        return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
+
+    def to_device(self, address: int, source: np.ndarray) -> None:
+        self._copy(address, source.ctypes.data, source.nbytes, "cudaMemcpyHostToDevice")
+
+    def to_host(self, destination: np.ndarray, address: int) -> None:
+        self._copy(destination.ctypes.data, address, destination.nbytes, "cudaMemcpyDeviceToHost")
+
+    def wait(self) -> None:
+        self._call("cudaStreamSynchronize", self.stream)
+
+    def begin_capture(self) -> None:
+        """What is enqueued until `end_capture` is recorded, not run."""
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+        self._call("cudaStreamBeginCapture", self.stream, mode)
+
+    def end_capture(self) -> Any:
+        """The recorded graph, to be launched. Raises BuilderError where something could not be recorded."""
+        graph = self._call("cudaStreamEndCapture", self.stream)
+        try:
+            return self._call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._call("cudaGraphDestroy", graph)
+
+    def launch(self, graph: Any) -> None:
+        self._call("cudaGraphLaunch", graph, self.stream)
+
+    def forget(self, graph: Any) -> None:
+        self._call("cudaGraphExecDestroy", graph)
+
+    def free(self) -> None:
+        """All memory; the stream stays."""
+        self.wait()
+        for address in self._device:
+            self._call("cudaFree", address)
+        for address in self._host:
+            self._call("cudaFreeHost", address)
+        self._device, self._host = [], []
+
+    def close(self) -> None:
+        self.free()
+        self._call("cudaStreamDestroy", self.stream)
+
+    def _copy(self, destination: int, source: int, size: int, kind: str) -> None:
+        self._call(
+            "cudaMemcpyAsync", destination, source, size, getattr(self._runtime.cudaMemcpyKind, kind), self.stream
+        )
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        error, *values = getattr(self._runtime, name)(*arguments)
+        if int(error):
+            lack = error == self._runtime.cudaError_t.cudaErrorMemoryAllocation
+            advice = "; give fewer prompts at once, or end other programs that use the GPU" if lack else ""
+            raise BuilderError(BUILD_FAILED, f"CUDA: {name} failed with {error.name}{advice}")
+        return values[0] if values else None
