@@ -1,0 +1,348 @@
+// Generates tokens, greedily, with a decoder's engine: token ids in, token ids out.
+//
+//   generate model.engine 32 2 < prompt.txt
+//
+// The arguments: an engine of build-engine, the most tokens to generate, and the ids of stop tokens. Standard input
+// holds the prompt's token ids, separated by white space; the new ones are printed as they come. One sequence, whose
+// caches are updated in place: input and output are bound to the same memory. The decode step runs as a CUDA graph.
+
+#include <NvInfer.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+// Also plugins write here why they fail.
+class Logger : public nvinfer1::ILogger {
+    void log(Severity severity, char const* message) noexcept override {
+        if (severity <= Severity::kWARNING) {
+            std::cerr << message << '\n';
+        }
+    }
+};
+
+void check(cudaError_t status, char const* what) {
+    if (status != cudaSuccess) {
+        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+    }
+}
+
+void require(bool holds, std::string const& message) {
+    if (!holds) {
+        throw std::runtime_error(message);
+    }
+}
+
+// GPU memory, zeroed: what is masked is multiplied by 0, and NaN times 0 would be NaN.
+class DeviceBuffer {
+ public:
+    explicit DeviceBuffer(std::size_t bytes) {
+        check(cudaMalloc(&pointer_, bytes), "cudaMalloc");
+        check(cudaMemset(pointer_, 0, bytes), "cudaMemset");
+    }
+    DeviceBuffer(DeviceBuffer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
+    DeviceBuffer(DeviceBuffer const&) = delete;
+    DeviceBuffer& operator=(DeviceBuffer const&) = delete;
+    ~DeviceBuffer() { cudaFree(pointer_); }
+    void* get() const { return pointer_; }
+
+ private:
+    void* pointer_{};
+};
+
+std::size_t bytes_of(nvinfer1::DataType type) {
+    switch (type) {
+        case nvinfer1::DataType::kINT64:
+            return 8;
+        case nvinfer1::DataType::kFLOAT:
+            return 4;
+        case nvinfer1::DataType::kHALF:
+        case nvinfer1::DataType::kBF16:
+            return 2;
+        default:
+            throw std::runtime_error("the engine has an input or output of a type that decoders do not have");
+    }
+}
+
+float to_float(nvinfer1::DataType type, void const* value) {
+    if (type == nvinfer1::DataType::kFLOAT) {
+        float wide;
+        std::memcpy(&wide, value, sizeof(wide));
+        return wide;
+    }
+    std::uint16_t half;
+    std::memcpy(&half, value, sizeof(half));
+    std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+    if (type == nvinfer1::DataType::kHALF) {
+        // Sign and magnitude as a float32 of 2^112 of its exponent's bias; subnormal numbers come out right.
+        bits = (half & 0x8000u) << 16 | (half & 0x7fffu) << 13;
+    }
+    float wide;
+    std::memcpy(&wide, &bits, sizeof(wide));
+    return type == nvinfer1::DataType::kHALF ? wide * 0x1p112f : wide;
+}
+
+class Decoder {
+ public:
+    Decoder(std::string const& path) {
+        std::ifstream file(path, std::ios::binary);
+        std::vector<char> const bytes(std::istreambuf_iterator<char>(file), {});
+        require(!bytes.empty(), path + ": cannot be read, or is empty");
+        check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+        runtime_.reset(nvinfer1::createInferRuntime(logger_));
+        require(runtime_ != nullptr, "TensorRT's runtime cannot be created");
+        // The plugin library travels in the engine.
+        runtime_->setEngineHostCodeAllowed(true);
+        engine_.reset(runtime_->deserializeCudaEngine(bytes.data(), bytes.size()));
+        require(engine_ != nullptr, path + ": this TensorRT cannot load it on this GPU");
+        require_inputs(path);
+        find_profiles();
+        allocate();
+    }
+
+    ~Decoder() {
+        if (graph_ != nullptr) {
+            cudaGraphExecDestroy(graph_);
+        }
+        contexts_.clear();
+        cudaStreamDestroy(stream_);
+    }
+
+    std::int64_t capacity() const { return capacity_; }
+    std::int64_t vocabulary() const { return vocabulary_; }
+
+    // Appends tokens to the caches, in pieces that the profiles take; returns the likeliest next token.
+    std::int64_t append(std::vector<std::int64_t> const& tokens) {
+        for (std::size_t begin = 0; begin < tokens.size(); begin += longest_) {
+            auto const count = std::min<std::size_t>(longest_, tokens.size() - begin);
+            step(tokens.data() + begin, static_cast<std::int64_t>(count));
+        }
+        return argmax();
+    }
+
+ private:
+    struct Profile {
+        int index;
+        std::int64_t fewest, most;
+    };
+
+    static bool starts_with(std::string const& text, char const* prefix) { return text.rfind(prefix, 0) == 0; }
+
+    void require_inputs(std::string const& path) {
+        for (int i = 0; i < engine_->getNbIOTensors(); ++i) {
+            std::string const name = engine_->getIOTensorName(i);
+            if (starts_with(name, "past_key_values.")) {
+                caches_.push_back(name);
+            }
+        }
+        require(!caches_.empty(), path + ": this engine has no cache; build one with build-engine DIR --task generate");
+        capacity_ = engine_->getTensorShape(caches_.front().c_str()).d[2];
+        auto const logits = engine_->getTensorShape("logits");
+        require(logits.nbDims == 3, path + ": this engine has no logits [batch, tokens, vocabulary]");
+        vocabulary_ = logits.d[2];
+        all_logits_ = logits.d[1] != 1;
+    }
+
+    void find_profiles() {
+        for (int i = 0; i < engine_->getNbOptimizationProfiles(); ++i) {
+            auto const least = engine_->getProfileShape("input_ids", i, nvinfer1::OptProfileSelector::kMIN);
+            auto const most = engine_->getProfileShape("input_ids", i, nvinfer1::OptProfileSelector::kMAX);
+            profiles_.push_back({i, least.d[1], most.d[1]});
+            longest_ = std::max<std::size_t>(longest_, most.d[1]);
+        }
+        contexts_.resize(profiles_.size());
+    }
+
+    void allocate() {
+        std::size_t const rows = all_logits_ ? longest_ : 1;
+        logits_type_ = engine_->getTensorDataType("logits");
+        logits_.resize(rows * vocabulary_ * bytes_of(logits_type_));
+        bind("input_ids", longest_ * sizeof(std::int64_t));
+        bind("past_length", sizeof(std::int64_t));
+        bind("new_length", sizeof(std::int64_t));
+        bind("logits", logits_.size());
+        for (auto const& name : caches_) {
+            auto const shape = engine_->getTensorShape(name.c_str());
+            bind(name, bytes_of(engine_->getTensorDataType(name.c_str())) * shape.d[1] * shape.d[2] * shape.d[3]);
+            addresses_.push_back({"present." + name.substr(name.find('.') + 1), addresses_.back().second});
+        }
+    }
+
+    void bind(std::string const& name, std::size_t bytes) {
+        buffers_.emplace_back(bytes);
+        addresses_.push_back({name, buffers_.back().get()});
+    }
+
+    nvinfer1::IExecutionContext& context_for(std::int64_t tokens) {
+        Profile const* chosen = nullptr;
+        for (auto const& profile : profiles_) {
+            bool const fits = profile.fewest <= tokens && tokens <= profile.most;
+            if (fits && (chosen == nullptr || profile.most < chosen->most)) {
+                chosen = &profile;
+            }
+        }
+        require(chosen != nullptr, "a step of " + std::to_string(tokens) + " tokens fits no profile of the engine");
+        auto& context = contexts_[chosen->index];
+        if (context == nullptr) {
+            context.reset(engine_->createExecutionContext());
+            require(context != nullptr && context->setOptimizationProfileAsync(chosen->index, stream_),
+                    "TensorRT cannot create a context for this engine");
+            for (auto const& [name, address] : addresses_) {
+                require(context->setTensorAddress(name.c_str(), address), name + ": not a tensor of the engine");
+            }
+            for (auto const& name : caches_) {
+                auto shape = engine_->getTensorShape(name.c_str());
+                shape.d[0] = 1;
+                require(context->setInputShape(name.c_str(), shape), name + ": TensorRT refuses a batch of one");
+            }
+            for (char const* name : {"past_length", "new_length"}) {
+                require(context->setInputShape(name, nvinfer1::Dims{1, {1}}), std::string(name) + ": not [batch]");
+            }
+        }
+        require(context->setInputShape("input_ids", nvinfer1::Dims2{1, tokens}), "input_ids: not [batch, new]");
+        return *context;
+    }
+
+    void step(std::int64_t const* ids, std::int64_t count) {
+        copy_in("input_ids", ids, count);
+        copy_in("past_length", &past_, 1);
+        copy_in("new_length", &count, 1);
+        if (count > 1) {
+            run(context_for(count));
+        } else if (graph_ != nullptr) {
+            check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+        } else {
+            // TensorRT allocates and compiles in the first run of a shape, which cannot be recorded; the second can.
+            auto& context = context_for(1);
+            if (++single_steps_ != 2 || !record(context)) {
+                run(context);
+            }
+        }
+        check(cudaStreamSynchronize(stream_), "the step");
+        past_ += count;
+        last_ = all_logits_ ? count - 1 : 0;
+    }
+
+    void run(nvinfer1::IExecutionContext& context) {
+        require(context.enqueueV3(stream_), "TensorRT could not run this engine");
+    }
+
+    // Records the step as a graph and launches it; false where TensorRT cannot be recorded.
+    bool record(nvinfer1::IExecutionContext& context) {
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+        bool const recorded = context.enqueueV3(stream_);
+        cudaGraph_t graph{};
+        bool const ended = cudaStreamEndCapture(stream_, &graph) == cudaSuccess;
+        if (recorded && ended && cudaGraphInstantiate(&graph_, graph, 0) != cudaSuccess) {
+            graph_ = nullptr;
+        }
+        if (graph != nullptr) {
+            cudaGraphDestroy(graph);
+        }
+        cudaGetLastError();
+        if (graph_ == nullptr) {
+            return false;
+        }
+        check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+        return true;
+    }
+
+    void copy_in(char const* name, std::int64_t const* values, std::int64_t count) {
+        auto const found =
+            std::find_if(addresses_.begin(), addresses_.end(), [&](auto& entry) { return entry.first == name; });
+        check(cudaMemcpyAsync(found->second, values, count * sizeof(std::int64_t), cudaMemcpyHostToDevice, stream_),
+              name);
+    }
+
+    std::int64_t argmax() {
+        auto const found =
+            std::find_if(addresses_.begin(), addresses_.end(), [](auto& entry) { return entry.first == "logits"; });
+        check(cudaMemcpy(logits_.data(), found->second, logits_.size(), cudaMemcpyDeviceToHost), "logits");
+        auto const item = bytes_of(logits_type_);
+        char const* row = logits_.data() + last_ * vocabulary_ * item;
+        std::int64_t best = 0;
+        float largest = to_float(logits_type_, row);
+        for (std::int64_t token = 1; token < vocabulary_; ++token) {
+            float const value = to_float(logits_type_, row + token * item);
+            if (value > largest) {
+                best = token;
+                largest = value;
+            }
+        }
+        return best;
+    }
+
+    Logger logger_;
+    cudaStream_t stream_{};
+    std::unique_ptr<nvinfer1::IRuntime> runtime_;
+    std::unique_ptr<nvinfer1::ICudaEngine> engine_;
+    std::vector<std::unique_ptr<nvinfer1::IExecutionContext>> contexts_;
+    std::vector<Profile> profiles_;
+    std::vector<std::string> caches_;
+    std::vector<DeviceBuffer> buffers_;
+    std::vector<std::pair<std::string, void*>> addresses_;
+    std::vector<char> logits_;
+    nvinfer1::DataType logits_type_{};
+    cudaGraphExec_t graph_{};
+    std::size_t longest_{};
+    std::int64_t capacity_{}, vocabulary_{}, past_{}, last_{};
+    int single_steps_{};
+    bool all_logits_{};
+};
+
+int run(int argc, char** argv) {
+    require(argc >= 3, "usage: generate ENGINE MAX_NEW_TOKENS [STOP_TOKEN...] < token ids of the prompt");
+    long const most = std::strtol(argv[2], nullptr, 10);
+    require(most > 0, "MAX_NEW_TOKENS: expected 1 or more");
+    std::vector<std::int64_t> stop;
+    for (int i = 3; i < argc; ++i) {
+        stop.push_back(std::strtoll(argv[i], nullptr, 10));
+    }
+    std::vector<std::int64_t> const prompt(std::istream_iterator<std::int64_t>(std::cin), {});
+    require(std::cin.eof() && !prompt.empty(), "the prompt must be token ids separated by white space");
+
+    Decoder decoder(argv[1]);
+    auto length = static_cast<std::int64_t>(prompt.size());
+    require(length <= decoder.capacity(), "the prompt has " + std::to_string(length) + " tokens, and the caches hold " +
+                                              std::to_string(decoder.capacity()));
+    for (std::int64_t const token : prompt) {
+        require(token >= 0 && token < decoder.vocabulary(),
+                "token " + std::to_string(token) + " is not in the vocabulary");
+    }
+    std::int64_t token = decoder.append(prompt);
+    for (long count = 1;; ++count) {
+        std::cout << token << std::endl;
+        if (count == most || std::find(stop.begin(), stop.end(), token) != stop.end()) {
+            return 0;
+        }
+        if (length == decoder.capacity()) {
+            std::cerr << "the caches are full: " << decoder.capacity() << " tokens\n";
+            return 0;
+        }
+        ++length;
+        token = decoder.append({token});
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return run(argc, argv);
+    } catch (std::exception const& error) {
+        std::cerr << "error: " << error.what() << '\n';
+        return 1;
+    }
+}
