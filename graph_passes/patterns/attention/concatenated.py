@@ -1,0 +1,132 @@
+"""Attention as torch exports it: new keys and values are joined to the past ones, and products and Softmax follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.nodes import is_op, operand
+
+from .types import CachedAttention
+
+# What repeats heads for the groups of queries, and changes the layout.
+_LAYOUT = ("Transpose", "Reshape", "Expand", "Unsqueeze", "Cast", "Identity")
+
+
+def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
+    """The attention around a Softmax whose keys and values both are a graph's input and what is new; else None."""
+    if not is_op(softmax, "Softmax") or not (product := _behind(softmax)):
+        return None
+    value_cache, value_factor = _joined(operand(product, 1))
+    if value_cache is None or value_factor != 1:
+        return None
+    scores, mask = _without_mask(operand(softmax, 0))
+    scores, factor = _without_factor(scores)
+    if not is_op(scores.producer(), "MatMul"):
+        return None
+    first = scores.producer()
+    query, query_factor = _without_factor(operand(first, 0))
+    key_cache, key_factor = _joined(operand(first, 1))
+    if key_cache is None:
+        return None
+    return CachedAttention(
+        node=softmax,
+        query=query,
+        key=operand(key_cache, 1),
+        value=operand(value_cache, 1),
+        past=(operand(key_cache, 0), operand(value_cache, 0)),
+        present=(key_cache.outputs[0], value_cache.outputs[0]),
+        result=product.outputs[0],
+        scale=factor * query_factor * key_factor,
+        flat=False,
+        mask=mask,
+    )
+
+
+def _behind(softmax: ir.Node) -> ir.Node | None:
+    """The product with the values: behind Casts and the replacement of NaN, of rows without a key."""
+    value = softmax.outputs[0]
+    while True:
+        users = [node for node in value.consumers() if not is_op(node, "IsNaN")]
+        if len(users) != 1:
+            return None
+        (user,) = users
+        if is_op(user, "MatMul"):
+            return user if user.inputs[0] is value else None
+        if not is_op(user, "Cast", "Identity", "Where", "Dropout"):
+            return None
+        value = user.outputs[0]
+
+
+def _without_mask(scores: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """(what a mask is applied to, the mask); the mask of a Where says which scores count."""
+    node = _through(scores, ("Cast", "Identity")).producer()
+    if is_op(node, "Add"):
+        for index in (0, 1):
+            inner, _ = _without_factor(operand(node, index))
+            if is_op(inner.producer(), "MatMul"):
+                return operand(node, index), operand(node, 1 - index)
+    if is_op(node, "Where"):
+        inner, _ = _without_factor(operand(node, 1))
+        if is_op(inner.producer(), "MatMul"):
+            return operand(node, 1), operand(node, 0)
+    return scores, None
+
+
+def _without_factor(value: ir.Value) -> tuple[ir.Value, float]:
+    """(what scalars multiply, their product)."""
+    factor = 1.0
+    while True:
+        node = value.producer()
+        if is_op(node, "Cast", "Identity"):
+            value = operand(node, 0)
+            continue
+        found = _scalar(node)
+        if found is None:
+            return value, factor
+        value, by = found
+        factor *= by
+
+
+def _scalar(node: ir.Node | None) -> tuple[ir.Value, float] | None:
+    if not is_op(node, "Mul", "Div"):
+        return None
+    for index in (0, 1) if node.op_type == "Mul" else (1,):
+        tensor = get_const_tensor(operand(node, index))
+        if tensor is not None and tensor.size == 1:
+            by = float(tensor.numpy().reshape(-1)[0])
+            return operand(node, 1 - index), by if node.op_type == "Mul" else 1 / by
+    return None
+
+
+def _joined(value: ir.Value) -> tuple[ir.Node | None, float]:
+    """(the Concat of past and new that `value` repeats and turns, the scalars that multiply it)."""
+    factor = 1.0
+    for value, by in _upwards(value):  # noqa: B020
+        factor *= by
+        node = value.producer()
+        if is_op(node, "Concat") and len(node.inputs) == 2 and operand(node, 0).is_graph_input():
+            rank = len(node.outputs[0].shape or (0,) * 4)
+            return (node, factor) if node.attributes["axis"].as_int() % rank == rank - 2 else (None, 1.0)
+    return None, 1.0
+
+
+def _upwards(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
+    yield value, 1.0
+    while (node := value.producer()) is not None:
+        by = 1.0
+        if (found := _scalar(node)) is not None:
+            value, by = found
+        elif is_op(node, *_LAYOUT):
+            value = operand(node, 0)
+        else:
+            return
+        yield value, by
+
+
+def _through(value: ir.Value, op_types: tuple[str, ...]) -> ir.Value:
+    while is_op(node := value.producer(), *op_types):
+        value = operand(node, 0)
+    return value
