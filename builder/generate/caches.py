@@ -10,7 +10,8 @@ from ..export.decoder_contract import Decoder
 def last_logits(logits: np.ndarray, new: np.ndarray) -> np.ndarray:
     """[batch, vocab] in float32, of each sequence's last valid token; `logits` is [batch, 1 or tokens, vocab]."""
     at = new - 1 if logits.shape[1] > 1 else np.zeros_like(new)
-    return logits[np.arange(len(new)), at].astype(np.float32)
+    last: np.ndarray = logits[np.arange(len(new)), at].astype(np.float32)
+    return last
 
 
 def cache_shapes(decoder: Decoder) -> dict[str, tuple[int, int, int]]:

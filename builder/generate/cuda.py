@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from ..errors import BUILD_FAILED, UNAVAILABLE, BuilderError
 class Cuda:
     """A stream and the memory used on it. Failures are BuilderErrors that name the call."""
 
-    def __init__(self, runtime: Any = None) -> None:
-        """`runtime` stands in for `cuda.bindings.runtime` in tests. Raises BuilderError (unavailable) without it."""
+    def __init__(self, stand_in: Any = None) -> None:
+        """`stand_in`: for `cuda.bindings.runtime`, in tests. Raises BuilderError (unavailable) without that package."""
+        runtime = stand_in
         if runtime is None:
             try:
-                from cuda.bindings import runtime
+                runtime = importlib.import_module("cuda.bindings.runtime")
             except ImportError as error:
                 raise BuilderError(
                     UNAVAILABLE, f"an engine needs CUDA's Python bindings: pip install cuda-bindings ({error})"
@@ -42,7 +44,8 @@ class Cuda:
         size = int(np.prod(shape)) * dtype.itemsize
         address = int(self._call("cudaMallocHost", size))
         self._host.append(address)
-        return np.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
+        memory = memoryview((ctypes.c_char * size).from_address(address))
+        return np.frombuffer(memory, dtype).reshape(shape)
 
     def to_device(self, address: int, source: np.ndarray) -> None:
         self._copy(address, source.ctypes.data, source.nbytes, "cudaMemcpyHostToDevice")

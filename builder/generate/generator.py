@@ -156,9 +156,8 @@ class Generator:
         return (piece(token) for tokens in steps for token in tokens)
 
     def _encode(self, prompts: Prompt | Sequence[Prompt], chat: bool) -> list[list[int]]:
-        batch = [prompts] if isinstance(prompts, str) else list(prompts)
-        if batch and all(isinstance(entry, int) for entry in batch):  # one prompt of token ids
-            batch = [batch]
+        one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(entry, int) for entry in prompts))
+        batch: Sequence[object] = [prompts] if one else prompts
         return [self._encoded(prompt, chat) for prompt in batch]
 
     def _encoded(self, prompt: object, chat: bool) -> list[int]:

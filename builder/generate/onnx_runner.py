@@ -9,10 +9,10 @@ import onnx
 
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
+from ..accuracy.runners import session
 from ..errors import MODEL_AT_FAULT, BuilderError
 from ..export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
 from ..onnx_file import read
-from ..sides import session
 from .caches import cache_shapes, last_logits
 
 _INTEGER = onnx.TensorProto.INT64
@@ -58,8 +58,8 @@ def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:
     """The model's metadata of its caches, compared with its inputs and outputs. Raises BuilderError (model)."""
     try:
         decoder = decoder_of(model)
-    except ValueError as error:
-        raise BuilderError(MODEL_AT_FAULT, f"{path}: {error}; export the model again") from error
+    except BuilderError as error:
+        raise BuilderError(error.exit_code, f"{path}: {error}") from error
     if decoder is None:
         raise BuilderError(
             MODEL_AT_FAULT,

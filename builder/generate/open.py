@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..bundle import MANIFEST
+from ..accuracy.runners import ENGINES
 from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
 from ..export.decoder_contract import TOKENIZER
-from ..inspection import read_manifest
-from ..sides import ENGINES
+from ..report.inspection import read_manifest
+from ..tensorrt.bundle import MANIFEST
 from .loop import Runner
 
 

@@ -12,17 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from ..build_script import MANIFEST
 from ..errors import BUILD_FAILED, MODEL_AT_FAULT, BuilderError
 from ..export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
-from ..runtime import load_engine
+from ..tensorrt.build_script import MANIFEST
+from ..tensorrt.load import load_engine
 from .caches import cache_shapes, last_logits
 from .cuda import Cuda
 
 # nvinfer's DataType by the cache's type.
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
 # How the host reads logits: bfloat16 is the upper half of a float32.
-_HOST_TYPES = {"FLOAT": np.dtype(np.float32), "HALF": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
+_HOST_TYPES: dict[str, np.dtype[Any]] = {
+    "FLOAT": np.dtype(np.float32),
+    "HALF": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+}
 _INT64 = np.dtype(np.int64)
 
 
@@ -153,7 +157,7 @@ class TensorRTRunner:
         self._shapes, self._batch, self._addresses = {}, batch, {}
         logits = _HOST_TYPES[self._engine.get_tensor_dtype(LOGITS).name]
         tokens = self.longest_step if self.decoder.all_logits else 1
-        host = {
+        host: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             IDS: ((batch, self.longest_step), _INT64),
             PAST_LENGTH: ((batch,), _INT64),
             NEW_LENGTH: ((batch,), _INT64),

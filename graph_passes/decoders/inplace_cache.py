@@ -8,7 +8,7 @@ and the caches `past_key_values.{layer}.key|value [batch, kv_heads, capacity, he
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.graph_passes.decoders.norms import lower_norms
-from trt_nvfp4.graph_passes.nodes import is_op, operand
+from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.concatenated import match_concatenated
 from trt_nvfp4.graph_passes.patterns.attention.group_query import match_group_query
 from trt_nvfp4.graph_passes.patterns.attention.mask import window_of
-from trt_nvfp4.graph_passes.patterns.attention.types import CachedAttention, UnsupportedDecoder
+from trt_nvfp4.graph_passes.patterns.attention.types import CachedAttention, DecoderError
 
+Attributes = Mapping[str, int | float | str | list[int]]
 OPSET, IR_VERSION = 24, 11
 # Operators whose meaning changed on the way to that opset.
 _CHANGED = ("GroupNormalization", "DFT")
@@ -48,16 +49,16 @@ def keeps_cache(model: ir.Model) -> bool:
 
 
 def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
-    """Change `model`, as `load` gives it, as described above. Raises UnsupportedDecoder with the node's name."""
+    """Change `model`, as `load` gives it, as described above. Raises DecoderError with the node's name."""
     graph = model.graph
     layers = list(_attentions(graph))
     if not layers:
-        raise UnsupportedDecoder("no attention over its caches was found")
+        raise DecoderError("no attention over its caches was found")
     used = {value for layer in layers for value in layer.past}
     if unknown := [value.name for value in graph.inputs if _is_cache(value) and value not in used]:
-        raise UnsupportedDecoder(f"what cache '{unknown[0]}' is for was not found")
+        raise DecoderError(f"what cache '{unknown[0]}' is for was not found")
     if changed := [node for node in graph if is_op(node, *_CHANGED)]:
-        raise UnsupportedDecoder(f"node '{changed[0].name}' ({changed[0].op_type}) means another thing in opset {OPSET}")
+        raise DecoderError(f"node '{changed[0].name}' ({changed[0].op_type}) means another thing in opset {OPSET}")
     shapes = [_cache_shape(layer, index) for layer in layers for index in (0, 1)]
     by_name = {str(layer.past[i].name): shapes[2 * n + i] for n, layer in enumerate(layers) for i in (0, 1)}
     windows = [
@@ -78,7 +79,7 @@ def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
     assert dtype is not None
     vocab = graph.outputs[0].shape[2] if graph.outputs[0].shape is not None else None
     if not isinstance(vocab, int):
-        raise UnsupportedDecoder("the size of its vocabulary is not known: logits have no static last dimension")
+        raise DecoderError("the size of its vocabulary is not known: logits have no static last dimension")
     finite = [window for window in windows if window is not None]
     return InPlaceCaches(
         kv_heads=[heads for heads, _ in shapes[::2]],
@@ -119,7 +120,7 @@ def _cache_shape(layer: CachedAttention, index: int) -> tuple[int, int]:
         width = wide.shape[-1] if wide.shape is not None else None
         dim = width // count if isinstance(width, int) else dim
     if not isinstance(heads, int) or not isinstance(dim, int):
-        raise UnsupportedDecoder(f"the shape of cache '{value.name}' has no static heads or head size")
+        raise DecoderError(f"the shape of cache '{value.name}' has no static heads or head size")
     return heads, dim
 
 
@@ -130,11 +131,9 @@ class _Rewriter:
         self._graph, self._capacity = model.graph, capacity
         self._masks: dict[int | None, ir.Value] = {}
         self._head: list[ir.Node] = []
-        batch = next(value.shape[0] for value in model.graph.inputs if _is_cache(value) and value.shape is not None)
-        self._batch = batch
         ids = next((value for value in model.graph.inputs if value.name in ("input_ids", "inputs")), None)
         if ids is None:
-            raise UnsupportedDecoder("it has no input input_ids")
+            raise DecoderError("it has no input input_ids")
         ids.name, ids.shape = "input_ids", ir.Shape(["batch", "new"])
         self._past_length, self._new_length = (
             ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch"]))
@@ -148,14 +147,14 @@ class _Rewriter:
         self.positions = self._add("Add", [column, offsets], name="decoder/positions")
         self.positions.shape, self.positions.dtype = ir.Shape(["batch", "new"]), ir.DataType.INT64
 
-    def replace(
-        self, number: int, layer: CachedAttention, shapes: list[tuple[int, int]], window: int | None
-    ) -> None:
+    def replace(self, number: int, layer: CachedAttention, shapes: list[tuple[int, int]], window: int | None) -> None:
         """Put TensorScatter and Attention in the place of `layer`."""
         nodes: list[ir.Node] = []
 
-        def add(op: str, inputs: list[ir.Value], attributes: dict[str, object] | None = None, outputs: int = 1) -> ir.Node:
-            node = ir.node(op, inputs, attributes or {}, num_outputs=outputs, name=f"decoder/{number}/{op}.{len(nodes)}")
+        def add(op: str, inputs: list[ir.Value], attributes: Attributes | None = None, outputs: int = 1) -> ir.Node:
+            node = ir.node(
+                op, inputs, attributes or {}, num_outputs=outputs, name=f"decoder/{number}/{op}.{len(nodes)}"
+            )
             nodes.append(node)
             return node
 
@@ -178,23 +177,25 @@ class _Rewriter:
         for index, new in enumerate((key, value)):
             past, (heads, dim) = layer.past[index], shapes[index]
             part = ("key", "value")[index]
-            past.name, past.shape = f"past_key_values.{number}.{part}", self._cache_shape(heads, dim)
+            past.name = f"past_key_values.{number}.{part}"
+            past.shape = ir.Shape(["batch", heads, self._capacity, dim])
             scattered = add("TensorScatter", [past, new, self._past_length], {"axis": -2, "mode": "linear"}).outputs[0]
-            scattered.name, scattered.shape, scattered.dtype = f"present.{number}.{part}", past.shape, past.dtype
+            scattered.name = f"present.{number}.{part}"
+            scattered.shape, scattered.type = past.shape, past.type
             presents.append(scattered)
-        attributes: dict[str, object] = {} if layer.scale is None else {"scale": layer.scale}
+        attributes: Attributes = {} if layer.scale is None else {"scale": layer.scale}
         result = add("Attention", [query, *presents, self._mask(window)], attributes).outputs[0]
         if layer.flat:
             turned = add("Transpose", [result], {"perm": [0, 2, 1, 3]}).outputs[0]
             result = add("Reshape", [turned, self._ints([0, 0, -1])]).outputs[0]
-        result.dtype, result.shape = layer.result.dtype, layer.result.shape
+        result.type, result.shape = layer.result.type, layer.result.shape
         place = layer.result.producer()
         assert place is not None
         self._graph.insert_before(place, nodes)
         layer.result.replace_all_uses_with(result)
         for old, new_value in zip(layer.present, presents, strict=True):
             if not old.is_graph_output():
-                raise UnsupportedDecoder(f"the cache of node '{layer.node.name}' is no output of the model")
+                raise DecoderError(f"the cache of node '{layer.node.name}' is no output of the model")
             self._graph.outputs[list(self._graph.outputs).index(old)] = new_value
             # What was computed of the old one, shapes among it, goes with it.
             old.name = f"decoder/old/{old.name}"
@@ -208,26 +209,28 @@ class _Rewriter:
         graph.insert_before(next(iter(graph)), self._head)
         logits = next((value for value in graph.outputs if value.name == "logits"), None)
         if logits is None:
-            raise UnsupportedDecoder("it has no output logits")
+            raise DecoderError("it has no output logits")
         logits = self._last(logits)
         presents = [value for value in graph.outputs if (value.name or "").startswith("present.")]
         graph.outputs[:] = [logits, *sorted(presents, key=lambda value: _order(str(value.name)))]
 
     def remove_inputs(self) -> None:
-        """Leave the contract's inputs alone. Raises UnsupportedDecoder where another one, or the length of a cache, is
+        """Leave the contract's inputs alone. Raises DecoderError where another one, or the length of a cache, is
         still used: positions that are computed from it are the same for all sequences."""
-        caches = {value.name: value for value in self._graph.inputs if (value.name or "").startswith("past_key_values.")}
+        caches = {
+            value.name: value for value in self._graph.inputs if (value.name or "").startswith("past_key_values.")
+        }
         for value in caches.values():
             if users := [node for node in value.consumers() if not is_op(node, "TensorScatter")]:
-                raise UnsupportedDecoder(
-                    f"node '{users[0].name}' ({users[0].op_type}) reads cache '{value.name}' beside its attention; export "
-                    "it with an input position_ids"
+                raise DecoderError(
+                    f"node '{users[0].name}' ({users[0].op_type}) reads cache '{value.name}' beside its attention; "
+                    "export it with an input position_ids"
                 )
         kept = [self._ids, self._past_length, self._new_length]
         for value in self._graph.inputs:
             if value not in kept and value.name not in caches and value.consumers():
                 user = value.consumers()[0]
-                raise UnsupportedDecoder(f"node '{user.name}' ({user.op_type}) needs the input '{value.name}'")
+                raise DecoderError(f"node '{user.name}' ({user.op_type}) needs the input '{value.name}'")
         self._graph.inputs[:] = [*kept, *sorted(caches.values(), key=lambda value: _order(str(value.name)))]
 
     def _last(self, logits: ir.Value) -> ir.Value:
@@ -243,11 +246,12 @@ class _Rewriter:
         gather = ir.node("GatherND", [source, index.outputs[0]], {"batch_dims": 1}, name="decoder/last/GatherND")
         row = ir.node("Unsqueeze", [gather.outputs[0], self._ints([1])], name="decoder/last/row")
         chosen = row.outputs[0]
-        chosen.dtype = source.dtype
+        chosen.type = source.type
         if rows is None:
             logits.name, chosen.name = "decoder/all_logits", "logits"
-            assert logits.producer() is not None
-            self._graph.insert_after(logits.producer(), [one, index, gather, row])
+            last = logits.producer()
+            assert last is not None
+            self._graph.insert_after(last, [one, index, gather, row])
             logits_shape = logits.shape
             logits = chosen
             logits.shape = logits_shape
@@ -259,17 +263,16 @@ class _Rewriter:
         logits.shape = ir.Shape(["batch", 1, vocab])
         return logits
 
-    def _turned(self, add: object, part: ir.Value, layer: CachedAttention, dim: int) -> ir.Value:
+    def _turned(self, add: Callable[..., ir.Node], part: ir.Value, layer: CachedAttention, dim: int) -> ir.Value:
         rotary = layer.rotary
         assert rotary is not None
-        assert callable(add)
         half = rotary.cos.shape[-1] if rotary.cos.shape is not None else None
         if not isinstance(half, int):
-            raise UnsupportedDecoder(f"the rotary tables of node '{layer.node.name}' have no static width")
+            raise DecoderError(f"the rotary tables of node '{layer.node.name}' have no static width")
         attributes = {"interleaved": rotary.interleaved}
         if 2 * half < dim:
             attributes["rotary_embedding_dim"] = 2 * half
-        return add("RotaryEmbedding", [part, rotary.cos, rotary.sin, self.positions], attributes).outputs[0]  # type: ignore[no-any-return]
+        return add("RotaryEmbedding", [part, rotary.cos, rotary.sin, self.positions], attributes).outputs[0]
 
     def _mask(self, window: int | None) -> ir.Value:
         """Bool [batch, 1, new, capacity]: which keys a token sees. One for all layers of a window."""
@@ -285,13 +288,10 @@ class _Rewriter:
             self._masks[window] = mask
         return self._masks[window]
 
-    def _cache_shape(self, heads: int, dim: int) -> ir.Shape:
-        return ir.Shape(["batch", heads, self._capacity, dim])
-
     def _add(
-        self, op: str, inputs: list[ir.Value], attributes: dict[str, object] | None = None, name: str | None = None
+        self, op: str, inputs: list[ir.Value], attributes: Attributes | None = None, name: str | None = None
     ) -> ir.Value:
-        node = ir.node(op, inputs, attributes or {}, name=f"decoder/{op}.{len(self._head)}")  # type: ignore[arg-type]
+        node = ir.node(op, inputs, attributes or {}, name=f"decoder/{op}.{len(self._head)}")
         self._head.append(node)
         node.outputs[0].name = name or node.name
         return node.outputs[0]

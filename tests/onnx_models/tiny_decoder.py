@@ -10,7 +10,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.builder.export.huggingface.decoder_contract import DECODER, Decoder
+from trt_nvfp4.builder.export.decoder_contract import DECODER, Decoder
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 32, 4, 2, 8
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
-from trt_nvfp4.graph_passes.nodes import is_op, operand
+from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 
 from .types import CachedAttention
 
@@ -24,9 +25,9 @@ def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
         return None
     scores, mask = _without_mask(operand(softmax, 0))
     scores, factor = _without_factor(scores)
-    if not is_op(scores.producer(), "MatMul"):
-        return None
     first = scores.producer()
+    if not is_op(first, "MatMul"):
+        return None
     query, query_factor = _without_factor(operand(first, 0))
     key_cache, key_factor = _joined(operand(first, 1))
     if key_cache is None:
@@ -94,10 +95,28 @@ def _scalar(node: ir.Node | None) -> tuple[ir.Value, float] | None:
     if not is_op(node, "Mul", "Div"):
         return None
     for index in (0, 1) if node.op_type == "Mul" else (1,):
-        tensor = get_const_tensor(operand(node, index))
-        if tensor is not None and tensor.size == 1:
-            by = float(tensor.numpy().reshape(-1)[0])
+        by = _number(operand(node, index))
+        if by is not None:
             return operand(node, 1 - index), by if node.op_type == "Mul" else 1 / by
+    return None
+
+
+def _number(value: ir.Value) -> float | None:
+    """A scalar constant's value, or what is computed from such: exporters write 1 / sqrt(sqrt(head_dim))."""
+    tensor = get_const_tensor(value)
+    if tensor is not None:
+        return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else None
+    node = value.producer()
+    if is_op(node, "Cast", "Identity", "Sqrt"):
+        inner = _number(operand(node, 0))
+        return None if inner is None else math.sqrt(inner) if node.op_type == "Sqrt" else inner
+    if is_op(node, "Div", "Mul", "Pow"):
+        left, right = _number(operand(node, 0)), _number(operand(node, 1))
+        if left is None or right is None:
+            return None
+        return (
+            left / right if node.op_type == "Div" else left * right if node.op_type == "Mul" else math.pow(left, right)
+        )
     return None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.nodes import optional_operand
+from trt_nvfp4.graph_passes.ir.nodes import optional_operand
 
-from .types import CachedAttention, Rotary, UnsupportedDecoder
+from .types import CachedAttention, DecoderError, Rotary
 
 # Inputs behind the rotary tables, and attributes, that change what is computed.
 _UNSUPPORTED_INPUTS = {10: "attention_bias", 11: "head_sink", 12: "k_scale", 13: "v_scale"}
@@ -14,19 +14,19 @@ _UNSUPPORTED_ATTRIBUTES = ("softcap", "smooth_softmax", "kv_cache_bit_width", "q
 
 
 def match_group_query(node: ir.Node) -> CachedAttention | None:
-    """The node's attention; None for any other node. Raises UnsupportedDecoder for what the contract has no place
+    """The node's attention; None for any other node. Raises DecoderError for what the contract has no place
     for."""
     if node.op_type != "GroupQueryAttention" or node.domain != "com.microsoft":
         return None
     for index, what in _UNSUPPORTED_INPUTS.items():
         if index < len(node.inputs) and node.inputs[index] is not None:
-            raise UnsupportedDecoder(f"node '{node.name}' (GroupQueryAttention) has an input {what}")
+            raise DecoderError(f"node '{node.name}' (GroupQueryAttention) has an input {what}")
     for name in _UNSUPPORTED_ATTRIBUTES:
         if name in node.attributes and node.attributes[name].value not in (0, 0.0, -1):
-            raise UnsupportedDecoder(f"node '{node.name}' (GroupQueryAttention) has {name}")
+            raise DecoderError(f"node '{node.name}' (GroupQueryAttention) has {name}")
     query, key, value, past_key, past_value = (optional_operand(node, index) for index in range(5))
     if query is None or past_key is None or past_value is None or len(node.outputs) < 3:
-        raise UnsupportedDecoder(f"node '{node.name}' (GroupQueryAttention) has no cache")
+        raise DecoderError(f"node '{node.name}' (GroupQueryAttention) has no cache")
     scale = node.attributes.get_float("scale", 0.0)
     window = node.attributes.get_int("local_window_size", -1)
     return CachedAttention(
@@ -51,5 +51,5 @@ def _rotary(node: ir.Node) -> Rotary | None:
         return None
     cos, sin = optional_operand(node, 7), optional_operand(node, 8)
     if cos is None or sin is None:
-        raise UnsupportedDecoder(f"node '{node.name}' (GroupQueryAttention) turns its queries, and has no tables for it")
+        raise DecoderError(f"node '{node.name}' (GroupQueryAttention) turns its queries, and has no tables for it")
     return Rotary(cos, sin, node.attributes.get_int("rotary_interleaved", 0))

@@ -8,29 +8,31 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import extract
 
-from trt_nvfp4.calibration.onnx_runtime import onnxruntime
+from trt_nvfp4.common.onnx_runtime import onnxruntime
 
-from .types import UnsupportedDecoder
+from .types import DecoderError
 
 # Below this a score does not count: exporters write -inf, the smallest float of a type, or -1e4.
 _HIDDEN = -1e4
 _NEW = 3
 
 
-def window_of(model: ir.Model, mask: ir.Value, capacity: int, past: Mapping[str, tuple[int, int]], where: str) -> int | None:
+def window_of(
+    model: ir.Model, mask: ir.Value, capacity: int, past: Mapping[str, tuple[int, int]], where: str
+) -> int | None:
     """How many tokens a query sees, itself included, where the mask is causal; None: all before it.
 
     Evaluates the mask over a cache of nearly `capacity` tokens, and over an empty one. `past`: (kv_heads, head_dim) of
-    the caches by name. Raises UnsupportedDecoder for any other mask.
+    the caches by name. Raises DecoderError for any other mask.
     """
     far = _visible(model, mask, capacity - _NEW, past, where)
     distance = np.arange(capacity)[None] - np.arange(capacity - _NEW, capacity)[:, None]
     window = int(far[-1].sum())
     if not np.array_equal(far, (distance <= 0) & (distance > -window)):
-        raise UnsupportedDecoder(f"the mask of node '{where}' is neither causal nor of a window")
+        raise DecoderError(f"the mask of node '{where}' is neither causal nor of a window")
     near = _visible(model, mask, 0, past, where)
     if not np.array_equal(near, np.tril(np.ones((_NEW, _NEW), bool)) & ~np.tril(np.ones((_NEW, _NEW), bool), -window)):
-        raise UnsupportedDecoder(f"the mask of node '{where}' depends on more than positions")
+        raise DecoderError(f"the mask of node '{where}' depends on more than positions")
     return None if window == capacity else window
 
 
@@ -59,14 +61,14 @@ def _visible(
         taken = {entry.name for entry in session.get_inputs()}
         (found,) = session.run(None, {name: array for name, array in feeds.items() if name in taken})
     except Exception as error:  # ONNX Runtime's own error types
-        raise UnsupportedDecoder(f"the mask of node '{where}' cannot be evaluated ({error})") from error
+        raise DecoderError(f"the mask of node '{where}' cannot be evaluated ({error})") from error
     rows = np.broadcast_to(found, (1, *found.shape[-3:])) if found.ndim > 2 else found
     rows = rows.reshape(-1, *rows.shape[-2:])
     if rows.dtype != np.bool_:
         hidden = rows <= _HIDDEN
         if (rows[~hidden] != 0).any():
-            raise UnsupportedDecoder(f"the mask of node '{where}' adds to scores that count, such as ALiBi")
+            raise DecoderError(f"the mask of node '{where}' adds to scores that count, such as ALiBi")
         rows = ~hidden
     if (rows != rows[:1]).any() or rows.shape[-1] != total or rows.shape[-2] not in (1, _NEW):
-        raise UnsupportedDecoder(f"the mask of node '{where}' differs between heads, or has shape {found.shape}")
+        raise DecoderError(f"the mask of node '{where}' differs between heads, or has shape {found.shape}")
     return np.broadcast_to(rows[0], (_NEW, total))

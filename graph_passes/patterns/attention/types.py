@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 
-class UnsupportedDecoder(Exception):
+class DecoderError(Exception):
     """The model keeps a cache, and one of its nodes does what the decoder contract has no place for."""
 
 

@@ -1,0 +1,113 @@
+"""Decoders of other exporters generate, over caches updated in place, the tokens that they generate by themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx_models import exported_decoders
+from onnx_models.exported_decoders import VOCAB, greedy
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
+from trt_nvfp4.builder.generate import Generator
+
+TOKENS = 20
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("name", exported_decoders.NAMES)
+def test_tokens_are_those_of_the_exported_model(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    original = tmp_path / "model.onnx"
+    onnx.save(exported_decoders.model(name, rng), original)
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 48, "eos_token_id": 2}))
+    decoder = convert_decoder(original, tmp_path / "inplace.onnx")
+    assert (decoder.capacity, decoder.vocab_size, decoder.eos_token_ids) == (48, VOCAB, [2])
+    assert decoder.sliding_window == (8 if name == "optimum_mistral" else None)
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (13, 1, 7)]
+    with Generator(tmp_path / "inplace.onnx") as generator:
+        found = generator.generate(prompts, max_new_tokens=TOKENS, stop=[]).generations
+    assert [generation.token_ids for generation in found] == [greedy(original, prompt, TOKENS) for prompt in prompts]
+
+
+def test_windows_of_group_query_attention_are_those_of_onnx_runtime(rng: np.random.Generator, tmp_path: Path) -> None:
+    model = exported_decoders.model("genai_llama", rng)
+    for node, window in zip((n for n in model.graph.node if n.op_type == "GroupQueryAttention"), (5, 3), strict=True):
+        (attribute,) = (entry for entry in node.attribute if entry.name == "local_window_size")
+        attribute.i = window
+    original = tmp_path / "model.onnx"
+    onnx.save(model, original)
+    assert convert_decoder(original, tmp_path / "inplace.onnx", capacity=48).sliding_window == 3
+    prompt = rng.integers(0, VOCAB, 11).tolist()
+    with Generator(tmp_path / "inplace.onnx") as generator:
+        found = generator.generate(prompt, max_new_tokens=TOKENS, stop=[]).generations[0]
+    assert found.token_ids == greedy(original, prompt, TOKENS)
+
+
+def test_what_tensorrt_needs_holds(rng: np.random.Generator, tmp_path: Path) -> None:
+    """One graph of standard operators; each cache is an input and, behind one TensorScatter, an output."""
+    onnx.save(exported_decoders.model("genai_llama", rng), tmp_path / "model.onnx")
+    convert_decoder(tmp_path / "model.onnx", tmp_path / "inplace.onnx", capacity=32)
+    found = onnx.load(tmp_path / "inplace.onnx")
+    onnx.checker.check_model(found, full_check=True)
+    assert {(entry.domain, entry.version) for entry in found.opset_import} == {("", 24)}
+    scatters = {node.input[0]: node.output[0] for node in found.graph.node if node.op_type == "TensorScatter"}
+    caches = [value.name for value in found.graph.input if value.name.startswith("past_key")]
+    assert scatters == {name: name.replace("past_key_values", "present") for name in caches}
+    attentions = [node for node in found.graph.node if node.op_type == "Attention"]
+    assert [len(node.output) for node in attentions] == [1, 1]
+    assert not any(attribute.name in ("is_causal", "softcap") for node in attentions for attribute in node.attribute)
+
+
+def _broken(model: onnx.ModelProto, how: str) -> str:
+    """Change the model; the words that its refusal must hold."""
+    nodes = model.graph.node
+    group = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+    if how == "softcap":
+        group[1].attribute.append(onnx.helper.make_attribute("softcap", 30.0))
+        return rf"{group[1].name}' \(GroupQueryAttention\) has softcap"
+    if how == "sinks":
+        del group[0].input[11:]
+        group[0].input.extend([""] * (11 - len(group[0].input)) + ["sink"])
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(4, np.float32), "sink"))
+        return "has an input head_sink"
+    if how == "alibi":
+        (add,) = (n for n in nodes if n.op_type == "Add" and n.output[0] == _softmaxes(model)[0].input[0])
+        nodes.insert(0, onnx.helper.make_node("Constant", [], ["slope"], value_float=-0.5))
+        index = list(nodes).index(add)
+        nodes.insert(index, onnx.helper.make_node("Add", [add.input[1], "slope"], ["sloped"]))
+        add.input[1] = "sloped"
+        return "adds to scores that count"
+    nodes.insert(0, onnx.helper.make_node("Shape", ["past_key_values.0.key"], ["length"], "reads", start=2, end=3))
+    last = next(node for node in nodes if "logits" in node.output)
+    last.output[0] = "before"
+    nodes.append(onnx.helper.make_node("Cast", ["length"], ["wide"], to=1))
+    nodes.append(onnx.helper.make_node("Add", ["before", "wide"], ["logits"]))
+    return r"reads.* reads cache 'past_key_values.0.key' beside its attention"
+
+
+def _softmaxes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == "Softmax"]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("genai_llama", "softcap"), ("genai_llama", "sinks"), ("optimum_llama", "alibi"), ("optimum_qwen3", "length")],
+)
+def test_what_has_no_place_in_the_contract_is_refused_by_name(
+    name: str, how: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = exported_decoders.model(name, rng)
+    words = _broken(model, how)
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(BuilderError, match=words) as caught:
+        convert_decoder(tmp_path / "model.onnx", tmp_path / "inplace.onnx", capacity=32)
+    assert caught.value.exit_code == MODEL_AT_FAULT
+    assert not (tmp_path / "inplace.onnx").exists()
