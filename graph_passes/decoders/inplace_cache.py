@@ -176,11 +176,11 @@ class _Rewriter:
         presents = []
         for index, new in enumerate((key, value)):
             past, (heads, dim) = layer.past[index], shapes[index]
-            part = ("key", "value")[index]
-            past.name = f"past_key_values.{number}.{part}"
+            kind = ("key", "value")[index]
+            past.name = f"past_key_values.{number}.{kind}"
             past.shape = ir.Shape(["batch", heads, self._capacity, dim])
             scattered = add("TensorScatter", [past, new, self._past_length], {"axis": -2, "mode": "linear"}).outputs[0]
-            scattered.name = f"present.{number}.{part}"
+            scattered.name = f"present.{number}.{kind}"
             scattered.shape, scattered.type = past.shape, past.type
             presents.append(scattered)
         attributes: Attributes = {} if layer.scale is None else {"scale": layer.scale}
