@@ -237,7 +237,7 @@ template <typename T>
 __device__ void erase(T* activations, int count, int blocks) {
     constexpr uint32_t kAbsent = 0x01010101u * kAbsentByte;
     for (int i = blockIdx.x * kThreads + threadIdx.x; i < count / 8; i += blocks * kThreads) {
-        __stcg(reinterpret_cast<uint4*>(activations) + i, make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
+        store_eight(reinterpret_cast<uint4*>(activations) + i, make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
     }
 }
 
@@ -341,6 +341,7 @@ __device__ __forceinline__ void multiply_phases(MlpArgs<T, kProjections> const& 
             }
         }
         if (p.split.splits > 1 && blockIdx.x < args.blocks) {
+            meet();  // others may still add up what this warp has turned, and would find parts of split tiles there
             finish_split_tiles<T, kColumns>(args, phase, at.out, turned[warp]);
         }
     }
