@@ -21,14 +21,19 @@ constexpr char const* kNamespace = "";
 // TensorRT swallows errors of some calls, so each is recorded for trtNvfp4LastError before `failure` is returned.
 template <typename F, typename R>
 R guard(F&& f, R failure) noexcept {
-    try {
-        return f();
-    } catch (std::exception const& error) {
+    auto const fail = [&](char const* what) {
         try {
-            record_error(TRT_NVFP4_INVALID_ARGUMENT, error.what());
+            record_error(TRT_NVFP4_INVALID_ARGUMENT, what);
         } catch (...) {  // out of memory: nothing left to record with
         }
         return failure;
+    };
+    try {
+        return f();
+    } catch (std::exception const& error) {
+        return fail(error.what());
+    } catch (...) {  // TensorRT's objects may throw whatever they like
+        return fail("an exception of unknown type");
     }
 }
 

@@ -1,11 +1,13 @@
-#include "heuristics/in_flight.h"
-#include "w4a16/stream/sm80_w4a16_mlp.cuh"
-#include "w4a16/stream/sm80_w4a16_token.cuh"
+#include <cassert>
+
 #include "api/launch.h"
 #include "api/sm90_w4a16.h"
 #include "api/w4a16.h"
-#include "device/w4a16_device.h"
 #include "api/w4a16_small.h"
+#include "device/w4a16_device.h"
+#include "heuristics/in_flight.h"
+#include "w4a16/stream/sm80_w4a16_mlp.cuh"
+#include "w4a16/stream/sm80_w4a16_token.cuh"
 
 namespace trt_nvfp4::w4a16 {
 namespace {
@@ -104,6 +106,9 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
     args.blocks = device.sm_count;
     bool split = false;
     for (Projection& p : args.program.projections) {
+        // Layers take turns with one buffer of partial sums. A layer's are read before the next one's are written,
+        // because every tile has a row that the next layer waits for; a tile of padding alone would have none.
+        assert(args.layers == 1 || p.rows % kTileRows == 0);
         p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, kernel.whole, device);
         p.group_tiles = p.tiles() / p.split.groups;
         p.larger_groups = p.tiles() % p.split.groups;

@@ -295,10 +295,11 @@ FEW_TOKENS = pytest.mark.parametrize(("tactic", "m"), [(W4A16, 1), (W4A16, 4), (
 
 @FEW_TOKENS
 def test_two_streams_at_once_and_many_launches(host: PluginHost, tactic: int, m: int) -> None:
-    """Two persistent launches compete for the SMs, each with its own workspace, 10,000 times in a row."""
+    """Two persistent launches that each fill the GPU compete for it, each with its own workspace, 10,000 times in a
+    row: of a launch all blocks start or none does."""
     require_gpu_of(tactic)
     attributes = {"gated": 1, "activation": Activation.SILU}
-    inputs = [stack_inputs(2, m, 512, 2048, 512, torch.float16, gated=1) for _ in range(2)]
+    inputs = [stack_inputs(2, m, 2048, 8192, 2048, torch.float16, gated=1) for _ in range(2)]
     expected = [run_twice(host, "NVFP4PersistentMLP", each, attributes, tactic) for each in inputs]
     streams = [torch.cuda.Stream() for _ in inputs]
     outputs = [torch.empty_like(y) for y in expected]

@@ -149,7 +149,7 @@ __device__ __forceinline__ void stage_token(uint8_t const* chunk, uint8_t* panel
     uint4 unit;
     do {
         unit = w4a16::load_eight(chunk + lane * 16);
-    } while (__any_sync(0xffffffffu, w4a16::has_absent(unit)));
+    } while (__any_sync(0xffffffffu, w4a16::has_absent_value(unit)));  // store_value writes them one by one
     FixedPoint const fixed(ptx::warp_max(greatest_of<T>(unit)));
     uint4 const integers = fixed.of<T>(unit);
     uint32_t const pairs[4] = {integers.x, integers.y, integers.z, integers.w};

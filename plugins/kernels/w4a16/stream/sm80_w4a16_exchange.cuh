@@ -4,6 +4,12 @@
 // Activations wait as kAbsent, a NaN that no conversion from float32 produces, until they are written; partial sums
 // carry the phase they belong to. A memset of the workspace to 0xff before a launch, or the launch in front of it,
 // makes everything absent: a killed launch leaves nothing behind that a later one could read.
+//
+// What this takes from hardware beyond the ISA: relaxed stores of the GPU's scope, relaxed loads and the copy engine's
+// reads all meet in L2, which has one value of each word at a time. So a block that has seen a value and writes what
+// depends on it need not fence in between for others to find the two in this order, and a copy by the copy engine, made
+// anew until no value is absent, comes to see values that no proxy fence announced. Nothing is taken for granted of a
+// store's words, which may land one after another.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +32,12 @@ __device__ __forceinline__ void store_four(void* destination, Four four) {
 // True if one of the two fours is absent: a written one has no pair of all ones.
 __device__ __forceinline__ bool has_absent(uint4 eight) {
     return (eight.x == 0xffffffffu) | (eight.y == 0xffffffffu) | (eight.z == 0xffffffffu) | (eight.w == 0xffffffffu);
+}
+
+// The same where the halves of a word are stored one by one: a word may be half there.
+__device__ __forceinline__ bool has_absent_value(uint4 eight) {
+    uint32_t const most = __vmaxu2(__vmaxu2(eight.x, eight.y), __vmaxu2(eight.z, eight.w));
+    return most >> 16 == 0xffffu || (most & 0xffffu) == 0xffffu;
 }
 
 // To another SM, whole words at a time.

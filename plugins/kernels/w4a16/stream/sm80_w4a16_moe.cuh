@@ -177,15 +177,16 @@ __device__ __forceinline__ void finish_rows(MoeArgs<T> const& args, int phase, i
     float const scale = tensor_scale * static_cast<float>(1 << Decoder<Operand>::kScaleShift);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = fmaf(values[i], scale, ptx::to_float(bias[i]));
-    float4 const low = make_float4(values[0], values[1], values[2], values[3]);
-    float4 const high = make_float4(values[4], values[5], values[6], values[7]);
     if (phase == kDownPhase) {
         int64_t const rows = segment == kRouted ? int64_t{args.m} * args.top_k : args.m;
-        float4* const out = reinterpret_cast<float4*>(args.outputs[segment] + (split * rows + at) * w.rows + row);
-        __stcg(out, low);
-        __stcg(out + 1, high);
+        float* const out = args.outputs[segment] + (split * rows + at) * w.rows + row;
+        auto const bits = [&](int i) { return __float_as_uint(values[i]); };
+        store_eight(out, make_uint4(bits(0), bits(1), bits(2), bits(3)));
+        store_eight(out + 4, make_uint4(bits(4), bits(5), bits(6), bits(7)));
         return;
     }
+    float4 const low = make_float4(values[0], values[1], values[2], values[3]);
+    float4 const high = make_float4(values[4], values[5], values[6], values[7]);
     uint4 const eight = activate_rows<T>(low, high, args.activation, args.gated, args.alpha, args.limit);
     int const width = args.gated ? w.rows / 2 : w.rows;
     T* const out = args.hidden[segment] + static_cast<int64_t>(at) * width + (args.gated ? row / 2 : row);
