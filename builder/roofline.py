@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan
+from trt_nvfp4.graph_passes.planning.kernels import kernel_class
+from trt_nvfp4.graph_passes.planning.plan import NVFP4, Capabilities, Plan, PlannedSubgraph
 
 # Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
 WEIGHT_BYTES = dict.fromkeys(NVFP4, 0.5 + 1 / 16) | {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
@@ -168,14 +169,16 @@ def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: 
     return Cost(max(memory, compute), bytes_moved, operations, "memory" if memory >= compute else "compute")
 
 
-def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits) -> list[dict[str, Any]]:
+def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities: Capabilities) -> list[dict[str, Any]]:
     """For every replaced subgraph of a plan: its cost as planned, and the least microseconds as planned and otherwise.
 
-    `predicted_us` has "nvfp4" (as planned, whatever that is), "fp8" and "bf16".
+    `predicted_us` has "nvfp4" (as planned, whatever that is), "fp8" and "bf16". Nothing is predicted of a subgraph that
+    generic kernels serve: they use no tensor cores, whose peak the roofline knows.
     """
     entries = []
     for subgraph in plan.subgraphs:
-        if subgraph.decision == "keep":
+        kernels = kernel_class(subgraph, capabilities)
+        if kernels is None or kernels.is_generic:
             continue
         rows = tokens[subgraph.name]
         decisions = {"nvfp4": subgraph.decision, "fp8": "fp8", "bf16": "bf16"}
@@ -198,6 +201,41 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits) -> list[dict[
             }
         )
     return entries
+
+
+def share(plan: Plan, tokens: Mapping[str, int], predicted: Sequence[Mapping[str, Any]], weight_bytes: int) -> str:
+    """What the predicted subgraphs are of the whole model, in words.
+
+    Bytes are those of the original's weights, `weight_bytes` in all; operations those of products with weights, which
+    leaves out attention itself.
+    """
+    names = {name for entry in predicted for name in entry["names"]}
+    whole: dict[str, float] = {}
+    part: dict[str, float] = {}
+    counted: set[str] = set()
+    for entry in sorted(plan.subgraphs, key=lambda entry: entry.name not in names):
+        if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
+            continue  # a router's block that was not recognised; a linear of an MLP that is counted already
+        counted.update(entry.nodes)
+        each = 4 if plan.activations.dtype is not None else KEPT[entry.dtype][0]
+        stored, multiplied = each * _stored(entry), _weights(entry.kind, entry.shapes, tokens[entry.name])[1]
+        for sums in (whole, part) if entry.name in names else (whole,):
+            sums["bytes"] = sums.get("bytes", 0) + stored
+            sums["operations"] = sums.get("operations", 0) + multiplied * tokens[entry.name]
+    if not part:
+        return "no subgraph"
+    of_bytes = min(1.0, part["bytes"] / max(weight_bytes, 1))
+    return (
+        f"{len(names)} replaced subgraphs, not the whole model: {of_bytes:.0%} of its weight bytes, "
+        f"{part['operations'] / whole['operations']:.0%} of the operations of its linears"
+    )
+
+
+def _stored(entry: PlannedSubgraph) -> float:
+    """Weights of a subgraph; all experts of a mixture."""
+    if entry.kind != "moe":
+        return _weights(entry.kind, entry.shapes, 1)[0]
+    return _weights("moe", {**entry.shapes, "top_k": entry.shapes["experts"]}, 1)[0]
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:

@@ -46,6 +46,7 @@ class Target:
             native=self.moe_layer,
             fp8=True,
             fp8_plugins=self.compute_capability == (9, 0),
+            fp8_mlp_plugin=self.compute_capability in ((8, 9), (9, 0), (12, 0), (12, 1)),
             bf16=True,
         )
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,9 @@ def main(arguments: list[str] | None = None) -> None:
     table = Table(title="all-MiniLM-L6-v2 for RTX Blackwell", title_justify="left", show_header=False)
     nvfp4 = sum(subgraph["realized"] == "nvfp4 plugin" for subgraph in result["subgraphs"])
     table.add_row("subgraphs", f"{len(result['subgraphs'])} found, {nvfp4} as verified NVFP4 plugins")
+    kernels = Counter(subgraph["kernels"] for subgraph in result["subgraphs"] if subgraph["kernels"])
+    table.add_row("kernels", "\n".join(f"{count} on {what}" for what, count in kernels.items()))
+    table.add_row("network", report.network_line(result))
     table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])}")
     table.add_row("embeddings against FP32", f"cosine {cosine.mean():.5f} mean, {cosine.min():.5f} worst")
     table.add_row("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in result["timings_s"].items()))

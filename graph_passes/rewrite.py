@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -31,7 +31,7 @@ from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import OLDEST_IR_VERSION, lower_
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
-from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights
+from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor, MadeWeights
 from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.weights.quantization import Quantization, weight_readers
@@ -132,7 +132,7 @@ def rewrite(
     lowered = lower(model, plan, statistics, checkpoint)
     path = Path(out_path)
     write(lowered.ir_model, path, progress)
-    before, after = weights_bytes(model.graph), weights_bytes(lowered.ir_model.graph)
+    before, after = original_weights_bytes(model.graph), weights_bytes(lowered.ir_model.graph)
     return RewriteResult(path, before, after, lowered.realized)
 
 
@@ -147,7 +147,7 @@ def lower(
         ModelError: a weight holds NaN or Inf.
     """
     check_statistics(plan, statistics)
-    target = SourceModel(model.path, model.ir_model.clone())
+    target = replace(model, ir_model=model.ir_model.clone())
     planned = plan.check(target)
     foldings: list[Folding] = []
     if statistics is not None and parse(plan.recipe).awq:
@@ -203,6 +203,7 @@ def lower(
             "precision": plan.precision,
             "recipe": plan.recipe,
             "calibrated": bool(amax),
+            "activations": plan.activations.type,
             "decisions": {entry.name: entry.decision for entry in plan.subgraphs},
             "realized": realized,
             # So that what takes FP8 activations out of the model later is found.
@@ -231,3 +232,9 @@ def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) 
     if "native_nvfp4" in decisions:
         functions += native_nvfp4_functions()
     return sorted(functions, key=lambda function: function.name)
+
+
+def original_weights_bytes(graph: ir.Graph) -> int:
+    """Bytes of all initializers and Constants before some were converted to 16 bits."""
+    converted = [v.const_value for v in graph.initializers.values() if isinstance(v.const_value, ConvertedTensor)]
+    return weights_bytes(graph) + sum(tensor.original.nbytes - tensor.nbytes for tensor in converted)

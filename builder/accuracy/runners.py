@@ -31,11 +31,15 @@ ENGINES = (".engine", ".plan")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two things compared. `kind`: onnx, rewritten, bundle or engine; `model` is the ONNX file, if any."""
+    """One of the two things compared. `kind`: onnx, rewritten, bundle or engine; `model` is the ONNX file, if any.
+
+    `rounding`: what its nodes compute in bfloat16 is rounded to it, as a GPU does.
+    """
 
     path: Path
     kind: str
     model: Path | None
+    rounding: bool = False
 
     @classmethod
     def of(cls, path: Path) -> Side:
@@ -87,7 +91,7 @@ class Side:
         """Runs it; the named inner tensors are outputs too. Raises BuilderError where it cannot run here."""
         if self.model is not None:
             model = self.model
-            return OnnxrtRunner(lambda: session(model, inner), name=str(self.path))
+            return OnnxrtRunner(lambda: session(model, inner, self.rounding), name=str(self.path))
         engine, loaded_by = runtime.load_engine(self.path)
         if loaded_by.module == "tensorrt_rtx":
             os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"
@@ -106,22 +110,22 @@ class Side:
         }
 
 
-def session(model: Path, extra_outputs: Iterable[str] = ()) -> onnxruntime.InferenceSession:
+def session(model: Path, extra_outputs: Iterable[str] = (), rounding: bool = False) -> onnxruntime.InferenceSession:
     """An ONNX Runtime session on the CPU in which the named inner tensors are outputs too.
 
-    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32; ops whose function bodies the file does not
-    hold (a bundle's) get them. Raises BuilderError (model) for a file that ONNX Runtime cannot run.
+    bfloat16, which ONNX Runtime's CPU kernels lack, is computed in float32 (see `widen`); ops whose function bodies the
+    file does not hold (a bundle's) get them. Raises BuilderError (model) for a file that ONNX Runtime cannot run.
     """
     proto = read(model)
     try:
         folder = follow_links(proto, model.parent)
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{model}: {error}") from error
-    return session_of(proto, model, folder, extra_outputs)
+    return session_of(proto, model, folder, extra_outputs, rounding)
 
 
 def session_of(
-    proto: onnx.ModelProto, source: Path, folder: Path, extra_outputs: Iterable[str] = ()
+    proto: onnx.ModelProto, source: Path, folder: Path, extra_outputs: Iterable[str] = (), rounding: bool = False
 ) -> onnxruntime.InferenceSession:
     """The same for a model in memory, which is changed; external data lies in `folder`, `source` is for messages."""
     present = {value.name for value in proto.graph.output}
@@ -130,7 +134,7 @@ def session_of(
     )
     _add_bodies(proto)
     try:
-        return cpu_session(widen(proto), folder)
+        return cpu_session(widen(proto, rounding), folder)
     except Exception as error:  # ONNX Runtime's own error types
         raise BuilderError(MODEL_AT_FAULT, f"{source}: ONNX Runtime cannot run this model: {error}") from error
 

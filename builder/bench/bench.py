@@ -44,9 +44,12 @@ from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose
+from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.kernels import note_kernels
 from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, make_plan
-from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.rewrite import original_weights_bytes, rewrite
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
 
@@ -174,6 +177,7 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
     if request.plan is not None:
         return _planned(request, path, request.plan, None)
     model = load(path)
+    model = convert(model, choose(model, "auto"))
     target = find_target(request.target or _local_target(device))
     subgraphs, shapes = find_subgraphs(model), _shapes(request, path)
     new = make_plan(
@@ -184,6 +188,7 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
         recipe=DEFAULT,
         tokens=subgraph_tokens(model, subgraphs, shapes),
     )
+    note_kernels(new.subgraphs, target.capabilities)
     return Subject(model, new, target, None, shapes)
 
 
@@ -191,7 +196,7 @@ def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> S
     """Raises PlanError when the plan is not of this model, or not for this target."""
     loaded = Plan.load(plan)
     target = find_target(request.target or loaded.target)
-    model = load(onnx)
+    model = convert(load(onnx), loaded.activations)
     loaded.check(model, target.capabilities)
     return Subject(model, loaded, target, engine, _shapes(request, onnx))
 
@@ -243,7 +248,8 @@ def _predict(subject: Subject, result: Result) -> None:
     """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
     limits = roofline.LIMITS[subject.target.name]
     tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
-    result.subgraphs = roofline.predict(subject.plan, tokens, limits)
+    result.subgraphs = roofline.predict(subject.plan, tokens, limits, subject.target.capabilities)
+    result.notes += pipeline.slow_kernels(note_kernels(subject.plan.subgraphs, subject.target.capabilities))
     if not result.subgraphs:
         raise BuilderError(
             USAGE,
@@ -254,6 +260,8 @@ def _predict(subject: Subject, result: Result) -> None:
         total = sum(entry["predicted_us"][name] for entry in result.subgraphs)
         result.contestants[name] = {"predicted_us": total}
     result.environment = {"gpu": limits.gpu, "bandwidth": limits.bandwidth, "tflops": dict(limits.tflops)}
+    of = roofline.share(subject.plan, tokens, result.subgraphs, original_weights_bytes(subject.model.graph))
+    result.notes.append(f"of {of}")
     result.notes.append(f"peaks: {limits.source}")
 
 

@@ -54,6 +54,17 @@ def build_engine(
             "bits; bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data)."
         ),
     ] = "auto",
+    activations: Annotated[
+        Literal["auto", "bf16", "fp16", "keep"],
+        typer.Option(
+            help="What a float32 model computes in outside of the replaced subgraphs: auto: BF16; fp16: values that "
+            "--calib-data takes out of its range stay float32; keep: float32, on slow generic kernels. Norms and "
+            "positions stay float32. Models in 16 bits stay as they are."
+        ),
+    ] = "auto",
+    keep_fp32: Annotated[
+        str | None, typer.Option(help="Nodes of a float32 model that stay float32, by their names.", metavar="REGEX")
+    ] = None,
     plan: Annotated[
         Path | None, typer.Option(help="Follow this plan (from --stop-after plan, perhaps edited).", metavar="FILE")
     ] = None,
@@ -128,6 +139,9 @@ def build_engine(
             "nvfp4, --precision auto takes NVFP4 at every number of tokens."
         ),
     ] = None,
+    require_fast: Annotated[
+        bool, typer.Option("--require-fast", help="With --require: fail, too, where slow generic kernels would serve.")
+    ] = False,
     accuracy_budget: Annotated[
         str | None,
         typer.Option(
@@ -203,6 +217,8 @@ def build_engine(
             target=find_target(target),
             output=out,
             precision=precision,
+            activations=activations,
+            keep_fp32=keep_fp32,
             plan=plan,
             stop_after=stop_after,
             calib_data=calib_data,
@@ -220,6 +236,7 @@ def build_engine(
             moe=moe,
             packed_weights=packed_weights,
             require=require,
+            require_fast=require_fast,
             bundle=bundle,
             timing_cache=timing_cache,
             accuracy_samples=accuracy_samples,

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,13 +38,18 @@ from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.builder.tensorrt.verify import PLUGINS
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
-from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, input_specs, load_samples
+from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange, input_specs, load_samples
+from trt_nvfp4.calibration.statistics.collection import observable
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.replacing import made_folder, replacing
+from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors
+from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
+from trt_nvfp4.graph_passes.planning.kernels import KernelClass, note_kernels
 from trt_nvfp4.graph_passes.planning.plan import (
     DEFAULT_KINDS,
     KINDS,
@@ -55,7 +60,7 @@ from trt_nvfp4.graph_passes.planning.plan import (
     make_plan,
     selection,
 )
-from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, rewrite
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics, original_weights_bytes, rewrite
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices, packed_ranges
 from trt_nvfp4.plugins.compile.library import build_library
@@ -64,6 +69,8 @@ from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 __all__ = ["Request", "run"]
 
 LARGEST_FLOAT16 = 65504
+# So many samples are calibrated on before some are held out to measure accuracy with.
+ENOUGH_SAMPLES = 4
 
 
 def run(request: Request, progress: Progress | None = None) -> Report:
@@ -98,7 +105,10 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         profiles = _profiles(request, path, specs, report)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
-        given = _given_plan(request, model)
+        given = _given_plan(request)
+        model = _converted(request, model, given, specs, report, progress)
+        if given is not None:
+            given.check(model, request.target.capabilities)
         # A given plan finds its own.
         subgraphs = find_subgraphs(model) if given is None or checkpoint is not None else []
         calibrated = _calibrated(request, checkpoint, subgraphs)
@@ -132,10 +142,10 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint)
         report.files["rewritten model"] = str(rewritten.path)
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
+    with report.timed("compare"):
+        report.accuracy = _accuracy(request, specs, model, rewritten.path, progress)
     # The build needs the memory.
     del model
-    with report.timed("compare"):
-        report.accuracy = _accuracy(request, specs, path, rewritten.path, progress)
     if request.stop_after == "rewrite":
         return _finish(request, report)
 
@@ -153,6 +163,7 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
     request = _of_task(request, request.model)
     plan = Plan.load(request.plan)
     _check_plan_target(request, plan)
+    report.warnings += slow_kernels(note_kernels(plan.subgraphs, request.target.capabilities))
     report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])
     check_required(request, plan)
     profiles = _profiles(request, request.model, input_specs(request.model), report)
@@ -198,12 +209,27 @@ def check_required(request: Request, plan: Plan) -> None:
         return
     enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
     selected = _selected(request, plan)
+    if request.require_fast:
+        slow = list(slow_kernels(note_kernels(selected, request.target.capabilities)))
+        if slow:
+            raise BuilderError(VERIFICATION_FAILED, f"--require-fast cannot be met: {'; '.join(slow)}")
     short = [entry for entry in selected if entry.decision not in enough and not _apart(entry, plan, enough)]
     if short or not selected:
         listed = (
             "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
         )
         raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
+
+
+def slow_kernels(kernels: Mapping[str, KernelClass]) -> Iterator[str]:
+    """A warning for each reason for which subgraphs, by name, run on generic kernels."""
+    groups: dict[KernelClass, list[str]] = {}
+    for name, found in kernels.items():
+        if found.is_generic:
+            groups.setdefault(found, []).append(name)
+    for found, names in groups.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        yield (f"generic kernels, correct and slow, serve {', '.join(names[:2])}{more}: {found.why}; {found.remedy}")
 
 
 def _apart(entry: PlannedSubgraph, plan: Plan, enough: Collection[str]) -> bool:
@@ -242,6 +268,8 @@ def _take_plan(
 ) -> None:
     # Before it is written beside what an earlier run built.
     check_required(request, plan)
+    kernels = note_kernels(plan.subgraphs, request.target.capabilities)
+    report.warnings += slow_kernels(kernels)
     file = request.file(".plan.yaml")
     if not _holds(file, plan):
         plan.save(file)
@@ -249,7 +277,9 @@ def _take_plan(
     report.take_plan(plan, calibrated)
     report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
     limits = roofline.LIMITS[request.target.name]
-    report.predicted = {**asdict(limits), "subgraphs": roofline.predict(plan, tokens, limits)}
+    predicted = roofline.predict(plan, tokens, limits, request.target.capabilities)
+    of = roofline.share(plan, tokens, predicted, original_weights_bytes(model.graph))
+    report.predicted = {**asdict(limits), "of": of, "subgraphs": predicted}
 
 
 def _holds(file: Path, plan: Plan) -> bool:
@@ -282,16 +312,53 @@ def _calibrated(
     return packed_ranges(checkpoint, subgraphs).keys()
 
 
-def _given_plan(request: Request, model: SourceModel) -> Plan | None:
-    """The plan that the user hands in, checked."""
+def _given_plan(request: Request) -> Plan | None:
+    """The plan that the user hands in, for this target."""
     if request.plan is None:
         return None
     plan = Plan.load(request.plan)
     if request.recipe is not None:
         plan.recipe = str(parse(request.recipe))
     _check_plan_target(request, plan)
-    plan.check(model, request.target.capabilities)
     return plan
+
+
+def _converted(
+    request: Request,
+    model: SourceModel,
+    given: Plan | None,
+    specs: Mapping[str, InputSpec],
+    report: Report,
+    progress: Progress,
+) -> SourceModel:
+    """The model in 16 bits, where it is in float32: as the plan says that was handed in, or as it was asked for."""
+    if given is not None:
+        return convert(model, given.activations)
+    ranges: dict[str, float] = {}
+    if request.activations == "fp16":
+        ranges = _ranges(request, model, specs, report, progress)
+    try:
+        activations = choose(model, request.activations, request.keep_fp32, ranges)
+    except ValueError as error:
+        raise BuilderError(USAGE, str(error)) from error
+    if activations.note:
+        report.warnings.append(f"the network stays float32, on slow kernels: {activations.note}")
+    return convert(model, activations)
+
+
+def _ranges(
+    request: Request, model: SourceModel, specs: Mapping[str, InputSpec], report: Report, progress: Progress
+) -> dict[str, float]:
+    """Largest magnitudes of the network's tensors on the calibration data."""
+    if request.calib_data is None or is_statistics(request.calib_data):
+        report.warnings.append(
+            "--activations fp16 without input samples: values beyond 65504 become infinite, and nothing tells which "
+            "are; add --calib-data FILE|DIR with samples, or choose bf16"
+        )
+        return {}
+    progress.stage("looking for values beyond FP16's range")
+    names = observable(model.path, observed_tensors(model))
+    return dict(collect(model.path, dict.fromkeys(names, ()), _samples(request, specs), progress=progress.step).amax)
 
 
 def _new_plan(
@@ -411,13 +478,24 @@ def _doubts(plan: Plan, tensors: Collection[str], statistics: Statistics, source
 
 
 def _samples(request: Request, specs: Mapping[str, InputSpec], held_out: bool = False) -> Iterable[Sample]:
-    """The samples to calibrate with, or those `held_out` to verify an accuracy budget with."""
+    """The samples to calibrate with, or those `held_out` to verify an accuracy budget, or measure accuracy, with."""
     assert request.calib_data is not None
     tokenizer = request.model if request.model.is_dir() else request.model.parent
     if held_out and request.accuracy_data is not None:
         return load_samples(request.accuracy_data, specs, tokenizer)
     samples = load_samples(request.calib_data, specs, tokenizer)
-    return Part(samples, held_out) if request.accuracy_budget and request.accuracy_data is None else samples
+    if request.accuracy_budget is not None:
+        return Part(samples, held_out) if request.accuracy_data is None else samples
+    if not _has_spare(request, samples):
+        return samples
+    assert isinstance(samples, Sized)
+    last = len(samples) - min(request.accuracy_samples, len(samples) - ENOUGH_SAMPLES)
+    return SampleRange(samples, last, len(samples)) if held_out else SampleRange(samples, 0, last)
+
+
+def _has_spare(request: Request, samples: Iterable[Sample]) -> bool:
+    """Whether accuracy is measured on samples that are not calibrated on."""
+    return request.accuracy_samples > 0 and isinstance(samples, Sized) and len(samples) > ENOUGH_SAMPLES
 
 
 def _choose(
@@ -477,25 +555,41 @@ def _check_packed(
 
 
 def _accuracy(
-    request: Request, specs: Mapping[str, InputSpec], original: Path, rewritten: Path, progress: Progress
+    request: Request, specs: Mapping[str, InputSpec], model: SourceModel, rewritten: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Agreement of the rewritten model with the original on the first of the user's samples, or why there is none."""
+    """Agreement of the rewritten model with the original on some of the user's samples, or why there is none; of a
+    float32 network that became one of 16 bits, also what that alone does to the outputs ("network")."""
     data = request.calib_data
     if data is None or is_statistics(data) or not request.accuracy_samples:
         return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
     progress.stage("comparing with the original")
 
     def samples(_: Mapping[str, InputSpec]) -> Iterator[Sample]:
-        for number, sample in enumerate(itertools.islice(_samples(request, specs), request.accuracy_samples), 1):
+        chosen = itertools.islice(_samples(request, specs, held_out=True), request.accuracy_samples)
+        for number, sample in enumerate(chosen, 1):
             yield sample
             progress.step(number, request.accuracy_samples, f"sample {number}")
 
+    converted = model.activations.dtype is not None
+    original = Side.of(model.path)
     try:
-        found = compare(Side.of(original), Side.of(rewritten), samples)
+        found = compare(original, replace(Side.of(rewritten), rounding=converted), samples)
+        accuracy = {
+            "samples": found.samples,
+            "held_out": isinstance(_samples(request, specs), (Part, SampleRange)) or request.accuracy_data is not None,
+            "tensors": [row.as_dict() for row in found.agreements],
+        }
+        if converted:
+            progress.stage(f"comparing the network in {model.activations.type} with the original")
+            with tempfile.TemporaryDirectory(prefix=".network-", dir=request.base.parent) as folder:
+                network = Path(folder) / "network.onnx"
+                write(model.ir_model, network)
+                alone = compare(original, replace(Side.of(network), rounding=True), samples)
+            accuracy["network"] = [row.as_dict() for row in alone.agreements]
     except BuilderError as error:
         # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
         return {"not_measured": str(error)}
-    return {"samples": found.samples, "tensors": [row.as_dict() for row in found.agreements]}
+    return accuracy
 
 
 def _build(

@@ -44,6 +44,8 @@ class Request:
     target: Target
     output: Path | None = None
     precision: str = "auto"
+    activations: str = "auto"
+    keep_fp32: str | None = None
     plan: Path | None = None
     stop_after: str | None = None
     calib_data: Path | None = None
@@ -58,6 +60,7 @@ class Request:
     moe: str = "plugin"
     packed_weights: Path | None = None
     require: str | None = None
+    require_fast: bool = False
     bundle: Path | None = None
     timing_cache: Path | None = None
     accuracy_budget: Budget | None = None
@@ -163,7 +166,7 @@ def _check_unheard(request: Request, rewritten: bool) -> None:
     """Options about what a plan has decided, or a rewrite has done."""
     if request.plan is None:
         return
-    unheard = ["precision", "moe"]
+    unheard = ["precision", "moe", "activations", "keep_fp32"]
     if request.require is None:  # which asks something of the subgraphs that these select
         unheard += ["kinds", "include", "exclude"]
     if rewritten:
@@ -183,6 +186,12 @@ def _check_calibration(request: Request) -> None:
 
 
 def _check_selection(request: Request) -> None:
+    if request.require_fast and request.require is None:
+        raise BuilderError(USAGE, "--require-fast is about the subgraphs that --require names: add --require nvfp4")
+    if request.keep_fp32 is not None and request.activations == "keep":
+        raise BuilderError(
+            USAGE, f"--activations keep leaves everything as it is: leave it or --keep-fp32 {request.keep_fp32} out"
+        )
     try:
         selection(DEFAULT_KINDS if request.kinds is None else request.kinds, request.include, request.exclude)
     except ValueError as error:

@@ -116,8 +116,8 @@ def _speed(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> str:
             name: sum(entry["predicted_us"][name] for entry in predicted) for name in predicted[0]["predicted_us"]
         }
         caption = (
-            f"Predicted, nothing was run: the least time of the replaced subgraphs on {report['predicted']['gpu']} at "
-            f"its published peaks, {_tokens(predicted)} tokens. Run bench-engine on the device to measure."
+            f"Predicted, nothing was run: the least time on {report['predicted']['gpu']} at its published peaks, "
+            f"{_tokens(predicted)} tokens, of {report['predicted']['of']}. Run bench-engine on the device to measure."
         )
     else:
         return "<p class='dim'>No subgraph was replaced, or the model was not at hand to predict from.</p>"
@@ -133,8 +133,10 @@ def _tokens(subgraphs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _accuracy(report: Mapping[str, Any]) -> str:
-    budget = build_report.budget_line(report)
-    return (f"<p>Budget {escape(budget)}.</p>" if budget else "") + _agreement(report)
+    lines = {"Budget": build_report.budget_line(report), "Network": build_report.network_line(report)}
+    lines["Measured"] = build_report.accuracy_line(report)
+    said = "".join(f"<p>{what} {escape(line)}.</p>" for what, line in lines.items() if line)
+    return said + _agreement(report)
 
 
 def _agreement(report: Mapping[str, Any]) -> str:
@@ -213,10 +215,10 @@ def _plan(report: Mapping[str, Any]) -> str:
     for entry in sorted(report["subgraphs"], key=lambda entry: entry["decision"] == "keep"):
         shape = ", ".join(f"{key.removesuffix('_features')} {value}" for key, value in entry["shapes"].items())
         built = entry["realized"] or ("as in the model" if entry["decision"] == "keep" else "not yet")
-        key = (entry["kind"], shape, entry["decision"], built, entry["activations"], entry["reason"])
+        key = (entry["kind"], shape, entry["decision"], built, entry["kernels"], entry["activations"], entry["reason"])
         groups.setdefault(key, []).append(entry)
     rows = []
-    for (kind, shape, decision, built, activations, reason), entries in groups.items():
+    for (kind, shape, decision, built, kernels, activations, reason), entries in groups.items():
         names = ", ".join(entry["name"] for entry in entries[:2])
         more = f" and {len(entries) - 2} more" if len(entries) > 2 else ""
         tone = "bad" if built == "missing" else "dim" if decision == "keep" or built == "not yet" else "good"
@@ -228,12 +230,13 @@ def _plan(report: Mapping[str, Any]) -> str:
                 escape(shape),
                 escape(decision),
                 f'<span class="{tone}">{escape(built)}</span>',
+                f'<span class="warn">{escape(kernels)}</span>' if kernels.startswith("generic") else escape(kernels),
                 escape(activations),
                 escape(reason),
             ]
         )
-    headings = ["subgraphs", "count", "kind", "shape", "decision", "built", "activations", "reason"]
-    table = _table(headings, rows, "Plan", ["name", "n", "", "", "", "", "", "reason"])
+    headings = ["subgraphs", "count", "kind", "shape", "decision", "built", "kernels", "activations", "reason"]
+    table = _table(headings, rows, "Plan", ["name", "n", "", "", "", "", "", "", "reason"])
     unplanned = build_report.unplanned_line(report)
     return table + (f"<p class='dim'>Not in the plan: {escape(unplanned)} stay as they are.</p>" if unplanned else "")
 

@@ -45,6 +45,7 @@ SUBGRAPH = {
     "decision": str,
     "reason": str,
     "activations": str,
+    "kernels": str,
     "realized": str | None,
 }
 
@@ -64,6 +65,8 @@ class Report:
     plugin_library_bytes: int | None = None
     bundle: str | None = None
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    # What the network computes in outside of replaced subgraphs (see `Activations`).
+    network: dict[str, Any] = field(default_factory=dict)
     # Products that the plan has no entry for, by operator.
     unplanned: dict[str, dict[str, float]] = field(default_factory=dict)
     weights_bytes: dict[str, int] = field(default_factory=dict)
@@ -101,6 +104,8 @@ class Report:
         """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights; warn where there are
         none and no other precision was asked for. `calibrated`: as `make_plan`'s.
         """
+        network = plan.activations
+        self.network = {"type": network.type, "note": network.note, "float32": dict(network.float32)}
         self.recipe = plan.recipe if any(entry.decision in NVFP4 for entry in plan.subgraphs) else None
         if self.recipe is None and plan.precision not in ("fp8", "bf16"):
             self.warnings.append(
@@ -118,6 +123,7 @@ class Report:
                     ("fp8_plugin" if subgraph.fp8_plugin else subgraph.decision, has_ranges(subgraph, calibrated)),
                     "as in the model",
                 ),
+                "kernels": subgraph.kernels,
                 "realized": None,
             }
             for subgraph in plan.subgraphs
@@ -221,14 +227,18 @@ def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
     shown = [entry for entry in subgraphs if not not_asked_for(entry)]
     table = Table(title="Subgraphs", title_justify="left")
-    for heading in ("name", "kind", "shape", "decision", "built"):
+    for heading in ("name", "kind", "shape", "decision", "kernels", "built"):
         table.add_column(heading, overflow="fold")
     for entry in shown:
         shape = _shape(entry["shapes"])
-        table.add_row(entry["name"], entry["kind"], shape, entry["decision"], entry["realized"] or "-")
+        kernels = entry["kernels"].partition(":")[0] or "-"
+        table.add_row(entry["name"], entry["kind"], shape, entry["decision"], kernels, entry["realized"] or "-")
     reasons = Table(show_header=False, box=None)
     for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
         reasons.add_row(f"{count} {decision}", reason)
+    for kernels, count in Counter(entry["kernels"] for entry in shown if entry["kernels"]).items():
+        name, _, why = kernels.partition(": ")
+        reasons.add_row(f"{count} on {name}", why)
     if left_alone:
         reasons.add_row(f"{len(left_alone)} keep", f"linears outside of MLPs; {LINEARS_TOO} replaces those that can be")
     return [table, reasons]
@@ -264,6 +274,35 @@ def _shape(shapes: Mapping[str, int]) -> str:
     return text
 
 
+def network_line(report: Mapping[str, Any]) -> str:
+    """What the network computes in outside of replaced subgraphs, in one line; empty where that is as in the model."""
+    network = report["network"]
+    if network.get("type", "keep") == "keep":
+        return ""
+    stays = ", ".join(f"{len(nodes)} nodes: {reason}" for reason, nodes in network["float32"].items())
+    return f"{network['type']} instead of float32" + (f"; float32 stay {stays}" if stays else "")
+
+
+def accuracy_line(report: Mapping[str, Any]) -> str:
+    """The worst output and the worst subgraph that were measured, in one line; empty where nothing was."""
+    found = report["accuracy"]
+
+    def worst(rows: list[dict[str, Any]], kind: str) -> str:
+        ranked = [row for row in rows if row["kind"] == kind and row["cosine"] is not None]
+        row = min(ranked, key=lambda row: row["cosine"], default=None)
+        return "" if row is None else f"{kind} {row['name']} {row['cosine']:.5f}"
+
+    rows = found.get("tensors", [])
+    parts = [f"worst {text}" for kind in ("output", "subgraph") if (text := worst(rows, kind))]
+    if parts and (alone := worst(found.get("network", []), "output")):
+        parts.append(f"the network in {report['network']['type']} alone: {alone}")
+    samples = found.get("samples", 0)
+    if not parts:
+        return ""
+    apart = "not calibrated on" if found.get("held_out") else "calibrated on, too"
+    return f"cosine, {samples} sample{'s' if samples != 1 else ''} ({apart}): {'; '.join(parts)}"
+
+
 def summary_table(report: Mapping[str, Any]) -> Table:
     """Sizes, times and files."""
     from rich.filesize import decimal
@@ -279,8 +318,12 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         table.add_row("weights", f"{decimal(weights['before'])} -> {decimal(weights['after'])} ({ratio:.2f}x smaller)")
     if unplanned := unplanned_line(report):
         table.add_row("not in the plan", f"{unplanned} stay as they are")
+    if network := network_line(report):
+        table.add_row("network", network)
     if budget := budget_line(report):
-        table.add_row("accuracy", budget)
+        table.add_row("accuracy budget", budget)
+    if accuracy := accuracy_line(report):
+        table.add_row("accuracy", accuracy)
     if report["engine"]:
         carried = report["plugin_library_bytes"]
         of_which = f", of which plugin library {decimal(carried)}" if carried else ""

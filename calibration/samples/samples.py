@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,6 +82,21 @@ def save_sample(file: Path, sample: Mapping[str, np.ndarray]) -> Path:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
     return file
+
+
+@dataclass(frozen=True)
+class SampleRange:
+    """Samples from number `start` to before `stop`. Iterable any number of times."""
+
+    samples: Iterable[Sample]
+    start: int
+    stop: int
+
+    def __iter__(self) -> Iterator[Sample]:
+        return itertools.islice(self.samples, self.start, self.stop)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 # Where a sample comes from, for messages, and what reads it.

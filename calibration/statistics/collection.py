@@ -293,6 +293,18 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
+def tensor_names(model: onnx.ModelProto) -> set[str]:
+    """What the main graph of a model whose functions are inlined computes or takes."""
+    return {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
+
+
+def observable(path: Path, tensors: Iterable[str]) -> list[str]:
+    """Those of `tensors` that the model at `path` has in its main graph: `statistics.collect` can observe them."""
+    model = onnx.load(path, load_external_data=False)
+    known = tensor_names(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    return [name for name in tensors if name in known]
+
+
 def _session(
     path: Path, tensors: Sequence[str], reductions: Sequence[tuple[str, str]] | None
 ) -> onnxruntime.InferenceSession:
@@ -305,7 +317,7 @@ def _session(
         raise CalibrationError(f"{path}: {error}") from error
     if model.functions:  # what is inside them has names once they are inlined
         model = onnx.inliner.inline_local_functions(model)
-    known = {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
+    known = tensor_names(model)
     unknown = [name for name in tensors if name not in known]
     if unknown:
         raise CalibrationError(f"{path}: no tensor named {unknown[0]} in its main graph")

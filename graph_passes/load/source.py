@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with numpy)
@@ -17,6 +17,7 @@ from trt_nvfp4.common.nested_graphs import bodies
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
+from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.deduplicate_weights import unite_copies
 from trt_nvfp4.graph_passes.load.einsum_to_matmul import multiply_matrices
 from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
@@ -53,11 +54,13 @@ class ModelError(TrtNvfp4Error, ValueError):
 class SourceModel:
     """An ONNX model, normalized (see `normalize`) and with every node named.
 
-    `ir_model` holds the structure; initializers in external data stay on disk until `tensor` maps them.
+    `ir_model` holds the structure; initializers in external data stay on disk until `tensor` maps them. `activations`:
+    how a float32 model was converted to 16 bits, if it was (see `mixed_precision`).
     """
 
     path: Path
     ir_model: ir.Model
+    activations: Activations = field(default_factory=Activations)
 
     @property
     def graph(self) -> ir.Graph:

@@ -40,7 +40,7 @@ def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float]
 
 
 def _lower(graph: ir.Graph, name: str, mlp: Mlp, amax: Mapping[str, float], made: MadeWeights) -> None:
-    given = [amax.get(linear.x.name or "") for linear in (mlp.up, mlp.down)]
+    given = [amax.get(linear.observed) for linear in (mlp.up, mlp.down)]
     constants = mlp_inputs([mlp], f"{name}/", False, partial(mlp_weights, made)) | activation_scales(name, given)
     for value in constants.values():
         register(graph, value)

@@ -42,7 +42,7 @@ def lower_fp8(
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
         node.replace_input_with(1, _quantized_weight(graph, linear, operand(node, 1), quantized))
-        if (largest := amax.get(linear.x.name or "")) is not None:
+        if (largest := amax.get(linear.observed)) is not None:
             if linear.x not in quantized:
                 quantized[linear.x] = _quantize_input(graph, linear, largest)
             node.replace_input_with(0, quantized[linear.x])

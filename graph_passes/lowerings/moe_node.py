@@ -47,7 +47,7 @@ def largest_inputs(moe: Moe, amax: Mapping[str, float]) -> tuple[float | None, f
     mlps = moe.experts if moe.shared is None else (*moe.experts, moe.shared)
 
     def largest(linears: Sequence[Linear]) -> float | None:
-        return max((amax[name] for linear in linears if (name := linear.x.name or "") in amax), default=None)
+        return max((amax[name] for linear in linears if (name := linear.observed) in amax), default=None)
 
     return largest([mlp.up for mlp in mlps]), largest([mlp.down for mlp in mlps])
 

@@ -127,7 +127,7 @@ def _scales(
 ) -> ir.Value:
     """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
     scales = [
-        tensor_scale(torch.tensor(amax[x])) if (x := linear.x.name or "") in amax else torch.tensor(0.0)
+        tensor_scale(torch.tensor(amax[x])) if (x := linear.observed) in amax else torch.tensor(0.0)
         for linear in linears
     ]
     return initializer(

@@ -54,7 +54,7 @@ def lower_native_nvfp4(
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
         if linear.x not in quantized_inputs:
-            quantized_inputs[linear.x] = _quantized_input(graph, linear, amax[linear.x.name or ""])
+            quantized_inputs[linear.x] = _quantized_input(graph, linear, amax[linear.observed])
         node.replace_input_with(1, _quantized_weight(graph, linear, quantization))
         node.replace_input_with(0, quantized_inputs[linear.x])
         names.append(node.name or "")

@@ -12,6 +12,7 @@ from typing import Any
 
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import OP as FP8_MOE
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import fp8_moe_obstacle
@@ -62,7 +63,7 @@ _REPLACING_OPS = (*OPS, NATIVE_MOE)
 @dataclass(frozen=True)
 class Capabilities:
     """What a target can compute with; `target` is its name, for the reasons. `fp8_plugins`: those for FP8
-    MLPs and MoE blocks have kernels of their own there."""
+    MLPs and MoE blocks have kernels of their own there, `fp8_mlp_plugin`: that for MLPs has."""
 
     target: str
     nvfp4_w4a4: bool = False
@@ -71,6 +72,7 @@ class Capabilities:
     native: bool = False
     fp8: bool = False
     fp8_plugins: bool = False
+    fp8_mlp_plugin: bool = False
     bf16: bool = True
 
 
@@ -79,8 +81,8 @@ class PlannedSubgraph:
     """One entry of a plan.
 
     `decision` is one of `DECISIONS`, `op` the operator that replaces the nodes ("" where none does), `linear_inputs`
-    the tensors that its linears multiply, `line` the entry's line in the plan file (0 where it has none). The rest is
-    as in `Subgraph`.
+    the tensors that its linears multiply, `line` the entry's line in the plan file (0 where it has none), `kernels`
+    what serves it on the target and why (see `kernel_class`; "" where nobody asked yet). The rest is as in `Subgraph`.
     """
 
     name: str
@@ -95,6 +97,7 @@ class PlannedSubgraph:
     output: str
     nodes: list[str]
     linear_inputs: list[str]
+    kernels: str = field(default="", compare=False)
     line: int = 0
 
     @property
@@ -108,21 +111,27 @@ class PlannedSubgraph:
 @dataclass
 class Plan:
     """What is to become of every subgraph found; `precision` is what was asked for, `target` for which GPU, `recipe`
-    how NVFP4 weights are made (see `trt_nvfp4.calibration.recipes`)."""
+    how NVFP4 weights are made (see `trt_nvfp4.calibration.recipes`), `activations` what the rest of the network
+    computes in."""
 
     model: str
     target: str
     precision: str
     recipe: str = "max"
     subgraphs: list[PlannedSubgraph] = field(default_factory=list)
+    activations: Activations = field(default_factory=Activations)
     path: Path | None = None
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as YAML, with a header that says what may be edited."""
         entries = [{key: getattr(entry, key) for key in _ENTRY_KEYS} for entry in self.subgraphs]
-        for entry in entries:
+        for entry, planned in zip(entries, self.subgraphs, strict=True):
             entry["reason"] = f"{entry['decision']}: {entry['reason']}"
-        plan_file.write(Path(path), {key: getattr(self, key) for key in _PLAN_KEYS} | {"subgraphs": entries}, DECISIONS)
+            if planned.kernels:
+                entry["kernels"] = planned.kernels
+        values: dict[str, Any] = {key: getattr(self, key) for key in _PLAN_KEYS}
+        values["activations"] = plan_file.activations_as_yaml(self.activations)
+        plan_file.write(Path(path), values | {"subgraphs": entries}, DECISIONS)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -131,14 +140,15 @@ class Plan:
         Raises:
             PlanError: unreadable, not YAML, or an incomplete entry or one of the wrong type (the line is named).
         """
-        values, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS)
+        values, activations, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS, ("kernels",))
         for entry in entries:
             decided, _, why = entry["reason"].partition(": ")
             if decided == entry["decision"]:
                 entry["reason"] = why
             elif decided in DECISIONS:
                 entry["reason"] = f"edited; {decided} was planned: {why}"
-        return cls(**values, subgraphs=[PlannedSubgraph(**entry) for entry in entries], path=Path(path))
+        planned = [PlannedSubgraph(**entry) for entry in entries]
+        return cls(**values, activations=activations, subgraphs=planned, path=Path(path))
 
     def check(
         self, model: SourceModel, capabilities: Capabilities | None = None
@@ -197,8 +207,8 @@ class Plan:
 
 
 # What a plan file holds: all but where it was read from.
-_ENTRY_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
-_PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name != "path")
+_ENTRY_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name not in ("line", "kernels"))
+_PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("path", "activations"))
 
 
 def _facts(subgraph: Subgraph) -> dict[str, Any]:
@@ -283,7 +293,7 @@ def make_plan(
         for entry in entries:
             for obstacle in obstacles.get(entry.name, ()):
                 entry.reason += f"; awq leaves its {obstacle}"
-    return Plan(model.path.name, capabilities.target, precision, recipe, entries)
+    return Plan(model.path.name, capabilities.target, precision, recipe, entries, model.activations)
 
 
 def selection(

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.graph_passes.load.activation_types import ACTIVATIONS, Activations
 from trt_nvfp4.graph_passes.load.source import ModelError
 
 _HEADER = """\
@@ -17,6 +18,7 @@ _HEADER = """\
 #     fp8          FP8: one plugin, or Q/DQ nodes     bf16, fp16   Casts around the subgraph
 #     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
 #     keep         left as it is
+#   activations: what the rest of a float32 model computes in (bf16, fp16, keep), and which nodes stay float32, and why
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
 # An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
 # entry says which subgraph is meant and what it computes, and must stay.
@@ -37,9 +39,10 @@ def write(path: Path, plan: dict[str, Any], decisions: tuple[str, ...]) -> None:
 
 
 def read(
-    path: Path, plan_keys: tuple[str, ...], entry_keys: tuple[str, ...]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Reads a plan's own values and its entries, each with its `line`, which have exactly the given keys.
+    path: Path, plan_keys: tuple[str, ...], entry_keys: tuple[str, ...], optional_keys: tuple[str, ...]
+) -> tuple[dict[str, Any], Activations, list[dict[str, Any]]]:
+    """Reads a plan's own values, its activations and its entries, each with its `line`, which have the given
+    keys. A plan of before there were activations keeps those of the model.
 
     Raises:
         PlanError: unreadable, not YAML, nested too deeply, a missing or unknown key, a value of the wrong type.
@@ -52,33 +55,69 @@ def read(
         raise PlanError(f"{path}: not a YAML file: {error}") from error
     except RecursionError as error:
         raise PlanError(f"{path}: no plan: nested too deeply") from error
-    values = _mapping(path, root, "the plan", plan_keys)
+    values = _mapping(path, root, "the plan", plan_keys, ("activations",))
     entries_node = values.pop("subgraphs")
+    activations = _activations(path, values.pop("activations", None))
     if not isinstance(entries_node, yaml.SequenceNode):
         raise PlanError(f"{_at(path, entries_node)}: 'subgraphs' must be a list")
     plan = {key: _scalar(path, key, node, str) for key, node in values.items()}
     entries = []
     for index, node in enumerate(entries_node.value):
-        entry = _mapping(path, node, f"subgraph {index}", entry_keys)
+        entry = _mapping(path, node, f"subgraph {index}", entry_keys, optional_keys)
         entries.append(
             {key: _field(path, key, value) for key, value in entry.items()} | {"line": node.start_mark.line + 1}
         )
-    return plan, entries
+    return plan, activations, entries
+
+
+def activations_as_yaml(activations: Activations) -> dict[str, Any]:
+    """What a plan file says of the network's precision."""
+    said: dict[str, Any] = {"type": activations.type}
+    if activations.note:
+        said["note"] = activations.note
+    if activations.float32:
+        said["float32"] = [{"reason": reason, "nodes": nodes} for reason, nodes in activations.float32.items()]
+    return said
+
+
+def _activations(path: Path, node: yaml.Node | None) -> Activations:
+    if node is None:
+        return Activations()
+    found = _mapping(path, node, "'activations'", ("type",), ("note", "float32"))
+    kind = str(_scalar(path, "type", found["type"], str))
+    if kind not in ACTIVATIONS[1:]:
+        raise PlanError(
+            f"{_at(path, found['type'])}: unknown type of activations '{kind}'; one of {', '.join(ACTIVATIONS[1:])}"
+        )
+    note = str(_scalar(path, "note", found["note"], str)) if "note" in found else ""
+    if "float32" not in found:
+        return Activations(kind, note=note)
+    if not isinstance(groups := found["float32"], yaml.SequenceNode):
+        raise PlanError(f"{_at(path, groups)}: 'float32' must list reasons and nodes")
+    stays: dict[str, list[str]] = {}
+    for group in groups.value:
+        entry = _mapping(path, group, "an entry of 'float32'", ("reason", "nodes"))
+        nodes = _field(path, "nodes", entry["nodes"])
+        stays.setdefault(_scalar(path, "reason", entry["reason"], str), []).extend(nodes)
+    return Activations(kind, stays, note)
 
 
 def _at(path: Path, node: yaml.Node) -> str:
     return f"{path}, line {node.start_mark.line + 1}"
 
 
-def _mapping(path: Path, node: yaml.Node | None, what: str, expected: tuple[str, ...]) -> dict[str, yaml.Node]:
+def _mapping(
+    path: Path, node: yaml.Node | None, what: str, expected: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, yaml.Node]:
     if not isinstance(node, yaml.MappingNode):
         where = str(path) if node is None else _at(path, node)
         raise PlanError(f"{where}: {what} must be a mapping; write a fresh plan with --stop-after plan")
     found: dict[str, yaml.Node] = {}
     for key, value in node.value:
         name = _scalar(path, f"a key of {what}", key, str)
-        if name not in expected:
-            raise PlanError(f"{_at(path, key)}: unknown key '{name}' in {what}; known: {', '.join(expected)}")
+        if name not in (*expected, *optional):
+            known = ", ".join((*expected, *optional))
+            raise PlanError(f"{_at(path, key)}: unknown key '{name}' in {what}; known: {known}")
         if name in found:
             raise PlanError(f"{_at(path, key)}: '{name}' is given twice in {what}")
         found[name] = value

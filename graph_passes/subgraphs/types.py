@@ -8,6 +8,9 @@ import onnx_ir as ir
 
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
+# Key of a value's `meta`: the name of the tensor of the original model that it equals but for rounding.
+OBSERVED = "trt_nvfp4.observed"
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -57,6 +60,11 @@ class Linear:
     multiply: ir.Node
     nodes: tuple[ir.Node, ...]
     weight_nodes: tuple[ir.Node, ...]
+
+    @property
+    def observed(self) -> str:
+        """The name of its input in the original model, by which statistics know it."""
+        return str(self.x.meta.get(OBSERVED, self.x.name or ""))
 
     @property
     def linears(self) -> tuple[Linear]:
@@ -234,7 +242,7 @@ class Subgraph:
     @property
     def linear_inputs(self) -> list[str]:
         """The names of the tensors that the linears multiply."""
-        return list(dict.fromkeys(linear.x.name or "" for linear in self.linears))
+        return list(dict.fromkeys(linear.observed for linear in self.linears))
 
     @property
     def linears(self) -> tuple[Linear, ...]:

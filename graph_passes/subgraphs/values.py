@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.subgraphs.types import Bias, Weight
@@ -38,10 +39,10 @@ def torch_dtype(dtype: ir.DataType) -> torch.dtype:
 
 
 def constant(value: ir.Value) -> np.ndarray:
-    """The array behind an initializer or Constant."""
+    """The array behind an initializer or Constant; of one that was converted, as it was before."""
     tensor = get_const_tensor(value)
     assert tensor is not None
-    return read_tensor(tensor)
+    return read_tensor(tensor.original if isinstance(tensor, ConvertedTensor) else tensor)
 
 
 def check_not_empty(weight: Weight) -> None:
@@ -78,7 +79,7 @@ class Matrix:
         views = [self._view(part) for part in self.parts]
         for start in range(0, rows, step):
             chunk = [
-                view[start : start + step].to(torch_dtype(part.dtype)).float() * part.scale
+                _as_multiplied(view[start : start + step], part) * part.scale
                 for view, part in zip(views, self.parts, strict=True)
             ]
             yield torch.stack(chunk, dim=1).reshape(-1, k)
@@ -93,7 +94,7 @@ class Matrix:
         extremes = []
         for part in self.parts:
             extreme = torch.stack(torch.aminmax(self._view(part))).abs().max()
-            extremes.append(extreme.to(torch_dtype(part.dtype)).float() * abs(part.scale))
+            extremes.append(_as_multiplied(extreme, part) * abs(part.scale))
             if not torch.isfinite(extremes[-1]):
                 raise ModelError(
                     f"weight '{part.stored.name}' holds NaN or Inf and cannot be quantized; repair the checkpoint"
@@ -106,6 +107,13 @@ class Matrix:
         array = constant(part.stored)
         stored = as_torch(array if part.expert is None else array[part.expert])
         return (stored.T if part.stored_transposed else stored)[part.rows]
+
+
+def _as_multiplied(values: torch.Tensor, part: Weight) -> torch.Tensor:
+    """Values of a weight in float32, rounded to the type that the model multiplies them in; exact where it was this
+    program that chose that type."""
+    exact = isinstance(get_const_tensor(part.stored), ConvertedTensor)
+    return values.float() if exact else values.to(torch_dtype(part.dtype)).float()
 
 
 def bias_vector(biases: Sequence[Bias | None], features: int) -> torch.Tensor:
@@ -126,3 +134,28 @@ def initializer(name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:
     """`data` as an initializer of type `dtype`."""
     tensor = ir.Tensor(data.float().numpy().astype(dtype.numpy()), dtype=dtype, name=name)
     return ir.val(name, const_value=tensor)
+
+
+class ConvertedTensor(StreamedTensor):
+    """A float32 constant in 16 bits, converted while it is written.
+
+    Finite values stay finite: what is beyond the range, such as the -3.4e38 of a mask, becomes the largest number; in
+    float16 half of it, so that what is added to it does not make it infinite.
+    """
+
+    def __init__(self, name: str, original: ir.TensorProtocol, dtype: ir.DataType) -> None:
+        self.original = original
+        super().__init__(name, dtype, original.shape.numpy(), self._converted)
+
+    def _converted(self) -> Iterator[torch.Tensor]:
+        to, flat = torch_dtype(self.dtype), read_tensor(self.original).reshape(-1)
+        largest = torch.finfo(to).max
+        instead = largest / 2 if to == torch.float16 else largest
+        for start in range(0, flat.size, _CHUNK_VALUES):
+            values = as_torch(flat[start : start + _CHUNK_VALUES])
+            beyond = values.isfinite() & (values.abs() > largest)
+            yield torch.where(beyond, values.sign() * instead, values).to(to)
+
+    def evaluated(self) -> ir.TensorProtocol:
+        """The tensor with its values in memory."""
+        return self._collect()

@@ -57,7 +57,7 @@ class Folding:
     @property
     def tensor(self) -> str:
         """The name of x, as the first reader sees it."""
-        return self.readers[0][0].x.name or ""
+        return self.readers[0][0].observed
 
 
 def find_foldings(subgraphs: Sequence[Subgraph]) -> tuple[list[Folding], dict[str, list[str]]]:
@@ -97,7 +97,7 @@ def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) ->
     weights = _WritableWeights()
     amax, arrays = dict(statistics.amax), dict(statistics.arrays)
     for folding in foldings:
-        known = [statistics.of(linears[0].x.name or "") for linears in folding.readers]
+        known = [statistics.of(linears[0].observed) for linears in folding.readers]
         matrices = [_searched_rows(linears).to(device()) for linears in folding.readers]
         scales = channel_scales(list(zip(matrices, known, strict=True)), recipe).cpu()
         for linear in (*(linear for linears in folding.readers for linear in linears), *folding.others):
@@ -109,7 +109,7 @@ def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) ->
             if up.bias is not None:
                 weights.scale_bias(up.bias, scales**-folding.power)
         for linears in folding.readers:
-            name = linears[0].x.name or ""
+            name = linears[0].observed
             inputs = statistics.of(name).divided(scales)
             assert inputs.amax is not None
             amax[name] = inputs.amax

@@ -50,7 +50,7 @@ def packed_ranges(checkpoint: NVFP4Checkpoint, subgraphs: Iterable[Subgraph]) ->
     for subgraph in subgraphs:
         for linears, groups in _read_by(checkpoint, subgraph):
             if scale := float(input_scale(groups)):
-                for name in (linear.x.name or "" for linear in linears):
+                for name in (linear.observed for linear in linears):
                     ranges[name] = max(scale * E2M1_MAX * E4M3_MAX, ranges.get(name, 0.0))
     return ranges
 

@@ -52,7 +52,7 @@ class Quantization:
 
     def _tensors(self, linear: Linear, statistics: Statistics) -> list[str]:
         """The inputs that the weight is multiplied with, of which as much is known as of the linear's own."""
-        own = linear.x.name or ""
+        own = linear.observed
         kinds = statistics.arrays.get(own, {}).keys()
         alike = [
             name
@@ -66,7 +66,7 @@ def weight_readers(graph: ir.Graph) -> dict[ir.Value, list[str]]:
     """Stored weights, each with the names of the tensors that linears multiply it with."""
     readers: dict[ir.Value, dict[str, None]] = {}
     for linear in filter(None, (match_linear(node) or match_stacked_linear(node) for node in graph)):
-        readers.setdefault(linear.weight.stored, {})[linear.x.name or ""] = None
+        readers.setdefault(linear.weight.stored, {})[linear.observed] = None
     return {stored: list(names) for stored, names in readers.items()}
 
 

@@ -103,11 +103,15 @@ def test_an_expert_has_the_matrices_that_the_model_has(tmp_path: Path, gated: bo
     moe = moe_spellings.Moe(spec, seed)
     moe_spellings.export(moe, tmp_path / "moe.onnx", seed)
     source = load(tmp_path / "moe.onnx")
-    plan = make_plan(source, find_subgraphs(source), Capabilities("any", nvfp4_w4a16=True))
-    (entry,) = predict(plan, {subgraph.name: 1 for subgraph in plan.subgraphs}, LIMITS["b200"])
+    capabilities = Capabilities("any", nvfp4_w4a16=True)
+    in_float32 = make_plan(source, find_subgraphs(source), capabilities)
+    tokens = {subgraph.name: 1 for subgraph in in_float32.subgraphs}
+    assert not predict(in_float32, tokens, LIMITS["b200"], capabilities)  # by generic kernels, without tensor cores
+    (entry,) = (entry for entry in in_float32.subgraphs if entry.kind == "moe")
+    cost = subgraph_cost(entry.kind, entry.shapes, "nvfp4_w4a16", 1, LIMITS["b200"], entry.dtype)
     weights = sum(parameter.numel() for parameter in moe.experts.parameters()) // 4
-    assert entry["operations"] == 2 * 2 * weights
-    assert entry["bytes"] == pytest.approx(2 * weights * 0.5625 + 2 * moe_spellings.HIDDEN * 4)
+    assert cost.operations == 2 * 2 * weights
+    assert cost.bytes == pytest.approx(2 * weights * 0.5625 + 2 * moe_spellings.HIDDEN * 4)
 
 
 def test_rows_of_subgraphs(tmp_path: Path, rng: np.random.Generator) -> None:

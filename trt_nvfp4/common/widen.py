@@ -14,13 +14,15 @@ from trt_nvfp4.common.nested_graphs import nested, within
 _TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_precision"}
 
 
-def widen(model: ModelProto) -> ModelProto:
+def widen(model: ModelProto, rounding: bool = False) -> ModelProto:
     """Make every bfloat16 tensor of `model` float32; changes the model itself, and returns it.
 
     Weights stay as they are, in memory or in their external file: a Cast behind each one widens it when it is used, and
-    `cpu_session` keeps ONNX Runtime from holding all of them widened. Inputs and outputs become float32; roundings to
-    bfloat16 in between disappear. A model without bfloat16 is not touched.
+    `cpu_session` keeps ONNX Runtime from holding all of them widened. Inputs and outputs become float32. Roundings to
+    bfloat16 in between disappear, unless `rounding` asks for those of the main graph's nodes: then what each of them
+    computes is rounded, where the model says that it is bfloat16. A model without bfloat16 is not touched.
     """
+    rounded = _bfloat16_outputs(model.graph) if rounding else {}
     for graph in nested(model.graph):
         _widen_graph(graph)
     for function in model.functions:
@@ -30,7 +32,30 @@ def widen(model: ModelProto) -> ModelProto:
                 _widen_graph(graph)
         for value in function.value_info:
             _widen_type(value.type)
+    if rounded:
+        _round(model.graph, rounded)
     return model
+
+
+def _bfloat16_outputs(graph: GraphProto) -> set[str]:
+    values = (*graph.value_info, *graph.output)
+    return {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+
+
+def _round(graph: GraphProto, rounded: Collection[str]) -> None:
+    """Two Casts behind each node that computes one of the tensors `rounded`, which they give their names."""
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        for index, name in enumerate(node.output):
+            if name in rounded:
+                node.output[index], narrow = f"{name}/exact", f"{name}/rounded"
+                nodes.append(
+                    onnx.helper.make_node("Cast", [node.output[index]], [narrow], narrow, to=TensorProto.BFLOAT16)
+                )
+                nodes.append(onnx.helper.make_node("Cast", [narrow], [name], f"{name}/widened", to=TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _widen_graph(graph: GraphProto) -> None:

@@ -184,9 +184,9 @@ def test_page_of_no_report(report: Path) -> None:
 
 def test_subgraphs_of_different_tokens(report: Path) -> None:
     data: dict[str, Any] = json.loads(report.read_text())
-    assert "at its published peaks, 128 tokens." in html_report.page(data, None, "o")
+    assert "at its published peaks, 128 tokens, of " in html_report.page(data, None, "o")
     data["predicted"]["subgraphs"][0]["tokens"] = 7
-    assert "at its published peaks, 7 to 128 tokens." in html_report.page(data, None, "o")
+    assert "at its published peaks, 7 to 128 tokens, of " in html_report.page(data, None, "o")
 
 
 def test_names_are_escaped(report: Path) -> None:

@@ -1,0 +1,271 @@
+"""Chooses the nodes of a float32 network that stay float32 when the rest is computed in 16 bits, each with a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.graph_passes.ir.nodes import is_op
+
+ELEMENTWISE = frozenset(
+    {
+        *("Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Erf", "Exp", "Floor", "Identity", "Log", "Max", "Min", "Mod"),
+        *("Mul", "Neg", "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sqrt", "Sub", "Tanh", "Where"),
+    }
+)
+# What only moves values.
+MOVES = frozenset(
+    {
+        *("Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Slice"),
+        *("Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"),
+    }
+)
+# Sums of many terms. The largest of many values is exact in any type.
+_REDUCTIONS = frozenset(
+    {
+        *("CumSum", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum"),
+        "ReduceSumSquare",
+    }
+)
+# What of a reduced value is still one: a variance, its root, its inverse.
+_OF_REDUCED = frozenset({"Add", "Clip", "Div", "Log", "Max", "Mul", "Pow", "Reciprocal", "Sqrt", "Sub", *MOVES})
+# ONNX lets most operators compute in bfloat16 since then, and changed what these mean in between.
+_BFLOAT16_OPSET, _OLDEST_OPSET = 22, 19
+_CHANGED = ("DFT", "GridSample", "GroupNormalization")
+_LOSSES = ("LogSoftmax", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+_RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+# A chain of elementwise nodes behind a product is shorter than this.
+_MOST_NODES = 64
+
+_NORM = "sums of many terms, such as the variance of a norm"
+_CANCELS = "1 + erf or 1 + tanh loses its value in 16 bits where they are near -1"
+_ANGLES = "angles of positions"
+_POSITIONS = "numbers of positions"
+_INTEGERS = "its value becomes an integer, a choice or a size"
+_ENDS = "probabilities or losses that are outputs"
+
+
+def opset_for(model: ir.Model, dtype: ir.DataType) -> int:
+    """The default operator set that `model` has to import to compute in `dtype`."""
+    now = model.opset_imports[""]
+    may_rise = now >= _OLDEST_OPSET and not any(is_op(node, *_CHANGED) for node in model.graph.all_nodes())
+    return max(now, _BFLOAT16_OPSET) if dtype == ir.DataType.BFLOAT16 and may_rise else now
+
+
+def float32_nodes(model: ir.Model, dtype: ir.DataType, keep: str | None = None) -> dict[str, list[str]]:
+    """Names of the nodes of `model` that stay float32 in a network of type `dtype`, by reason, in graph order.
+
+    `keep` is the user's regular expression, searched in the nodes' names. The bodies of control flow stay as they are.
+    """
+    graph, opset = model.graph, opset_for(model, dtype)
+    reasons: dict[ir.Node, str] = {}
+
+    def mark(nodes: Iterable[ir.Node], reason: str) -> None:
+        for node in nodes:
+            reasons.setdefault(node, reason)
+
+    pattern = None if keep is None else re.compile(keep)
+    for node in graph:
+        if not any(map(is_float32, (*node.inputs, *node.outputs))):
+            continue
+        if pattern is not None and pattern.search(node.name or ""):
+            mark([node], f"matched by --keep-fp32 {keep}")
+        elif _leaves_floats(node):
+            mark(_before(node, _any_of(ELEMENTWISE, MOVES, {"Softmax"})), _INTEGERS)
+        elif (why := _not_in(node, dtype, opset)) is not None:
+            mark([node], why)
+        elif is_op(node, *_REDUCTIONS):
+            mark(_reduction(node), _NORM)
+        elif is_op(node, "Erf", "Tanh") and any(is_op(user, "Add") for user in node.outputs[0].consumers()):
+            mark(_cancellation(node), _CANCELS)
+        elif is_op(node, "Sin", "Cos"):
+            mark(_angles(node), _ANGLES)
+        elif is_op(node, "Range") or (is_op(node, "Cast") and _numbers_positions(node.inputs[0])):
+            mark(_positions(node), _POSITIONS)
+        elif is_op(node, "Floor", "Ceil", "Round", "Mod"):
+            mark(_before(node, _any_of(ELEMENTWISE, MOVES, {"Softmax"})), _INTEGERS)
+        elif is_op(node, *_LOSSES) or (is_op(node, "Softmax", "Sigmoid") and _is_an_end(node)):
+            mark([node], _ENDS)
+    by_reason: dict[str, list[str]] = {}
+    for node in graph:
+        if node in reasons:
+            by_reason.setdefault(reasons[node], []).append(node.name or "")
+    return by_reason
+
+
+def is_float32(value: ir.Value | None) -> bool:
+    """Whether it is a float32 tensor."""
+    return value is not None and value.dtype == ir.DataType.FLOAT
+
+
+def takes(node: ir.Node, index: int, dtype: ir.DataType, opset: int, is_output: bool = False) -> bool:
+    """Whether ONNX allows an input (or output) of a standard `node` to have type `dtype`, in that operator set."""
+    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset)
+    formals = schema.outputs if is_output else schema.inputs
+    formal = formals[min(index, len(formals) - 1)]
+    return f"tensor({dtype.name.lower()})" in formal.types
+
+
+def _not_in(node: ir.Node, dtype: ir.DataType, opset: int) -> str | None:
+    """Why the operator itself has to stay float32."""
+    if node.domain or not onnx.defs.has(node.op_type, max_inclusive_version=opset):
+        return f"operator {node.op_type} of domain '{node.domain or 'ai.onnx'}' may know float32 alone"
+    if any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
+    ):
+        return "control flow, whose bodies stay as they are"
+    if is_op(node, *_RANDOM):
+        return "random numbers"
+    if is_op(node, "TensorScatter"):
+        return "a cache that is updated in place keeps its type"
+    if any(value is not None and not isinstance(value.type, ir.TensorType) for value in (*node.inputs, *node.outputs)):
+        return "sequences of tensors"
+    outputs = [index for index, value in enumerate(node.outputs) if is_float32(value)]
+    if any(not takes(node, index, dtype, opset, is_output=True) for index in outputs):
+        return f"operator {node.op_type} has no {dtype.name.lower()} in opset {opset}"
+    return None
+
+
+def _reduction(node: ir.Node) -> Iterator[ir.Node]:
+    """A reduction, what computes its terms, and what becomes of it up to where it meets the whole tensor again."""
+    yield node
+    yield from _before(node, _is_term, itself=False)
+    reduced = list(node.outputs)
+    seen: set[ir.Node] = set()
+    while reduced:
+        value = reduced.pop()
+        for user in value.consumers():
+            if user in seen or not is_op(user, *_OF_REDUCED) or not is_float32(user.outputs[0]):
+                continue
+            seen.add(user)
+            yield user
+            # x - mean is as large as x, and its square is the next reduction's term.
+            if _size(user.outputs[0]) == _size(node.outputs[0]):
+                reduced.append(user.outputs[0])
+
+
+def _is_term(node: ir.Node) -> bool:
+    """Computes a term of a reduction: a square, a difference, an exponential."""
+    return is_op(node, "Abs", "Exp", "Pow", "Sub") or (is_op(node, "Mul") and node.inputs[0] is node.inputs[1])
+
+
+def _size(value: ir.Value) -> tuple[object, ...] | None:
+    """The shape without axes of size 1."""
+    return None if value.shape is None else tuple(str(dim) for dim in value.shape if dim != 1)
+
+
+def _cancellation(node: ir.Node) -> Iterator[ir.Node]:
+    """An activation written out: what computes it from one value, elementwise, and nothing else."""
+    inner = list(_before(node, lambda part: is_op(part, *ELEMENTWISE) and all(map(_is_no_vector, part.inputs))))
+    known = {value for part in inner for value in (*part.inputs, *part.outputs)}
+    yield from inner
+    pending = [node]
+    while pending:
+        for user in {user for value in pending.pop().outputs for user in value.consumers()}:
+            inputs = [value for value in user.inputs if value is not None]
+            own = all(v in known or get_const_tensor(v) is not None for v in inputs) and all(map(_is_no_vector, inputs))
+            if is_op(user, *ELEMENTWISE) and own and user.outputs[0] not in known:
+                known.update(user.outputs)
+                pending.append(user)
+                yield user
+
+
+def _is_no_vector(value: ir.Value | None) -> bool:
+    """Not a constant of more than one number, as a bias is."""
+    tensor = None if value is None else get_const_tensor(value)
+    return tensor is None or tensor.size <= 1
+
+
+def _angles(node: ir.Node) -> list[ir.Node]:
+    """A sine or cosine and what computes its angle of numbers of positions; of features, nothing."""
+    found = list(_before(node, _any_of(ELEMENTWISE, MOVES, {"MatMul", "Einsum", "Range", "Sin", "Cos"})))
+    products = [part for part in found if is_op(part, "MatMul", "Einsum")]
+    inner = {value for part in found for value in part.outputs}
+    sources = [value for part in found for value in part.inputs if value is not None and value not in inner]
+    features = any(
+        is_float32(value) and not value.is_graph_input() and get_const_tensor(value) is None for value in sources
+    )
+    weights = [tensor for part in products for v in part.inputs if v and (tensor := get_const_tensor(v)) is not None]
+    return [] if features or any(_is_matrix(tensor) for tensor in weights) else found
+
+
+def _is_matrix(tensor: ir.TensorProtocol) -> bool:
+    """More than one row and column: the weights of a linear, and no list of frequencies."""
+    return sum(int(dim) > 1 for dim in tensor.shape.numpy()) > 1
+
+
+def _numbers_positions(value: ir.Value | None) -> bool:
+    """Whether integers count positions: they come of a Range, a Shape or a running sum."""
+    if value is None or value.dtype is None or not value.dtype.is_integer():
+        return False
+    pending, seen = [value], set[ir.Value]()
+    while pending and len(seen) < _MOST_NODES:
+        node = pending.pop().producer()
+        if node is None:
+            continue
+        if is_op(node, "Range", "Shape", "Size", "CumSum"):
+            return True
+        for source in node.inputs[:1] if node.op_type in MOVES else node.inputs:
+            if source is not None and source not in seen and source.dtype is not None and source.dtype.is_integer():
+                seen.add(source)
+                pending.append(source)
+    return False
+
+
+def _positions(node: ir.Node) -> Iterator[ir.Node]:
+    """`node`, and what is computed of its numbers and constants alone."""
+    known = set(node.outputs)
+    yield node
+    pending = [node]
+    while pending:
+        for user in {user for value in pending.pop().outputs for user in value.consumers()}:
+            own = all(v is None or v in known or get_const_tensor(v) is not None for v in user.inputs)
+            if user.op_type in ELEMENTWISE | MOVES and own and user.outputs[0] not in known:
+                known.update(user.outputs)
+                pending.append(user)
+                yield user
+
+
+def _leaves_floats(node: ir.Node) -> bool:
+    """Reads floats and makes integers of them, but for conversions of booleans."""
+    if is_op(node, "TopK", "ArgMax", "ArgMin", "NonMaxSuppression"):
+        return True
+    to = node.outputs[0].dtype
+    return is_op(node, "Cast") and is_float32(node.inputs[0]) and to is not None and to.is_integer()
+
+
+def _is_an_end(node: ir.Node) -> bool:
+    """Its values reach outputs of the graph and nothing else."""
+    pending = list(node.outputs)
+    ends = False
+    while pending:
+        value = pending.pop()
+        ends |= value.is_graph_output()
+        for user in value.consumers():
+            if user.op_type not in MOVES:
+                return False
+            pending += user.outputs
+    return ends
+
+
+def _any_of(*operators: Iterable[str]) -> Callable[[ir.Node], bool]:
+    names = frozenset().union(*operators)
+    return lambda node: not node.domain and node.op_type in names
+
+
+def _before(node: ir.Node, allowed: Callable[[ir.Node], bool], itself: bool = True) -> Iterator[ir.Node]:
+    """`node` and the float32 nodes that compute its inputs, as far as they are `allowed`."""
+    if itself:
+        yield node
+    pending, seen = [node], {node}
+    while pending and len(seen) < _MOST_NODES:
+        for value in pending.pop().inputs:
+            producer = None if value is None or get_const_tensor(value) is not None else value.producer()
+            if producer is not None and producer not in seen and is_float32(producer.outputs[0]) and allowed(producer):
+                seen.add(producer)
+                pending.append(producer)
+                yield producer

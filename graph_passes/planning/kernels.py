@@ -1,0 +1,88 @@
+"""Which class of kernels serves a planned subgraph on its target, and why: what docs/tactics.md says AUTO takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
+from trt_nvfp4.graph_passes.planning.plan import NVFP4, Capabilities, PlannedSubgraph
+
+# plugins/kernels/heuristics: a step of the tensor cores along K; outputs of an FP8 product come in vectors of 8.
+_K_STEP, _FP8_OUTPUTS = 32, 8
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """`name`: "W4A4", "W4A16", "FP8", "TensorRT" (its own layers) or "generic"; `why`, and what to do about it where
+    the kernels are slow ones (`remedy`, "" elsewhere)."""
+
+    name: str
+    why: str
+    remedy: str = ""
+
+    @property
+    def is_generic(self) -> bool:
+        """Correct and slow: no tensor cores."""
+        return self.name == "generic"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass | None:
+    """What serves a replaced subgraph; None for one that stays as it is."""
+    if entry.decision == "keep":
+        return None
+    is_nvfp4 = entry.decision in NVFP4 and entry.decision != "native_nvfp4"
+    if not is_nvfp4 and not entry.fp8_plugin:
+        return KernelClass("TensorRT", "TensorRT's own layers")
+    if entry.dtype == "float32":
+        return KernelClass(
+            "generic", "its activations are float32", "leave --activations at auto, or export the model in 16 bits"
+        )
+    if not is_nvfp4:
+        return _fp8(entry, capabilities)
+    if odd := [k for k in _depths(entry) if k % _K_STEP]:
+        return KernelClass(
+            "generic",
+            f"K = {odd[0]} is not a multiple of {_K_STEP}",
+            f"leave it in {entry.dtype} with --exclude, or plan fp8",
+        )
+    if entry.decision == "nvfp4_w4a4":
+        if not capabilities.nvfp4_w4a4:
+            return KernelClass(
+                "generic", f"{capabilities.target} has no FP4 tensor cores", "plan nvfp4_w4a16 or fp8 instead"
+            )
+        return KernelClass("W4A4", "FP4 tensor cores")
+    return KernelClass("W4A16", f"4-bit weights are decoded for products in {entry.dtype}")
+
+
+def _fp8(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass:
+    if entry.fp8_plugin == FP8_MLP:
+        served = capabilities.fp8_mlp_plugin
+        if (outputs := entry.shapes["out_features"]) % _FP8_OUTPUTS:
+            why = f"its {outputs} outputs are not a multiple of {_FP8_OUTPUTS}"
+            return KernelClass("generic", why, f"keep it in {entry.dtype}")
+    else:
+        served = capabilities.fp8_plugins and bool(entry.shapes["gated"])
+    if not served:
+        where = f"{entry.fp8_plugin} has no kernels of its own for it on {capabilities.target}"
+        return KernelClass("generic", where, f"plan NVFP4, or keep it in {entry.dtype}")
+    return KernelClass("FP8", "FP8 tensor cores")
+
+
+def _depths(entry: PlannedSubgraph) -> list[int]:
+    """The K of each product."""
+    keys = ("in_features", "intermediate_features", "shared_features")
+    return [entry.shapes[key] for key in keys if entry.shapes.get(key)]
+
+
+def note_kernels(entries: list[PlannedSubgraph], capabilities: Capabilities) -> dict[str, KernelClass]:
+    """Writes into each entry which kernels serve it; returns the classes of the replaced ones by name."""
+    found = {}
+    for entry in entries:
+        kernels = kernel_class(entry, capabilities)
+        entry.kernels = "" if kernels is None else str(kernels)
+        if kernels is not None:
+            found[entry.name] = kernels
+    return found

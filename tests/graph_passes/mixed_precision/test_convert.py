@@ -1,0 +1,249 @@
+"""Float32 networks in 16 bits: what stays, that they compute the same, that the same subgraphs are found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper, parser
+
+from onnx_models import zoo
+from trt_nvfp4.builder.accuracy.runners import Side, session
+from trt_nvfp4.builder.targets import TARGETS
+from trt_nvfp4.graph_passes.ir.save import write
+from trt_nvfp4.graph_passes.load.activation_types import Activations
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors
+from trt_nvfp4.graph_passes.mixed_precision.convert import convert
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.kernels import kernel_class
+from trt_nvfp4.graph_passes.planning.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.rewrite import rewrite
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.values import Matrix, constant
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+NETWORKS = [
+    (name, exporter)
+    for name in ("bert", "vit", "siglip", "t5", "llama", "deepseek")
+    for exporter in ("dynamo", "torchscript")
+    if zoo.exportable(name, exporter)
+]
+
+
+@dataclass(frozen=True)
+class Network:
+    """An exported network, and the same in BF16."""
+
+    torch_model: torch.nn.Module
+    draw: Callable[[int], torch.Tensor]
+    original: SourceModel
+    converted: SourceModel
+
+
+@pytest.fixture(scope="module", params=NETWORKS, ids="-".join)
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
+    name, exporter = request.param
+    model, draw = zoo.build(name)
+    path = tmp_path_factory.mktemp(name) / "model.onnx"
+    zoo.export(model, draw(0), path, exporter)
+    original = load(path)
+    return Network(model, draw, original, convert(original, choose(original, "auto")))
+
+
+def outputs(model: Path, x: torch.Tensor, rounding: bool = False) -> np.ndarray:
+    return np.asarray(session(model, rounding=rounding).run(None, {"x": x.numpy()})[0])
+
+
+def error(result: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
+
+
+def test_it_computes_what_torch_computes_in_bfloat16(network: Network, tmp_path: Path, seed: int) -> None:
+    """As near to float32 as the module itself is after .to(bfloat16), every result rounded; and valid ONNX."""
+    path = tmp_path / "bf16.onnx"
+    write(network.converted.ir_model, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    x = network.draw(seed)
+    with torch.no_grad():
+        expected = network.torch_model(x).float().numpy()
+        model = network.torch_model.to(torch.bfloat16)
+        reference = model(x.to(torch.bfloat16) if x.is_floating_point() else x).float().numpy()
+        network.torch_model.float()
+    assert error(outputs(network.original.path, x), expected) < 1e-5
+    rounded = error(outputs(path, x, rounding=True), expected)
+    assert 1e-4 < rounded < max(1.5 * error(reference, expected), 0.01)
+
+
+def test_the_same_subgraphs_are_found_and_none_is_served_by_generic_kernels(network: Network) -> None:
+    def described(model: SourceModel) -> list[tuple[str, str, str | None, int, list[str]]]:
+        return [(s.name, s.activation, s.refusal, len(s.blocks), s.linear_inputs) for s in find_subgraphs(model)]
+
+    assert described(network.converted) == described(network.original)
+    found = find_subgraphs(network.converted)
+    assert {subgraph.dtype for subgraph in found} == {"bfloat16"}
+    for target in TARGETS.values():
+        plan = make_plan(network.converted, found, target.capabilities, calibrated=True)
+        classes = [kernel_class(entry, target.capabilities) for entry in plan.subgraphs if entry.kind != "linear"]
+        assert all(found is not None and not found.is_generic for found in classes)
+
+
+def test_only_named_nodes_compute_in_float32(network: Network) -> None:
+    stays = network.converted.activations.float32_nodes
+    for node in network.converted.graph:
+        if node.op_type in ("MatMul", "Gemm", "Conv", "LayerNormalization") and node.name not in stays:
+            assert node.outputs[0].dtype == ir.DataType.BFLOAT16
+        if any(value.dtype == ir.DataType.FLOAT for value in node.outputs) and node.op_type not in ("Cast", "Constant"):
+            assert node.name in stays
+
+
+def test_interfaces_keep_their_types(network: Network) -> None:
+    for before, after in ((network.original, network.converted),):
+        for ours, theirs in ((before.graph.inputs, after.graph.inputs), (before.graph.outputs, after.graph.outputs)):
+            assert [(v.name, v.dtype) for v in ours] == [(v.name, v.dtype) for v in theirs]
+
+
+def test_weights_are_quantized_from_the_float32_values(network: Network) -> None:
+    def matrices(model: SourceModel) -> list[torch.Tensor]:
+        parts = [s for s in find_subgraphs(model) if s.refusal is None]
+        return [torch.cat(list(Matrix([linear.weight]).chunks())) for s in parts for linear in s.linears]
+
+    for before, after in zip(matrices(network.original), matrices(network.converted), strict=True):
+        assert torch.equal(before, after)
+
+
+def mlp(path: Path, rng: np.random.Generator, scale: float = 1.0) -> Path:
+    """x -> up -> Relu -> down -> y, float32, whose hidden values grow with `scale`."""
+    weights = {"up": rng.standard_normal((64, 128)) * scale, "down": rng.standard_normal((128, 64)) / scale / 100}
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        mlp (float[tokens, 64] x) => (float[tokens, 64] y) {
+            [first] h = MatMul(x, up)
+            [act] a = Relu(h)
+            [second] d = MatMul(a, down)
+            [end] y = Tanh(d)
+        }""")
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
+    )
+    onnx.save(model, path)
+    return path
+
+
+def test_what_leaves_the_range_of_float16_stays_float32(tmp_path: Path, rng: np.random.Generator) -> None:
+    """As T5's hidden values do: the nodes that make or read them are named, and no output is infinite."""
+    model = load(mlp(tmp_path / "m.onnx", rng, scale=1e5))
+    x = rng.standard_normal((8, 64)).astype(np.float32)
+    assert set(observed_tensors(model)) == {"h", "a", "d", "y"}
+    names = ["h", "a", "d"]
+    values = session(model.path, names).run(names, {"x": x})
+    ranges = {name: float(np.abs(value).max()) for name, value in zip(names, values, strict=True)}
+    assert ranges["h"] > 65504 > 32752 > ranges["d"]
+
+    def run(activations: Activations) -> np.ndarray:
+        path = tmp_path / "fp16.onnx"
+        write(convert(model, activations).ir_model, path)
+        return np.asarray(session(path).run(None, {"x": x})[0])
+
+    chosen = choose(model, "fp16", ranges=ranges)
+    assert chosen.float32_nodes.keys() == {"first", "act", "second"}
+    assert all("65504" in reason or "range" in reason for reason in chosen.float32)
+    expected = session(model.path).run(None, {"x": x})[0]
+    assert np.isfinite(run(chosen)).all()
+    assert error(run(chosen), expected) < 2e-3
+
+
+def test_constants_are_converted_once_and_masks_stay_finite(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        attention (float[n, 64] x, bool[n, n] seen) => (float[n, 64] y) {
+            low = Constant <value: tensor = float {-3.4028234e38}> ()
+            zero = Constant <value: tensor = float {0.0}> ()
+            t = Transpose (x)
+            [scores] s = MatMul(x, t)
+            mask = Where(seen, zero, low)
+            m = Add(s, mask)
+            p = Softmax(m)
+            [mix] z = MatMul(p, x)
+            [out] y = MatMul(z, w)
+        }""")
+    w = rng.standard_normal((64, 64)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    source = load(tmp_path / "m.onnx")
+    x = rng.standard_normal((6, 64)).astype(np.float32) / 8
+    seen = np.tri(6, dtype=bool)
+    seen[0] = False  # nothing is seen: the mean of all
+    feed = {"x": x, "seen": seen}
+    expected = session(source.path).run(None, feed)[0]
+    for kind, dtype in (("bf16", ml_dtypes.bfloat16), ("fp16", np.float16)):
+        converted = convert(source, choose(source, kind))
+        assert not converted.activations.float32
+        write(converted.ir_model, path := tmp_path / f"{kind}.onnx")
+        stored = {t.name: t for t in onnx.load(path).graph.initializer}
+        assert np.array_equal(onnx.numpy_helper.to_array(stored["w"]).view(np.uint16), w.astype(dtype).view(np.uint16))
+        result = session(path, rounding=True).run(None, feed)[0]
+        assert error(result, expected) < 0.02
+        kept = next(v for v in converted.graph.initializers.values() if v.name == "w")
+        assert np.array_equal(constant(kept), w)
+
+
+def test_models_that_are_left_alone(tmp_path: Path, rng: np.random.Generator) -> None:
+    half = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+            "half",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [4, 16])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [4, 16])],
+            [onnx.numpy_helper.from_array(rng.standard_normal((16, 16)).astype(np.float16), "w")],
+        ),
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    onnx.save(half, tmp_path / "half.onnx")
+    model = load(tmp_path / "half.onnx")
+    assert choose(model, "auto") == Activations()
+    with pytest.raises(ValueError, match="--activations bf16 is for float32 models"):
+        choose(model, "bf16")
+    wide = load(mlp(tmp_path / "wide.onnx", rng))
+    assert choose(wide, "keep") == Activations()
+    assert convert(wide, Activations()).graph is wide.graph
+
+
+def test_what_the_user_keeps(tmp_path: Path, rng: np.random.Generator) -> None:
+    model = load(mlp(tmp_path / "m.onnx", rng))
+    chosen = choose(model, "auto", keep="^second$")
+    assert chosen == Activations("bf16", {"matched by --keep-fp32 ^second$": ["second"]})
+    with pytest.raises(ValueError, match="matches no node"):
+        choose(model, "auto", keep="third")
+    with pytest.raises(ValueError, match="not a regular expression"):
+        choose(model, "auto", keep="(")
+
+
+def test_a_plan_carries_it_and_an_older_plan_keeps_float32(tmp_path: Path, rng: np.random.Generator) -> None:
+    source = load(mlp(tmp_path / "m.onnx", rng))
+    model = convert(source, choose(source, "auto", keep="end"))
+    subgraphs: list[Subgraph] = find_subgraphs(model)
+    plan = make_plan(model, subgraphs, TARGETS["ada"].capabilities)
+    plan.save(tmp_path / "plan.yaml")
+    loaded = Plan.load(tmp_path / "plan.yaml")
+    assert loaded.activations == model.activations
+    result = rewrite(convert(source, loaded.activations), loaded, None, tmp_path / "out.onnx")
+    assert result.weights_bytes_before == 4 * 2 * 64 * 128
+    assert Side.of(result.path).kind == "rewritten"
+    text = (tmp_path / "plan.yaml").read_text()
+    start = text.index("activations:\n  type")
+    (tmp_path / "old.yaml").write_text(text[:start].replace("bfloat16", "float32").replace("x.bf16", "x"))
+    old = Plan.load(tmp_path / "old.yaml")
+    assert old.activations == Activations()
+    assert old.check(source)
