@@ -72,6 +72,9 @@ def why_not(model: SourceModel) -> str | None:
         if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
             return f"tensor '{value.name}' has {value.dtype.name.lower()} already"
     for node in model.graph:
+        if is_op(node, "TensorScatter") and is_float32(node.outputs[0]):
+            # An input and an output at one address: Casts between would copy it at every step.
+            return f"node '{node.name}' updates a float32 cache in place; export the decoder in bfloat16 or float16"
         if is_op(node, "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
             return f"node '{node.name}' ({node.op_type}) quantizes already"
         for value in node.outputs:

@@ -120,8 +120,6 @@ def _not_in(node: ir.Node, dtype: ir.DataType, opset: int) -> str | None:
         return "control flow, whose bodies stay as they are"
     if is_op(node, *_RANDOM):
         return "random numbers"
-    if is_op(node, "TensorScatter"):
-        return "a cache that is updated in place keeps its type"
     if any(value is not None and not isinstance(value.type, ir.TensorType) for value in (*node.inputs, *node.outputs)):
         return "sequences of tensors"
     outputs = [index for index, value in enumerate(node.outputs) if is_float32(value)]

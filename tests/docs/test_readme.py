@@ -39,7 +39,7 @@ def test_options_of_the_commands() -> None:
     for name, row in rows:
         command = typer.main.get_command(commands[name].app)
         known = {option for parameter in command.params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z][a-z-]+", row)) <= known
+        assert set(re.findall(r"--[a-z][a-z0-9-]+", row)) <= known
 
 
 def test_exit_codes() -> None:

@@ -327,7 +327,8 @@ def test_float32_goes_no_further_than_16_bits(tmp_path: Path, save_gated_mlps: C
     data.mkdir()
     np.save(data / "x.npy", rng.standard_normal((8, 32)).astype(np.float32))
     report = run(model, data, "cosine>=0.9999")
-    assert {entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"} <= {"fp8", "bf16"}
+    assert report["network"]["type"] == "bf16"
+    assert {entry["decision"] for entry in report["subgraphs"] if entry["kind"] == "gated_mlp"} <= {"fp8", "keep"}
 
 
 def test_statistics_of_every_precision_are_collected(mlps: Path, samples: Path) -> None:
