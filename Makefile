@@ -6,10 +6,11 @@ CPP := $(shell git ls-files '*.cu' '*.cuh' '*.cpp' '*.h')
 # Container images set it; then every process would compile torch and all else that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: build/types help demo test test-fast lint format install clean
+.PHONY: build/types help demo demo-llm test test-fast lint format install clean
 
 help:
 	@echo "make demo       a real model to a verified NVFP4 engine, no GPU needed"
+	@echo "make demo-llm   a language model with its cache to an engine and to text, no GPU needed"
 	@echo "make test       all tests, fast ones first (GPU tests skip without a GPU)"
 	@echo "make test-fast  the fast tests alone"
 	@echo "make lint       ruff, mypy, import-linter, clang-format"
@@ -29,6 +30,9 @@ install: .venv/.installed
 
 demo: install
 	$(BIN)/python examples/minilm_demo.py
+
+demo-llm: install
+	$(BIN)/python examples/llm_demo.py
 
 # Fast tests first, so that a mistake shows early. A process for each CPU that is there for them (xdist's auto takes half of
 # what clouds call CPUs, and all of a machine that others share), one thread each; a file's tests stay together, because

@@ -74,6 +74,8 @@ class Report:
     # What an accuracy budget led to (see `precision_choice.Choice`).
     budget: dict[str, Any] = field(default_factory=dict)
     profiles: dict[str, Any] = field(default_factory=dict)
+    # Caches that the engine updates at their own address.
+    caches_in_place: int = 0
     # Of the engine's second optimization profile, with which a decoder generates token by token.
     decode_profiles: dict[str, Any] = field(default_factory=dict)
     # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
@@ -136,6 +138,7 @@ class Report:
         self.engine_bytes = result["engine_bytes"]
         self.engine_sha256 = result["engine_sha256"]
         self.plugin_layers = result["plugin_layers"]
+        self.caches_in_place = result["caches_in_place"]
         realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
         for subgraph in self.subgraphs:
             subgraph["realized"] = realized.get(subgraph["name"], "as in the model")
