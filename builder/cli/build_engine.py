@@ -180,6 +180,13 @@ def build_engine(
             "models."
         ),
     ] = "auto",
+    cache: Annotated[
+        Literal["keep", "inplace"],
+        typer.Option(
+            help="Caches of a decoder that comes as ONNX with past_key_values and present. inplace: they become caches "
+            "of fixed capacity that are updated in place, as an exported directory has; keep: built as it is."
+        ),
+    ] = "keep",
     cache_capacity: Annotated[
         int | None,
         typer.Option(
@@ -230,6 +237,7 @@ def build_engine(
             exclude=exclude,
             kinds=None if kinds is None else tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
             task=task,
+            cache=cache,
             cache_capacity=cache_capacity,
             max_batch=max_batch,
             all_logits=all_logits,

@@ -106,8 +106,8 @@ class Generator:
         token ids hold the stop token, the text does not. `on_piece` sees every piece as it is generated. Raises
         BuilderError (usage) for prompts that do not fit.
         """
-        begun = time.perf_counter()
         ids = self._encode(prompts, chat)
+        begun = time.perf_counter()
         found: list[list[int]] = [[] for _ in ids]
         finish: list[Finish] = ["length"] * len(ids)
         first: float | None = None

@@ -22,6 +22,7 @@ from trt_nvfp4.builder.accuracy.runners import Side
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
 from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions, decoder_of
+from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.decoder_profiles import decoder_profiles
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
@@ -290,6 +291,12 @@ def _holds(file: Path, plan: Plan) -> bool:
 
 
 def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
+    if request.cache == "inplace":
+        progress.stage(f"converting the caches of {request.model.name}")
+        converted = request.file(".inplace.onnx")
+        convert_decoder(request.model, converted, request.cache_capacity, request.max_batch or 1)
+        report.files["model with caches in place"] = str(converted)
+        return converted
     if not request.model.is_dir():
         return request.model
     progress.stage(f"exporting {request.model.name} to ONNX")

@@ -67,6 +67,8 @@ class Request:
     accuracy_data: Path | None = None
     accuracy_samples: int = 2
     task: str = "auto"
+    #: keep: an ONNX model's caches stay as they are; inplace: they become caches of fixed capacity.
+    cache: str = "keep"
     cache_capacity: int | None = None
     max_batch: int | None = None
     all_logits: bool = False
@@ -134,6 +136,15 @@ def _check_caches(request: Request) -> None:
     given = [flag for flag, size in sizes.items() if size is not None] + ["--all-logits"] * request.all_logits
     if given and request.task == "features":
         raise BuilderError(USAGE, f"{', '.join(given)}: --task features exports no caches; leave one out")
+    if request.cache == "inplace":
+        if request.model.is_dir() or request.all_logits:
+            what = (
+                "a Hugging Face directory is exported so anyway"
+                if request.model.is_dir()
+                else "--all-logits has no effect"
+            )
+            raise BuilderError(USAGE, f"{request.model}: --cache inplace is for ONNX models: {what}; leave it out")
+        return
     if not request.model.is_dir() and (request.task != "auto" or given):
         options = ", ".join(given if request.task == "auto" else [f"--task {request.task}", *given])
         raise BuilderError(
@@ -286,6 +297,8 @@ def _check_destination(request: Request, rewritten: bool) -> None:
         raise BuilderError(USAGE, f"--timing-cache {request.timing_cache}: is the engine's file, too; choose another")
     if not rewritten:
         files += [request.file(".rewritten.onnx"), request.file(".rewritten.onnx.data")]
+    if request.cache == "inplace":
+        files += [request.file(".inplace.onnx"), request.file(".inplace.onnx.data")]
     if existing := [file for file in files if file.exists()]:
         inputs = [file for file in _inputs(request) if file.exists()]
         for file in existing:

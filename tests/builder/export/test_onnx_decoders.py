@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from typer.testing import CliRunner
 
 from onnx_models import exported_decoders
 from onnx_models.exported_decoders import VOCAB, greedy
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.cli.build_engine import app
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.generate import Generator
 
@@ -111,3 +113,24 @@ def test_what_has_no_place_in_the_contract_is_refused_by_name(
         convert_decoder(tmp_path / "model.onnx", tmp_path / "inplace.onnx", capacity=32)
     assert caught.value.exit_code == MODEL_AT_FAULT
     assert not (tmp_path / "inplace.onnx").exists()
+
+
+def test_build_engine_plans_and_rewrites_a_converted_decoder(rng: np.random.Generator, tmp_path: Path) -> None:
+    """--cache inplace, up to the rewritten model, which generates; options that would have no effect are refused."""
+    original = tmp_path / "model.onnx"
+    onnx.save(exported_decoders.model("optimum_qwen3", rng), original)
+    options = ["-o", str(tmp_path / "model.engine"), "--target", "rtx-blackwell", "--cache", "inplace"]
+    steps = ["--cache-capacity", "40", "--max-batch", "2", "--stop-after", "rewrite", "--precision", "bf16"]
+    ran = CliRunner().invoke(app, [str(original), *options, *steps])
+    assert ran.exit_code == 0, ran.stderr
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (6, 3)]
+    with Generator(tmp_path / "model.rewritten.onnx") as generator:
+        assert (generator.decoder.capacity, generator.decoder.max_batch) == (40, 2)
+        found = generator.generate(prompts, max_new_tokens=TOKENS, stop=[]).generations
+    assert [len(generation.token_ids) for generation in found] == [TOKENS] * 2  # in 16 bits, so maybe other ones
+    with Generator(tmp_path / "model.inplace.onnx") as generator:
+        found = generator.generate(prompts, max_new_tokens=TOKENS, stop=[]).generations
+    assert [generation.token_ids for generation in found] == [greedy(original, prompt, TOKENS) for prompt in prompts]
+    refused = CliRunner().invoke(app, [str(original), *options, "--all-logits"])
+    assert refused.exit_code == USAGE
+    assert "--all-logits has no effect" in refused.stderr
