@@ -53,6 +53,12 @@ void Call::expect(int32_t input, std::vector<int64_t> const& expected) const {
                                 to_string(expected) + ", it has " + to_string(found));
 }
 
+void Call::expect_rank(int32_t input, int32_t rank) const {
+    if (dims(input).nbDims == rank) return;
+    throw std::invalid_argument(std::string(op.name) + ": input " + op.inputs[input].name + " must have " +
+                                std::to_string(rank) + " dimensions, it has " + std::to_string(dims(input).nbDims));
+}
+
 void Call::expect_scalar(int32_t input) const {
     if (dims(input).nbDims != 0) expect(input, {1});
 }

@@ -13,8 +13,9 @@
 namespace trt_nvfp4 {
 
 // Fixes a port's type: T is the type of input 0, one of float32, float16, bfloat16. Packed E2M1 and E4M3 block scales
-// both travel as INT8 bytes: TensorRT-RTX 1.7 fails to build a layer that has INT8 and FP8 ports.
-enum class Role { kT, kBytes, kFloat };
+// both travel as INT8 bytes: TensorRT-RTX 1.7 fails to build a layer that has INT8 and FP8 ports. Caches are T or INT8
+// bytes, all of an op alike; lengths INT32 or INT64.
+enum class Role { kT, kBytes, kFloat, kCache, kLength };
 
 struct Port {
     std::string name;
@@ -78,11 +79,14 @@ struct Call {
     void* output(int32_t index) const { return outputs == nullptr ? nullptr : outputs[index]; }
 
     TrtNvfp4DataType dtype() const;
+    nvinfer1::DataType type(int32_t input) const { return input_descs[input].type; }
     // Product of all dimensions but the last.
     int64_t rows(int32_t input) const;
     int64_t last(int32_t input) const;
     // Throws std::invalid_argument naming the port, what was expected and what was found.
     void expect(int32_t input, std::vector<int64_t> const& expected) const;
+    // Of `rank` dimensions.
+    void expect_rank(int32_t input, int32_t rank) const;
     // One element, whatever the rank: TensorRT's plans hold ONNX scalars as [1].
     void expect_scalar(int32_t input) const;
     // Of the ports of an NVFP4 weight from `first` on; `leading` are dimensions in front, of layers or experts.
@@ -161,5 +165,6 @@ Op const& fp8_gated_mlp_op();
 Op const& moe_op();
 Op const& fp8_moe_op();
 Op const& quantize_op();
+Op const& cached_attention_op();
 
 }  // namespace trt_nvfp4

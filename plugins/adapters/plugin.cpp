@@ -50,7 +50,19 @@ void expect_success(Op const& op, TrtNvfp4Status status) {
     throw std::invalid_argument(std::string(op.name) + ": no kernel serves these shapes and attributes");
 }
 
-DataType type_of(Role role, DataType t) {
+bool is_activation_type(DataType t) { return t == DataType::kFLOAT || t == DataType::kHALF || t == DataType::kBF16; }
+
+bool is_length_type(DataType t) { return t == DataType::kINT32 || t == DataType::kINT64; }
+
+// The first input of a role that leaves a choice of types: the others have its type.
+int32_t first_of(Op const& op, Role role) {
+    auto const found = std::find_if(op.inputs.begin(), op.inputs.end(), [&](Port const& p) { return p.role == role; });
+    return static_cast<int32_t>(found - op.inputs.begin());
+}
+
+// The type of a port; `type_at(i)` is input i's.
+template <typename TypeAt>
+DataType type_of(Op const& op, Role role, TypeAt type_at) {
     switch (role) {
         case Role::kBytes:
             return DataType::kINT8;
@@ -58,11 +70,23 @@ DataType type_of(Role role, DataType t) {
             return DataType::kFLOAT;
         case Role::kT:
             break;
+        case Role::kCache:
+        case Role::kLength:
+            return type_at(first_of(op, role));
     }
-    return t;
+    return type_at(0);
 }
 
-bool is_activation_type(DataType t) { return t == DataType::kFLOAT || t == DataType::kHALF || t == DataType::kBF16; }
+// Whether the types that the port's own type follows from are such as the op takes.
+template <typename TypeAt>
+bool is_choice(Op const& op, Role role, TypeAt type_at) {
+    DataType const t = type_at(0);
+    if (!is_activation_type(t)) return false;
+    if (role == Role::kLength) return is_length_type(type_at(first_of(op, role)));
+    if (role != Role::kCache) return true;
+    DataType const cache = type_at(first_of(op, role));
+    return cache == t || cache == DataType::kINT8;
+}
 
 void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& attributes) {
     for (Attribute& attribute : attributes) {
@@ -183,7 +207,8 @@ int32_t Plugin::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, Dat
     return guard(
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
-            for (int32_t i = 0; i < nbOutputs; ++i) outputTypes[i] = type_of(op_.outputs[i].role, inputTypes[0]);
+            auto const type_at = [&](int32_t input) { return inputTypes[input]; };
+            for (int32_t i = 0; i < nbOutputs; ++i) outputTypes[i] = type_of(op_, op_.outputs[i].role, type_at);
             return 0;
         },
         -1);
@@ -209,9 +234,9 @@ bool Plugin::supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTenso
             expect_counts(op_, nbInputs, nbOutputs);
             nvinfer1::PluginTensorDesc const& desc = inOut[pos].desc;
             Role const role = pos < nbInputs ? op_.inputs[pos].role : op_.outputs[pos - nbInputs].role;
-            DataType const t = inOut[0].desc.type;
-            return desc.format == nvinfer1::TensorFormat::kLINEAR && is_activation_type(t) &&
-                   desc.type == type_of(role, t);
+            auto const type_at = [&](int32_t input) { return inOut[input].desc.type; };
+            return desc.format == nvinfer1::TensorFormat::kLINEAR && is_choice(op_, role, type_at) &&
+                   desc.type == type_of(op_, role, type_at);
         },
         false);
 }

@@ -1,6 +1,7 @@
 """The ops of the ONNX domain `trt_nvfp4`, each defined once: schema, function body, Torch reference, shape rules."""
 
 from trt_nvfp4.plugins.ops.activation import GATED_ONLY, Activation
+from trt_nvfp4.plugins.ops.cached_attention import CACHED_ATTENTION
 from trt_nvfp4.plugins.ops.definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
 from trt_nvfp4.plugins.ops.fp8_gated_mlp import FP8_GATED_MLP
 from trt_nvfp4.plugins.ops.fp8_moe import FP8_MOE
@@ -12,7 +13,16 @@ from trt_nvfp4.plugins.ops.nvfp4_quantize import NVFP4_QUANTIZE
 
 OPS = {
     op.name: op
-    for op in (NVFP4_QUANTIZE, NVFP4_LINEAR, NVFP4_GATED_MLP, NVFP4_PERSISTENT_MLP, NVFP4_MOE, FP8_GATED_MLP, FP8_MOE)
+    for op in (
+        NVFP4_QUANTIZE,
+        NVFP4_LINEAR,
+        NVFP4_GATED_MLP,
+        NVFP4_PERSISTENT_MLP,
+        NVFP4_MOE,
+        FP8_GATED_MLP,
+        FP8_MOE,
+        CACHED_ATTENTION,
+    )
 }
 
 __all__ = ["DOMAIN", "GATED_ONLY", "OPS", "VERSION", "Activation", "Formal", "OpDefinition", "OpError"]

@@ -30,11 +30,19 @@ STATIC_SCALES = "static_scales"
 ACTIVATION_SCALES = ("input_tensor_scale", "hidden_tensor_scale", "input_scale", "hidden_scale")
 
 ACTIVATION_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)")
+# What the types of formals stand for that are no ONNX type.
+TYPE_VARIABLES = {
+    "T": (ACTIVATION_TYPES, "The type of the activations."),
+    "C": ((*ACTIVATION_TYPES, "tensor(int8)"), "The type of the caches: T, or E4M3 bytes."),
+    "L": (("tensor(int32)", "tensor(int64)"), "The type of lengths."),
+}
 _TORCH_TYPES = {
     torch.float16: "tensor(float16)",
     torch.bfloat16: "tensor(bfloat16)",
     torch.float32: "tensor(float)",
     torch.int8: "tensor(int8)",
+    torch.int32: "tensor(int32)",
+    torch.int64: "tensor(int64)",
 }
 
 
@@ -44,7 +52,7 @@ class OpError(ValueError):
 
 @dataclass(frozen=True)
 class Formal:
-    """An input or output: its name, its ONNX type ("T" is the type of the activations), what it holds."""
+    """An input or output: its name, its ONNX type or one of TYPE_VARIABLES, what it holds."""
 
     name: str
     type: str
@@ -69,6 +77,7 @@ class OpDefinition:
     torch_reference: Callable[..., Tensor | tuple[Tensor, ...]]
     shape_rule: Callable[[ShapeRule], Sequence[Shape]]
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    takes_no_tokens: bool = False  # whether the Torch reference does
 
     def schema(self) -> onnx.defs.OpSchema:
         """The ONNX schema, ready for `onnx.defs.register_schema`."""
@@ -79,7 +88,11 @@ class OpDefinition:
             doc=self.doc,
             inputs=[onnx.defs.OpSchema.FormalParameter(f.name, f.type, f.doc) for f in self.inputs],
             outputs=[onnx.defs.OpSchema.FormalParameter(f.name, f.type, f.doc) for f in self.outputs],
-            type_constraints=[("T", list(ACTIVATION_TYPES), "The type of the activations.")],
+            type_constraints=[
+                (name, list(types), doc)
+                for name, (types, doc) in TYPE_VARIABLES.items()
+                if any(formal.type == name for formal in self.inputs)
+            ],
             attributes=[
                 onnx.defs.OpSchema.Attribute(name, onnx.helper.make_attribute(name, default))
                 for name, default in self.attributes.items()
@@ -133,7 +146,7 @@ class OpDefinition:
             for formal, tensor in zip(self.inputs, tensors, strict=True):
                 if formal.name in ACTIVATION_SCALES and not tensor.all():
                     raise OpError(f"{self.name}: {STATIC_SCALES} promises a {formal.name} that is not 0")
-        if all(tensor.numel() for tensor in tensors):
+        if self.takes_no_tokens or all(tensor.numel() for tensor in tensors):
             return self.torch_reference(*tensors, **complete)
         # No token: as of one of zeros, without its rows.
         one = [tensor if tensor.numel() else tensor.new_zeros(1, tensor.shape[-1]) for tensor in tensors]
@@ -161,10 +174,17 @@ class OpDefinition:
     def check(self, input_shapes: Sequence[Shape], input_types: Sequence[str | None], **attributes: Attribute) -> None:
         """Raise OpError unless shapes, types (ONNX's, such as "tensor(int8)") and attributes fit the op."""
         self.output_shapes(input_shapes, **attributes)
+        chosen: dict[str, str | None] = {}  # the first formal of a variable decides for the others
         for formal, found in zip(self.inputs, input_types, strict=True):
-            allowed: Sequence[str | None] = (formal.type,)
-            if formal.type == "T":
-                allowed = ACTIVATION_TYPES if formal is self.inputs[0] else (input_types[0],)
+            variable, fp8 = formal.type, attributes.get("fp8_cache", 0)
+            allowed: Sequence[str | None] = (variable,)
+            if variable in chosen:
+                allowed = (chosen[variable],)
+            elif variable == "C":
+                allowed = ("tensor(int8)" if fp8 else input_types[0],)
+            elif variable in TYPE_VARIABLES:
+                allowed = TYPE_VARIABLES[variable][0]
+            chosen[variable] = found
             if found not in allowed:
                 raise OpError(f"{self.name}: {formal.name} must be {' or '.join(map(str, allowed))}, found {found}")
 

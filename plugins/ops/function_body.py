@@ -134,7 +134,7 @@ def dequantize_e4m3(y: str, weight: str, scale: str) -> str:
         {y} = Mul({y}_values, {y}_scale)"""
 
 
-def _round_to_e4m3(y: str, x: str) -> str:
+def round_to_e4m3(y: str, x: str) -> str:
     """y float32: x, from 0 to 448, rounded to E4M3; its code is 8 {y}_binade + {y}_steps. NaN, where {y}_is_nan, stays.
 
     Round ties to even, in units of the step between neighbours. A logarithm that is off by its last bit picks the wrong
@@ -177,7 +177,7 @@ def through_e4m3(y: str, x: str, scale: str) -> str:
         {y}_scale = Where({y}_absent, {y}_computed, {scale})
         {y}_unbounded = Div({y}_abs, {y}_scale)
         {y}_bounded = Min({y}_unbounded, {y}_largest)
-        {_round_to_e4m3(f"{y}_magnitude", f"{y}_bounded")}
+        {round_to_e4m3(f"{y}_magnitude", f"{y}_bounded")}
         {y}_sign = Sign({x})
         {y}_rounded = Mul({y}_magnitude, {y}_sign)
         {y} = Mul({y}_rounded, {y}_scale)"""
@@ -225,7 +225,7 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
         {y}_sixth = Div({y}_block_amax, {y}_six)
         {y}_wanted = Div({y}_sixth, {y}_tensor_scale)
         {y}_clipped = Min({y}_wanted, {y}_scale_max)
-        {_round_to_e4m3(f"{y}_block_scales", f"{y}_clipped")}
+        {round_to_e4m3(f"{y}_block_scales", f"{y}_clipped")}
         {y}_binade_code = Mul({y}_block_scales_binade, {y}_eight)
         {y}_number_bytes = Add({y}_binade_code, {y}_block_scales_steps)
         {y}_scale_bytes = Where({y}_block_scales_is_nan, {y}_nan_byte, {y}_number_bytes)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import op_inputs
 import torch
+from attention_cases import SHAPES
+from attention_cases import inputs as attention_inputs
 
 from trt_nvfp4.plugins.host import PluginHost
 
@@ -38,6 +40,9 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
         inputs = op_inputs.fp8_moe(rng, m, 144, 80, 5, dtype, scales, s=64).inputs
         attributes = {"top_k": 2, "shared": 1, "shared_gated": 1, "static_scales": int(scales[0] != 0)}
         yield "FP8MoE", inputs, attributes
+    for shape in SHAPES:
+        for fp8 in (False, True):
+            yield "CachedAttention", attention_inputs(rng, shape, dtype, fp8), shape.attributes(fp8)
     for norm in (0, 1):
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 

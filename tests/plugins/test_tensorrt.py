@@ -20,7 +20,7 @@ import importlib, json, sys
 trt = importlib.import_module(sys.argv[1])
 registry = trt.get_plugin_registry()
 registry.load_library(sys.argv[2])
-ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8"))]
+ours = [c for c in registry.all_creators if c.name.startswith(("NVFP4", "FP8", "CachedAttention"))]
 print(json.dumps([(c.name, c.plugin_version, c.plugin_namespace) for c in ours]))
 """
 
@@ -76,6 +76,21 @@ def test_builds_an_engine(library: Path, loader_path: str, op: str, dtype: str, 
     custom = [line for line in result["layers"].splitlines() if "LayerType: custom_layer" in line]
     assert len(custom) == 1
     assert "the_plugin" in custom[0]
+
+
+@pytest.mark.parametrize("fp8", [0, 1], ids=["T", "E4M3"])
+def test_attention_reads_and_writes_the_networks_caches(library: Path, loader_path: str, fp8: int) -> None:
+    """Under two profiles, and nothing is copied on the way: the plugin's ports are the network's."""
+    program = HERE / "build_attention_in_tensorrt_rtx.py"
+    printed = python(program, library, str(fp8), LD_LIBRARY_PATH=loader_path)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    assert (result["errors"], result["plugin_error"]) == ([], "")
+    assert result["engine_bytes"] > library.stat().st_size
+    layers = [line for line in result["layers"].splitlines() if "LayerType: custom_layer" in line]
+    assert len(layers) == 2  # one for each profile
+    for port in ("past_key", "past_value", "present_key", "present_value"):
+        assert all(f"Name: {port}" in layer for layer in layers)
+    assert "reformat" not in result["layers"].lower()
 
 
 def test_a_refused_attribute_fails_the_parse(library: Path, loader_path: str) -> None:

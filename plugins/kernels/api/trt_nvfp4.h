@@ -50,6 +50,10 @@ typedef enum {
     TRT_NVFP4_TACTIC_W4A16_MMA_SYNC = 6,  // W4A16 by every GPU's streaming kernels where it would not be
     TRT_NVFP4_TACTIC_W4A4_UNSPLIT = 7,    // W4A4 with no K split over CTAs where it would be
     TRT_NVFP4_TACTIC_W4A16_SM90 = 8,      // W4A16 by SM90's own kernels at every number of tokens
+    // Attention of float16 or bfloat16 with heads of a multiple of 16: split over keys, at most 16 tokens of a
+    // sequence; by blocks of queries.
+    TRT_NVFP4_TACTIC_ATTENTION_DECODE = 9,
+    TRT_NVFP4_TACTIC_ATTENTION_PREFILL = 10,
 } TrtNvfp4Tactic;
 
 #define TRT_NVFP4_MAX_TACTICS 8
@@ -192,6 +196,42 @@ typedef struct {
     TrtNvfp4Fp8Weight shared_up, shared_down;
 } TrtNvfp4Fp8MoeArgs;
 
+#define TRT_NVFP4_MAX_HEAD_DIM 256
+
+typedef enum {
+    TRT_NVFP4_ROPE_NONE = 0,
+    TRT_NVFP4_ROPE_HALVES = 1,       // pairs (i, i + rotary_dim / 2)
+    TRT_NVFP4_ROPE_INTERLEAVED = 2,  // pairs (2i, 2i + 1)
+} TrtNvfp4Rope;
+
+// Appends the new tokens' keys and values to the caches and attends to them, see CachedAttention in docs/ops.md. Where
+// present and past are at one address nothing else of the caches is written; else all is copied first.
+typedef struct {
+    TrtNvfp4DataType dtype;
+    TrtNvfp4Rope rope;
+    int32_t fp8_cache;     // 1: caches are E4M3, 0: T
+    int32_t wide_lengths;  // 1: past_length is int64, 0: int32
+    int32_t qk_norm, has_sinks;
+    int32_t window;                 // 0: none
+    float epsilon, scale, softcap;  // scale 0: 1 / sqrt(head_dim); softcap 0: none
+    TrtNvfp4Tactic tactic;
+    int64_t batch, tokens, heads, kv_heads, head_dim, capacity, rotary_dim, positions;
+    void const* qkv;            // T [batch, tokens, heads + 2 kv_heads, head_dim]
+    void const* past_key;       // [batch, kv_heads, capacity, head_dim]
+    void const* past_value;     // [batch, kv_heads, capacity, head_dim]
+    void const* past_length;    // [batch]
+    float const* cos;           // [positions, rotary_dim / 2]; read with rope, as sin
+    float const* sin;           // [positions, rotary_dim / 2]
+    void const* q_norm_weight;  // T [head_dim]; read when qk_norm, as k_norm_weight
+    void const* k_norm_weight;  // T [head_dim]
+    float const* sinks;         // [heads]; read when has_sinks
+    float const* key_scale;     // [kv_heads]; read when fp8_cache, as value_scale
+    float const* value_scale;   // [kv_heads]
+    void* y;                    // T [batch, tokens, heads, head_dim]
+    void* present_key;
+    void* present_value;
+} TrtNvfp4AttentionArgs;
+
 // Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
 // asks on a machine without a GPU. Of AUTO it is what any sensible tactic needs on any GPU.
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
@@ -200,6 +240,7 @@ TrtNvfp4Status trtNvfp4QuantizeWorkspace(TrtNvfp4QuantizeArgs const* args, size_
 TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Fp8MoeWorkspace(TrtNvfp4Fp8MoeArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4AttentionWorkspace(TrtNvfp4AttentionArgs const* args, size_t* bytes);
 
 // Reads no pointer, nor args->tactic. Without a GPU the answer is that of a GPU that has no kernels of its own.
 TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tactics* tactics);
@@ -208,6 +249,7 @@ TrtNvfp4Status trtNvfp4QuantizeTactics(TrtNvfp4QuantizeArgs const* args, TrtNvfp
 TrtNvfp4Status trtNvfp4Fp8MlpTactics(TrtNvfp4Fp8MlpArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4Fp8MoeTactics(TrtNvfp4Fp8MoeArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4AttentionTactics(TrtNvfp4AttentionArgs const* args, TrtNvfp4Tactics* tactics);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
 // after.
@@ -217,6 +259,8 @@ TrtNvfp4Status trtNvfp4Quantize(TrtNvfp4QuantizeArgs const* args, void* workspac
 TrtNvfp4Status trtNvfp4Fp8Mlp(TrtNvfp4Fp8MlpArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Fp8Moe(TrtNvfp4Fp8MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Attention(TrtNvfp4AttentionArgs const* args, void* workspace, size_t bytes,
+                                 TrtNvfp4Stream stream);
 
 // The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the
 // plugin library, because TensorRT swallows what fails in a workspace query or in serialization.

@@ -48,4 +48,12 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&rows)[4], uint32_t address) 
                  : "memory");
 }
 
+// The same with each matrix of 16-bit elements transposed: lane 4g + t gets elements g of rows 2t and 2t + 1.
+__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&rows)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(rows[0]), "=r"(rows[1]), "=r"(rows[2]), "=r"(rows[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 }  // namespace trt_nvfp4::ptx

@@ -12,6 +12,8 @@ from trt_nvfp4.plugins.ops import GATED_ONLY, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import ACTIVATION_SCALES
 
 UNGATED = [a for a in Activation if a not in GATED_ONLY]
+#: Those whose outputs' rows follow from rows of their inputs; CachedAttention: test_cached_attention.py.
+BY_ROWS = [op for op in OPS if op != "CachedAttention"]
 LEADS = [(), (5,), (2, 3), (2, 1, 3)]
 
 
@@ -184,7 +186,7 @@ def test_quantize_of_zero_tiny_and_huge_activations(runner: Any, magnitude: floa
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the evaluator
 @pytest.mark.parametrize("scale", [0.0, 1.0], ids=["computed", "given"])
 @pytest.mark.parametrize("special", [torch.nan, torch.inf], ids=str)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", BY_ROWS)
 def test_nan_and_infinity_go_through_quantization(
     runner: Any, op: str, special: float, scale: float, seed: int
 ) -> None:
@@ -211,7 +213,7 @@ def test_nan_and_infinity_go_through_quantization(
 @RUNNERS
 @pytest.mark.parametrize("quantize_activations", [0, 1])
 @pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 3)], ids=str)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", BY_ROWS)
 def test_no_tokens(op: str, lead: tuple[int, ...], quantize_activations: int, runner: Any, seed: int) -> None:
     """As an expert has them that nothing is routed to: the kernels return early, and the rest has nothing to say."""
     tensors = Inputs(seed, torch.float32).small(op)
@@ -225,7 +227,7 @@ def test_no_tokens(op: str, lead: tuple[int, ...], quantize_activations: int, ru
 
 
 @pytest.mark.parametrize("opset", range(17, 25))
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", BY_ROWS)
 def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed: int) -> None:
     tensors = Inputs(seed, torch.float32).small(op)
     attributes = {"quantize_activations": 1} if "quantize_activations" in OPS[op].attributes else {}
@@ -234,7 +236,7 @@ def test_models_of_opset_17_to_24_carry_the_functions(op: str, opset: int, seed:
 
 @pytest.mark.parametrize("quantize_activations", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("op", list(OPS))
+@pytest.mark.parametrize("op", BY_ROWS)
 def test_tensorrt_rtx_takes_the_bodies(op: str, dtype: torch.dtype, quantize_activations: int, seed: int) -> None:
     """It parses every body, inlined, and builds all but the loops over layers and experts (see function_body)."""
     trt = pytest.importorskip("tensorrt_rtx", reason="needs tensorrt-rtx")

@@ -1,0 +1,79 @@
+// Queries, keys and values of new tokens: norm, rotation and where they go. One warp per head of a token, in float32;
+// the result is rounded once, to T or to E4M3.
+#pragma once
+
+#include "attention/args.cuh"
+#include "ptx/e4m3.cuh"
+#include "ptx/element.cuh"
+#include "ptx/reduce.cuh"
+
+namespace trt_nvfp4::attention {
+
+// Elements lane, lane + 32, ... of a head, up to kLaneDims of them. All that is read is asked for at once. `head`
+// counts queries, then keys, then values. All lanes of a warp call this.
+template <int kLaneDims, typename T>
+__device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const& args, int batch, int token, int head,
+                                         int position) {
+    int const lane = threadIdx.x % 32;
+    int const all = args.heads + 2 * args.kv_heads;
+    T const* const x = args.qkv + ((int64_t{batch} * args.tokens + token) * all + head) * args.head_dim;
+    bool const is_value = head >= args.heads + args.kv_heads;
+    T const* const norm = is_value ? nullptr : head < args.heads ? args.query_norm : args.key_norm;
+    int const rotary = is_value ? 0 : args.rotary, half = rotary / 2;
+    int64_t const table = int64_t{min(position, args.positions - 1)} * half;
+
+    float other[kLaneDims], cosine[kLaneDims], sine[kLaneDims], weight[kLaneDims], other_weight[kLaneDims];
+#pragma unroll
+    for (int j = 0; j < kLaneDims; ++j) {
+        int const i = lane + 32 * j;
+        bool const inside = i < args.head_dim, rotated = i < rotary;
+        int const pair = args.interleaved ? i / 2 : i < half ? i : i - half;
+        bool const second = args.interleaved ? i % 2 != 0 : i >= half;
+        int const distance = args.interleaved ? 1 : half;
+        int const partner = second ? i - distance : i + distance;
+        row[j] = inside ? ptx::to_float(x[i]) : 0.0f;
+        other[j] = rotated ? ptx::to_float(x[partner]) : 0.0f;
+        weight[j] = inside && norm != nullptr ? ptx::to_float(norm[i]) : 1.0f;
+        other_weight[j] = rotated && norm != nullptr ? ptx::to_float(norm[partner]) : 1.0f;
+        cosine[j] = rotated ? args.cosines[table + pair] : 1.0f;
+        sine[j] = rotated ? args.sines[table + pair] : 0.0f;
+        if (!second) sine[j] = -sine[j];
+    }
+    float inverse_rms = 1.0f;
+    if (norm != nullptr) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kLaneDims; ++j) squares += row[j] * row[j];
+        float const mean = ptx::warp_sum(squares) / static_cast<float>(args.head_dim);
+        inverse_rms = __frcp_rn(__fsqrt_rn(mean + args.epsilon));
+    }
+#pragma unroll
+    for (int j = 0; j < kLaneDims; ++j) {
+        float const own = row[j] * inverse_rms * weight[j], partner = other[j] * inverse_rms * other_weight[j];
+        row[j] = own * cosine[j] + partner * sine[j];
+    }
+}
+
+// The warp writes one new key (kv_index < kv_heads) or value (from kv_heads on) into its cache.
+template <int kLaneDims, bool kFp8, typename T>
+__device__ __forceinline__ void append_row(Args<T> const& args, int batch, int token, int kv_index, int position) {
+    bool const is_value = kv_index >= args.kv_heads;
+    int const kv_head = is_value ? kv_index - args.kv_heads : kv_index;
+    float row[kLaneDims];
+    head_row(row, args, batch, token, args.heads + kv_index, position);
+    int64_t const offset = cache_row(args, batch, kv_head, position) * args.head_dim;
+    void* const cache = is_value ? args.values : args.keys;
+#pragma unroll
+    for (int j = 0; j < kLaneDims; ++j) {
+        int const i = threadIdx.x % 32 + 32 * j;
+        if (i >= args.head_dim) continue;
+        if constexpr (kFp8) {
+            float const scale = (is_value ? args.value_scale : args.key_scale)[kv_head];
+            static_cast<uint8_t*>(cache)[offset + i] = ptx::e4m3_encode(__fdiv_rn(row[j], scale));
+        } else {
+            static_cast<T*>(cache)[offset + i] = ptx::from_float<T>(row[j]);
+        }
+    }
+}
+
+}  // namespace trt_nvfp4::attention

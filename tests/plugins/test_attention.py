@@ -1,0 +1,126 @@
+"""CachedAttention's kernels against float64, on this machine's GPU and on emulated ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import SHAPES, Shape, attend, cached_values, inputs, new_rows
+from op_inputs import float64
+
+from ptx_emulator.shim import Gpu
+from trt_nvfp4.plugins.host import HostError, PluginHost
+
+GENERIC, AUTO, DECODE, PREFILL = 1, 0, 9, 10
+OP = "CachedAttention"
+#: Of the outputs' norm: queries, probabilities and results are rounded to T, with E4M3 caches the former to float16.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+#: Steps between neighbours in a cache, of a value: rounding may fall on the other side.
+STEP = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.int8: 2.0**-3}
+
+#: For emulators: splits, padded and full heads, all options.
+SMALL = [SHAPES[0], SHAPES[4], SHAPES[7]]
+
+
+def check(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, tactic: int, seed: int, device: str) -> None:
+    tensors = inputs(np.random.default_rng(seed), shape, dtype, fp8)
+    moved = [x.to(device) for x in tensors]
+    with host.session(OP, moved, shape.attributes(fp8), tactic=tactic) as session:
+        y, *present = (x.cpu() for x in session.run(moved))
+        again = [x.cpu() for x in session.run(moved)]
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip((y, *present), again, strict=True))
+
+    q, *new = new_rows(tensors, shape)
+    held = []
+    for past, now, scale, rows in zip(tensors[1:3], present, tensors[9:], new, strict=True):
+        values = cached_values(now, scale)
+        for b, length in enumerate(shape.lengths):
+            end = length + shape.new
+            for part in (slice(length), slice(end, None)):
+                assert torch.equal(past[b, :, part].view(torch.uint8), now[b, :, part].view(torch.uint8))
+            wanted = rows[b].swapaxes(0, 1)
+            if fp8:
+                wanted = np.clip(wanted, *(float64(scale)[:, None, None] * 448 * sign for sign in (-1, 1)))
+            smallest = float64(scale).max() * 2.0**-9 if fp8 else 1e-7
+            assert np.all(abs(values[b, :, length:end] - wanted) <= abs(wanted) * STEP[now.dtype] / 1.9 + smallest)
+        held.append(values)
+    expected = attend(q, *held, float64(tensors[8]), shape)
+    assert np.linalg.norm(float64(y) - expected) <= TOLERANCE[dtype] * np.linalg.norm(expected)
+
+
+def tactics(shape: Shape, dtype: torch.dtype) -> list[int]:
+    if dtype == torch.float32:
+        return [AUTO]
+    return [GENERIC, PREFILL, *([DECODE] if shape.new <= 16 else [])]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_float64(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, seed: int) -> None:
+    for tactic in tactics(shape, dtype):
+        check(host, shape, dtype, fp8, tactic, seed, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("shape", [
+    Shape(32, 8, 128, 4100, 1, (4099, 0, 1, 2047, 3000), 128, {"qk_norm": 1}),
+    Shape(8, 1, 256, 2000, 4, (1996, 700), 256),
+    Shape(8, 2, 64, 1200, 1, tuple(range(0, 1200, 18)), 64),  # more than a warp's worth of sequences
+    Shape(8, 2, 128, 1100, 700, (0, 400), 128, {"window": 512}),
+], ids=str)  # fmt: skip
+def test_many_splits_and_tiles(host: PluginHost, shape: Shape, fp8: bool, seed: int) -> None:
+    check(host, shape, torch.float16, fp8, AUTO, seed, "cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_emulated(emulated: PluginHost, shape: Shape, fp8: bool, seed: int) -> None:
+    dtype = (torch.float16, torch.bfloat16)[seed % 2]
+    for tactic in (PREFILL, *([DECODE] if shape.new <= 16 else [])):
+        check(emulated, shape, dtype, fp8, tactic, seed, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_generic_emulated(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
+    for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, True)):
+        check(emulated, SHAPES[3], dtype, fp8, GENERIC, seed, "cpu")
+    # A head that the tensor cores' kernels do not take.
+    emulated_gpu.launches.clear()
+    check(emulated, Shape(2, 1, 36, 20, 2, (0, 18), 12), torch.float16, False, AUTO, seed, "cpu")
+    assert any("generic_attention" in launch.kernel for launch in emulated_gpu.launches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_lengths_beyond_the_capacity(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
+    """Whatever past_length holds, nothing outside the caches is touched; run() checks the guards."""
+    shape = Shape(4, 2, 64, 40, 3, (0, 1, 2, 3), 64)
+    tensors = inputs(np.random.default_rng(seed), shape, torch.float16, False)
+    tensors[3] = torch.tensor([38, 40, 2**40, -5])
+    for tactic in (GENERIC, DECODE, PREFILL):
+        with emulated.session(OP, tensors, shape.attributes(False), tactic=tactic) as session:
+            _, keys, _ = session.run(tensors)
+        assert torch.equal(keys[1:3].view(torch.int16), tensors[1][1:3].view(torch.int16))
+        assert keys[0, :, 38:].isfinite().all()
+
+
+MISFITS = [
+    ({"heads": 3}, "kv_heads must divide heads|must have shape"),
+    ({"heads": 8}, "qkv must have shape"),
+    ({"fp8_cache": 1}, "caches must be INT8"),
+    ({"rope": 3}, "rope must be 0, 1 or 2"),
+    ({"window": -1}, "window must not be negative"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "message"), MISFITS)
+def test_misfits_are_named(host: PluginHost, attributes: dict[str, int | float], message: str, seed: int) -> None:
+    shape = Shape(4, 2, 64, 40, 3, (0,), 64)
+    tensors = inputs(np.random.default_rng(seed), shape, torch.float16, False)
+    with pytest.raises(HostError, match=message):
+        host.session(OP, tensors, shape.attributes(False) | attributes)
