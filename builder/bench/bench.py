@@ -78,6 +78,7 @@ class Request:
     mode: str | None = None
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     calib_data: Path | None = None
+    trust_remote_code: bool = False
     rounds: int = 50
     warm_up: int = 5
     folder: Path | None = None
@@ -337,7 +338,7 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
         engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
         sample = _sample(request, subject)
         data = request.calib_data or save_sample(folder / "sample.npz", sample)
-        builds, notes = _builds(subject, data, folder)
+        builds, notes = _builds(request, subject, data, folder)
         result.notes += notes
         for contestant, build in builds.items():
             if contestant in engines:
@@ -361,7 +362,9 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
         )
 
 
-def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipeline.Request], list[str]]:
+def _builds(
+    request: Request, subject: Subject, data: Path, folder: Path
+) -> tuple[dict[str, pipeline.Request], list[str]]:
     """How each contestant is built: the same model, target, shapes and data; and why one is not.
 
     The baselines have TensorRT's own layers for the subgraphs that the plan replaces, and no plugin.
@@ -389,6 +392,7 @@ def _builds(subject: Subject, data: Path, folder: Path) -> tuple[dict[str, pipel
             folder / f"{name}.engine",
             plan=folder / f"{name}.plan.yaml",
             calib_data=data,
+            trust_remote_code=request.trust_remote_code,
             typical=subject.shapes,
             accuracy_samples=0,  # the engines themselves are compared
         )
@@ -409,7 +413,7 @@ def _given_sample(request: Request, onnx: Path) -> dict[str, np.ndarray] | None:
     data = request.calib_data
     if data is None or is_statistics(data):
         return None
-    sample = next(iter(load_samples(data, input_specs(onnx), onnx.parent)))
+    sample = next(iter(load_samples(data, input_specs(onnx), onnx.parent, request.trust_remote_code)))
     asked = request.shapes.items()
     return sample if all(name in sample and sample[name].shape == shape for name, shape in asked) else None
 

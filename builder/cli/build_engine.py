@@ -12,6 +12,7 @@ from trt_nvfp4.builder.cli.console import (
     DEBUG,
     EXIT_CODES,
     JSON,
+    TRUST,
     VERSION,
     Command,
     ProgressBar,
@@ -200,6 +201,7 @@ def build_engine(
     all_logits: Annotated[
         bool, typer.Option("--all-logits", help="With caches: logits of every token, not of each sequence's last.")
     ] = False,
+    trust_remote_code: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
@@ -250,6 +252,7 @@ def build_engine(
             accuracy_samples=accuracy_samples,
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
             accuracy_data=accuracy_data,
+            trust_remote_code=trust_remote_code,
         )
         with ProgressBar() as progress:
             result = pipeline.run(request, progress)

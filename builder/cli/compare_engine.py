@@ -15,6 +15,7 @@ from trt_nvfp4.builder.cli.console import (
     DEBUG,
     EXIT_CODES,
     JSON,
+    TRUST,
     VERSION,
     Command,
     ProgressBar,
@@ -90,6 +91,7 @@ def compare_engine(
         Path | None,
         typer.Option(help="Write the worst sample of each output here, to replay with --data.", metavar="DIR"),
     ] = None,
+    trust_remote_code: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
@@ -120,7 +122,8 @@ def compare_engine(
 
         def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
             asked = given_shapes or _reported_shapes(result, specs)
-            return _inputs(specs, sides[0].model or sides[1].model, data, asked, samples or 4, seed or 0, progress)
+            model, count = sides[0].model or sides[1].model, samples or 4
+            return _inputs(specs, model, data, trust_remote_code, asked, count, seed or 0, progress)
 
         with ProgressBar() as progress:
             progress.stage(f"running {reference.name} and {result.name}")
@@ -207,6 +210,7 @@ def _inputs(
     specs: Mapping[str, InputSpec],
     model: Path | None,
     data: Path | None,
+    trust_remote_code: bool,
     shapes: Mapping[str, tuple[int, ...]],
     count: int,
     seed: int,
@@ -220,7 +224,7 @@ def _inputs(
 
     found: Iterable[Sample]
     if data is not None:
-        found, total = load_samples(data, specs, model and model.parent), 0
+        found, total = load_samples(data, specs, model and model.parent, trust_remote_code), 0
     else:
         known = vocabulary(model) if model is not None else {}
         found, total = random_samples(specs, known, count, np.random.default_rng(seed), shapes), count

@@ -37,6 +37,10 @@ def _print_version(wanted: bool) -> None:
 
 DEBUG = typer.Option("--debug", help="Show the traceback of a failure.")
 JSON = typer.Option("--json", help="Print the result as JSON on stdout (progress stays on stderr).")
+TRUST = typer.Option(
+    "--trust-remote-code",
+    help="Run Python code that comes in the Hugging Face directory (model, tokenizer). Read it first.",
+)
 VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
 
 # UsageError, which Typer takes from Click or, in newer versions, from a copy of its own.

@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ EXTERNAL_DATA_BYTES = 256 << 20
 # How the names of forward's parameters end that take images or sound.
 MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
 EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
+OWN_CODE = "it has Python code of its own, which runs only with --trust-remote-code; read it first"
 CHANGE_IT = (
     "change the model's code, or export it with other versions of torch and transformers or another tool, and give the "
     "ONNX file"
@@ -46,7 +47,7 @@ def is_model_directory(path: Path) -> bool:
     return path.is_dir() and (path / "config.json").is_file()
 
 
-def longest_sequence(directory: Path) -> int | None:
+def longest_sequence(directory: Path, trust_remote_code: bool = False) -> int | None:
     """How many tokens the configuration in a Hugging Face directory allows for; None where it states no limit, and for
     anything else."""
     if not is_model_directory(directory):
@@ -54,7 +55,9 @@ def longest_sequence(directory: Path) -> int | None:
     import transformers
 
     with _quiet():
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     limit = getattr(config, "max_position_embeddings", None)  # GPT-2's n_positions, too
     if not isinstance(limit, int) or limit <= 0:
         return None
@@ -71,14 +74,21 @@ def longest_sequence(directory: Path) -> int | None:
     return limit if limit > 0 else None
 
 
-def export(directory: Path, destination: Path, task: str = "features", cache: CacheOptions | None = None) -> Path:
+def export(
+    directory: Path,
+    destination: Path,
+    task: str = "features",
+    cache: CacheOptions | None = None,
+    trust_remote_code: bool = False,
+) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
 
     `task`: `generate` exports a causal language model with caches (see `decoder_contract`; `cache` says how large),
     `features` any model without, `auto` chooses by the model's class. Without caches, text models take input_ids and
     attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values (float [batch, channels, height,
     width], batch dynamic). The outputs are those of the model's head under their names in transformers, most often
-    `logits` alone; without a head `last_hidden_state`. Raises BuilderError: for a model of another kind, for one that
+    `logits` alone; without a head `last_hidden_state`. The directory's own Python code runs only with
+    `trust_remote_code`. Raises BuilderError: for a model of another kind, for one that
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
@@ -104,23 +114,24 @@ def export(directory: Path, destination: Path, task: str = "features", cache: Ca
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with _quiet():
         try:
-            model, absent = _load(directory, transformers)
+            model, absent = _load(directory, transformers, trust_remote_code)
         except BuilderError:
             raise
         except Exception as error:
             # Unreadable files raise types of the libraries that read them.
-            reason = f"it has code of its own, which is not run; {EXPORT_IT}"
+            reason = f"{OWN_CODE}, or {EXPORT_IT}"
             raise BuilderError(
                 MODEL_AT_FAULT,
                 f"{directory}: transformers cannot load this model: "
                 f"{reason if 'trust_remote_code' in str(error) else error}",
             ) from error
         _check_kind(directory, model)
+        longest = longest_sequence(directory, trust_remote_code)
         if task == "generate" or (task == "auto" and _generates(model)):
-            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions())
+            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest)
         else:
             wrapper, inputs, dynamic = _plain(model)
-            extra = Extra(longest=longest_sequence(directory))
+            extra = Extra(longest=longest)
         destination.parent.mkdir(parents=True, exist_ok=True)
         with torch.no_grad(), onnx_arithmetic():
             try:
@@ -174,25 +185,27 @@ def _check_files(directory: Path) -> None:
     check_not_quantized(directory, config)
 
 
-def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]]:
+def _load(directory: Path, transformers: Any, trust_remote_code: bool) -> tuple[torch.nn.Module, Set[str]]:
     """The model, of the class named in the configuration or else the bare one; and the weights that its files lack,
     which transformers makes up."""
-    config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    config = transformers.AutoConfig.from_pretrained(directory, **options)
     names = getattr(config, "architectures", None) or []
+    own = _own_class(config, names) if trust_remote_code else None
     known = [name for name in names if hasattr(transformers, name)]
-    if names and not known:
+    if names and not known and own is None:
         raise BuilderError(
             MODEL_AT_FAULT,
             f"{directory}: config.json names the architecture {', '.join(names)}, which transformers "
             f"{transformers.__version__} does not have; install the version that has it, or {EXPORT_IT}",
         )
-    loader = getattr(transformers, known[0]) if known else transformers.AutoModel
+    loader = getattr(transformers, own or next(iter(known), "AutoModel"))
     model: Any
     model, info = loader.from_pretrained(
         directory,
         config=config,
         dtype="auto",
-        local_files_only=True,
+        **options,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
@@ -209,6 +222,13 @@ def _load(directory: Path, transformers: Any) -> tuple[torch.nn.Module, Set[str]
         model.set_experts_implementation("batched_mm")
     loaded: torch.nn.Module = model.eval()
     return loaded, set(info["missing_keys"])
+
+
+def _own_class(config: Any, names: Sequence[str]) -> str | None:
+    """The Auto class by which the directory's own code defines its architecture, as `auto_map` in its configuration
+    says; None where it defines none."""
+    own = getattr(config, "auto_map", None) or {}
+    return next((auto for auto, place in own.items() if str(place).rpartition(".")[2] in names), None)
 
 
 def _check_kind(directory: Path, model: Any) -> None:
@@ -270,7 +290,7 @@ def _generates(model: Any) -> bool:
 
 
 def _with_caches(
-    directory: Path, model: Any, cache: CacheOptions
+    directory: Path, model: Any, cache: CacheOptions, longest: int | None
 ) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[int, Any], ...]], Extra]:
     """As `_plain`, one step over caches, and what its export needs."""
     from trt_nvfp4.builder.export.decoder_ops import OPSET as CACHED_OPSET
@@ -283,7 +303,7 @@ def _with_caches(
             f"{directory}: {type(model).__name__} has no language model head, so that it generates nothing; add --task "
             "features, or name the ...ForCausalLM class in config.json's architectures",
         )
-    capacity = cache.checked_capacity(directory, longest_sequence(directory))
+    capacity = cache.checked_capacity(directory, longest)
     program = decoder_step(directory, model, capacity, cache)
     extra = Extra(CACHED_OPSET, TRANSLATIONS, {DECODER: program.decoder.json()}, capacity)
     return program.step, program.inputs, program.dynamic, extra

@@ -186,7 +186,7 @@ def _profiles(request: Request, path: Path, specs: Mapping[str, InputSpec], repo
     if decoder is not None:
         profiles = decoder_profiles(shapes, decoder, request.least, request.typical, request.most)
     else:
-        longest = export.longest_sequence(request.model)
+        longest = export.longest_sequence(request.model, request.trust_remote_code)
         profiles = [derive_profiles(shapes, request.least, request.typical, request.most, longest)]
     report.profiles, *further = [
         {name: [p.least, p.typical, p.most] for name, p in profile.items()} for profile in profiles
@@ -301,7 +301,7 @@ def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
         return request.model
     progress.stage(f"exporting {request.model.name} to ONNX")
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1, request.all_logits)
-    exported = export.export(request.model, request.file(".onnx"), request.task, cache)
+    exported = export.export(request.model, request.file(".onnx"), request.task, cache, request.trust_remote_code)
     report.files["exported model"] = str(exported)
     if decoder_of(read(exported)) is not None:
         copied = copy_tokenizer(request.model, exported.parent / TOKENIZER)
@@ -489,8 +489,8 @@ def _samples(request: Request, specs: Mapping[str, InputSpec], held_out: bool = 
     assert request.calib_data is not None
     tokenizer = request.model if request.model.is_dir() else request.model.parent
     if held_out and request.accuracy_data is not None:
-        return load_samples(request.accuracy_data, specs, tokenizer)
-    samples = load_samples(request.calib_data, specs, tokenizer)
+        return load_samples(request.accuracy_data, specs, tokenizer, request.trust_remote_code)
+    samples = load_samples(request.calib_data, specs, tokenizer, request.trust_remote_code)
     if request.accuracy_budget is not None:
         return Part(samples, held_out) if request.accuracy_data is None else samples
     if not _has_spare(request, samples):

@@ -72,6 +72,7 @@ class Request:
     cache_capacity: int | None = None
     max_batch: int | None = None
     all_logits: bool = False
+    trust_remote_code: bool = False
 
     @property
     def base(self) -> Path:

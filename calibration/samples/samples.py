@@ -49,7 +49,10 @@ def input_specs(model: str | Path) -> dict[str, InputSpec]:
 
 
 def load_samples(
-    path: str | Path, specs: Mapping[str, InputSpec], tokenizer: str | Path | None = None
+    path: str | Path,
+    specs: Mapping[str, InputSpec],
+    tokenizer: str | Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Iterable[Sample]:
     """Samples for a model with the inputs `specs`, read one at a time; `len` tells how many where that is known.
 
@@ -57,7 +60,8 @@ def load_samples(
     with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
     length 1; a .json file of Polygraphy (`--save-inputs`); a Python file and a function in it, `loader.py:function`
     (`load_data` where none is named, as in Polygraphy), that returns an iterable of samples; a .txt file, tokenized by
-    the tokenizer in the folder `tokenizer`, the model's (see `calibration.text`).
+    the tokenizer in the folder `tokenizer`, the model's (see `calibration.text`); its own Python code runs only with
+    `trust_remote_code`.
 
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
     that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.
@@ -67,7 +71,7 @@ def load_samples(
         raise CalibrationError(f"{file}: no such file or folder of calibration samples")
     if file.suffix == ".py":
         return _Samples(path, specs, python_loader.load(file, function or python_loader.DEFAULT))
-    read = _reader(file, specs, None if tokenizer is None else Path(tokenizer))
+    read = _reader(file, specs, None if tokenizer is None else Path(tokenizer), trust_remote_code)
     return _CountedSamples(path, specs, read)
 
 
@@ -130,7 +134,9 @@ class _CountedSamples(_Samples):
         return len(self.sources)
 
 
-def _reader(path: Path, specs: Mapping[str, InputSpec], tokenizer: Path | None) -> Sequence[Source]:
+def _reader(
+    path: Path, specs: Mapping[str, InputSpec], tokenizer: Path | None, trust_remote_code: bool
+) -> Sequence[Source]:
     if path.is_dir():
         files = sorted(path.glob("*.npz"))
         return [(str(file), partial(_npz, file)) for file in files] or _npy_folder(path, specs)
@@ -142,7 +148,7 @@ def _reader(path: Path, specs: Mapping[str, InputSpec], tokenizer: Path | None) 
         caches = _empty_caches(specs)
         inputs = {name: spec.dtype for name, spec in specs.items() if name not in caches}
         capacity = min((cache.shape[2] for cache in caches.values()), default=None)
-        samples = text.tokenize(path, tokenizer, inputs, capacity)
+        samples = text.tokenize(path, tokenizer, inputs, capacity, trust_remote_code)
         return [(f"{path}, sample {i}", partial(dict, sample | caches)) for i, sample in enumerate(samples)]
     raise CalibrationError(
         f"{path}: expected an .npz file, a folder of .npz or .npy files, a .json file of Polygraphy, a Python loader "

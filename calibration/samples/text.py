@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,17 @@ _LONGEST = 512  # tokens of a sample, where the model does not allow fewer
 
 
 def tokenize(
-    file: Path, directory: Path | None, inputs: Mapping[str, np.dtype], capacity: int | None = None
+    file: Path,
+    directory: Path | None,
+    inputs: Mapping[str, np.dtype],
+    capacity: int | None = None,
+    trust_remote_code: bool = False,
 ) -> list[dict[str, np.ndarray]]:
     """One sample [1, tokens] per paragraph (blank lines separate them), longer ones in pieces, none left out.
 
     `inputs` are the model's inputs and their types: those that tokenizers give (input_ids, attention_mask,
     token_type_ids), position_ids, and a decoder's past_length (0) and new_length. `capacity` is how many tokens a
-    decoder's caches hold.
+    decoder's caches hold. A tokenizer's own Python code runs only with `trust_remote_code`.
 
     Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's; an input that text cannot give.
     """
@@ -32,16 +36,13 @@ def tokenize(
         raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
     if not paragraphs:
         raise CalibrationError(f"{file}: holds no text")
-    tokenizer, config = _tokenizer(file, directory), _config(directory)
+    tokenizer, config = _tokenizer(file, directory, trust_remote_code), _config(directory)
     limit = config.get("max_position_embeddings")
     longest = min(_LONGEST, limit) if isinstance(limit, int) and limit > 0 else _LONGEST
     longest = min(longest, capacity or longest)
     samples = []
     for paragraph in paragraphs:
-        # Whole pieces, special tokens included, of at most `longest` tokens.
-        pieces = tokenizer(paragraph, truncation=True, max_length=longest, return_overflowing_tokens=True)
-        for i in range(len(pieces["input_ids"])):
-            piece = {name: np.asarray(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
+        for piece in _pieces(tokenizer, paragraph, longest):
             tokens = len(piece["input_ids"])
             piece |= {"position_ids": np.arange(tokens), "past_length": np.array(0), "new_length": np.array(tokens)}
             if missing := sorted(set(inputs) - set(piece)):
@@ -58,7 +59,22 @@ def tokenize(
     return samples
 
 
-def _tokenizer(file: Path, directory: Path | None) -> Any:
+def _pieces(tokenizer: Any, paragraph: str, longest: int) -> Iterator[dict[str, np.ndarray]]:
+    """Whole pieces of a paragraph, special tokens included, of at most `longest` tokens: arrays [tokens] by name."""
+    if tokenizer.is_fast:
+        pieces = tokenizer(paragraph, truncation=True, max_length=longest, return_overflowing_tokens=True)
+        for i in range(len(pieces["input_ids"])):
+            yield {name: np.asarray(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
+        return
+    # Tokenizers written in Python return the first piece only.
+    tokens = tokenizer(paragraph, add_special_tokens=False)["input_ids"]
+    step = longest - tokenizer.num_special_tokens_to_add()
+    for start in range(0, len(tokens), step):
+        piece = tokenizer.prepare_for_model(tokens[start : start + step])
+        yield {name: np.asarray(values) for name, values in piece.items()}
+
+
+def _tokenizer(file: Path, directory: Path | None, trust_remote_code: bool) -> Any:
     if directory is None or not (directory / "tokenizer_config.json").exists():
         where = "no folder with one is known" if directory is None else f"{directory} has no tokenizer_config.json"
         what = "" if directory is None else "put the tokenizer's files there, or "
@@ -68,9 +84,16 @@ def _tokenizer(file: Path, directory: Path | None) -> Any:
     except ImportError as error:
         raise CalibrationError(f"{file}: text needs transformers: pip install transformers ({error})") from error
     try:
-        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
+        return transformers.AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, use_fast=True, trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # transformers raises many kinds for a broken tokenizer
-        raise CalibrationError(f"{directory}: transformers cannot load its tokenizer: {error}") from error
+        reason = (
+            "it has Python code of its own, which runs only with --trust-remote-code; read it first, or give .npz"
+            if "trust_remote_code" in str(error)
+            else error
+        )
+        raise CalibrationError(f"{directory}: transformers cannot load its tokenizer: {reason}") from error
 
 
 def _config(directory: Path | None) -> dict[str, Any]:
