@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 _INDEX = "model.safetensors.index.json"
@@ -227,17 +228,21 @@ def _indexed_files(index: Path) -> dict[str, Path]:
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CalibrationError(f"{index}: expected an object with a weight_map from tensor to file; download it again")
     files = sorted(set(weight_map.values()))
-    absent = [file for file in files if not (index.parent / file).is_file()]
+    try:
+        places = {file: inside(index.parent, file) for file in files}
+    except ValueError as error:
+        raise CalibrationError(f"{index}: {error}") from error
+    absent = [file for file, place in places.items() if not place.is_file()]
     if absent:
         raise CalibrationError(
             f"{index}: lists {', '.join(absent)}, not found beside it ({len(absent)} of {len(files)} files); "
             "download the whole checkpoint"
         )
-    names = {file: _names(index.parent / file) for file in files}
+    names = {file: _names(place) for file, place in places.items()}
     for name, file in weight_map.items():
         if name not in names[file]:
             raise CalibrationError(f"{index}: tensor {name} is not in {file}; download both again")
-    return {name: index.parent / file for name, file in weight_map.items()}
+    return {name: places[file] for name, file in weight_map.items()}
 
 
 def _names(file: Path) -> set[str]:

@@ -20,7 +20,7 @@ from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
 from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.cpu_session import cpu_session
-from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -156,7 +156,10 @@ def _bundled_model(folder: Path) -> Path:
         raise BuilderError(
             MODEL_AT_FAULT, f"{folder}: {', '.join(changed)} missing or changed since the bundle was written"
         )
-    return folder / str(data["model"])
+    try:
+        return inside(folder, data["model"])
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{folder}: {error}; copy the bundle again") from error
 
 
 def _numpy_type(dtype: Any) -> np.dtype[Any]:

@@ -24,6 +24,7 @@ from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 from trt_nvfp4.builder.export.quantized_directory import check_all_used, check_not_quantized
 from trt_nvfp4.builder.onnx_file import EXPORTED
+from trt_nvfp4.common.external_data import inside
 
 if TYPE_CHECKING:
     import torch
@@ -176,13 +177,31 @@ def _check_files(directory: Path) -> None:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: no model_type, so not a transformers model")
-    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin")]):
+    for index in sorted(directory.glob("*.index.json")):
+        _check_index(directory, index)
+    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin"), *directory.glob("*.json")]):
+        try:
+            inside(directory, file.name)
+        except ValueError as error:
+            raise BuilderError(MODEL_AT_FAULT, str(error)) from error
         with file.open("rb") as weights:
             if weights.read(24) == b"version https://git-lfs.":
                 raise BuilderError(
                     MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the weights; fetch them with git lfs pull"
                 )
     check_not_quantized(directory, config)
+
+
+def _check_index(directory: Path, index: Path) -> None:
+    """Refuse an index that names files outside the directory, which transformers would read."""
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        for name in set(places):
+            inside(directory, name)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{index}: not an index of this directory's weights ({error}); download it again"
+        ) from error
 
 
 def _load(directory: Path, transformers: Any, trust_remote_code: bool) -> tuple[torch.nn.Module, Set[str]]:

@@ -19,7 +19,7 @@ from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.statistics.store import is_statistics
-from trt_nvfp4.common.external_data import locations
+from trt_nvfp4.common.external_data import external_files
 from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, NVFP4, Plan, selection
 
 #: Types of ONNX tensors that no version of TensorRT has.
@@ -258,6 +258,10 @@ def _check_interface(request: Request) -> None:
     model = read_if_any(request.model)
     if model is None:
         return
+    try:
+        external_files(model, request.model.parent)
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{request.model}: {error}") from error
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [("input", value) for value in model.graph.input if value.name not in weights]
     for kind, value in [*inputs, *(("output", value) for value in model.graph.output)]:
@@ -321,4 +325,4 @@ def _inputs(request: Request) -> Iterator[Path]:
                 yield from (file for file in path.iterdir() if file.suffix in READ_IN_FOLDERS)
     model = read_if_any(request.model)
     if model is not None:
-        yield from (request.model.parent / entry.value for _, entry in locations(model))
+        yield from external_files(model, request.model.parent).values()

@@ -16,6 +16,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.tensorrt import build_script, bundle
+from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
@@ -134,10 +135,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:
     """The files of a bundle that are missing or not as they were when it was written."""
+    try:
+        files = {name: inside(folder, name) for name in checksums}
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{folder / bundle.MANIFEST}: {error}; copy the bundle again") from error
     return [
         name
         for name, digest in checksums.items()
-        if not (folder / name).exists() or build_script.sha256(folder / name) != digest
+        if not files[name].is_file() or build_script.sha256(files[name]) != digest
     ]
 
 

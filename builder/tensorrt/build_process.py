@@ -18,7 +18,7 @@ import psutil
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, BuilderError
 from trt_nvfp4.builder.tensorrt.bundle import SCRIPT
-from trt_nvfp4.common.external_data import locations
+from trt_nvfp4.common.external_data import external_files
 
 # What TensorRT-RTX 1.7 needs beside the weights: its own libraries, the parsed graph, kernels being compiled.
 FIXED_BYTES = 1 << 30
@@ -41,8 +41,8 @@ class MemoryEstimate:
 
 def estimate_memory(model: Path) -> MemoryEstimate:
     """Estimate the memory of building `model` (its external data counted by file size)."""
-    files = {entry.value for _, entry in locations(onnx.load(model, load_external_data=False))}
-    weights = model.stat().st_size + sum((model.parent / name).stat().st_size for name in files)
+    files = set(external_files(onnx.load(model, load_external_data=False), model.parent).values())
+    weights = model.stat().st_size + sum(file.stat().st_size for file in files)
     return MemoryEstimate(weights, COPIES_OF_WEIGHTS * weights + FIXED_BYTES, psutil.virtual_memory().available)
 
 

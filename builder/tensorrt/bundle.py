@@ -25,7 +25,7 @@ from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Targe
 from trt_nvfp4.builder.tensorrt import build_script
 from trt_nvfp4.builder.tensorrt.preflight import attentions
 from trt_nvfp4.builder.tensorrt.verify import PLUGINS
-from trt_nvfp4.common.external_data import locations
+from trt_nvfp4.common.external_data import external_files, rename
 from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
@@ -202,11 +202,11 @@ def _write_model(source: Path, destination: Path, place: Callable[[Path, Path], 
     # The ops' function bodies serve ONNX Runtime. TensorRT's parser would inline them rather than take the plugin
     # (10.13 has no flag against it), so the model that it gets carries none and a missing plugin is an error.
     del proto.functions[:]
-    names: dict[str, str] = {}
-    for _, entry in locations(proto):
-        entry.value = names.setdefault(entry.value, f"{destination.name}.{len(names)}.data")
-    for location, name in names.items():
-        place(source.parent / location, destination.parent / name)
+    files = external_files(proto, source.parent)
+    names = {location: f"{destination.name}.{number}.data" for number, location in enumerate(files)}
+    rename(proto, names)
+    for location, file in files.items():
+        place(file, destination.parent / names[location])
     onnx.save(proto, destination)
 
 

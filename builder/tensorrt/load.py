@@ -40,7 +40,9 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
     if not path.is_file():
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
     report = built_by(path)
-    module = report.get("backend") or next((name for name in MODULES if importlib.util.find_spec(name)), None)
+    installed = [name for name in MODULES if importlib.util.find_spec(name)]
+    # A report may name anything, and what is chosen is imported.
+    module = report["backend"] if report.get("backend") in MODULES else next(iter(installed), None)
     built_with = report.get("versions", {}).get(module)
     origin = f"{path} was built by {module} {built_with} for {report.get('target')}" if built_with else str(path)
     if backend.local_compute_capability() is None:

@@ -23,7 +23,7 @@ from trt_nvfp4.calibration.statistics.store import Arrays
 from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.device import device
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
 
@@ -285,7 +285,7 @@ def digest(path: Path) -> str:
     for tensor in model.graph.initializer:
         if uses_external_data(tensor):
             info = ExternalDataInfo(tensor)
-            with (path.parent / info.location).open("rb") as file:
+            with inside(path.parent, info.location).open("rb") as file:
                 file.seek(info.offset or 0)
                 found.update(file.read(min(_DIGESTED, info.length or _DIGESTED)))
             tensor.ClearField("external_data")

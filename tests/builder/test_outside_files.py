@@ -1,0 +1,78 @@
+"""Nothing that a rewritten model, a checkpoint, a directory or a bundle names is read outside its own folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.report import inspection
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.tensorrt import load as runtime
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
+from trt_nvfp4.common.errors import CalibrationError
+
+OUTSIDE = "outside the model's folder"
+
+
+@pytest.mark.parametrize("location", ["../secret", "/dev/zero", "link", "missing"])
+def test_a_rewritten_model(tmp_path: Path, gated_mlps: Path, location: str) -> None:
+    model = tmp_path / "in" / "o.engine"
+    pipeline.run(pipeline.Request(gated_mlps, find_target("ada"), model, precision="nvfp4", stop_after="rewrite"))
+    rewritten = model.with_name("o.rewritten.onnx")
+    data = rewritten.with_name("o.rewritten.onnx.data")
+    shutil.copyfile(data, tmp_path / "secret")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "secret")
+    proto = onnx.load(rewritten, load_external_data=False)
+    (tensor, *_) = [tensor for tensor in proto.graph.initializer if tensor.external_data]
+    (entry,) = [entry for entry in tensor.external_data if entry.key == "location"]
+    entry.value = location
+    onnx.save(proto, rewritten)
+    plan = model.with_name("o.plan.yaml")
+    with pytest.raises(BuilderError, match=OUTSIDE if location != "missing" else "is missing") as failure:
+        pipeline.run(pipeline.Request(rewritten, find_target("ada"), plan=plan, bundle=tmp_path / "bundle"))
+    assert failure.value.exit_code == errors.MODEL_AT_FAULT
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_checkpoint_and_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "secret.safetensors").write_bytes(b"secret")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(CalibrationError, match=OUTSIDE):
+        NVFP4Checkpoint(folder)
+    with pytest.raises(BuilderError, match=OUTSIDE):
+        export.export(folder, tmp_path / "m.onnx")
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors").symlink_to("../secret.safetensors")
+    with pytest.raises(BuilderError, match=OUTSIDE):
+        export.export(folder, tmp_path / "m.onnx")
+
+
+def test_a_bundles_manifest(tmp_path: Path) -> None:
+    shown = dict.fromkeys(inspection.MANIFEST_SHOWN)
+    manifest = {**shown, "model": "../m.onnx", "planned": [], "checksums": {"/dev/zero": "0"}}
+    (tmp_path / inspection.bundle.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BuilderError, match=OUTSIDE):
+        inspection.inspect(tmp_path)
+
+
+def test_a_reports_backend_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(runtime.backend, "local_compute_capability", lambda: (9, 0))
+    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: None)
+    (tmp_path / "m.engine").write_bytes(b"engine")
+    (tmp_path / "m.report.json").write_text('{"backend": "hostile"}')
+    with pytest.raises(BuilderError, match="needs TensorRT"):
+        runtime.load_engine(tmp_path / "m.engine")
+    assert not (tmp_path / "ran").exists()
