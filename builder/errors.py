@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 from trt_nvfp4.errors import TrtNvfp4Error
 
@@ -16,12 +17,22 @@ STDOUT, STDERR = "stdout", "stderr"
 _MORE_MEMORY = "end other programs that use it, or run this on a machine with more"
 
 
+# C0, DEL and C1; separators of lines; bidirectional marks.
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]")
+
+
 class BuilderError(TrtNvfp4Error):
     """One message for the user and the exit code of the command."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: control characters (but line feed and tab), which could move the cursor, set the window's
+    title or the clipboard, and marks that reverse the direction of writing are escaped."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def exit_code(error: BaseException) -> int | None:

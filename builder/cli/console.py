@@ -14,8 +14,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperCommand
 
@@ -57,15 +58,30 @@ def _naming(stream: str) -> Iterator[None]:
         raise
 
 
-class _Output(Console):
+class _Console(Console):
+    """Names of nodes, tensors and files may be hostile: their control characters are escaped, brackets are no markup,
+    and `:key:` is no emoji."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        # Before it is measured, for columns of tables.
+        return super().render_str(errors.printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else errors.printable(text), style, control)
+
+
+class _Output(_Console):
     """stdout, named where it cannot be written."""
 
     print = _naming(errors.STDOUT)(Console.print)
 
 
-# No markup: names of nodes and files may hold brackets.
-output = _Output(markup=False)
-status = Console(stderr=True, markup=False)
+output = _Output()
+status = _Console(stderr=True)
 
 
 class ProgressBar:
@@ -191,6 +207,7 @@ class Command(TyperCommand):
         except USAGE_ERROR as error:
             if as_json:
                 _print_failure(error.format_message(), error.exit_code)
+            error.message = errors.printable(error.message)
             raise
 
 

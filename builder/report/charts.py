@@ -94,7 +94,7 @@ def roofline(
         parts.append(f'<polyline class="roof" points="{line}"/>')
         # Peaks that lie close together have their names apart.
         above = max(end[1] + 4, above + 18)
-        parts.append(f'<text class="label" x="{end[0] + 5:.1f}" y="{above:.1f}">{name.upper()}</text>')
+        parts.append(f'<text class="label" x="{end[0] + 5:.1f}" y="{above:.1f}">{escape(name.upper())}</text>')
     for name, x_value, y_value in points:
         x, y = at(x_value, y_value)
         parts.append(f'<circle class="ours" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(name)}</title></circle>')

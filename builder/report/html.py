@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
 from trt_nvfp4.common.replacing import replacing
@@ -34,10 +35,16 @@ def write(report: Path) -> Path:
     base = report.name.removesuffix(".report.json")
     measured = report.with_name(base + ".bench.json")
     newer = measured.is_file() and measured.stat().st_mtime_ns >= report.stat().st_mtime_ns
-    bench = json.loads(measured.read_text()) if newer else None
     destination = report.with_name(base + ".report.html")
+    try:
+        bench = json.loads(measured.read_text(encoding="utf-8")) if newer else None
+        written = page(built, bench, base)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise BuilderError(
+            USAGE, f"{report}: no page can be made of it and of {measured.name} beside it ({error!r}); build again"
+        ) from error
     with replacing(destination) as temporary:
-        temporary.write_text(page(built, bench, base), encoding="utf-8")
+        temporary.write_text(written, encoding="utf-8")
     return destination
 
 
@@ -162,7 +169,7 @@ def _agreement(report: Mapping[str, Any]) -> str:
     headings = ["tensor", "kind", "cosine (worst)", "SQNR dB", "max abs", "argmax equal"]
     table = _table(headings, cells, "Accuracy by layer", ["name", "", "n", "n", "n", "n"])
     numbers = f"<details><summary>Numbers</summary>{table}</details>"
-    return f"<figure>{chart}<figcaption>{caption}</figcaption></figure>{numbers}"
+    return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>{numbers}"
 
 
 def _decibels(row: Mapping[str, Any]) -> float:
@@ -295,7 +302,7 @@ def _build(report: Mapping[str, Any]) -> str:
     rows.append(["peak memory", decimal(report["peak_rss_bytes"])])
     for key, shapes in report["profiles"].items():
         least, typical, most = ("x".join(map(str, shape)) for shape in shapes)
-        rows.append([f"input {escape(key)}", f"from {least} to {most}, typically {typical}"])
+        rows.append([escape(f"input {key}"), escape(f"from {least} to {most}, typically {typical}")])
     rows.append(["versions", escape(", ".join(f"{key} {value}" for key, value in report["versions"].items()))])
     rows += [['<span class="warn">warning</span>', escape(warning)] for warning in report["warnings"]]
     return _table(["what", "is"], rows, "The build", ["", "name"])

@@ -39,6 +39,7 @@ from trt_nvfp4.builder.errors import (
     VERIFICATION_FAILED,
     BuilderError,
     message,
+    printable,
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from trt_nvfp4.builder.tensorrt.verify import check_layers
@@ -319,7 +320,7 @@ def main(folder: Path) -> int:
         if arguments.events:
             report({"event": "error", "exit_code": code, "message": message(error)})
         else:
-            print(f"error: {message(error)}", file=sys.stderr)
+            print(f"error: {printable(message(error))}", file=sys.stderr)
         return code
     except KeyboardInterrupt:
         if not arguments.events:

@@ -13,7 +13,7 @@ def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSe
     """A session of `model`, widened (see `widen`), whose external data lies in `folder`. Raises ONNX Runtime's own
     errors, which have no common base but Exception."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # its errors are raised as well; printed, they carry names as they are
     options.enable_cpu_mem_arena = False
     # The level above, new layouts, aborts on function bodies in ONNX Runtime 1.23, Python 3.10's last.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

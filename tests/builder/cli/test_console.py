@@ -15,13 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import onnx
 import pytest
 import typer
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
-from trt_nvfp4.builder.cli.console import failures, output, print_json
+from trt_nvfp4.builder.cli.console import ProgressBar, failures, output, print_json, status
 
 
 def print_to_who_has_gone() -> None:
@@ -206,3 +209,46 @@ def test_commands_run_as_modules(command: types.ModuleType) -> None:
     done = subprocess.run([sys.executable, "-m", command.__name__], capture_output=True, text=True)
     assert done.returncode == errors.USAGE
     assert "Missing argument" in done.stderr
+
+
+HOSTILE = "a\x1b]0;title\x07\x9b2J\r\x08b :key: [red]\u202ec"
+HARMLESS = "a\\x1b]0;title\\x07\\x9b2J\\r\\x08b :key: [red]\\u202ec"
+
+
+def test_names_reach_the_terminal_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """In texts, in tables, where columns are as wide as what is shown, in progress and in failures."""
+    table = Table("name", title=HOSTILE)
+    table.add_row(HOSTILE)
+    for console in (output, status):
+        console.print(HOSTILE, soft_wrap=True)
+        console.print(Text(HOSTILE), soft_wrap=True)
+        console.print(table, width=100)
+    with ProgressBar() as progress:
+        progress.stage(HOSTILE)
+        progress.step(1, 1, HOSTILE)
+    with pytest.raises(typer.Exit), failures(debug=False):
+        raise errors.BuilderError(errors.USAGE, HOSTILE)
+    for shown in capsys.readouterr():
+        assert set(shown) & {"\x1b", "\x07", "\x9b", "\r", "\x08", "\u202e"} == set()
+        assert shown.count(HARMLESS) >= 3  # Text drops some of them by itself
+        assert f"│ {HARMLESS} │" in shown
+
+
+def test_wrong_options_are_shown_escaped() -> None:
+    shown = CliRunner().invoke(inspect_engine.app, ["x", "--no\x1b]0;t\x07"])
+    assert shown.exit_code == errors.USAGE
+    assert "\x1b]0" not in shown.output
+    assert "\\x1b]0;t" in shown.output
+
+
+def test_a_hostile_model_is_inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    node = onnx.helper.make_node("Relu", ["x"], ["y"], name=HOSTILE)
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, [HOSTILE]) for name in ("x", "y"))
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], HOSTILE, [x], [y])), "a:key:\x1b.onnx")
+    shown = CliRunner().invoke(inspect_engine.app, ["a:key:\x1b.onnx"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.output
+    assert HARMLESS in shown.output
+    missing = CliRunner().invoke(inspect_engine.app, ["b:key:\x1b.onnx"])
+    assert "b:key:\\x1b.onnx: no such file" in missing.stderr

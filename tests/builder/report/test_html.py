@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
+from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.report import html as html_report
@@ -269,3 +271,60 @@ def test_the_browser_sees_faults(tmp_path: Path) -> None:
     wanted, shown, messages = in_browser(page, 400, tmp_path / "profile")
     assert wanted > shown
     assert "CONSOLE" in messages
+
+
+PAYLOAD = "<script>'\"&"
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all texts, numbers and keys."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if path:
+        yield path
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def with_payload(data: Any, path: tuple[Any, ...], as_key: bool) -> Any:
+    data = json.loads(json.dumps(data))
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    if not as_key:
+        at[path[-1]] = PAYLOAD
+    elif isinstance(at, dict):
+        at[PAYLOAD] = at.pop(path[-1])
+    return data
+
+
+def test_nothing_in_a_report_becomes_html(report: Path) -> None:
+    """Whichever value or key is replaced: the page shows it as text, or there is none, with a message."""
+    beside = report.with_name("o.bench.json")
+    found = json.loads(report.read_text())
+    found |= {"budget": {"budget": "cosine>=0.9", "achieved": 0.95, "held_out_samples": 1, "roofline_us": 1.0}}
+    bench = {
+        "mode": "engine",
+        "target": "ada",
+        "label": "measured",
+        "notes": ["a note"],
+        "contestants": {"nvfp4": {"median_us": 1.0}, "fp8": {"median_us": 2.0}},
+        "environment": {"before": {"gpu": "a GPU"}},
+    }
+    pages = 0
+    for data, other in ((found, bench), (bench, found)):
+        for path in places(data):
+            for as_key in (False, True):
+                changed = with_payload(data, path, as_key)
+                built, measured = (changed, other) if data is found else (other, changed)
+                report.write_text(json.dumps(built))
+                beside.write_text(json.dumps(measured))
+                os.utime(report, (0, 0))
+                try:
+                    text = html_report.write(report).read_text()
+                except BuilderError as error:
+                    assert error.exit_code == errors.USAGE  # noqa: PT017
+                    continue
+                pages += 1
+                assert "<script" not in text, (path, as_key)
+                assert "'\"&" not in text, (path, as_key)
+    assert pages > 100
