@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -31,7 +30,7 @@ from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics.statistics import Statistics
-from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph, allowed_decisions, replacing_op
@@ -213,8 +212,8 @@ def choose_precisions(
     Raises BuilderError: a sample set is empty, or the metric does not apply (usage); no mix meets the budget
     (verification), and the message says how near one comes.
     """
-    with tempfile.TemporaryDirectory(prefix=".precisions-", dir=folder) as name:
-        trials = Trials(model, plan, statistics, budget, Path(name))
+    with scratch(folder) as own:
+        trials = Trials(model, plan, statistics, budget, own)
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
         groups = sharing([(entry, subgraph) for entry, subgraph in plan.check(model) if entry.decision != "keep"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ from trt_nvfp4.calibration.samples.samples import input_specs, load_samples, sav
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
@@ -281,8 +280,8 @@ def _bench_plugins(
     host = open_host(arch)
     progress.stage("quantizing weights")
     tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=request.folder) as folder:
-        destination = Path(folder) / "m.rewritten.onnx"
+    with scratch(request.folder) as folder:
+        destination = folder / "m.rewritten.onnx"
         rewritten = rewrite(subject.model, subject.plan, _statistics(request), destination, progress.step)
         progress.stage("timing subgraphs")
         result.subgraphs = bench_subgraphs(
@@ -333,8 +332,7 @@ def _statistics(request: Request) -> Statistics | None:
 
 
 def _bench_engines(request: Request, subject: Subject, result: Result, device: Device, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=request.folder) as name:
-        folder = Path(name)
+    with scratch(request.folder) as folder:
         engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
         sample = _sample(request, subject)
         data = request.calib_data or save_sample(folder / "sample.npz", sample)

@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 from trt_nvfp4.builder.export.quantized_directory import check_all_used, check_not_quantized
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.replacing import scratch
 
 if TYPE_CHECKING:
     import torch
@@ -161,11 +161,11 @@ def export(
         program.model.metadata_props.update({EXPORTED: directory.name, **extra.metadata})
         size = sum(tensor.nbytes for tensor in wrapper.state_dict().values())
         # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=destination.parent) as folder:
-            program.save(str(Path(folder) / destination.name), external_data=size > EXTERNAL_DATA_BYTES)
+        with scratch(destination.parent) as folder:
+            program.save(str(folder / destination.name), external_data=size > EXTERNAL_DATA_BYTES)
             # An earlier export beside new weights would pass for whole.
             destination.unlink(missing_ok=True)
-            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == destination.name):
+            for file in sorted(folder.iterdir(), key=lambda file: file.name == destination.name):
                 os.replace(file, destination.parent / file.name)
     return destination
 

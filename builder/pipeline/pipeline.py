@@ -43,7 +43,7 @@ from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange
 from trt_nvfp4.calibration.statistics.collection import observable
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics.store import is_statistics
-from trt_nvfp4.common.replacing import made_folder, replacing
+from trt_nvfp4.common.replacing import made_folder, replacing, scratch
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors
@@ -612,8 +612,8 @@ def _build(
         library, with_sources = _plugins(request, planned, report, progress)
     destination = request.bundle or request.output
     assert destination is not None
-    with report.timed("build"), tempfile.TemporaryDirectory(prefix=".build-", dir=destination.parent) as name:
-        folder = Path(name) / "bundle"
+    with report.timed("build"), scratch(destination.parent) as temporary:
+        folder = temporary / "bundle"
         folder.mkdir()
         bundle.write_folder(
             folder,
@@ -632,16 +632,16 @@ def _build(
             return
         _check_memory(model, report)
         # Messages name the user's files, not those of the folder, which are gone by then.
-        names = {folder / "model.onnx": model, Path(name) / "out.engine": destination}
+        names = {folder / "model.onnx": model, temporary / "out.engine": destination}
         if library is not None:
             names[folder / library.name] = library
         if request.timing_cache is not None:
             names[folder / "timing.cache"] = request.timing_cache
-        result = engine.run_script(folder, Path(name) / "out.engine", forward(progress), names)
-        os.replace(Path(name) / "out.engine", destination)
+        result = engine.run_script(folder, temporary / "out.engine", forward(progress), names)
+        os.replace(temporary / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():
-            with replacing(request.timing_cache) as temporary:  # may be on another file system
-                shutil.copyfile(folder / "timing.cache", temporary)
+            with replacing(request.timing_cache) as copy:  # may be on another file system
+                shutil.copyfile(folder / "timing.cache", copy)
     report.take_engine({**result, "engine": str(destination)})
     report.plugin_library_bytes = library.stat().st_size if library is not None else None
     if destination.stat().st_size != result["engine_bytes"]:

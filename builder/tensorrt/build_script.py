@@ -43,6 +43,7 @@ from trt_nvfp4.builder.errors import (
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from trt_nvfp4.builder.tensorrt.verify import check_layers
+from trt_nvfp4.common.ownership import own_folder
 from trt_nvfp4.common.replacing import made_folder, replacing
 
 MANIFEST = "manifest.json"
@@ -151,8 +152,8 @@ def _offer_unversioned_library(module: str) -> None:
     """Restart with a folder on the loader's path that holds the unversioned name which the parser opens.
 
     A link in the cache and not in site-packages: that may be read-only. The loader reads its path at start only.
-    A cache that is read-only too is replaced by a temporary folder, which goes as soon as the library is loaded: the
-    loader then knows it by that name.
+    A cache that is read-only too, or that others can write to, is replaced by a temporary folder, which goes as soon as
+    the library is loaded: the loader then knows it by that name.
     """
     library, restarted = f"lib{module}.so", os.environ.get("TRT_NVFP4_LIBRARY_LINKS")
     if restarted is not None:
@@ -171,8 +172,8 @@ def _offer_unversioned_library(module: str) -> None:
     try:
         named = os.environ.get("TRT_NVFP4_CACHE")
         cache = Path(named).expanduser() if named else Path.home() / ".cache" / "trt-nvfp4"
-        links = cache / "links" / hashlib.sha256(str(versioned).encode()).hexdigest()[:16]
-        links.mkdir(parents=True, exist_ok=True)
+        # What lies there is loaded.
+        links = own_folder(cache, "links", hashlib.sha256(str(versioned).encode()).hexdigest()[:16])
         with replacing(links / library) as temporary:
             temporary.symlink_to(versioned)
     except (OSError, RuntimeError):  # users of containers may have no home

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx_ir as ir
 
+from trt_nvfp4.common.replacing import scratch
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 
 # Called with (bytes written, bytes in all, what is being written).
@@ -41,10 +41,10 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
         else:
             advance(tensor.nbytes)
 
-    prefix = f".{path.name}."
+    folder = path.parent
     try:
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
-            temporary = Path(folder) / path.name
+        with scratch(path.parent) as folder:
+            temporary = folder / path.name
             data = temporary.with_name(f"{path.name}.data")
             ir.save(model, temporary, external_data=data.name, size_threshold_bytes=_INLINE_BYTES, callback=begin)
             # The data first, and no earlier model beside it: with another's weights it would pass for whole.
@@ -54,6 +54,6 @@ def write(model: ir.Model, path: Path, progress: Progress | None = None) -> None
             os.replace(temporary, path)
     except OSError as error:
         # Writes name no file, or one in the folder that is gone by now.
-        if error.filename is None or prefix in str(error.filename):
+        if error.filename is None or str(folder) in str(error.filename):
             error.filename = str(path)
         raise

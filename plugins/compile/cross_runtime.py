@@ -4,6 +4,7 @@ lacks when it compiles the plugin library for Thor or Spark (aarch64)."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from trt_nvfp4.common.ownership import own_folder
+
 PACKAGE = "nvidia-cuda-runtime"
 LIBRARY = "libcudart_static.a"
+_FETCH = ".fetch-"
 
 
 class RuntimeUnavailableError(RuntimeError):
@@ -30,11 +34,14 @@ def cuda_runtime(machine: str, version: str, cache: Path) -> Path:
     release = ".".join(version.split(".")[:2])
     folder = cache / "cuda-runtime" / f"{machine}-{release}"
     library = folder / LIBRARY
+    own_folder(cache, *folder.relative_to(cache).parts)
     if library.is_file():
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f"{folder.name}.lock"))
-    with lock, tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
+    with lock, tempfile.TemporaryDirectory(dir=folder, prefix=_FETCH) as temporary:
+        for left in folder.glob(f"{_FETCH}*"):  # by a run that was killed
+            if left != Path(temporary):
+                shutil.rmtree(left, ignore_errors=True)
         if library.is_file():
             return folder
         wheel = _download(machine, release, Path(temporary))

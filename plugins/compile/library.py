@@ -19,6 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from trt_nvfp4.common.ownership import check_own, own_folder
 from trt_nvfp4.plugins.compile.toolchain import (
     Toolchain,
     ToolchainError,
@@ -252,15 +253,19 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     """The cache's file ``name``; ``build`` makes it if it is not there whole, one process at a time."""
     library = cache_dir() / "plugins" / name
     try:
-        if _is_whole(library):
-            return library
-        library.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left(library.parent)
-        with FileLock(library.with_suffix(".lock")):
-            if not _is_whole(library):
-                build(library)
+        # Whoever can write here, or owns the file, has their code run by this process.
+        own_folder(cache_dir(), *library.parent.relative_to(cache_dir()).parts)
+        if not _is_whole(library):
+            _remove_left(library.parent)
+            with FileLock(library.with_suffix(".lock")):
+                if not _is_whole(library):
+                    build(library)
+                    library.chmod(library.stat().st_mode & ~0o022)
+        check_own(library)
     except OSError as error:
-        raise ToolchainError(f"cannot write {library}: {error}; set TRT_NVFP4_CACHE to a writable folder") from error
+        raise ToolchainError(
+            f"cannot keep {library}: {error}; set TRT_NVFP4_CACHE to a writable folder of your own"
+        ) from error
     return library
 
 

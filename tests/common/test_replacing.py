@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from trt_nvfp4.common.replacing import check_writable, made_folder, replacing
+from trt_nvfp4.common.replacing import check_writable, made_folder, replacing, scratch
 
 
 def test_replacing_leaves_nothing_when_interrupted(tmp_path: Path) -> None:
@@ -66,3 +69,54 @@ def test_a_folder_is_tried_before_the_work(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as failure:
             check_writable(tmp_path / "none", destination)
         assert failure.value.filename == str(destination or tmp_path / "none")
+
+
+def test_nobody_can_put_a_link_where_a_file_is_written(tmp_path: Path) -> None:
+    """The name cannot be known, and the folder is this user's alone."""
+    names = set()
+    for _ in range(3):
+        with replacing(tmp_path / "file") as temporary:
+            names.add(str(temporary.parent))
+            assert stat.S_IMODE(temporary.parent.stat().st_mode) == 0o700
+            temporary.write_text("text")
+    assert len(names) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "link").symlink_to("file")
+    with replacing(tmp_path / "link") as temporary:
+        temporary.write_text("other")
+    assert (tmp_path / "file").read_text() == "text"
+    assert not (tmp_path / "link").is_symlink()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trt_nvfp4.common.replacing import scratch
+with scratch(Path(sys.argv[1])) as folder:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "weights").write_bytes(bytes(1000))
+    print(folder.name, flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """Not while it goes on, nor what is called alike."""
+    for name in (".trt-nvfp4-mine", ".build-12345678", ".trt-nvfp4-1234567-"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".trt-nvfp4-abcdefgh").symlink_to("elsewhere")
+    others = sorted(tmp_path.iterdir())
+    run = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout
+    left = tmp_path / run.stdout.readline().strip()
+    with scratch(tmp_path):
+        assert (left / "sub" / "weights").exists()
+    run.communicate("")
+    assert left.exists()
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("text")
+    assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / "file"])

@@ -1,12 +1,19 @@
-"""Files that appear whole or not at all, and whether they can appear where they are to."""
+"""Files that appear whole or not at all, whether they can appear where they are to, and folders to make them in."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+# Folders of runs that go on, or were killed, are called this and eight characters (see `scratch`).
+_PREFIX = ".trt-nvfp4-"
+_SCRATCH = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
 
 
 def check_writable(folder: Path, destination: Path | None = None) -> None:
@@ -36,16 +43,58 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(destination: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `destination`; rename it over `destination` on success, remove it otherwise."""
-    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
+def scratch(parent: Path | None) -> Iterator[Path]:
+    """Yield a new folder in `parent`, or where the system has its own, for this user alone and of a name that nobody
+    can know before; it is removed at the end, and by the next run if this one is killed. Raises OSError."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    remove_left(parent)
+    folder, lock = _locked(parent)
     try:
-        yield temporary
-        os.replace(temporary, destination)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked(parent: Path) -> tuple[Path, int]:
+    """A new folder, and its descriptor, by which it is locked as long as this process lives."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # another run took it for one that was left
+            continue
+        with contextlib.suppress(OSError):  # file systems without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def remove_left(parent: Path) -> None:
+    """Remove from `parent` this user's scratch folders whose process has ended without doing so."""
+    with contextlib.suppress(OSError):
+        for name in filter(_SCRATCH.fullmatch, os.listdir(parent)):
+            with contextlib.suppress(OSError):  # goes on, is another user's, or has just gone
+                lock = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    if os.fstat(lock).st_uid == os.geteuid():
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(parent / name, ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+@contextlib.contextmanager
+def replacing(destination: Path) -> Iterator[Path]:
+    """Yield a temporary path on the file system of `destination`; rename it over `destination` on success, remove it
+    otherwise. It lies in a folder of its own, where nobody can have put a link."""
+    try:
+        with scratch(destination.parent) as folder:
+            yield folder / destination.name
+            os.replace(folder / destination.name, destination)
     except OSError as error:
         # Writes name no file.
-        if error.filename in (None, str(temporary)):
-            error.filename = str(destination)
+        if error.filename is None or _PREFIX in str(error.filename):
+            error.filename, error.filename2 = str(destination), None
         raise
-    finally:
-        temporary.unlink(missing_ok=True)

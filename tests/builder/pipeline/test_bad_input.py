@@ -236,7 +236,7 @@ def test_disk_full_of_a_copy_names_the_copy(gated_mlps: Path, monkeypatch: pytes
 
     monkeypatch.setattr("trt_nvfp4.builder.tensorrt.bundle._link", full)
     failed = build(gated_mlps)
-    assert_failed(failed, errors.BUILD_FAILED, f"error: {gated_mlps.parent / 'out' / '.build-'}", "free some space")
+    assert_failed(failed, errors.BUILD_FAILED, f"error: {gated_mlps.parent / 'out' / '.trt-nvfp4-'}", "free some space")
 
 
 def test_no_room_for_the_engine(gated_mlps: Path) -> None:
@@ -282,7 +282,7 @@ def test_interrupt_leaves_nothing(tmp_path: Path, save_gated_mlps: Callable[...,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     # The plan is written just before the rewrite; the build works in a hidden folder.
-    begun = "o.plan.yaml" if stage == "rewrite" else ".build-*/bundle/manifest.json"
+    begun = "o.plan.yaml" if stage == "rewrite" else ".trt-nvfp4-*/bundle/manifest.json"
     deadline = time.monotonic() + 120
     while not list(output.parent.glob(begun)):
         assert process.poll() is None, process.stderr and process.stderr.read()
