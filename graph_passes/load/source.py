@@ -97,8 +97,8 @@ def load(path: str | Path) -> SourceModel:
     path = Path(path)
     proto = _parse(path)
     try:
+        check_tensors(proto)
         folder = follow_links(proto, path.parent)
-        check_tensors(proto, folder)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     _check_operators(path, proto)

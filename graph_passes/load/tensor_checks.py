@@ -6,11 +6,12 @@ ONNX's readers take a tensor without values for zeros, and its shape inference e
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+from onnx.external_data_helper import uses_external_data
+
+from trt_nvfp4.calibration.external_data import tensors
 
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 # Two entries of a field hold a complex number; one entry, a byte of 4-bit and 2-bit numbers.
@@ -21,19 +22,19 @@ _PACKED = (
 )
 
 
-def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
-    """Checks every tensor of `proto`, whose external data lies in `folder`.
+def check_tensors(proto: onnx.ModelProto) -> None:
+    """Checks every tensor of `proto`; external data is checked where it is found (see `external_files`).
 
     Raises:
-        ValueError: a negative dimension, an unknown type, more or fewer values than the shape needs, or external data
-            that is missing or too short. The message names the tensor.
+        ValueError: a negative dimension, an unknown type, or more or fewer values than the shape needs. The message
+            names the tensor.
     """
-    for tensor in _get_all_tensors(proto):
+    for tensor in tensors(proto):
         if any(dimension < 0 for dimension in tensor.dims):
             raise ValueError(f"tensor '{tensor.name}' has a negative dimension: {list(tensor.dims)}")
         if uses_external_data(tensor):
-            _check_external(tensor, folder)
-        elif tensor.HasField("raw_data"):
+            continue
+        if tensor.HasField("raw_data"):
             if len(tensor.raw_data) != (needed := _bytes(tensor)):
                 raise ValueError(f"tensor '{tensor.name}' needs {needed} bytes, it has {len(tensor.raw_data)}")
         else:
@@ -66,24 +67,3 @@ def _check_typed(tensor: onnx.TensorProto) -> None:
                 f"tensor '{tensor.name}' of shape {list(tensor.dims)} needs {wanted} values in its {name}, it has "
                 f"{found}; save the model with all its weights"
             )
-
-
-def _check_external(tensor: onnx.TensorProto, folder: Path) -> None:
-    needed = _bytes(tensor)
-    try:
-        info = ExternalDataInfo(tensor)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"tensor '{tensor.name}' is damaged: {error}") from error
-    file = folder / info.location
-    if not file.is_file():
-        raise ValueError(
-            f"external data file '{info.location}' of tensor '{tensor.name}' is missing; it belongs beside the model"
-        )
-    if info.length is not None and info.length != needed:
-        raise ValueError(f"tensor '{tensor.name}' needs {needed} bytes, its external data says {info.length}")
-    end, size = (info.offset or 0) + needed, file.stat().st_size
-    if end > size:
-        raise ValueError(
-            f"external data file '{info.location}' is too short: tensor '{tensor.name}' ends at byte {end}, the file "
-            f"has {size}"
-        )

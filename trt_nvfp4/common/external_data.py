@@ -54,7 +54,7 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
+        yield from _of_sparse(sparse)
     yield from _of_nodes(graph.node)
 
 
@@ -62,11 +62,19 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
         for attribute in node.attribute:
             # By what is there, whatever `type` says.
-            yield from (attribute.t, *attribute.tensors) if attribute.HasField("t") else attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for sparse in (
+                [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
+            ):
+                yield from _of_sparse(sparse)
         for body in bodies(node):
             yield from _of_graph(body)
+
+
+def _of_sparse(sparse: onnx.SparseTensorProto) -> Iterator[onnx.TensorProto]:
+    yield from (sparse.values, sparse.indices)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> dict[str, Path]:

@@ -66,17 +66,17 @@ def model_of(tensor: TensorProto, where: str) -> onnx.ModelProto:
 def test_typed_fields(data_type: int, dims: list[int]) -> None:
     """What ONNX itself writes passes; one entry more or fewer does not."""
     where = "initializer"
-    check_tensors(model_of(of_typed_field(data_type, dims), where), Path())
+    check_tensors(model_of(of_typed_field(data_type, dims), where))
     more = of_typed_field(data_type, dims)
     field = getattr(more, helper.tensor_dtype_to_field(data_type))
     field.append(b"a" if data_type == TensorProto.STRING else 1)
     with pytest.raises(ValueError, match=r"tensor 'w' of shape \[.*\] needs \d+ values"):
-        check_tensors(model_of(more, where), Path())
+        check_tensors(model_of(more, where))
     fewer = of_typed_field(data_type, dims)
     if 0 not in dims:
         getattr(fewer, helper.tensor_dtype_to_field(data_type)).pop()
         with pytest.raises(ValueError, match="tensor 'w' of shape"):
-            check_tensors(model_of(fewer, where), Path())
+            check_tensors(model_of(fewer, where))
 
 
 @pytest.mark.parametrize("where", ["initializer", "Constant", "If"])
@@ -96,4 +96,4 @@ def test_wherever_the_tensor_is(damage: str, where: str) -> None:
             tensor.data_type = TensorProto.BFLOAT16
             tensor.float_data.extend([1.0] * 24)
     with pytest.raises(ValueError, match="tensor 'w'"):
-        check_tensors(model_of(tensor, where), Path())
+        check_tensors(model_of(tensor, where))
