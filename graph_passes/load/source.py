@@ -21,6 +21,7 @@ from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.deduplicate_weights import unite_copies
 from trt_nvfp4.graph_passes.load.einsum_to_matmul import multiply_matrices
 from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
+from trt_nvfp4.graph_passes.load.node_checks import check_nodes
 from trt_nvfp4.graph_passes.load.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
 from trt_nvfp4.graph_passes.load.split_stacked_weights import split_stacks
@@ -98,6 +99,7 @@ def load(path: str | Path) -> SourceModel:
     proto = _parse(path)
     try:
         check_tensors(proto)
+        check_nodes(proto)
         folder = follow_links(proto, path.parent)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import uses_external_data
 
-from trt_nvfp4.calibration.external_data import tensors
+from trt_nvfp4.common.external_data import tensors
 
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 # Two entries of a field hold a complex number; one entry, a byte of 4-bit and 2-bit numbers.

@@ -1,0 +1,110 @@
+"""Checks nodes against ONNX's own definitions of their operators: what lacks an input, a type or an attribute fails
+deep in a library otherwise, each time with another error.
+
+Attributes that a definition does not know are left alone: TensorRT and ONNX Runtime decide on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx
+from onnx.defs import OpSchema
+
+from trt_nvfp4.common.nested_graphs import bodies
+
+_Attribute = onnx.AttributeProto
+# The field that holds an attribute's value, by its type.
+_FIELDS = {
+    _Attribute.FLOAT: "f",
+    _Attribute.INT: "i",
+    _Attribute.STRING: "s",
+    _Attribute.TENSOR: "t",
+    _Attribute.GRAPH: "g",
+    _Attribute.SPARSE_TENSOR: "sparse_tensor",
+    _Attribute.TYPE_PROTO: "tp",
+}
+
+
+def check_nodes(proto: onnx.ModelProto) -> None:
+    """Checks every node of `proto`, those in bodies and functions too.
+
+    Raises:
+        ValueError: an input, output or attribute is missing, there are too many, or an attribute has no value of the
+            type that its operator takes. The message names the node.
+    """
+    _check(proto.graph.node, _versions(proto.opset_import))
+    for function in proto.functions:
+        _check(function.node, _versions(function.opset_import))
+
+
+def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in imports}
+
+
+def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int]) -> None:
+    for node in nodes:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        for attribute in node.attribute:
+            _check_value(node, attribute)
+        version = versions.get(domain, 0)
+        if onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
+            schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
+            _check_arity(node, schema)
+            _check_attributes(node, schema)
+        for body in bodies(node):
+            _check(body.node, versions)
+
+
+def _check_value(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+    """Of an attribute by itself: a type, and the value of that type."""
+    if attribute.ref_attr_name:  # a function's
+        return
+    field = _FIELDS.get(attribute.type)
+    repeated = attribute.type in (
+        *(_Attribute.FLOATS, _Attribute.INTS, _Attribute.STRINGS, _Attribute.TENSORS, _Attribute.GRAPHS),
+        *(_Attribute.SPARSE_TENSORS, _Attribute.TYPE_PROTOS),
+    )
+    # Zero, and an empty text, may have been left out by writers of protobuf 3.
+    has_default = field in ("f", "i", "s")
+    if not repeated and (field is None or not (has_default or attribute.HasField(field))):
+        raise ValueError(f"{_named(node)}: attribute '{attribute.name}' has no value of a known type")
+    if attribute.type in (_Attribute.STRING, _Attribute.STRINGS):
+        for text in (attribute.s, *attribute.strings):
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{_named(node)}: attribute '{attribute.name}' is not UTF-8 text: {error}") from error
+
+
+def _check_arity(node: onnx.NodeProto, schema: OpSchema) -> None:
+    for what, names, least, most in (
+        ("input", node.input, schema.min_input, schema.max_input),
+        ("output", node.output, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(names) <= most:
+            expected = f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(f"{_named(node)}: has {len(names)} {what}s, expected {expected}")
+    for number, (name, parameter) in enumerate(zip(node.input, schema.inputs, strict=False)):
+        if not name and parameter.option == OpSchema.FormalParameterOption.Single:
+            raise ValueError(f"{_named(node)}: input {number} ({parameter.name}) is missing")
+
+
+def _check_attributes(node: onnx.NodeProto, schema: OpSchema) -> None:
+    found = {attribute.name: attribute for attribute in node.attribute}
+    if len(found) < len(node.attribute):
+        raise ValueError(f"{_named(node)}: has an attribute twice")
+    if schema.name == "Constant" and schema.domain == "" and len(found) != 1:
+        raise ValueError(f"{_named(node)}: has {len(found)} attributes, expected one, its value")
+    for name, expected in schema.attributes.items():
+        attribute = found.get(name)
+        if attribute is None:
+            if expected.required:
+                raise ValueError(f"{_named(node)}: attribute '{name}' is missing")
+        elif attribute.type != int(expected.type.value):
+            kind = _Attribute.AttributeType.Name(attribute.type)
+            raise ValueError(f"{_named(node)}: attribute '{name}' is {kind}, expected {expected.type.name}")
+
+
+def _named(node: onnx.NodeProto) -> str:
+    return f"node '{node.name}' ({node.op_type})" if node.name else f"node {node.op_type} of {list(node.output)}"

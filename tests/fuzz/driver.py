@@ -1,0 +1,161 @@
+"""Fuzzing of build-engine with changed models: none may end with exit code 1, end the process, or hang.
+
+    python tests/fuzz/driver.py --seconds 3600 --seed 7 --keep failures/
+
+prints how many models ended how, and the numbers that made the others; model N of a seed is always the same one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fuzz.models import models
+from fuzz.mutations import mutate
+
+# Of one model; the real ones take a fraction of a second.
+SECONDS_PER_MODEL = 60
+MEMORY = 6 << 30
+DIED, HANGS, DEFECT = "ended the process", "hangs", "exit code 1"
+
+
+@dataclass
+class Outcome:
+    """How many models ended how, and what went wrong: (number, how, details)."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+def changed_model(seed: int, number: int, originals: dict[str, onnx.ModelProto]) -> onnx.ModelProto:
+    """Model `number` of `seed`."""
+    random_ = random.Random(f"{seed} {number}")
+    model = onnx.ModelProto()
+    model.CopyFrom(originals[random_.choice(sorted(originals))])
+    mutate(model, random_)
+    return model
+
+
+def fuzz(seed: int, seconds: float, count: int, folder: Path) -> Outcome:
+    """Run models 0, 1, ... of `seed` until the time or the `count` is up, in processes that may die."""
+    outcome, start = Outcome(), 0
+    deadline = time.monotonic() + seconds
+    while start < count and time.monotonic() < deadline:
+        arguments = ["--worker", str(start), "--seed", str(seed), "--count", str(count), "--folder", str(folder)]
+        worker = subprocess.Popen(
+            [sys.executable, __file__, *arguments, "--seconds", str(deadline - time.monotonic())],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert worker.stdout is not None
+        begun = None
+        for line in worker.stdout:
+            entry = json.loads(line)
+            begun = entry["number"]
+            if "how" in entry:
+                outcome.counts[entry["how"]] += 1
+                if entry["how"] == DEFECT:
+                    outcome.failures.append((begun, DEFECT, entry["details"]))
+                start, begun = begun + 1, None
+        status = worker.wait()
+        if begun is not None:
+            how = HANGS if status == -signal.SIGALRM else DIED
+            outcome.counts[how] += 1
+            outcome.failures.append((begun, how, f"status {status}"))
+            start = begun + 1
+        elif status != 0:
+            raise RuntimeError(f"the worker ended with {status}")
+    return outcome
+
+
+def work(seed: int, start: int, count: int, seconds: float, folder: Path) -> None:
+    """Run models from `start` on in this process; each is announced, and then how it ended, on a line of JSON."""
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from trt_nvfp4.builder import errors
+    from trt_nvfp4.builder.pipeline import pipeline
+    from trt_nvfp4.builder.report import inspection
+    from trt_nvfp4.builder.targets import TARGETS
+
+    originals, deadline = models(), time.monotonic() + seconds
+    for number in range(start, count):
+        if time.monotonic() > deadline:
+            return
+        print(json.dumps({"number": number}), file=report, flush=True)
+        path = folder / "m.onnx"
+        path.write_bytes(changed_model(seed, number, originals).SerializeToString())
+        request = pipeline.Request(
+            path,
+            TARGETS["ada"],
+            folder / "o.engine",
+            precision="nvfp4",
+            stop_after="rewrite",
+            kinds=("moe", "mlp", "gated_mlp", "linear"),
+        )
+        signal.alarm(SECONDS_PER_MODEL)
+        how, details = "exit code 0", ""
+        for run in (partial(inspection.inspect, path), partial(pipeline.run, request)):
+            try:
+                run()
+            except Exception as error:
+                code = errors.exit_code(error)
+                how = DEFECT if code is None else f"exit code {code}"
+                details = traceback.format_exc() if code is None else ""
+                if code is None:
+                    break
+        signal.alarm(0)
+        print(json.dumps({"number": number, "how": how, "details": details}), file=report, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--count", type=int, default=sys.maxsize, help="stop after this many models")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31))
+    parser.add_argument("--keep", type=Path, help="write the models that failed here")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        work(arguments.seed, arguments.worker, arguments.count, arguments.seconds, arguments.folder)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = fuzz(arguments.seed, arguments.seconds, arguments.count, Path(folder))
+    kinds = Counter(details.strip().splitlines()[-1][:160] for _, _, details in outcome.failures)
+    for number, how, details in outcome.failures:
+        print(f"model {number} of seed {arguments.seed}: {how}\n{details}")
+        if arguments.keep is not None:
+            arguments.keep.mkdir(parents=True, exist_ok=True)
+            onnx.save(changed_model(arguments.seed, number, models()), arguments.keep / f"{number}.onnx")
+    for kind, count in kinds.most_common():
+        print(f"{count:6} {kind}")
+    listed = ", ".join(f"{count} {how}" for how, count in sorted(outcome.counts.items()))
+    print(f"seed {arguments.seed}: {outcome.counts.total()} models: {listed}")
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
