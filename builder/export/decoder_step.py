@@ -35,7 +35,7 @@ class StepLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, past_length: torch.Tensor, capacity: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.past_length, self.capacity = past_length, capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -81,14 +81,22 @@ class StepCache(Cache):
         numbers: Sequence[int],
         given: Sequence[torch.Tensor],
     ) -> None:
-        super().__init__(layers=[StepLayer(past_length, capacity) for _ in range(layers)])
+        self.steps = [StepLayer(past_length, capacity) for _ in range(layers)]
+        super().__init__(layers=list(self.steps))
         for number, key, value in zip(numbers, given[::2], given[1::2], strict=True):
-            self.layers[number].keys, self.layers[number].values = key, value
+            self.steps[number].keys, self.steps[number].values = key, value
 
     @property
     def appended(self) -> list[int]:
         """Numbers of the layers that appended to a cache of their own."""
-        return [number for number, layer in enumerate(self.layers) if layer.is_initialized]
+        return [number for number, layer in enumerate(self.steps) if layer.is_initialized]
+
+    def tensors(self, numbers: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Keys and values of the layers in `numbers`, alternating."""
+        for number in numbers:
+            for tensor in (self.steps[number].keys, self.steps[number].values):
+                assert tensor is not None
+                yield tensor
 
 
 class Step(torch.nn.Module):
@@ -114,13 +122,13 @@ class Step(torch.nn.Module):
         cache = StepCache(length, self.capacity, self._layers, (), ())
         self._run(ids, length, length + 2, cache)
         self.numbers = cache.appended
-        return [torch.zeros_like(t) for n in self.numbers for t in (cache.layers[n].keys, cache.layers[n].values)]
+        return [torch.zeros_like(tensor) for tensor in cache.tensors(self.numbers)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ids, past_length, new_length, *caches = tensors
         cache = StepCache(past_length, self.capacity, self._layers, self.numbers, caches)
         logits = self._run(ids, past_length, new_length, cache)
-        return (logits, *(t for n in self.numbers for t in (cache.layers[n].keys, cache.layers[n].values)))
+        return (logits, *cache.tensors(self.numbers))
 
     def _run(
         self, ids: torch.Tensor, past_length: torch.Tensor, new_length: torch.Tensor, cache: StepCache

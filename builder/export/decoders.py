@@ -94,5 +94,5 @@ def _tried(step: Step) -> tuple[list[torch.Tensor], str | None]:
 def _eos(model: Any) -> list[int]:
     """The tokens that end a text, by the generation config or else the model's own."""
     configs = (getattr(model, "generation_config", None), model.config)
-    found = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])
+    found: Any = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])
     return list(found) if isinstance(found, (list, tuple)) else [int(found)]

@@ -112,7 +112,7 @@ def export(
         ) from error
     import torch
 
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     with _quiet():
         try:
             model, absent = _load(directory, transformers, trust_remote_code)

@@ -161,8 +161,8 @@ def _go_on(request: Request, report: Report, progress: Progress) -> Report:
             USAGE, f"{request.model} has been rewritten already; add --plan with the plan that it follows"
         )
     check_readable(request.model, read(request.model))
-    request = _of_task(request, request.model)
     plan = Plan.load(request.plan)
+    request = _of_task(request, request.model)
     _check_plan_target(request, plan)
     report.warnings += slow_kernels(note_kernels(plan.subgraphs, request.target.capabilities))
     report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])

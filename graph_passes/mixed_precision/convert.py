@@ -67,9 +67,9 @@ class _Conversion:
     def computes(self, value: ir.Value) -> bool:
         """Whether what produces `value` does so in 16 bits."""
         node, index = value.producer(), value.index()
-        return (
-            node in self._narrow and index is not None and takes(node, index, self._dtype, self._opset, is_output=True)
-        )
+        if node is None or index is None or node not in self._narrow:
+            return False
+        return takes(node, index, self._dtype, self._opset, is_output=True)
 
     def constant(self, value: ir.Value) -> None:
         """Converts a constant for the nodes that read it in 16 bits."""

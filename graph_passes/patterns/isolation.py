@@ -47,8 +47,8 @@ def refuse_shared_weights(parts: Iterable[tuple[Part, str | None]]) -> list[tupl
     return [(part, refusal or _sharing_refusal(part, owners[_weights(part)])) for part, refusal in parts]
 
 
-def _is_lookup(use: ir.Usage) -> bool:
-    return is_op(use.node, "Gather") and use.idx == 0 and use.node.attributes.get_int("axis", 0) == 0
+def _is_lookup(node: ir.Node, index: int) -> bool:
+    return is_op(node, "Gather") and index == 0 and node.attributes.get_int("axis", 0) == 0
 
 
 def _weights(part: Mlp | Linear) -> tuple[object, ...]:
@@ -60,7 +60,7 @@ def _sharing_refusal(part: Mlp | Linear, owners: Set[ir.Node]) -> str | None:
         for value in linear.weight_values:
             # A head tied to the embedding gets a quantized copy of its own; the embedding, of which a token reads one
             # row, stays as it is.
-            lookups = {use.node for use in value.uses() if _is_lookup(use)}
+            lookups = {node for node, index in value.uses() if _is_lookup(node, index)}
             if (reason := escaping_use([value], owners | lookups)) is not None:
                 return f"its weight '{linear.weight.stored.name}' is shared: {reason}"
     return None

@@ -1,9 +1,9 @@
-#include "fp8/fp8_pairs.cuh"
-#include "formats/fp8_quantize.cuh"
-#include "heuristics/fp8.h"
-#include "moe/moe_sum.cuh"
 #include "api/fp8_experts.h"
 #include "api/moe_plan.h"
+#include "formats/fp8_quantize.cuh"
+#include "fp8/fp8_pairs.cuh"
+#include "heuristics/fp8.h"
+#include "moe/moe_sum.cuh"
 
 namespace trt_nvfp4::fp8 {
 namespace {

@@ -1,7 +1,7 @@
+#include "api/validate.h"
 #include "formats/fp8_quantize.cuh"
 #include "generic/generic_gemm.cuh"
 #include "heuristics/tactics.h"
-#include "api/validate.h"
 
 namespace trt_nvfp4 {
 namespace {

@@ -1,9 +1,9 @@
+#include "api/fp8_experts.h"
+#include "api/moe_plan.h"
 #include "formats/fp8_quantize.cuh"
 #include "generic/generic_moe.cuh"
 #include "heuristics/tactics.h"
 #include "moe/moe_sum.cuh"
-#include "api/fp8_experts.h"
-#include "api/moe_plan.h"
 
 namespace trt_nvfp4 {
 namespace {

@@ -1,10 +1,10 @@
 #include <algorithm>
 
+#include "api/validate.h"
 #include "formats/fused_quantize.cuh"
 #include "generic/generic_gemm.cuh"
 #include "heuristics/tactics.h"
 #include "w4a4/w4a4_split.cuh"
-#include "api/validate.h"
 
 namespace trt_nvfp4 {
 namespace {

@@ -1,10 +1,10 @@
+#include "api/moe_plan.h"
+#include "api/validate.h"
+#include "api/w4a4_moe.h"
 #include "generic/generic_moe.cuh"
 #include "generic/generic_quantize.cuh"
 #include "heuristics/tactics.h"
 #include "moe/moe_sum.cuh"
-#include "api/moe_plan.h"
-#include "api/validate.h"
-#include "api/w4a4_moe.h"
 
 namespace trt_nvfp4 {
 namespace {

@@ -1,5 +1,5 @@
-#include "moe/moe_plan_launch.cuh"
 #include "api/moe_plan.h"
+#include "moe/moe_plan_launch.cuh"
 
 namespace trt_nvfp4 {
 namespace {

@@ -1,8 +1,8 @@
 // Checking the arguments of a mixture of experts, laying out and making its plan: for the launchers.
 #pragma once
 
-#include "moe/moe_plan.cuh"
 #include "api/validate.h"
+#include "moe/moe_plan.cuh"
 
 namespace trt_nvfp4 {
 

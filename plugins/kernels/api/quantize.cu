@@ -1,5 +1,5 @@
-#include "formats/fused_quantize.cuh"
 #include "api/validate.h"
+#include "formats/fused_quantize.cuh"
 
 namespace trt_nvfp4 {
 namespace {

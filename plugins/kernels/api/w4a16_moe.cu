@@ -1,10 +1,10 @@
-#include "heuristics/sm90_moe.h"
-#include "w4a16/stream/sm80_w4a16_moe.cuh"
 #include "api/launch.h"
 #include "api/moe_plan.h"
 #include "api/sm90_w4a16.h"
-#include "device/w4a16_device.h"
 #include "api/w4a16_moe.h"
+#include "device/w4a16_device.h"
+#include "heuristics/sm90_moe.h"
+#include "w4a16/stream/sm80_w4a16_moe.cuh"
 
 namespace trt_nvfp4::w4a16 {
 namespace {

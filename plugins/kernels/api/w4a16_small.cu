@@ -1,7 +1,7 @@
+#include "api/w4a16_small.h"
+#include "device/w4a16_device.h"
 #include "heuristics/in_flight.h"
 #include "w4a16/stream/sm80_w4a16_small.cuh"
-#include "device/w4a16_device.h"
-#include "api/w4a16_small.h"
 
 namespace trt_nvfp4::w4a16 {
 namespace {

@@ -1,10 +1,10 @@
+#include "api/launch.h"
+#include "api/moe_plan.h"
+#include "api/w4a4_moe.h"
 #include "generic/generic_quantize.cuh"
 #include "heuristics/w4a4.h"
 #include "moe/moe_sum.cuh"
 #include "w4a4/w4a4_pairs.cuh"
-#include "api/launch.h"
-#include "api/moe_plan.h"
-#include "api/w4a4_moe.h"
 
 namespace trt_nvfp4::w4a4 {
 namespace {

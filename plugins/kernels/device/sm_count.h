@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "device/driver_function.h"
 #include "api/launch.h"
+#include "device/driver_function.h"
 
 namespace trt_nvfp4 {
 

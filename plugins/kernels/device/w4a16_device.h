@@ -1,10 +1,10 @@
 // What the launch choices of the W4A16 decode kernels ask of the current GPU, or of a stream's part of it.
 #pragma once
 
-#include "heuristics/w4a16.h"
 #include "api/launch.h"
 #include "device/memory_bandwidth.h"
 #include "device/sm_count.h"
+#include "heuristics/w4a16.h"
 
 namespace trt_nvfp4::w4a16 {
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "formats/fp8_matrix.cuh"
 #include "common/programmatic_launch.cuh"
+#include "formats/fp8_matrix.cuh"
 #include "ptx/e4m3.cuh"
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"

@@ -2,9 +2,9 @@
 // two-level path, so that codes match bit by bit.
 #pragma once
 
+#include "formats/scale_layout.cuh"
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
-#include "formats/scale_layout.cuh"
 
 namespace trt_nvfp4 {
 

@@ -5,10 +5,10 @@
 #include <cuda_fp8.h>
 
 #include "common/activation.cuh"
+#include "common/smooth_activation.cuh"
 #include "fp8/fp8_gemm.h"
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"
-#include "common/smooth_activation.cuh"
 
 namespace trt_nvfp4 {
 

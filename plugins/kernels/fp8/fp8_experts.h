@@ -1,8 +1,8 @@
 // GEMMs of the experts of a mixture in E4M3 on tensor cores, all experts in one launch.
 #pragma once
 
-#include "moe/experts_gemm.h"
 #include "fp8/fp8_gemm.h"
+#include "moe/experts_gemm.h"
 
 namespace trt_nvfp4 {
 

@@ -2,8 +2,8 @@
 // stages in shared memory, fragments by ldmatrix, the same end of a tile as on Hopper.
 #pragma once
 
-#include "fp8/fp8_epilogue.cuh"
 #include "common/programmatic_launch.cuh"
+#include "fp8/fp8_epilogue.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma_sync.cuh"
 

@@ -1,9 +1,9 @@
 // The FP8 GEMMs of mixtures of experts (experts_scheduler.cuh) on SM90: the dense ones' main loop and tiles.
 #pragma once
 
-#include "moe/experts_scheduler.cuh"
 #include "fp8/fp8_experts.h"
 #include "fp8/sm90_fp8_gemm.cuh"
+#include "moe/experts_scheduler.cuh"
 
 namespace trt_nvfp4::sm90 {
 

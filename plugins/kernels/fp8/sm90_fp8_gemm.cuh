@@ -9,8 +9,8 @@
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
-#include "device/sm_count.h"
 #include "common/cutlass_launch.cuh"
+#include "device/sm_count.h"
 #include "fp8/fp8_epilogue.cuh"
 #include "fp8/sm90_weights_first.cuh"
 

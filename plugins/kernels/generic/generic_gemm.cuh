@@ -4,9 +4,9 @@
 #pragma once
 
 #include "common/activation.cuh"
+#include "common/programmatic_launch.cuh"
 #include "formats/fp8_matrix.cuh"
 #include "formats/nvfp4_matrix.cuh"
-#include "common/programmatic_launch.cuh"
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
 #include "ptx/element.cuh"

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "generic/generic_amax.cuh"
 #include "formats/nvfp4_matrix.cuh"
 #include "formats/quantize_block.cuh"
+#include "generic/generic_amax.cuh"
 
 namespace trt_nvfp4 {
 

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "heuristics/architectures.h"
 #include "w4a4/w4a4_experts.h"
 #include "w4a4/w4a4_gemm.h"
-#include "heuristics/architectures.h"
 
 namespace trt_nvfp4 {
 

@@ -8,9 +8,9 @@
 #include <cutlass/gemm/kernel/tile_scheduler.hpp>
 #include <tuple>
 
+#include "common/programmatic_launch.cuh"
 #include "moe/experts_gemm.h"
 #include "moe/moe_plan.cuh"
-#include "common/programmatic_launch.cuh"
 
 namespace trt_nvfp4 {
 

@@ -1,9 +1,9 @@
 // What the experts of a mixture see of x: the rows of the pairs, quantized, in the order and the tiles of the jobs.
 #pragma once
 
+#include "common/programmatic_launch.cuh"
 #include "generic/generic_amax.cuh"
 #include "moe/moe_plan.cuh"
-#include "common/programmatic_launch.cuh"
 
 namespace trt_nvfp4 {
 

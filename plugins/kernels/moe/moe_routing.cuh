@@ -4,8 +4,8 @@
 
 #include "common/activation.cuh"
 #include "common/divisor.h"
-#include "moe/moe_jobs.cuh"
 #include "common/programmatic_launch.cuh"
+#include "moe/moe_jobs.cuh"
 #include "ptx/element.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/reduce.cuh"

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "moe/moe_plan.cuh"
 #include "common/programmatic_launch.cuh"
+#include "moe/moe_plan.cuh"
 #include "ptx/element.cuh"
 
 namespace trt_nvfp4 {

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "common/activation.cuh"
+#include "formats/quantize_block.cuh"
 #include "ptx/element.cuh"
 #include "ptx/reduce.cuh"
-#include "formats/quantize_block.cuh"
 #include "w4a4/w4a4_gemm.h"
 
 namespace trt_nvfp4 {

@@ -1,9 +1,9 @@
 // Rows of pairs (moe_pairs.cuh) in NVFP4.
 #pragma once
 
-#include "moe/moe_pairs.cuh"
 #include "formats/nvfp4_matrix.cuh"
 #include "formats/quantize_block.cuh"
+#include "moe/moe_pairs.cuh"
 #include "w4a4/w4a4_experts.h"
 
 namespace trt_nvfp4 {

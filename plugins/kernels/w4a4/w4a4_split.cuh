@@ -1,8 +1,8 @@
 // W4A4 GEMMs of few tiles: K in parts, so that every SM has work, and their sums added up in order.
 #pragma once
 
-#include "heuristics/w4a4.h"
 #include "common/programmatic_launch.cuh"
+#include "heuristics/w4a4.h"
 #include "w4a4/w4a4_epilogue.cuh"
 
 namespace trt_nvfp4 {

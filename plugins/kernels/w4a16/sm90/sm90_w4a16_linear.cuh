@@ -7,11 +7,11 @@
 // would take issue slots that decoding needs: there a launch before makes an image, which is copied.
 #pragma once
 
+#include "common/smooth_activation.cuh"
 #include "formats/half_scale.cuh"
 #include "ptx/elect.cuh"
 #include "w4a16/sm90/sm90_w4a16_fragment.cuh"
 #include "w4a16/sm90/sm90_w4a16_task.cuh"
-#include "common/smooth_activation.cuh"
 
 namespace trt_nvfp4::sm90 {
 

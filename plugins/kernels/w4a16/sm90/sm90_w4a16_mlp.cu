@@ -1,6 +1,6 @@
-#include "device/memory_bandwidth.h"
 #include "api/sm90_w4a16.h"
 #include "common/programmatic_launch.cuh"
+#include "device/memory_bandwidth.h"
 #include "w4a16/sm90/sm90_w4a16_launch.cuh"
 #include "w4a16/sm90/sm90_w4a16_mlp.cuh"
 #include "w4a16/sm90/sm90_weight_maps.h"

@@ -6,8 +6,8 @@
 #include "ptx/mma_sync.cuh"
 #include "ptx/permute.cuh"
 #include "ptx/wgmma.cuh"
-#include "w4a16/stream/sm80_w4a16_decode.cuh"
 #include "w4a16/sm90/sm90_w4a16_image.cuh"
+#include "w4a16/stream/sm80_w4a16_decode.cuh"
 
 namespace trt_nvfp4::sm90 {
 

@@ -1,8 +1,8 @@
 // What the sums of gate and up become, in MLPs and mixtures: hidden values, and where they lie.
 #pragma once
 
-#include "w4a16/sm90/sm90_w4a16_mlp_rows.cuh"
 #include "common/smooth_activation.cuh"
+#include "w4a16/sm90/sm90_w4a16_mlp_rows.cuh"
 
 namespace trt_nvfp4::sm90 {
 

@@ -7,12 +7,12 @@
 
 #include <cstddef>
 
+#include "formats/scale_layout.cuh"
 #include "heuristics/sm90_w4a16.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
-#include "formats/scale_layout.cuh"
-#include "w4a16/stream/sm80_w4a16_ring.cuh"
 #include "w4a16/sm90/sm90_w4a16_product.cuh"
+#include "w4a16/stream/sm80_w4a16_ring.cuh"
 
 namespace trt_nvfp4::sm90 {
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "device/driver_function.h"
 #include "api/launch.h"
+#include "device/driver_function.h"
 #include "w4a16/sm90/sm90_w4a16_mlp_rows.cuh"
 
 namespace trt_nvfp4::sm90 {

@@ -5,9 +5,9 @@
 #include "moe/moe_plan_launch.cuh"
 #include "moe/moe_sum.cuh"
 #include "w4a16/sm90/sm90_w4a16_launch.cuh"
+#include "w4a16/sm90/sm90_weight_maps.h"
 #include "w4a16/sm90_moe/sm90_w4a16_moe.cuh"
 #include "w4a16/sm90_moe/sm90_w4a16_moe_images.cuh"
-#include "w4a16/sm90/sm90_weight_maps.h"
 
 namespace trt_nvfp4::sm90 {
 namespace {

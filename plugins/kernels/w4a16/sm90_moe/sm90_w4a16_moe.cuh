@@ -11,8 +11,8 @@
 
 #include "formats/fixed_point.cuh"
 #include "ptx/elect.cuh"
-#include "w4a16/sm90_moe/sm90_w4a16_moe_panels.cuh"
 #include "w4a16/sm90/sm90_w4a16_up.cuh"
+#include "w4a16/sm90_moe/sm90_w4a16_moe_panels.cuh"
 
 namespace trt_nvfp4::sm90 {
 

@@ -9,10 +9,10 @@
 #include <type_traits>
 
 #include "common/programmatic_launch.cuh"
+#include "common/smooth_activation.cuh"
 #include "ptx/prefetch.cuh"
 #include "w4a16/stream/sm80_w4a16_panel.cuh"
 #include "w4a16/stream/sm80_w4a16_phases.cuh"
-#include "common/smooth_activation.cuh"
 
 namespace trt_nvfp4::w4a16 {
 

@@ -7,10 +7,10 @@
 // bandwidth at 1100 clocks for a hit in L2, 160 KB all of it at 6000 (benchmarks/NOTES.md).
 #pragma once
 
+#include "formats/scale_layout.cuh"
 #include "heuristics/in_flight.h"
 #include "heuristics/w4a16.h"
 #include "ptx/mbarrier.cuh"
-#include "formats/scale_layout.cuh"
 
 namespace trt_nvfp4::w4a16 {
 

@@ -7,11 +7,11 @@
 // erased and no fence keeps an order.
 #pragma once
 
-#include "formats/half_scale.cuh"
 #include "common/programmatic_launch.cuh"
+#include "common/smooth_activation.cuh"
+#include "formats/half_scale.cuh"
 #include "w4a16/stream/sm80_w4a16_panel.cuh"
 #include "w4a16/stream/sm80_w4a16_phases.cuh"
-#include "common/smooth_activation.cuh"
 
 namespace trt_nvfp4::w4a16 {
 
