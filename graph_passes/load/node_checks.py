@@ -7,6 +7,7 @@ Attributes that a definition does not know are left alone: TensorRT and ONNX Run
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import onnx
 from onnx.defs import OpSchema
@@ -98,12 +99,14 @@ def _check_attributes(node: onnx.NodeProto, schema: OpSchema) -> None:
         raise ValueError(f"{_named(node)}: has {len(found)} attributes, expected one, its value")
     for name, expected in schema.attributes.items():
         attribute = found.get(name)
+        # An enum whose stub has no members of one.
+        wanted: Any = expected.type
         if attribute is None:
             if expected.required:
                 raise ValueError(f"{_named(node)}: attribute '{name}' is missing")
-        elif attribute.type != int(expected.type.value):
+        elif attribute.type != int(wanted.value):
             kind = _Attribute.AttributeType.Name(attribute.type)
-            raise ValueError(f"{_named(node)}: attribute '{name}' is {kind}, expected {expected.type.name}")
+            raise ValueError(f"{_named(node)}: attribute '{name}' is {kind}, expected {wanted.name}")
 
 
 def _named(node: onnx.NodeProto) -> str:
