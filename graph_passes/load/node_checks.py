@@ -14,6 +14,8 @@ from onnx.defs import OpSchema
 from trt_nvfp4.common.nested_graphs import bodies
 
 _Attribute = onnx.AttributeProto
+# Far beyond every operator set; ONNX's own look-up takes 32 bits.
+_NEWEST_VERSION = 1 << 20
 # The field that holds an attribute's value, by its type.
 _FIELDS = {
     _Attribute.FLOAT: "f",
@@ -33,6 +35,9 @@ def check_nodes(proto: onnx.ModelProto) -> None:
         ValueError: an input, output or attribute is missing, there are too many, or an attribute has no value of the
             type that its operator takes. The message names the node.
     """
+    for entry in proto.opset_import:
+        if not 1 <= entry.version <= _NEWEST_VERSION:
+            raise ValueError(f"version {entry.version} of the operators of domain '{entry.domain}' does not exist")
     _check(proto.graph.node, _versions(proto.opset_import))
     for function in proto.functions:
         _check(function.node, _versions(function.opset_import))

@@ -323,6 +323,8 @@ def _run(
     process = subprocess.Popen(
         command,
         cwd=folder,
+        # nvcc fails where the caller's is closed.
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
