@@ -88,8 +88,9 @@ template <bool kFp8, int kHeadDim, int kKeys, int kThreads>
 __device__ __forceinline__ void copy_tile(uint32_t tile, uint8_t const* rows, int row_bytes, int count, int thread) {
     using Sizes = Tile<kFp8, kHeadDim, kKeys>;
     static_assert(kKeys * Sizes::kUnits % kThreads == 0, "the same for every thread");
-#pragma unroll
-    for (int step = 0; step < kKeys * Sizes::kUnits / kThreads; ++step) {
+    constexpr int kSteps = kKeys * Sizes::kUnits / kThreads;
+#pragma unroll(kHeadDim > 128 ? 2 : kSteps)  // long heads leave few registers
+    for (int step = 0; step < kSteps; ++step) {
         int const i = thread + step * kThreads;
         int const row = i / Sizes::kUnits, unit = i % Sizes::kUnits;
         bool const inside = row < count && unit * 16 < row_bytes;

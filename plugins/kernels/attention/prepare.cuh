@@ -14,7 +14,7 @@ constexpr int kPrepareThreads = 256;
 
 // `queries` null: keys and values alone.
 template <typename T, bool kFp8, int kLaneDims>
-__global__ __launch_bounds__(kPrepareThreads) void prepare(Args<T> args, Operand<T, kFp8>* queries) {
+__global__ __launch_bounds__(kPrepareThreads, 2) void prepare(Args<T> args, Operand<T, kFp8>* queries) {
     wait_for_kernels_before();
     let_next_kernel_start();
     int const first = queries == nullptr ? args.heads : 0;
