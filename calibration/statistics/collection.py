@@ -301,7 +301,7 @@ def tensor_names(model: onnx.ModelProto) -> set[str]:
 def observable(path: Path, tensors: Iterable[str]) -> list[str]:
     """Those of `tensors` that the model at `path` has in its main graph: `statistics.collect` can observe them."""
     model = onnx.load(path, load_external_data=False)
-    known = tensor_names(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    known = tensor_names(inlined(model))
     return [name for name in tensors if name in known]
 
 
