@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 import torch
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
@@ -24,6 +23,7 @@ from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.device import device
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import follow_links, inside
+from trt_nvfp4.common.local_functions import inlined
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
 
@@ -313,10 +313,9 @@ def _session(
     model = onnx.load(path, load_external_data=False)
     try:
         folder = follow_links(model, path.parent)
+        model = inlined(model)  # what is inside functions has names then
     except ValueError as error:
         raise CalibrationError(f"{path}: {error}") from error
-    if model.functions:  # what is inside them has names once they are inlined
-        model = onnx.inliner.inline_local_functions(model)
     known = tensor_names(model)
     unknown = [name for name in tensors if name not in known]
     if unknown:

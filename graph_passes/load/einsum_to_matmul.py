@@ -17,7 +17,10 @@ def multiply_matrices(graph: ir.Graph) -> None:
         first, _, second = terms.partition(",")
         for index, (x, weight) in enumerate(((second, first), (first, second))):
             order = _order(x, weight, result)
-            if order is not None and _is_matrix(operand(node, index)):
+            if order is None or not _is_matrix(operand(node, index)):
+                continue
+            # Einsum repeats an operand of 1 along K, which MatMul refuses.
+            if _size(operand(node, 1 - index), -1) == _size(operand(node, index), weight.index(x[-1])):
                 _replace(graph, node, operand(node, 1 - index), operand(node, index), order == "out, in")
                 break
 
@@ -26,6 +29,12 @@ def _is_matrix(value: ir.Value) -> bool:
     source = constant_source(value)
     tensor = None if source is None else get_const_tensor(source[0])
     return tensor is not None and tensor.dtype in FLOATS and len(tensor.shape) == 2
+
+
+def _size(value: ir.Value, axis: int) -> int | None:
+    """The size of a dimension, where it is known."""
+    dim = None if value.shape is None else value.shape[axis]
+    return dim if isinstance(dim, int) else None
 
 
 def _order(x: str, weight: str, result: str) -> str | None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import onnx
-import onnx.inliner
 import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
 
 from trt_nvfp4.calibration.samples.samples import dimension
+from trt_nvfp4.common.local_functions import inlined
 from trt_nvfp4.common.nested_graphs import bodies, nested
 
 # The first opset with FP8 types, which the rewritten model may hold.
@@ -35,10 +35,10 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     _name_default_domain(proto)
     _forget_senseless_dimensions(proto)
+    _type_outputs_as_inputs(proto)
     with _weights_aside(proto) as weights:
         if proto.functions:
-            _share_opset(proto)
-            proto = onnx.inliner.inline_local_functions(proto)
+            proto = inlined(proto)
         gelus = any(map(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)))
         oldest = _GELU_OPSET if gelus else OLDEST_OPSET
         if _opset(proto) < oldest:
@@ -88,17 +88,6 @@ def _name_default_domain(proto: onnx.ModelProto) -> None:
                 named.domain = ""
 
 
-def _share_opset(proto: onnx.ModelProto) -> None:
-    """Gives functions the model's opset where their operators are the same in both: of another one they stay calls."""
-    opset = _opset(proto)
-    for function in proto.functions:
-        for named in function.opset_import:
-            if not named.domain and all(
-                _since(node, named.version) == _since(node, opset) for node in all_nodes(function.node)
-            ):
-                named.version = opset
-
-
 def _forget_senseless_dimensions(proto: onnx.ModelProto) -> None:
     """Leaves dimensions unnamed that are declared negative, or by a name that says nothing: ONNX's shape inference ends
     the process at the former, and TensorRT takes dimensions of one name for equal."""
@@ -112,10 +101,13 @@ def _forget_senseless_dimensions(proto: onnx.ModelProto) -> None:
                 dim.ClearField("dim_param")
 
 
-def _since(node: onnx.NodeProto, opset: int) -> int | None:
-    """The opset that an operator has been the same since."""
-    known = not node.domain and onnx.defs.has(node.op_type, max_inclusive_version=opset)
-    return onnx.defs.get_schema(node.op_type, opset).since_version if known else None
+def _type_outputs_as_inputs(proto: onnx.ModelProto) -> None:
+    """An output that is an input has the input's type: in the models of onnx_ir both are one value."""
+    for graph in nested(proto.graph):
+        inputs = {value.name: value for value in graph.input}
+        for value in graph.output:
+            if value.name in inputs:
+                value.type.CopyFrom(inputs[value.name].type)
 
 
 def _opset(proto: onnx.ModelProto) -> int:

@@ -24,6 +24,7 @@ from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
 from trt_nvfp4.graph_passes.load.node_checks import check_nodes
 from trt_nvfp4.graph_passes.load.normalize import OLDEST_OPSET, all_nodes, is_gelu_of_onnxruntime, normalize
 from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
+from trt_nvfp4.graph_passes.load.sparse_to_dense import densify
 from trt_nvfp4.graph_passes.load.split_stacked_weights import split_stacks
 from trt_nvfp4.graph_passes.load.squeeze_weights import squeeze_weights
 from trt_nvfp4.graph_passes.load.tensor_checks import check_tensors
@@ -101,6 +102,7 @@ def load(path: str | Path) -> SourceModel:
         check_tensors(proto)
         check_nodes(proto)
         folder = follow_links(proto, path.parent)
+        densify(proto)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     _check_operators(path, proto)

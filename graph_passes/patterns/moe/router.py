@@ -71,8 +71,8 @@ def scored(choice: Choice, logits: ir.Value) -> ir.Value:
     while pending:
         value = pending.pop()
         node = value.producer()
-        if is_op(node, "Softmax", "Sigmoid", "Softplus"):
-            read.add(operand(node, 0))
+        if is_op(node, "Softmax", "Sigmoid", "Softplus") and get_const_tensor(operand(node, 0)) is None:
+            read.add(operand(node, 0))  # of a constant, it is a temperature
         elif node is not None and value not in seen:
             pending += [v for v in node.inputs if v is not None and get_const_tensor(v) is None]
         seen.add(value)
@@ -82,4 +82,4 @@ def scored(choice: Choice, logits: ir.Value) -> ir.Value:
     source = made
     while is_op(alias := source.producer(), *ALIASES):
         source = operand(alias, 0)
-    return logits if source is logits or made.shape is None or made.shape[-1] != choice.size else made
+    return made if source is not logits and made.shape and made.shape[-1] == choice.size else logits

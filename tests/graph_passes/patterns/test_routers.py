@@ -172,3 +172,21 @@ def test_a_plan_may_quantize_a_router(tmp_path: Path, seed: int) -> None:
         entry.decision = "nvfp4_w4a16"
     model = onnx.load(rewritten(source, plan).path)
     assert {node.name for node in model.graph.node if node.domain} == {entry.name for entry in plan.subgraphs}
+
+
+class WithTemperature(Moe):
+    """Its logits are multiplied by the softplus of a parameter, one number."""
+
+    def __init__(self, spec: MoeSpec, seed: int) -> None:
+        super().__init__(spec, seed)
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+    def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = torch.topk(logits * nn.functional.softplus(self.temperature), self.spec.top_k, -1)
+        return weights.softmax(-1), chosen
+
+
+def test_a_learned_temperature(tmp_path: Path, seed: int) -> None:
+    moe_spellings.export(WithTemperature(MoeSpec(), seed), tmp_path / "model.onnx", seed)
+    (moe,) = [entry for entry in plan_all(load(tmp_path / "model.onnx")).subgraphs if entry.kind == "moe"]
+    assert moe.decision in ("nvfp4_w4a16", "keep")
