@@ -79,7 +79,7 @@ def _reference(
     rows = positions.clamp_max(cos.shape[0] - 1)
     tables = cos[rows].unsqueeze(2), sin[rows].unsqueeze(2)
     by_head = qkv.float().view(batch, new, heads + 2 * kv_heads, head_dim)
-    q, k, v = torch.split(by_head, (heads, kv_heads, kv_heads), 2)
+    q, k, v = torch.split(by_head, [heads, kv_heads, kv_heads], 2)
     if qk_norm:
         q = functional.rms_norm(q, (head_dim,), q_norm_weight.float(), epsilon)
         k = functional.rms_norm(k, (head_dim,), k_norm_weight.float(), epsilon)
