@@ -14,6 +14,7 @@ from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.accuracy.compare import Comparison
 from trt_nvfp4.builder.accuracy.metrics import Thresholds
 from trt_nvfp4.builder.accuracy.runners import Side
+from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Progress
@@ -22,9 +23,8 @@ from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples.samples import InputSpec
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS
 
-__all__ = ["BuildResult", "build", "compare", "inspect", "plan", "rewrite"]
+__all__ = ["BuildResult", "Generator", "build", "compare", "inspect", "plan", "rewrite"]
 
 PathLike: TypeAlias = str | Path
 #: Shapes of inputs by name, for example {"input_ids": (1, 128)}.
@@ -53,6 +53,8 @@ def build(
     output: PathLike | None = None,
     bundle: PathLike | None = None,
     precision: Precision = "auto",
+    activations: Literal["auto", "bf16", "fp16", "keep"] = "auto",
+    keep_fp32: str | None = None,
     plan: PathLike | None = None,
     calib_data: PathLike | None = None,
     recipe: str | None = None,
@@ -61,13 +63,20 @@ def build(
     max_shapes: Shapes | None = None,
     include: str | None = None,
     exclude: str | None = None,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    kinds: Sequence[str] | None = None,
     packed_weights: PathLike | None = None,
     require: Literal["nvfp4", "fp8"] | None = None,
+    require_fast: bool = False,
     accuracy_budget: str | None = None,
     accuracy_data: PathLike | None = None,
     accuracy_samples: int = 2,
     timing_cache: PathLike | None = None,
+    task: Literal["auto", "generate", "features"] = "auto",
+    cache: Literal["keep", "inplace"] = "keep",
+    cache_capacity: int | None = None,
+    max_batch: int | None = None,
+    all_logits: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Builds and verifies an engine at `output`, or a folder to build it from on the device at `bundle`.
@@ -90,6 +99,8 @@ def build(
             output=_path(output),
             bundle=_path(bundle),
             precision=precision,
+            activations=activations,
+            keep_fp32=keep_fp32,
             plan=_path(plan),
             calib_data=_path(calib_data),
             recipe=recipe,
@@ -98,13 +109,20 @@ def build(
             most=_shapes(max_shapes),
             include=include,
             exclude=exclude,
-            kinds=tuple(kinds),
+            kinds=_kinds(kinds),
             packed_weights=_path(packed_weights),
             require=require,
+            require_fast=require_fast,
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
             accuracy_data=_path(accuracy_data),
             accuracy_samples=accuracy_samples,
             timing_cache=_path(timing_cache),
+            task=task,
+            cache=cache,
+            cache_capacity=cache_capacity,
+            max_batch=max_batch,
+            all_logits=all_logits,
+            trust_remote_code=trust_remote_code,
         ),
         progress,
     )
@@ -117,7 +135,7 @@ def plan(
     output: PathLike,
     precision: Precision = "auto",
     opt_shapes: Shapes | None = None,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    kinds: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Finds the subgraphs of `model` and plans their precision; writes `output`'s .plan.yaml, which may be edited.
@@ -138,7 +156,7 @@ def rewrite(
     calib_data: PathLike | None = None,
     recipe: str | None = None,
     opt_shapes: Shapes | None = None,
-    kinds: Sequence[str] = DEFAULT_KINDS,
+    kinds: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Writes `output`'s .rewritten.onnx, in which plugin nodes stand for the planned subgraphs; builds no engine.
@@ -198,7 +216,7 @@ def _stop_after(
     output: PathLike,
     precision: Precision,
     opt_shapes: Shapes | None,
-    kinds: Sequence[str],
+    kinds: Sequence[str] | None,
     plan: PathLike | None,
     calib_data: PathLike | None,
     recipe: str | None,
@@ -213,7 +231,7 @@ def _stop_after(
         calib_data=_path(calib_data),
         recipe=recipe,
         typical=_shapes(opt_shapes),
-        kinds=tuple(kinds),
+        kinds=_kinds(kinds),
         stop_after=stage,
     )
     return _run(request, progress)
@@ -229,6 +247,10 @@ def _run(request: Request, progress: Progress | None) -> BuildResult:
         warnings=report.warnings,
         report=report,
     )
+
+
+def _kinds(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if kinds is None else tuple(kinds)
 
 
 def _path(path: PathLike | None) -> Path | None:
