@@ -363,7 +363,7 @@ def test_whole_engines(gated_mlps: Path, given: str, monkeypatch: pytest.MonkeyP
 def contestants(model: Path, folder: Path, target: str, **options: Any) -> tuple[dict[str, Plan], list[str]]:
     asked = request(model, target=target, **options)
     folder.mkdir(exist_ok=True)
-    builds, notes = bench._builds(bench._subject(asked, CpuDevice), folder / "sample.npz", folder)
+    builds, notes = bench._builds(asked, bench._subject(asked, CpuDevice), folder / "sample.npz", folder)
     assert not any(build.accuracy_samples for build in builds.values()), "engines alone are compared"
     return {name: Plan.load(build.plan) for name, build in builds.items() if build.plan}, notes
 

@@ -94,7 +94,7 @@ def test_the_plan_is_for_the_shapes_that_the_engine_is_tuned_for(
     """Without --opt-shapes, too; rows are counted once."""
     tokens = {"most": 16, "least": 200, "longest": 32}[given]
     if given == "longest":
-        monkeypatch.setattr(pipeline.export, "longest_sequence", lambda _: tokens)
+        monkeypatch.setattr(pipeline.export, "longest_sequence", lambda *_: tokens)
     counted = []
 
     def count(*arguments: Any) -> dict[str, int]:
