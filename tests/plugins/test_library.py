@@ -161,7 +161,7 @@ def test_an_interrupted_build_leaves_nothing(small_tree: Path, tmp_path: Path) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trt_nvfp4.plugins import library, toolchain
+from trt_nvfp4.plugins.compile import library, toolchain
 
 def run(command, *rest, **options):
     Path(command[command.index("-o") + 1]).write_text("half an object")
@@ -184,10 +184,10 @@ def test_what_a_killed_build_left_is_removed_by_the_next(small_tree: Path, tmp_p
     assert list(left.glob("*.o"))
     with FileLock(left.parent / "libother.lock"):
         (left.parent / ".build-libother").mkdir()
-        plugin_library.cached("libnext.so", lambda library: None)
-        assert cached(tmp_path) == [".build-libother"]
-    plugin_library.cached("libnext.so", lambda library: None)
-    assert cached(tmp_path) == []
+        plugin_library.cached("libnext.so", Path.touch)
+        assert cached(tmp_path) == [".build-libother", "libnext.so"]
+    plugin_library.cached("libnext.so", Path.touch)
+    assert cached(tmp_path) == ["libnext.so"]
 
 
 def test_what_another_users_killed_build_left_is_in_nobodys_way(

@@ -254,7 +254,7 @@ def test_a_full_disk_for_temporary_files_is_named(mlps: Path, samples: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("trt_nvfp4.calibration.samples.samples.zipfile", SimpleNamespace(ZipFile=no_space))
-    with pytest.raises(OSError, match=r"No space left on device: '.*/\.precisions-\w+/held-out-0\.npz'"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.trt-nvfp4-\w+/held-out-0\.npz'"):
         run(mlps, samples, "cosine>=0.9")
 
 

@@ -58,7 +58,8 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 def foldings(source: SourceModel) -> tuple[list[Folding], dict[str, list[str]]]:
-    return find_foldings([part for part in find_subgraphs(source) if part.refusal is None])
+    # Routers are kept unless a plan says otherwise.
+    return find_foldings([part for part in find_subgraphs(source) if part.refusal is None and part.caution is None])
 
 
 def folded(source: SourceModel, samples: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
