@@ -6,6 +6,7 @@ unchanged, with tensors on the CPU that are exposed as device memory while enque
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,12 +37,14 @@ def _library(target: str) -> tuple[Gpu, Program]:
 
 
 @pytest.fixture(params=["b200", "rtx-blackwell"])
-def emulated_gpu(request: pytest.FixtureRequest) -> Gpu:
+def emulated_gpu(request: pytest.FixtureRequest, seed: int) -> Gpu:
+    """Each test draws its own order of events from the run's seed."""
     try:
         find_toolkit()
     except EmulatorError as error:
         pytest.skip(str(error))
     gpu, _ = _library(request.param)
+    gpu.device.reseed(seed ^ zlib.crc32(request.node.name.encode()))
     gpu.use()
     return gpu
 

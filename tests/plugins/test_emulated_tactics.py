@@ -162,6 +162,18 @@ def test_normed_layers(
 
 
 @on("emulated_gpu", ["rtx-blackwell"], indirect=True)
+@on("m", [9, 28])
+def test_layers_whose_k_is_split(
+    emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int, m: int
+) -> None:
+    """Warps that are done with a tile sum up parts of others while slow ones still finish it."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=8))
+    monkeypatch.setattr(emulated_gpu.device, "disorder", 0.5)
+    inputs = op_inputs.persistent_mlp(np.random.default_rng(seed), 3, m, 1024, 32, 1024, torch.float16, gated=0).inputs
+    assert_near_reference(emulated, inputs, {"activation": Activation.SILU, "gated": 0, "norm": 0, "residual": 0})
+
+
+@on("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_layers_where_a_block_lags(
     emulated: PluginHost, emulated_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

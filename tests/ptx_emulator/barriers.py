@@ -23,6 +23,9 @@ class Wait:
     """Why a fragment does not run. The scheduler resumes it when `ready`, or when `expire` allows giving up."""
 
     counts_as_progress = True
+    #: Whether the warp may be slow to go on once the wait is over, and the round until which it is, once drawn.
+    may_be_slow = True
+    held_until: int | None = None
 
     def ready(self) -> bool:
         raise NotImplementedError
@@ -38,6 +41,7 @@ class Yielded(Wait):
     """Polling or sleeping: runs again in the next round, which is no progress by itself."""
 
     counts_as_progress = False
+    may_be_slow = False
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -47,6 +51,19 @@ class Yielded(Wait):
 
     def describe(self) -> str:
         return self.reason
+
+
+class Landing(Wait):
+    """The words of a store that have yet to land; the warp goes on behind them."""
+
+    def __init__(self, words: NDArray[np.bool_]) -> None:
+        self.words = words
+
+    def ready(self) -> bool:
+        return True
+
+    def describe(self) -> str:
+        return "stores"
 
 
 class MBarrier:

@@ -16,20 +16,33 @@ from .memory import GlobalMemory, Region
 class Device:
     """A GPU of `sm_count` SMs, each holding one CTA at a time.
 
-    `seed` draws the order in which pending asynchronous operations finish. With `strict_exit`, a copy that nobody
-    waited for when its CTA exits is an error; else it finishes then (working code that prefetches too far needs that).
+    `seed` draws the order in which pending asynchronous operations finish, and what `disorder`, a share, disturbs:
+    waits behind which warps are slow, peeks that fail, stores that land in several turns. With `strict_exit`, a copy
+    that nobody waited for when its CTA exits is an error; else it finishes then (working code that prefetches too far
+    needs that).
     """
 
     def __init__(
-        self, sm_count: int = 4, max_shared: int = 227 * 1024, seed: int = 0, strict_exit: bool = True
+        self,
+        sm_count: int = 4,
+        max_shared: int = 227 * 1024,
+        seed: int = 0,
+        strict_exit: bool = True,
+        disorder: float = 0.15,
     ) -> None:
         self.memory = GlobalMemory()
         self.sm_count = sm_count
         self.max_shared = max_shared
-        self.seed = seed
+        self.reseed(seed)
+        self.disorder = disorder
         self.strict_exit = strict_exit
         #: blockIdx.x of a CTA that goes on when no other can, or now and then where others poll; None: all in turn.
         self.lagging: int | None = None
+
+    def reseed(self, seed: int) -> None:
+        """What is launched from now on draws from `seed`."""
+        self.seed = seed
+        self.launches = 0
 
     def load(self, ptx: str) -> LoadedModule:
         """Parse a PTX module, its entries when they run, and place its variables; raises PtxSyntaxError."""
@@ -62,6 +75,7 @@ class Device:
         cluster: Dim3 | None = None,
     ) -> Counters:
         """Run a kernel to its end; raises EmulatorError. `params` is the kernel's parameter buffer."""
+        self.launches += 1
         return Launch(self, module, entry, grid, block, params, dynamic_shared, cluster).run()
 
 

@@ -19,6 +19,7 @@ from . import instructions as _instructions  # noqa: F401  registers the handler
 from .barriers import Wait
 from .codegen import STAY, STORAGE, Compiler
 from .counters import Counters
+from .disorder import Disorder
 from .errors import DeadlockError, EmulatorError
 from .ir import Module, Symbol
 from .lexer import entry_bodies, without
@@ -120,6 +121,7 @@ class Launch:
         self.tracks_proxy = any(o[0] in _ASYNC_OPCODES or o[:3] == ("cp", "async", "bulk") for o in opcodes)
         self.counters = Counters(self.program)
         self.random = random.Random(device.seed)
+        self.disorder = Disorder(f"{device.seed} {device.launches}", device.disorder)
         self.operations: list[AsyncOperation] = []
         self.activity = 0
         self.steps = 0
@@ -185,7 +187,7 @@ class Launch:
 
     def run(self) -> Counters:
         """Run the grid to its end; raises EmulatorError with the place, or DeadlockError with who waits for what."""
-        idle = rounds = 0
+        idle = 0
         resident = max(1, self.device.sm_count // int(np.prod(self.cluster_shape)))
         live: list[Cluster] = []
         with np.errstate(all="ignore"):
@@ -193,11 +195,11 @@ class Launch:
                 while self.waiting and len(live) < resident:
                     self._start(live)
                 before = self.activity
-                rounds += 1
+                self.disorder.next_round()
                 ctas = [cta for cluster in live for cta in cluster.ctas]
                 lagging = [cta for cta in ctas if cta.coordinates[0] == self.device.lagging]
                 self._turns(cta for cta in ctas if cta not in lagging)
-                if self.activity == before or rounds % _LAG == 0:
+                if self.activity == before or self.disorder.round % _LAG == 0:
                     self._turns(lagging)
                 for cluster in [c for c in live if c.finished]:
                     live.remove(cluster)
@@ -207,6 +209,10 @@ class Launch:
                     # Copies arrive beside warps that wait in a loop, which never stop being active.
                     if self.operations and self.random.random() < 0.5:
                         self._complete_one()
+                elif self.operations and self.random.random() < 0.5:
+                    self._complete_one()
+                elif self.disorder.skip():
+                    continue
                 elif self.operations:
                     self._complete_one()
                 elif live:
@@ -227,6 +233,7 @@ class Launch:
                 raise EmulatorError(f"{operation.cta.name} exits with a pending operation: {operation.text}")
             self._complete(operation)
         for cta in cluster.ctas:
+            cta.check_register_moves()
             if cta.tensor_memory is not None and cta.tensor_memory.allocations:
                 raise EmulatorError(f"{cta.name} exits with tensor memory allocated: {cta.tensor_memory.allocations}")
             cta.warps = []
@@ -240,7 +247,7 @@ class Launch:
     def _turn(self, fragment: Fragment) -> None:
         wait = fragment.wait
         if wait is not None:
-            if not wait.ready():
+            if not wait.ready() or self.disorder.holds(wait):
                 return
             if wait.counts_as_progress:
                 self.activity += 1

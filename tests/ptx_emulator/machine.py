@@ -57,7 +57,7 @@ class Join:
 class Fragment:
     """The lanes of a warp that execute together."""
 
-    __slots__ = ("block", "join", "lanes", "mask", "state", "wait", "warp")
+    __slots__ = ("block", "join", "lanes", "mask", "peeked_in_vain", "state", "wait", "warp")
 
     def __init__(self, warp: Warp, lanes: int, block: int, join: Join) -> None:
         self.warp = warp
@@ -67,6 +67,7 @@ class Fragment:
         self.join = join
         self.wait: Wait | None = None
         self.state: Any = None
+        self.peeked_in_vain = False
 
 
 class Warp:
@@ -85,7 +86,7 @@ class Warp:
         self.copy_groups: list[list[Callable[[], None]]] = []
         self.bulk_open: dict[int, list[Any]] = {}
         self.bulk_groups: dict[int, list[list[Any]]] = {}
-        self.tensor_stores: list[Callable[[], None]] = []
+        self.tensor_stores: list[tuple[set[int], Callable[[], None]]] = []  # columns, what writes them
         self.wgmma_open: list[Callable[[], None]] = []
         self.wgmma_groups: list[list[Callable[[], None]]] = []
         root = Join(EXIT, None)
@@ -186,7 +187,9 @@ class Cta:
         self.tensor_memory: Any = None
         self.constants: dict[Any, Any] = {}
         self.warps: list[Warp] = []
-        self.warp_registers: dict[int, int] = {}  # of a thread, where setmaxnreg has said so
+        #: Of a thread of each warp, as setmaxnreg left them, and the counts that it gave.
+        self.warp_registers = [self.register_pool // (32 * self.warp_count)] * self.warp_count
+        self.register_moves: list[list[int]] = [[] for _ in range(self.warp_count)]
 
     @property
     def register_pool(self) -> int:
@@ -196,6 +199,20 @@ class Cta:
         threads = math.prod(limit) if limit else 32 * self.warp_count
         (resident,) = directives.get("minnctapersm", (1,))
         return min(_SM_REGISTERS // (threads * resident) // 8 * 8, 255) * 32 * self.warp_count
+
+    def move_registers(self, warp: int, count: int) -> None:
+        """Every warp of a warpgroup runs the same setmaxnreg."""
+        moves = self.register_moves[warp]
+        moves.append(count)
+        for other in self.register_moves[warp // 4 * 4 : warp // 4 * 4 + 4]:
+            if other[len(moves) - 1 : len(moves)] not in ([], [count]):
+                raise EmulatorError(f"setmaxnreg {count} of warp {warp} of {self.name}, {other[-1]} of its warpgroup")
+
+    def check_register_moves(self) -> None:
+        for first in range(0, self.warp_count, 4):
+            counts = [len(moves) for moves in self.register_moves[first : first + 4]]
+            if len(set(counts)) > 1:
+                raise EmulatorError(f"{self.name}: setmaxnreg ran {counts} times in the warps from {first} on")
 
     def start(self) -> None:
         registers = self.launch.initial_registers

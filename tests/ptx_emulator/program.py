@@ -22,7 +22,19 @@ from .ir import (
 )
 
 # Instructions on which a warp may have to wait: each starts a block, so that waiting is re-running the block.
-_BLOCKING = {"bar", "barrier", "nanosleep", "shfl", "vote", "match", "redux", "elect", "activemask", "griddepcontrol"}
+_BLOCKING = {
+    "bar",
+    "barrier",
+    "nanosleep",
+    "shfl",
+    "vote",
+    "match",
+    "redux",
+    "elect",
+    "activemask",
+    "griddepcontrol",
+    "setmaxnreg",
+}
 _BLOCKING_PREFIXES = {
     ("mbarrier", "try_wait"), ("mbarrier", "test_wait"), ("cp", "async", "bulk", "wait_group"), ("tcgen05", "alloc"),
     ("cp", "async", "wait_group"), ("cp", "async", "wait_all"), ("ld", "acquire"), ("ld", "relaxed"),
@@ -206,6 +218,8 @@ class _Inliner:
 
 
 def _is_blocking(instruction: Instruction) -> bool:
+    if instruction.name == "st" and instruction.has("global"):
+        return True  # it may land in several turns
     opcode = instruction.opcode
     if opcode[0] in _BLOCKING:
         return True

@@ -113,6 +113,11 @@ class TensorMemory:
         for i in (0, 1):
             self.write(lanes, columns + i, registers >> np.uint32(16 * i) & np.uint32(0xFFFF), what)
 
+    def columns(self, address: int, warp: int, shape: str, count: int, packed: bool, split: int) -> set[int]:
+        """That a `load` or `store` touches."""
+        _, columns = self._fragment(address, warp, shape, count, packed, split)
+        return {int(c) + i for c in np.unique(columns) for i in range(2 if packed else 1)}
+
     def _fragment(
         self, address: int, warp: int, shape: str, count: int, packed: bool, split: int
     ) -> tuple[Index, Index]:

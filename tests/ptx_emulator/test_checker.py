@@ -170,8 +170,26 @@ def test_registers_move_within_what_the_block_was_launched_with() -> None:
     body = "setp.lt.u32 %p2, %r2, 256; @!%p2 bra give; setmaxnreg.inc.sync.aligned.u32 {taken}; bra done; "
     body += "give: setmaxnreg.dec.sync.aligned.u32 96; done:"
     run(body.format(taken=160), threads=512)
-    with pytest.raises(EmulatorError, match="ask for 67584 registers, it was launched with 65536"):
+    with pytest.raises(DeadlockError, match="registers, it was launched with 65536"):
         run(body.format(taken=168), threads=512)
+    with pytest.raises(DeadlockError, match=r"setmaxnreg: .* registers"):  # nobody gives any
+        run(body.format(taken=160).replace("setmaxnreg.dec.sync.aligned.u32 96;", ""), threads=512)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("setmaxnreg.dec.sync.aligned.u32 100;", "multiple of 8"),
+        ("setmaxnreg.dec.sync.aligned.u32 16;", "multiple of 8"),
+        ("setmaxnreg.inc.sync.aligned.u32 64;", "the warp has 128 registers"),
+        ("setp.ge.u32 %p2, %r2, 32; @%p2 setmaxnreg.dec.sync.aligned.u32 96;", r"ran \[0, 1, 1, 1\] times"),
+        ("setp.ge.u32 %p2, %r2, 32; @%p2 bra more; setmaxnreg.dec.sync.aligned.u32 96; bra done; "
+         "more: setmaxnreg.dec.sync.aligned.u32 88; done:", "of its warpgroup"),
+    ],
+)  # fmt: skip
+def test_rules_of_moving_registers(body: str, what: str) -> None:
+    with pytest.raises(EmulatorError, match=what):
+        run(body, threads=512)
 
 
 def test_spinning_thread_is_released_by_another() -> None:
@@ -230,10 +248,37 @@ def test_tensor_memory_round_trip_and_leak() -> None:
     np.testing.assert_array_equal(run(body + free)[:32], 4 * np.arange(32))
     with pytest.raises(EmulatorError, match="exits with tensor memory allocated"):
         run(body)
-    with pytest.raises(MemoryFault, match="never written"):
-        run(body.replace("tcgen05.wait::st.sync.aligned;", "") + free)
     with pytest.raises(MemoryFault, match=r"not allocated|outside"):
         run(body.replace("[%r6], {%r4}", "[%r6+64], {%r4}") + free)
+
+
+def test_stores_to_tensor_memory_are_seen_by_their_warp_in_order_and_by_others_after_a_wait() -> None:
+    body = """
+        setp.lt.u32 %p2, %r2, 32;
+        @!%p2 bra other;
+        tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;
+        ld.shared.u32 %r6, [%r3];
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r4};
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r7}, [%r6];
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r2};
+        tcgen05.wait::st.sync.aligned;
+        st.global.u32 [%rd3], %r7;
+    other:
+        bar.sync 0;
+        setp.lt.u32 %p3, %r2, 128;
+        @%p3 bra done;
+        ld.shared.u32 %r6, [%r3];
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r7}, [%r6];
+        st.global.u32 [%rd3], %r7;
+    done:
+        bar.sync 0;
+        @%p2 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 32;
+    """
+    words = run(body, threads=160)
+    np.testing.assert_array_equal(words[:32], 4 * np.arange(32))  # what the first store wrote, which no wait followed
+    np.testing.assert_array_equal(words[128:160], np.arange(32))
+    late = run(body.replace("tcgen05.wait::st.sync.aligned;", ""), threads=160)
+    np.testing.assert_array_equal(late[128:160], 4 * np.arange(32))  # the second has not arrived
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_persistent_tiles_are_claimed() -> None:
     assert claims >= 9  # every tile but the first two is claimed, and each CTA is told once that none is left
 
 
-def run_mutated(kernel: str, mutate: Callable[[str], str], problem: Problem) -> tuple[Any, Any]:
+def run_mutated(kernel: str, mutate: Callable[[str], str], problem: Problem, gpu_seed: int = 0) -> tuple[Any, Any]:
     example, target, replacements = KERNELS[kernel]
-    gpu = Gpu(target)
+    gpu = Gpu(target, seed=gpu_seed)
     load = gpu.device.load
 
     def load_mutated(text: str) -> Any:
@@ -160,6 +160,14 @@ def waits_with_consequences(launch: Counters) -> list[Instruction]:
     return found
 
 
+def is_noticed(line: int, seed: int) -> bool:
+    try:
+        result, reference = run_mutated(ONE, flip_parity(line), SMALL, seed)
+    except EmulatorError:
+        return True
+    return not np.allclose(result, reference, rtol=0.01)
+
+
 def test_every_flipped_phase_is_noticed() -> None:
     compiled = program(ONE)
     SMALL.run(compiled)
@@ -169,11 +177,8 @@ def test_every_flipped_phase_is_noticed() -> None:
     assert len(waits) > 5
     unnoticed = []
     for item in waits:
-        try:
-            result, reference = run_mutated(ONE, flip_parity(item.line), SMALL)
-        except EmulatorError:
-            continue
-        if np.allclose(result, reference, rtol=0.01):
+        # A wait behind a peek runs where the peek fails, which takes luck.
+        if not any(is_noticed(item.line, seed) for seed in range(6)):
             unnoticed.append(f"line {item.line}: {item.text}")
     assert not unnoticed
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen import Emitter, instruction
+from ..barriers import ConditionWait
+from ..codegen import STAY, Emitter, instruction
 from ..errors import EmulatorError
 from ..ir import Group, Immediate, Instruction, Symbol
-from ..machine import Warp
+from ..machine import Fragment, Warp
 
 
 def _trap(text: str) -> None:
@@ -58,22 +59,38 @@ def _print(warp: Warp, active: Any, format_address: Any) -> None:
     print(_text(warp, int(format_address[int(np.argmax(active))])), end="")
 
 
-def _move_registers(warp: Warp, count: int) -> None:
+def move_registers(warp: Warp, fragment: Fragment, count: int, more: bool) -> bool:
+    """setmaxnreg; True while the CTA's other warps hold too many registers (PTX ISA, "setmaxnreg")."""
     cta = warp.cta
-    cta.warp_registers[warp.index] = count
-    asked = 32 * sum(cta.warp_registers.values())
-    if asked > cta.register_pool:
-        raise EmulatorError(
-            f"setmaxnreg would wait for ever: the warps of {cta.name} ask for {asked} registers, "
-            f"it was launched with {cta.register_pool}"
+    held = cta.warp_registers[warp.index]
+    if fragment.wait is None:
+        if (count < held) if more else (count > held):
+            raise EmulatorError(f"setmaxnreg.{'inc' if more else 'dec'} to {count}: the warp has {held} registers")
+        cta.move_registers(warp.index, count)
+
+    def fits() -> bool:
+        return 32 * (sum(cta.warp_registers) - held + count) <= cta.register_pool
+
+    if more and not fits():
+        asked = 32 * (sum(cta.warp_registers) - held + count)
+        text = (
+            f"setmaxnreg: the warps of {cta.name} ask for {asked} registers, it was launched with {cta.register_pool}"
         )
+        fragment.wait = ConditionWait(fits, text)
+        return True
+    fragment.wait = None
+    cta.warp_registers[warp.index] = count
+    cta.launch.activity += 1
+    return False
 
 
 @instruction("setmaxnreg")
 def _setmaxnreg(e: Emitter, item: Instruction) -> None:
     (count,) = item.operands
     assert isinstance(count, Immediate)
-    e.line(f"{e.name(_move_registers)}(w, {count.value})")
+    if not 24 <= count.value <= 256 or count.value % 8:
+        raise EmulatorError(f"line {item.line}: {item.text}: a multiple of 8 from 24 to 256 is needed")
+    e.line(f"if {e.name(move_registers)}(w, f, {count.value}, {item.has('inc')}): return {STAY}")
 
 
 @instruction("griddepcontrol", "membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..barriers import Landing
 from ..codegen import STAY, Emitter, instruction, view_dtype
 from ..errors import MemoryFault
 from ..formats import float_format
 from ..ir import TYPE_BITS, Address, Instruction, Operand, Register, Sink, Symbol, Vector, literal
-from ..machine import Warp
+from ..machine import Fragment, Warp
 from ..memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_WINDOW, SharedMemory
 from .sync import give_way
 
@@ -142,6 +143,26 @@ def store(warp: Warp, space: str, addresses: Any, active: Any, values: Any, widt
         _store_active(warp, space, addresses[active], _LANES[active], values[active], width, count)
 
 
+def store_in_turns(
+    warp: Warp, fragment: Fragment, address: Any, active: Any, values: Any, width: int, count: int
+) -> bool:
+    """A store to global memory; True while words of it have yet to land. Each word is written in one piece."""
+    landing, fragment.wait = fragment.wait, None
+    first = warp.cta.launch.disorder.first_to_land(count) if landing is None else None
+    if landing is None and first is None:
+        store(warp, "global", address, active, values, width, count)
+        return False
+    words = first if first is not None else ~landing.words  # type: ignore[union-attr]
+    for index, data in enumerate(values if count > 1 else (values,)):
+        lanes = words[:, index] if active is None else words[:, index] & active
+        if lanes.any():
+            place = address[lanes] + address.dtype.type(index * width)
+            _store_active(warp, "global", place, _LANES[lanes], data[lanes], width, 1)
+    if first is not None:
+        fragment.wait = Landing(first)
+    return first is not None
+
+
 def active_name(e: Emitter) -> str:
     """The active lanes as runtime functions take them: None for all."""
     return "None" if e.unmasked else e.mask
@@ -222,6 +243,10 @@ def _st(e: Emitter, item: Instruction) -> None:
     items = list(source.items) if isinstance(source, Vector) else [source]
     values = [e.value(i, f"b{bits}") for i in items]
     data = values[0] if len(values) == 1 else e.bound(values)
+    if item.has("global"):
+        arguments = f"w, f, {address}, {active_name(e)}, {data}, {bits // 8}, {len(values)}"
+        e.line(f"if {e.name(store_in_turns)}({arguments}): return {STAY}")
+        return
     e.line(f"{e.name(store)}({arguments}, {data}, {bits // 8}, {len(values)})")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,9 @@ def load(warp: Warp, active: Any, address: Any, shape: str, count: int, pack: bo
     missing wait is not reported.
     """
     _whole_warp(warp, active, "tcgen05.ld")
-    values = _memory(warp.cta).load(_first(active, address), warp.index, shape, count, pack, split)
+    memory, where = _memory(warp.cta), _first(active, address)
+    finish_stores(warp, memory.columns(where, warp.index, shape, count, pack, split))
+    values = memory.load(where, warp.index, shape, count, pack, split)
     warp.cta.launch.counters.bytes_read["tensor"] += values.nbytes
     return np.ascontiguousarray(values)
 
@@ -177,18 +180,27 @@ def load(warp: Warp, active: Any, address: Any, shape: str, count: int, pack: bo
 def store(
     warp: Warp, active: Any, address: Any, shape: str, count: int, unpack: bool, split: int, registers: Any
 ) -> None:
-    """tcgen05.st: written to tensor memory only by tcgen05.wait::st."""
+    """tcgen05.st: written to tensor memory only by tcgen05.wait::st, or when the warp loads what it wrote."""
     _whole_warp(warp, active, "tcgen05.st")
     where, values = _first(active, address), np.array(registers)
     warp.cta.launch.counters.bytes_written["tensor"] += 128 * len(registers)
     memory = _memory(warp.cta)
-    warp.tensor_stores.append(lambda: memory.store(where, warp.index, shape, count, values, unpack, split))
+    columns = memory.columns(where, warp.index, shape, count, unpack, split)
+    finish = partial(memory.store, where, warp.index, shape, count, values, unpack, split)
+    warp.tensor_stores.append((columns, finish))
 
 
-def wait_stores(warp: Warp) -> None:
-    for finish in warp.tensor_stores:
+def finish_stores(warp: Warp, columns: set[int] | None = None) -> None:
+    """In their order, all that are pending, or those up to the last one that writes a column of these: a warp's loads
+    and stores of the same tensor memory stay in order (PTX ISA, "tcgen05 memory consistency model", pipelined
+    instructions), which CUTLASS's split-K reduction relies on."""
+    stores = warp.tensor_stores
+    end = len(stores)
+    while columns is not None and end > 0 and stores[end - 1][0].isdisjoint(columns):
+        end -= 1
+    for _, finish in stores[:end]:
         finish()
-    warp.tensor_stores.clear()
+    del stores[:end]
 
 
 # -- tcgen05: matrix operations -------------------------------------------------------------------------------------
@@ -333,7 +345,7 @@ def _emit_st(e: Emitter, item: Instruction) -> None:
 
 def _emit_wait(e: Emitter, item: Instruction) -> None:
     if item.opcode[1] == "wait::st":
-        e.line(f"{e.name(wait_stores)}(w)")
+        e.line(f"{e.name(finish_stores)}(w)")
 
 
 def _emit_cp(e: Emitter, item: Instruction) -> None:
