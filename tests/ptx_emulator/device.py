@@ -28,7 +28,7 @@ class Device:
         max_shared: int = 227 * 1024,
         seed: int = 0,
         strict_exit: bool = True,
-        disorder: float = 0.15,
+        disorder: float = 0.0,
     ) -> None:
         self.memory = GlobalMemory()
         self.sm_count = sm_count

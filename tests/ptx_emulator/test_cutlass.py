@@ -69,6 +69,7 @@ def test_persistent_tiles_are_claimed() -> None:
 def run_mutated(kernel: str, mutate: Callable[[str], str], problem: Problem, gpu_seed: int = 0) -> tuple[Any, Any]:
     example, target, replacements = KERNELS[kernel]
     gpu = Gpu(target, seed=gpu_seed)
+    gpu.device.disorder = 0.15
     load = gpu.device.load
 
     def load_mutated(text: str) -> Any:
