@@ -43,8 +43,8 @@ from trt_nvfp4.builder.errors import (
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from trt_nvfp4.builder.tensorrt.verify import check_layers
-from trt_nvfp4.common.ownership import own_folder
 from trt_nvfp4.common.replacing import made_folder, replacing
+from trt_nvfp4.plugins.compile.ownership import own_folder
 
 MANIFEST = "manifest.json"
 TEMPORARY_LINKS = "trt-nvfp4-links-"

@@ -37,7 +37,8 @@ SOURCES = "sources"
 MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
     *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "network_checks", "verify")),
-    *("errors.py", "common/__init__.py", "common/ownership.py", "common/replacing.py"),
+    *("errors.py", "common/__init__.py", "common/replacing.py"),
+    *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/ownership")),
 )
 _SCRIPT = f'''#!/usr/bin/env python3
 """Builds the engine of this folder, and checks it; --help lists the options."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from trt_nvfp4.common.ownership import own_folder
+from trt_nvfp4.plugins.compile.ownership import own_folder
 
 PACKAGE = "nvidia-cuda-runtime"
 LIBRARY = "libcudart_static.a"

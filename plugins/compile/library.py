@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from trt_nvfp4.common.ownership import check_own, own_folder
+from trt_nvfp4.plugins.compile.ownership import check_own, own_folder
 from trt_nvfp4.plugins.compile.toolchain import (
     Toolchain,
     ToolchainError,
