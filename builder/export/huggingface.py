@@ -301,10 +301,14 @@ class Extra:
 
 def _generates(model: Any) -> bool:
     """Whether the model is a causal language model by its class."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
 
     text = model.config.get_text_config(decoder=True)
-    is_encoder = getattr(text, "is_decoder", True) is False  # BERT's kind, whose classes serve as both
+    # BERT's kind, whose classes serve as both. GPT-NeoX says that it is no decoder, and is one.
+    is_encoder = getattr(text, "is_decoder", True) is False and text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return type(model).__name__ in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) and not is_encoder
 
 
