@@ -46,7 +46,7 @@ from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.kernels import note_kernels
+from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
 from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes, rewrite
 from trt_nvfp4.plugins.compile.library import build_library
@@ -249,7 +249,7 @@ def _predict(subject: Subject, result: Result) -> None:
     limits = roofline.LIMITS[subject.target.name]
     tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
     result.subgraphs = roofline.predict(subject.plan, tokens, limits, subject.target.capabilities)
-    result.notes += pipeline.slow_kernels(note_kernels(subject.plan.subgraphs, subject.target.capabilities))
+    result.notes += slow_kernels(note_kernels(subject.plan.subgraphs, subject.target.capabilities))
     if not result.subgraphs:
         raise BuilderError(
             USAGE,

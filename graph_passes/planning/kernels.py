@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
@@ -86,3 +87,14 @@ def note_kernels(entries: list[PlannedSubgraph], capabilities: Capabilities) -> 
         if kernels is not None:
             found[entry.name] = kernels
     return found
+
+
+def slow_kernels(kernels: Mapping[str, KernelClass]) -> Iterator[str]:
+    """A warning for each reason for which subgraphs, by name, run on generic kernels."""
+    groups: dict[KernelClass, list[str]] = {}
+    for name, found in kernels.items():
+        if found.is_generic:
+            groups.setdefault(found, []).append(name)
+    for found, names in groups.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        yield (f"generic kernels, correct and slow, serve {', '.join(names[:2])}{more}: {found.why}; {found.remedy}")

@@ -224,7 +224,7 @@ def test_disk_full_says_so(gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(source: object, destination: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(destination))
 
-    monkeypatch.setattr("trt_nvfp4.builder.pipeline.pipeline.os.replace", full)
+    monkeypatch.setattr("trt_nvfp4.builder.pipeline.build_step.os.replace", full)
     assert_failed(build(gated_mlps), errors.BUILD_FAILED, "No space left on device", "free some space")
     monkeypatch.undo()
     assert not leftovers(gated_mlps.parent)

@@ -19,7 +19,7 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
-from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline import build_step, pipeline
 from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.report.report import summary_table
 from trt_nvfp4.builder.targets import find_target
@@ -138,7 +138,7 @@ def test_timings_are_kept(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.
         (folder / "timing.cache").write_bytes((folder / "timing.cache").read_bytes() + b" and more")
         return result
 
-    monkeypatch.setattr(pipeline.engine, "run_script", script)
+    monkeypatch.setattr(build_step.engine, "run_script", script)
     (tmp_path / "mine.cache").write_bytes(b"timings")
     run(gated_mlps, precision="bf16", timing_cache=tmp_path / "mine.cache")
     assert (tmp_path / "mine.cache").read_bytes() == b"timings and more"
@@ -353,7 +353,7 @@ def test_engine_of_an_earlier_run_stays_when_a_build_fails(gated_mlps: Path, mon
     def nothing_carries(*arguments: Any) -> list[dict[str, Any]]:
         return [{"name": "gated_mlp_0", "decision": "nvfp4", "engine_nodes": ["not there"]}]
 
-    monkeypatch.setattr(pipeline.bundle, "planned_entries", nothing_carries)
+    monkeypatch.setattr(build_step.bundle, "planned_entries", nothing_carries)
     with pytest.raises(BuilderError, match="the engine is not what was planned") as failure:
         run(gated_mlps)
     assert failure.value.exit_code == errors.VERIFICATION_FAILED
@@ -372,7 +372,7 @@ def test_a_damaged_library_is_named_where_it_lies(
     damaged = tmp_path / "cache" / "libdamaged.so"
     damaged.parent.mkdir()
     damaged.write_bytes(b"\x7fELF")
-    monkeypatch.setattr(pipeline, "build_library", lambda *_, **__: damaged)
+    monkeypatch.setattr(build_step, "build_library", lambda *_, **__: damaged)
     with pytest.raises(
         BuilderError, match=rf"^{damaged}: TensorRT could not load .*in the cache, delete it"
     ) as failure:

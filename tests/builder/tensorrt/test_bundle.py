@@ -23,7 +23,7 @@ from onnx_models.graphs import mlp_model, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
-from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline import build_step, pipeline
 from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.targets import TARGETS, find_target
 from trt_nvfp4.builder.tensorrt import bundle
@@ -161,7 +161,7 @@ def test_bundle_with_sources_compiles_them_on_the_device(tmp_path: Path, gated_m
 @pytest.mark.slow
 def test_targets_differ_in_target_alone(tmp_path: Path, gated_mlps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Which kernels the library holds does not matter here.
-    monkeypatch.setattr(pipeline, "build_library", lambda arch, machine, progress: build_library("sm_120a"))
+    monkeypatch.setattr(build_step, "build_library", lambda arch, machine, progress: build_library("sm_120a"))
     manifests = {name: make_bundle(gated_mlps, tmp_path / name, name) for name in ("rtx-blackwell", "b200", "thor")}
     of_the_target = {"target", "arch", "compute_capability", "modules", "plugin_library", "plugin_sources", "checksums"}
     common = [{key: value for key, value in m.items() if key not in of_the_target} for m in manifests.values()]

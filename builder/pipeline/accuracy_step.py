@@ -1,0 +1,95 @@
+"""Accuracy on the user's samples: the mix of precisions that meets a budget, and how the rewritten model agrees."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trt_nvfp4.builder.accuracy.compare import compare
+from trt_nvfp4.builder.accuracy.precision_search import Part, choose_precisions
+from trt_nvfp4.builder.accuracy.runners import Side
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.pipeline.calibrate_step import samples_of
+from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.calibration.statistics.store import is_statistics
+from trt_nvfp4.graph_passes.ir.save import write
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.planning.plan import Plan
+
+
+def choose_plan(
+    request: Request,
+    model: SourceModel,
+    specs: Mapping[str, InputSpec],
+    plan: Plan,
+    statistics: Statistics | None,
+    tokens: Mapping[str, int],
+    report: Report,
+    progress: Progress,
+) -> Plan:
+    """The plan with the cheapest precisions that meet the accuracy budget."""
+    assert request.accuracy_budget is not None
+    progress.stage(f"choosing precisions for {request.accuracy_budget}")
+    choice = choose_precisions(
+        model,
+        plan,
+        statistics,
+        request.target,
+        request.accuracy_budget,
+        choosing=samples_of(request, specs),
+        held_out=samples_of(request, specs, held_out=True),
+        tokens=tokens,
+        require=request.require,
+        progress=progress,
+        folder=request.base.parent,
+    )
+    report.budget = choice.numbers
+    report.warnings += choice.warnings
+    return choice.plan
+
+
+def measure_accuracy(
+    request: Request, specs: Mapping[str, InputSpec], model: SourceModel, rewritten: Path, progress: Progress
+) -> dict[str, Any]:
+    """Agreement of the rewritten model with the original on some of the user's samples, or why there is none; of a
+    float32 network that became one of 16 bits, also what that alone does to the outputs ("network")."""
+    data = request.calib_data
+    if data is None or is_statistics(data) or not request.accuracy_samples:
+        return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
+    progress.stage("comparing with the original")
+
+    def samples(_: Mapping[str, InputSpec]) -> Iterator[Sample]:
+        chosen = itertools.islice(samples_of(request, specs, held_out=True), request.accuracy_samples)
+        for number, sample in enumerate(chosen, 1):
+            yield sample
+            progress.step(number, request.accuracy_samples, f"sample {number}")
+
+    converted = model.activations.dtype is not None
+    original = Side.of(model.path)
+    try:
+        found = compare(original, replace(Side.of(rewritten), rounding=converted), samples)
+        accuracy = {
+            "samples": found.samples,
+            "held_out": isinstance(samples_of(request, specs), (Part, SampleRange))
+            or request.accuracy_data is not None,
+            "tensors": [row.as_dict() for row in found.agreements],
+        }
+        if converted:
+            progress.stage(f"comparing the network in {model.activations.type} with the original")
+            with tempfile.TemporaryDirectory(prefix=".network-", dir=request.base.parent) as folder:
+                network = Path(folder) / "network.onnx"
+                write(model.ir_model, network)
+                alone = compare(original, replace(Side.of(network), rounding=True), samples)
+            accuracy["network"] = [row.as_dict() for row in alone.agreements]
+    except BuilderError as error:
+        # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
+        return {"not_measured": str(error)}
+    return accuracy

@@ -1,0 +1,119 @@
+"""The engine, or the bundle to build it from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from trt_nvfp4.builder.errors import BUILD_FAILED, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.inputs.shapes import Profiles
+from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.builder.tensorrt import build_process as engine
+from trt_nvfp4.builder.tensorrt import bundle
+from trt_nvfp4.builder.tensorrt.verify import PLUGINS
+from trt_nvfp4.common.replacing import replacing, scratch
+from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.compile.toolchain import ToolchainError
+
+
+def build(
+    request: Request,
+    plan: Plan,
+    model: Path,
+    profiles: Sequence[Profiles],
+    report: Report,
+    progress: Progress,
+) -> None:
+    planned = bundle.planned_entries(plan, model)
+    with report.timed("compile"):
+        library, with_sources = _plugins(request, planned, report, progress)
+    destination = request.bundle or request.output
+    assert destination is not None
+    with report.timed("build"), scratch(destination.parent) as temporary:
+        folder = temporary / "bundle"
+        folder.mkdir()
+        bundle.write_folder(
+            folder,
+            request.target,
+            model,
+            planned,
+            profiles,
+            library,
+            with_sources,
+            timing_cache=request.timing_cache,
+            keep=request.bundle is not None,
+        )
+        if request.bundle is not None:
+            folder.rename(request.bundle)
+            report.bundle = str(request.bundle)
+            return
+        _check_memory(model, report)
+        # Messages name the user's files, not those of the folder, which are gone by then.
+        names = {folder / "model.onnx": model, temporary / "out.engine": destination}
+        if library is not None:
+            names[folder / library.name] = library
+        if request.timing_cache is not None:
+            names[folder / "timing.cache"] = request.timing_cache
+        result = engine.run_script(folder, temporary / "out.engine", forward(progress), names)
+        os.replace(temporary / "out.engine", destination)
+        if request.timing_cache is not None and (folder / "timing.cache").exists():
+            with replacing(request.timing_cache) as copy:  # may be on another file system
+                shutil.copyfile(folder / "timing.cache", copy)
+    report.take_engine({**result, "engine": str(destination)})
+    report.plugin_library_bytes = library.stat().st_size if library is not None else None
+    if destination.stat().st_size != result["engine_bytes"]:
+        raise BuilderError(VERIFICATION_FAILED, f"{destination}: not the size that was written")
+
+
+def _plugins(
+    request: Request, planned: list[dict[str, Any]], report: Report, progress: Progress
+) -> tuple[Path | None, bool]:
+    """The plugin library of the target, and whether its sources must travel because it cannot be built here."""
+    if not any(entry["decision"] in PLUGINS for entry in planned):
+        return None, False
+    progress.stage(f"compiling the plugin library for {request.target.arch} (once; cached)")
+    try:
+        return build_library(request.target.arch, machine=request.target.host, progress=progress.step), False
+    except ToolchainError as error:
+        if request.bundle is None or request.target.host == platform.machine():
+            raise
+        report.warnings.append(
+            f"the bundle carries the plugin library's sources, and the device compiles them with its nvcc: {error}"
+        )
+        return None, True
+
+
+def _check_memory(model: Path, report: Report) -> None:
+    estimate = engine.estimate_memory(model)
+    if estimate.weights > estimate.available:
+        raise BuilderError(
+            BUILD_FAILED,
+            f"the build needs about {decimal(estimate.needed)} of memory for {decimal(estimate.weights)} of weights, "
+            f"and {decimal(estimate.available)} are free; free some, or add --bundle DIR and build on a larger machine",
+        )
+    if not estimate.fits:
+        report.warnings.append(
+            f"the build may need {decimal(estimate.needed)} of memory; {decimal(estimate.available)} are free"
+        )
+
+
+def forward(progress: Progress) -> Callable[[dict[str, Any]], None]:
+    """Show the build script's events as progress."""
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "stage":
+            texts = {"parse": "TensorRT reads the model", "build": "TensorRT builds", "check": "checking the engine"}
+            progress.stage(texts.get(event["stage"], event["stage"]))
+        elif event["event"] == "step":
+            progress.step(event["step"], event["steps"], event["phase"])
+
+    return show

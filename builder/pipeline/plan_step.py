@@ -1,0 +1,193 @@
+"""What to replace, and how: the plan that was given or a new one, written beside the output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from trt_nvfp4.builder import roofline
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
+from trt_nvfp4.calibration.recipes import DEFAULT, parse
+from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
+from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
+from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
+from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
+from trt_nvfp4.graph_passes.rewrite import original_weights_bytes
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices
+
+
+def given_plan(request: Request) -> Plan | None:
+    """The plan that the user hands in, for this target."""
+    if request.plan is None:
+        return None
+    plan = Plan.load(request.plan)
+    if request.recipe is not None:
+        plan.recipe = str(parse(request.recipe))
+    check_plan_target(request, plan)
+    return plan
+
+
+def check_plan_target(request: Request, plan: Plan) -> None:
+    if plan.target != request.target.name:
+        raise BuilderError(
+            USAGE,
+            f"{request.plan} is a plan for {plan.target}, not for {request.target.name}; plan again or change --target",
+        )
+
+
+def new_plan(
+    request: Request,
+    model: SourceModel,
+    subgraphs: Sequence[Subgraph],
+    calibrated: bool | Collection[str],
+    tokens: Mapping[str, int],
+) -> Plan:
+    try:
+        plan = make_plan(
+            model,
+            subgraphs,
+            request.target.capabilities,
+            precision=request.precision,
+            kinds=kinds_of(request),
+            include=request.include,
+            exclude=request.exclude,
+            calibrated=calibrated,
+            recipe=request.recipe or DEFAULT,
+            moe=request.moe,
+            tokens=tokens if _tokens_decide(request) else None,
+        )
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise BuilderError(USAGE, str(error)) from error
+    kinds = sorted({entry.kind for entry in plan.subgraphs})
+    if not set(kinds) & set(kinds_of(request)):
+        hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(kinds_of(request))}{hint}"
+        )
+    if not selected_entries(request, plan):
+        name = next(entry.name for entry in plan.subgraphs if entry.kind in kinds_of(request))
+        raise BuilderError(
+            USAGE,
+            f"{model.path}: --include and --exclude leave no subgraph to replace; they are matched against names such "
+            f"as '{name}'",
+        )
+    return plan
+
+
+def _tokens_decide(request: Request) -> bool:
+    """Whether the plan weighs NVFP4 against FP8 by tokens: no FP4 on the target, and nothing else asked for."""
+    return (
+        not request.target.fp4_instructions
+        and request.precision == "auto"
+        and request.require != "nvfp4"
+        and request.packed_weights is None
+        and request.accuracy_budget is None
+    )
+
+
+def check_packed(
+    checkpoint: NVFP4Checkpoint, subgraphs: Sequence[Subgraph], request: Request, plan: Plan, report: Report
+) -> None:
+    """Raise BuilderError (usage) where nothing in the plan takes weights of the checkpoint; name what it lacks."""
+    planned = {entry.name for entry in plan.subgraphs if entry.decision.startswith("nvfp4")}
+    if not planned:
+        raise BuilderError(
+            USAGE,
+            f"{request.packed_weights}: the plan has no NVFP4 plugin, so that packed weights have no use; "
+            "leave --packed-weights out, or choose --precision auto or nvfp4",
+        )
+    held = {part.name: held_matrices(checkpoint, part) for part in subgraphs if part.name in planned}
+    absent = [name for name, matrices in held.items() if not all(matrices)]
+    if not any(map(any, held.values())):
+        raise BuilderError(
+            USAGE,
+            f"{request.packed_weights}: holds NVFP4 weights of none of the {len(planned)} subgraphs in the plan, such "
+            f"as '{absent[0]}'; it has such as '{next(iter(checkpoint))}'",
+        )
+    if absent:
+        report.warnings.append(
+            f"{request.packed_weights} lacks weights of {', '.join(absent)}: quantized from the model's own"
+        )
+
+
+def take_plan(
+    request: Request,
+    model: SourceModel,
+    plan: Plan,
+    tokens: Mapping[str, int],
+    calibrated: bool | Collection[str],
+    report: Report,
+) -> None:
+    # Before it is written beside what an earlier run built.
+    check_required(request, plan)
+    kernels = note_kernels(plan.subgraphs, request.target.capabilities)
+    report.warnings += slow_kernels(kernels)
+    file = request.file(".plan.yaml")
+    if not _holds(file, plan):
+        plan.save(file)
+    report.files["plan"] = str(file)
+    report.take_plan(plan, calibrated)
+    report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
+    limits = roofline.LIMITS[request.target.name]
+    predicted = roofline.predict(plan, tokens, limits, request.target.capabilities)
+    of = roofline.share(plan, tokens, predicted, original_weights_bytes(model.graph))
+    report.predicted = {**asdict(limits), "of": of, "subgraphs": predicted}
+
+
+def _holds(file: Path, plan: Plan) -> bool:
+    """Whether the plan was read from the file and has not changed since (--recipe): its user's comments stay then."""
+    if plan.path is None or not file.exists() or not file.samefile(plan.path):
+        return False
+    return Plan.load(plan.path) == plan
+
+
+def check_required(request: Request, plan: Plan) -> None:
+    """Raise BuilderError (verification) when the plan falls short of `--require` in a subgraph that was selected."""
+    require = request.require
+    if require is None:
+        return
+    enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
+    selected = selected_entries(request, plan)
+    if request.require_fast:
+        slow = list(slow_kernels(note_kernels(selected, request.target.capabilities)))
+        if slow:
+            raise BuilderError(VERIFICATION_FAILED, f"--require-fast cannot be met: {'; '.join(slow)}")
+    short = [entry for entry in selected if entry.decision not in enough and not _apart(entry, plan, enough)]
+    if short or not selected:
+        listed = (
+            "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
+        )
+        raise BuilderError(VERIFICATION_FAILED, f"--require {require} cannot be met: {listed}")
+
+
+def selected_entries(request: Request, plan: Plan) -> list[PlannedSubgraph]:
+    why_not = selection(kinds_of(request), request.include, request.exclude)
+    return [entry for entry in plan.subgraphs if why_not(entry) is None]
+
+
+def kinds_of(request: Request) -> tuple[str, ...]:
+    assert request.kinds is not None, "_of_task gives them"
+    return request.kinds
+
+
+def _apart(entry: PlannedSubgraph, plan: Plan, enough: Collection[str]) -> bool:
+    """Whether the linears of an MLP that cannot be replaced as one, all of its weights, are planned well enough."""
+    if entry.kind not in ("mlp", "gated_mlp"):
+        return False
+    linears = [
+        part
+        for part in plan.subgraphs
+        if part.kind == "linear" and part.decision in enough and set(part.nodes) <= set(entry.nodes)
+    ]
+    return sum(map(_weights, linears)) == _weights(entry)
+
+
+def _weights(entry: PlannedSubgraph) -> int:
+    return sum(gemm.n * gemm.k * gemm.count for gemm in roofline.gemms(entry.kind, entry.shapes))
