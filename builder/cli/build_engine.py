@@ -169,6 +169,13 @@ def build_engine(
             metavar="DIR",
         ),
     ] = None,
+    embed_plugins: Annotated[
+        Literal["yes", "no"],
+        typer.Option(
+            help="yes: the engine carries the plugin library; no: the library lies beside the engine, once for all "
+            "engines in the folder, which one runtime can then load together."
+        ),
+    ] = "yes",
     timing_cache: Annotated[
         Path | None,
         typer.Option(help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).", metavar="FILE"),
@@ -248,6 +255,7 @@ def build_engine(
             require=require,
             require_fast=require_fast,
             bundle=bundle,
+            embed_plugins=embed_plugins == "yes",
             timing_cache=timing_cache,
             accuracy_samples=accuracy_samples,
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,

@@ -51,6 +51,7 @@ def build(
             with_sources,
             timing_cache=request.timing_cache,
             keep=request.bundle is not None,
+            embed_plugins=request.embed_plugins,
         )
         if request.bundle is not None:
             folder.rename(request.bundle)
@@ -64,12 +65,16 @@ def build(
         if request.timing_cache is not None:
             names[folder / "timing.cache"] = request.timing_cache
         result = engine.run_script(folder, temporary / "out.engine", forward(progress), names)
+        if result["plugin_library"] is not None:  # first: an engine without it is of no use
+            os.replace(temporary / result["plugin_library"], destination.parent / result["plugin_library"])
+            report.files["plugin library"] = str(destination.parent / result["plugin_library"])
         os.replace(temporary / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():
             with replacing(request.timing_cache) as copy:  # may be on another file system
                 shutil.copyfile(folder / "timing.cache", copy)
     report.take_engine({**result, "engine": str(destination)})
-    report.plugin_library_bytes = library.stat().st_size if library is not None else None
+    carried = library is not None and request.embed_plugins
+    report.plugin_library_bytes = library.stat().st_size if library is not None and carried else None
     if destination.stat().st_size != result["engine_bytes"]:
         raise BuilderError(VERIFICATION_FAILED, f"{destination}: not the size that was written")
 

@@ -63,6 +63,8 @@ class Request:
     require_fast: bool = False
     bundle: Path | None = None
     timing_cache: Path | None = None
+    #: Whether the engine carries the plugin library; otherwise it lies beside the engine.
+    embed_plugins: bool = True
     accuracy_budget: Budget | None = None
     accuracy_data: Path | None = None
     accuracy_samples: int = 2

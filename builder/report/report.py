@@ -61,8 +61,9 @@ class Report:
     engine: str | None = None
     engine_bytes: int | None = None
     engine_sha256: str | None = None
-    # The engine carries the library.
+    # Of the library that the engine carries; or the name of the one that lies beside it.
     plugin_library_bytes: int | None = None
+    plugin_library: str | None = None
     bundle: str | None = None
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
     # What the network computes in outside of replaced subgraphs (see `Activations`).
@@ -138,6 +139,7 @@ class Report:
         self.engine_bytes = result["engine_bytes"]
         self.engine_sha256 = result["engine_sha256"]
         self.plugin_layers = result["plugin_layers"]
+        self.plugin_library = result["plugin_library"]
         self.caches_in_place = result["caches_in_place"]
         realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
         for subgraph in self.subgraphs:

@@ -37,6 +37,9 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "gate_up_fusion_miscompiles_on_sm110": {"tensorrt": ((10, 13), (10, 14))},
 }
 
+# Name and namespace of a creator that every plugin library has.
+ANY_PLUGIN = ("NVFP4Linear", "")
+
 Event = dict[str, Any]
 Report = Callable[[Event], None]
 
@@ -75,9 +78,14 @@ class Backend:
         first, last = FEATURES[feature].get(self.module, (NEVER, NEVER))
         return first <= version_tuple(self.version) < last
 
-    def load_plugins(self, library: Path) -> None:
-        """Register the creators of a plugin library, once per process."""
-        registry = self.trt.get_plugin_registry()
+    def load_plugins(self, library: Path, registry: Any = None) -> None:
+        """Register the creators of a plugin library, unless `registry` has them already.
+
+        Default: TensorRT's own registry, which is one per process. A runtime has a registry, too, for its engines.
+        """
+        registry = self.trt.get_plugin_registry() if registry is None else registry
+        if any((creator.name, creator.plugin_namespace) == ANY_PLUGIN for creator in registry.all_creators):
+            return
         if registry.load_library(str(library)) is None:
             here = platform.machine()
             raise BuilderError(
@@ -97,7 +105,8 @@ class Backend:
         self._set_target(config, job)
         if library is not None:
             self.load_plugins(library)
-            config.plugins_to_serialize = [str(library)]
+            if job.embed_plugins:
+                config.plugins_to_serialize = [str(library)]
 
         report({"event": "stage", "stage": "parse"})
         parser = trt.OnnxParser(network, log)

@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -71,6 +72,8 @@ class Job:
     engine: Path
     plugin_library: Path | None
     plugin_sources: Path | None
+    #: Whether the engine carries the plugin library; it lies beside the engine otherwise.
+    embed_plugins: bool
     timing_cache: Path | None
     profiles: list[dict[str, tuple[tuple[int, ...], ...]]]
     planned: list[dict[str, Any]]
@@ -99,6 +102,7 @@ class Job:
                 engine=(output or folder / data["engine"]).absolute(),
                 plugin_library=inside(data["plugin_library"]),
                 plugin_sources=inside(data["plugin_sources"]),
+                embed_plugins=bool(data["embed_plugins"]),
                 timing_cache=inside(data["timing_cache"]),
                 profiles=[
                     {name: tuple(tuple(shape) for shape in shapes) for name, shapes in profile.items()}
@@ -265,6 +269,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         if temporary.stat().st_size != size:
             raise BuilderError(VERIFICATION_FAILED, f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
         digest = sha256(temporary)
+    beside = None if library is None or job.embed_plugins else _put_beside(job.engine, library)
     lap("check")
     return {
         "target": job.target,
@@ -273,6 +278,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "engine_bytes": size,
         "engine_sha256": digest,
         "engine_layers": len(layers),
+        "plugin_library": beside,
         "plugin_layers": sum(layer.is_plugin for layer in layers if layer.profile == 0),
         "caches_in_place": len(job.caches),
         "subgraphs": realized,
@@ -281,6 +287,15 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "versions": {job.module: backend.version, "python": platform.python_version()},
         "warnings": list(dict.fromkeys(warnings)),
     }
+
+
+def _put_beside(engine: Path, library: Path) -> str:
+    """The name of the plugin library in the engine's folder, copied there unless it is there already."""
+    place = engine.parent / library.name
+    if not (place.exists() and sha256(place) == sha256(library)):
+        with replacing(place) as temporary:
+            shutil.copy(library, temporary)
+    return library.name
 
 
 def _print_text(event: Event) -> None:

@@ -133,11 +133,13 @@ def write_folder(
     with_sources: bool = False,
     timing_cache: Path | None = None,
     keep: bool = False,
+    embed_plugins: bool = True,
 ) -> Path:
     """Fill the existing, empty `folder`; returns the manifest's path.
 
     `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
-    to `keep` holds copies and their checksums, one for a build here hard links to large files where it can.
+    to `keep` holds copies and their checksums, one for a build here hard links to large files where it can. With
+    `embed_plugins` the engine will carry the library, otherwise it will lie beside the engine.
     """
     place = shutil.copy if keep else _link
     _write_model(model, folder / "model.onnx", place)
@@ -169,6 +171,7 @@ def write_folder(
         "engine": "model.engine",
         "plugin_library": library.name if library else None,
         "plugin_sources": SOURCES if with_sources else None,
+        "embed_plugins": embed_plugins,
         "timing_cache": "timing.cache" if timing_cache is not None else None,
         "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
         "planned": planned,

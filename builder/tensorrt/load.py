@@ -31,6 +31,24 @@ def typical_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {}
 
 
+def _library_beside(engine: Path, name: Any) -> Path:
+    """The plugin library of an engine that does not carry it; the report may name no file elsewhere."""
+    if not isinstance(name, str) or Path(name).name != name or name == "..":
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{build_script.report_file(engine)}: plugin_library is {name!r}, expected the name of a file beside the "
+            "engine; build the engine again",
+        )
+    library = engine.parent / name
+    if not library.is_file():
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{engine}: its plugin library {name} does not lie beside it; copy the two together, or build the engine "
+            "with --embed-plugins yes",
+        )
+    return library
+
+
 def load_engine(path: Path) -> tuple[Any, backend.Backend]:
     """The deserialized engine (`ICudaEngine`) and the back end that loaded it.
 
@@ -53,9 +71,13 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
         raise BuilderError(UNAVAILABLE, f"{path}: an engine needs TensorRT: pip install tensorrt, or tensorrt-rtx")
     loader = backend.Backend(module)
     log = backend.logger(loader.trt)
+    # One runtime per engine: each has a registry of its own, and a registry takes one plugin library.
     runtime = loader.trt.Runtime(log)
-    # The plugin library travels in the engine.
-    runtime.engine_host_code_allowed = True
+    if (name := report.get("plugin_library")) is None:
+        # The plugin library travels in the engine.
+        runtime.engine_host_code_allowed = True
+    else:
+        loader.load_plugins(_library_beside(path, name), runtime.get_plugin_registry())
     engine = runtime.deserialize_cuda_engine(path.read_bytes())
     if engine is None:
         raise BuilderError(

@@ -103,8 +103,14 @@ class Decoder {
         check(cudaStreamCreate(&stream_), "cudaStreamCreate");
         runtime_.reset(nvinfer1::createInferRuntime(logger_));
         require(runtime_ != nullptr, "TensorRT's runtime cannot be created");
-        // The plugin library travels in the engine.
-        runtime_->setEngineHostCodeAllowed(true);
+        if (char const* const plugins = std::getenv("TRT_NVFP4_PLUGINS")) {
+            // Of an engine built with --embed-plugins no; once for all engines of a runtime.
+            require(runtime_->getPluginRegistry().loadLibrary(plugins) != nullptr,
+                    std::string(plugins) + ": TensorRT cannot load this plugin library");
+        } else {
+            // The plugin library travels in the engine.
+            runtime_->setEngineHostCodeAllowed(true);
+        }
         engine_.reset(runtime_->deserializeCudaEngine(bytes.data(), bytes.size()));
         require(engine_ != nullptr, path + ": this TensorRT cannot load it on this GPU");
         require_inputs(path);

@@ -15,6 +15,21 @@ import pytest
 from trt_nvfp4.plugins.ops import OPS
 
 HERE = Path(__file__).parent
+_BOTH_FLAVOURS = """
+import sys
+import tensorrt_lean_bindings as lean, tensorrt_rtx as rtx
+from pathlib import Path
+from trt_nvfp4.builder.tensorrt.backend import Backend
+counts = []
+for trt in (rtx, lean):
+    backend = Backend("tensorrt_rtx")
+    backend.trt = trt
+    for _ in range(2):  # the second time there is nothing to do
+        backend.load_plugins(Path(sys.argv[1]))
+        creators = trt.get_plugin_registry().all_creators
+        counts.append(sum(c.name.startswith(("NVFP4", "FP8", "CachedA")) for c in creators))
+print(*counts)
+"""
 _LIST_CREATORS = """
 import importlib, json, sys
 trt = importlib.import_module(sys.argv[1])
@@ -39,6 +54,13 @@ def test_loads_in_the_registry(library: Path, module: str) -> None:
         pytest.skip(f"{module} is not installed")
     listed = python("-c", _LIST_CREATORS, module, library)
     assert sorted(json.loads(listed)) == sorted([op, "1", ""] for op in OPS)
+
+
+def test_two_flavours_of_tensorrt_share_the_library(library: Path) -> None:
+    for module in ("tensorrt_rtx", "tensorrt_lean_bindings"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    assert python("-c", _BOTH_FLAVOURS, library).split() == [str(len(OPS))] * 4
 
 
 @pytest.fixture
@@ -97,3 +119,18 @@ def test_a_refused_attribute_fails_the_parse(library: Path, loader_path: str) ->
     result = build(library, loader_path, "NVFP4Linear", "float16", {"activation": 7})
     assert result["engine_bytes"] == 0
     assert "activation must be 0 to 6, it is 7" in result["plugin_error"]
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_engines_load_together(library: Path, loader_path: str, tmp_path: Path, count: int) -> None:
+    """In one runtime where the library lies beside them, in one runtime each where they carry it."""
+    program = HERE / "load_in_tensorrt_rtx.py"
+    printed = python(program, library, tmp_path, str(count), LD_LIBRARY_PATH=loader_path)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    with_library, without = result["sizes"]
+    assert without < library.stat().st_size < with_library
+    expected = {"creators": sorted(OPS), "collisions": 0}
+    for runtime in (result["one_bare"], *result["each_embedded"], *result["each_version"]):
+        assert {**runtime, "creators": sorted(runtime["creators"])} == expected
+    # What the first two are for: TensorRT registers the library that each engine carries.
+    assert result["one_embedded"]["collisions"] == count - 1

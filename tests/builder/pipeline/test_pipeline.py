@@ -131,6 +131,7 @@ def test_little_memory_is_warned_of(gated_mlps: Path, monkeypatch: pytest.Monkey
 def test_timings_are_kept(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that `tensorrt` adds on its GPU, which the script stands for."""
     result = {"backend": "tensorrt", "engine_bytes": 6, "engine_sha256": "", "plugin_layers": 0, "caches_in_place": 0}
+    result |= {"plugin_library": None}
     result |= {"subgraphs": [], "versions": {}, "warnings": [], "peak_rss_bytes": 0}
 
     def script(folder: Path, engine: Path, *_: Any) -> dict[str, Any]:
@@ -152,6 +153,16 @@ def test_a_timing_cache_in_a_folder_that_is_not_there(gated_mlps: Path, tmp_path
     cache.parent.write_text("")
     with pytest.raises(FileExistsError):
         run(gated_mlps, precision="bf16", timing_cache=cache)
+
+
+def test_the_plugin_library_beside_the_engine(gated_mlps: Path) -> None:
+    report = run(gated_mlps, embed_plugins=False)
+    library = gated_mlps.parent / "out" / report["plugin_library"]
+    assert report["plugin_library_bytes"] is None
+    assert report["files"]["plugin library"] == str(library)
+    assert report["engine_bytes"] < 1e6 < library.stat().st_size
+    assert report["plugin_layers"] == 2
+    assert inspect(Path(report["engine"]))["plugin_library"] == library.name
 
 
 def test_engine_and_report(gated_mlps: Path, samples: Path) -> None:

@@ -58,6 +58,7 @@ PROPERTIES = {
     "INetworkDefinition.num_inputs": 1,
     "ITensor.is_shape_tensor": False,
     "OnnxParser.num_errors": 1,
+    "IPluginRegistry.all_creators": (),
 }
 
 
@@ -166,6 +167,7 @@ def job_in(tmp_path: Path) -> build_script.Job:
         engine=tmp_path / "out.engine",
         plugin_library=None,
         plugin_sources=None,
+        embed_plugins=True,
         timing_cache=cache,
         profiles=[{"x": ((1, 16), (2, 16), (4, 16))}],
         attentions={},

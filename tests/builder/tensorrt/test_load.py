@@ -1,0 +1,83 @@
+"""Which plugin library is loaded with an engine that does not carry it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.tensorrt import backend, load
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.all_creators: list[Any] = []
+        self.loaded: list[str] = []
+
+    def load_library(self, path: str) -> object:
+        self.loaded.append(path)
+        self.all_creators.append(SimpleNamespace(name="NVFP4Linear", plugin_namespace=""))
+        return object()
+
+
+class Runtime:
+    engine_host_code_allowed = False
+
+    def __init__(self, *_: Any) -> None:
+        self.registry = Registry()
+
+    def get_plugin_registry(self) -> Registry:
+        return self.registry
+
+    def deserialize_cuda_engine(self, _: bytes) -> Runtime:
+        return self
+
+
+@pytest.fixture(autouse=True)
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(__version__="1.7", Runtime=Runtime, ILogger=object)
+    monkeypatch.setattr(backend.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(backend, "local_compute_capability", lambda: (12, 0))
+
+
+def engine(folder: Path, library: object) -> Path:
+    (folder / "a.engine").write_bytes(b"engine")
+    report = {"backend": "tensorrt_rtx", "plugin_library": library}
+    (folder / "a.report.json").write_text(json.dumps(report))
+    return folder / "a.engine"
+
+
+def test_the_library_beside_an_engine_is_loaded_into_its_runtime(tmp_path: Path) -> None:
+    (tmp_path / "lib.so").touch()
+    runtime, _ = load.load_engine(engine(tmp_path, "lib.so"))
+    assert runtime.registry.loaded == [str(tmp_path / "lib.so")]
+    assert not runtime.engine_host_code_allowed
+
+
+def test_an_engine_that_carries_the_library_may_run_it(tmp_path: Path) -> None:
+    runtime, _ = load.load_engine(engine(tmp_path, None))
+    assert runtime.engine_host_code_allowed
+    assert not runtime.registry.loaded
+
+
+@pytest.mark.parametrize("name", ["../lib.so", "/etc/lib.so", "..", 3])
+def test_a_report_names_no_library_elsewhere(tmp_path: Path, name: object) -> None:
+    with pytest.raises(BuilderError, match="expected the name of a file beside the engine") as failure:
+        load.load_engine(engine(tmp_path, name))
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+def test_an_engine_without_its_library(tmp_path: Path) -> None:
+    with pytest.raises(BuilderError, match=r"lib\.so does not lie beside it; copy the two together"):
+        load.load_engine(engine(tmp_path, "lib.so"))
+
+
+def test_a_library_is_registered_once(tmp_path: Path) -> None:
+    registry = Registry()
+    for _ in range(2):
+        backend.Backend("tensorrt_rtx").load_plugins(tmp_path / "lib.so", registry)
+    assert len(registry.loaded) == 1
