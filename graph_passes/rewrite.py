@@ -30,6 +30,7 @@ from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions as native_nvfp4_functions
 from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.subgraphs.rebind import rebind
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor, MadeWeights
 from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
@@ -120,6 +121,7 @@ def rewrite(
     out_path: str | Path,
     progress: Progress | None = None,
     checkpoint: NVFP4Checkpoint | None = None,
+    found: Sequence[Subgraph] | None = None,
 ) -> RewriteResult:
     """Writes the planned model to `out_path` and its weights to `<out_path>.data`; both appear when both are complete.
 
@@ -129,7 +131,7 @@ def rewrite(
         PlanError, CalibrationError, ModelError: as `lower`.
         OSError: the destination cannot be written.
     """
-    lowered = lower(model, plan, statistics, checkpoint)
+    lowered = lower(model, plan, statistics, checkpoint, found)
     path = Path(out_path)
     write(lowered.ir_model, path, progress)
     before, after = original_weights_bytes(model.graph), weights_bytes(lowered.ir_model.graph)
@@ -137,9 +139,14 @@ def rewrite(
 
 
 def lower(
-    model: SourceModel, plan: Plan, statistics: Statistics | None, checkpoint: NVFP4Checkpoint | None = None
+    model: SourceModel,
+    plan: Plan,
+    statistics: Statistics | None,
+    checkpoint: NVFP4Checkpoint | None = None,
+    found: Sequence[Subgraph] | None = None,
 ) -> Lowered:
     """Carries out the plan on a copy of `model`. Weights that `checkpoint` has in NVFP4 are taken over as they are.
+    `found`: the model's subgraphs, None: find them.
 
     Raises:
         PlanError: the plan does not fit the model.
@@ -147,8 +154,10 @@ def lower(
         ModelError: a weight holds NaN or Inf.
     """
     check_statistics(plan, statistics)
+    checked = plan.check(model, found=found)
     target = replace(model, ir_model=model.ir_model.clone())
-    planned = plan.check(target)
+    parts = rebind([part for _, part in checked], model.graph, target.graph)
+    planned = list(zip((entry for entry, _ in checked), parts, strict=True))
     foldings: list[Folding] = []
     if statistics is not None and parse(plan.recipe).awq:
         foldings, _ = find_foldings([part for entry, part in planned if entry.decision in NVFP4])

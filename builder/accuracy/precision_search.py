@@ -90,9 +90,16 @@ class Trials:
     """
 
     def __init__(
-        self, model: SourceModel, plan: Plan, statistics: Statistics | None, budget: Budget, folder: Path
+        self,
+        model: SourceModel,
+        found: Sequence[Subgraph],
+        plan: Plan,
+        statistics: Statistics | None,
+        budget: Budget,
+        folder: Path,
     ) -> None:
-        self._model, self._plan, self._statistics, self._budget, self._folder = model, plan, statistics, budget, folder
+        self._model, self._found, self._plan, self._statistics = model, found, plan, statistics
+        self._budget, self._folder = budget, folder
         self.left_out: list[str] = []
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
@@ -135,7 +142,8 @@ class Trials:
 
     def score(self, entries: Iterable[PlannedSubgraph], recorded: Sequence[tuple[Sample, Path]]) -> Score:
         """How the model with these entries carried out (the rest kept) does on samples."""
-        lowered = lower(self._model, replace(self._plan, subgraphs=list(entries)), self._statistics)
+        plan = replace(self._plan, subgraphs=list(entries))
+        lowered = lower(self._model, plan, self._statistics, found=self._found)
         for value in lowered.ir_model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and (isinstance(tensor, _ON_DISK) or tensor.nbytes > _INLINE_BYTES):
@@ -177,11 +185,11 @@ class Trials:
         )
 
 
-def with_all_statistics(plan: Plan, model: SourceModel, target: Target) -> Plan:
+def with_all_statistics(plan: Plan, model: SourceModel, found: Sequence[Subgraph], target: Target) -> Plan:
     """A plan, not to be carried out, that asks for the statistics of every precision that may be chosen."""
     entries = [
         replace(entry, decision=decision)
-        for entry, subgraph in plan.check(model)
+        for entry, subgraph in plan.check(model, found=found)
         if entry.decision != "keep"
         for decision in _decisions(entry, subgraph, target, plan.precision)
     ]
@@ -190,6 +198,7 @@ def with_all_statistics(plan: Plan, model: SourceModel, target: Target) -> Plan:
 
 def choose_precisions(
     model: SourceModel,
+    found: Sequence[Subgraph],
     plan: Plan,
     statistics: Statistics | None,
     target: Target,
@@ -204,6 +213,7 @@ def choose_precisions(
     """Decide anew on every subgraph that `plan` replaces.
 
     Args:
+        found: the model's subgraphs.
         choosing, held_out: samples to measure subgraphs on, and to verify the mix on.
         tokens: rows of each subgraph's input, which its cost depends on.
         require: "nvfp4" or "fp8": no lesser precision may be chosen; None: any, 16 bits included.
@@ -213,10 +223,11 @@ def choose_precisions(
     (verification), and the message says how near one comes.
     """
     with scratch(folder) as own:
-        trials = Trials(model, plan, statistics, budget, own)
+        trials = Trials(model, found, plan, statistics, budget, own)
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
-        groups = sharing([(entry, subgraph) for entry, subgraph in plan.check(model) if entry.decision != "keep"])
+        planned = plan.check(model, found=found)
+        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision != "keep"])
         options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]

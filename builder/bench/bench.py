@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
 from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, make_plan
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes, rewrite
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.host import PluginHost
 
@@ -110,6 +111,7 @@ class Subject:
     are the first sample's, those of --shapes, or an engine's typical ones."""
 
     model: SourceModel
+    found: Sequence[Subgraph]
     plan: Plan
     target: Target
     engine: Path | None
@@ -189,7 +191,7 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
         tokens=subgraph_tokens(model, subgraphs, shapes),
     )
     note_kernels(new.subgraphs, target.capabilities)
-    return Subject(model, new, target, None, shapes)
+    return Subject(model, subgraphs, new, target, None, shapes)
 
 
 def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> Subject:
@@ -197,8 +199,9 @@ def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> S
     loaded = Plan.load(plan)
     target = find_target(request.target or loaded.target)
     model = convert(load(onnx), loaded.activations)
-    loaded.check(model, target.capabilities)
-    return Subject(model, loaded, target, engine, _shapes(request, onnx))
+    found = find_subgraphs(model)
+    loaded.check(model, target.capabilities, found)
+    return Subject(model, found, loaded, target, engine, _shapes(request, onnx))
 
 
 def _shapes(request: Request, onnx: Path) -> Mapping[str, Shape]:
@@ -368,13 +371,14 @@ def _builds(
     The baselines have TensorRT's own layers for the subgraphs that the plan replaces, and no plugin.
     """
     model = subject.model
-    subgraphs = find_subgraphs(model)
     ours = {entry.name for entry in subject.plan.subgraphs if entry.decision != "keep"}
     capabilities = replace(subject.target.capabilities, fp8_plugins=False)
     plans, notes = {"nvfp4": subject.plan}, []
     for name in (NATIVE, *BASELINES):
         precision = name.replace("_", "-")
-        plan = make_plan(model, subgraphs, capabilities, precision, KINDS, calibrated=True, recipe=subject.plan.recipe)
+        plan = make_plan(
+            model, subject.found, capabilities, precision, KINDS, calibrated=True, recipe=subject.plan.recipe
+        )
         replaced = [entry for entry in plan.subgraphs if entry.name in ours]
         if name == NATIVE and all(entry.decision != NATIVE for entry in replaced):
             why = replaced[0].reason if replaced else "the plan replaces nothing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 
 def choose_plan(
     request: Request,
     model: SourceModel,
+    found: Sequence[Subgraph],
     specs: Mapping[str, InputSpec],
     plan: Plan,
     statistics: Statistics | None,
@@ -40,6 +42,7 @@ def choose_plan(
     progress.stage(f"choosing precisions for {request.accuracy_budget}")
     choice = choose_precisions(
         model,
+        found,
         plan,
         statistics,
         request.target,

@@ -90,6 +90,7 @@ def check_data(request: Request, model: SourceModel, specs: Mapping[str, InputSp
 def calibrate(
     request: Request,
     model: SourceModel,
+    found: Sequence[Subgraph],
     specs: Mapping[str, InputSpec],
     plan: Plan,
     calibrated: bool | Collection[str],
@@ -107,7 +108,7 @@ def calibrate(
         return None
     progress.stage("calibrating")
     budget = request.accuracy_budget is not None
-    tensors = calibration_tensors(with_all_statistics(plan, model, request.target) if budget else plan)
+    tensors = calibration_tensors(with_all_statistics(plan, model, found, request.target) if budget else plan)
     if not tensors:
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
         return None

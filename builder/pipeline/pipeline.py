@@ -79,14 +79,13 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         progress.stage("finding and planning subgraphs")
         given = given_plan(request)
         model = convert_network(request, model, given, specs, report, progress)
+        subgraphs = find_subgraphs(model)
         if given is not None:
-            given.check(model, request.target.capabilities)
-        # A given plan finds its own.
-        subgraphs = find_subgraphs(model) if given is None or checkpoint is not None else []
+            given.check(model, request.target.capabilities, subgraphs)
         calibrated = calibrated_tensors(request, checkpoint, subgraphs)
         # Of the shapes that the engine is tuned for: a decoder's are those of the step that generates a token.
-        planned = subgraphs if given is None else given.subgraphs
-        tokens = subgraph_tokens(model, planned, typical_of(profiles[-1]))
+        of = subgraphs if given is None else given.subgraphs
+        tokens = subgraph_tokens(model, of, typical_of(profiles[-1]))
         plan = given or new_plan(request, model, subgraphs, calibrated, tokens)
         if checkpoint is not None:
             check_packed(checkpoint, subgraphs, request, plan, report)
@@ -98,10 +97,10 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         return _finish(request, report)
 
     with report.timed("calibrate"):
-        statistics = calibrate(request, model, specs, plan, calibrated, report, progress)
+        statistics = calibrate(request, model, subgraphs, specs, plan, calibrated, report, progress)
     if request.accuracy_budget is not None:
         with report.timed("choose"):
-            plan = choose_plan(request, model, specs, plan, statistics, tokens, report, progress)
+            plan = choose_plan(request, model, subgraphs, specs, plan, statistics, tokens, report, progress)
             take_plan(request, model, plan, tokens, calibrated, report)
         if request.stop_after == "plan":
             return _finish(request, report)
@@ -111,13 +110,13 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     with report.timed("rewrite"):
         progress.stage("quantizing weights and rewriting")
         destination = request.file(".rewritten.onnx")
-        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint)
+        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint, subgraphs)
         report.files["rewritten model"] = str(rewritten.path)
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
     with report.timed("compare"):
         report.accuracy = measure_accuracy(request, specs, model, rewritten.path, progress)
     # The build needs the memory.
-    del model
+    del model, subgraphs, of
     if request.stop_after == "rewrite":
         return _finish(request, report)
 

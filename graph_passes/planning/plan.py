@@ -151,10 +151,13 @@ class Plan:
         return cls(**values, activations=activations, subgraphs=planned, path=Path(path))
 
     def check(
-        self, model: SourceModel, capabilities: Capabilities | None = None
+        self,
+        model: SourceModel,
+        capabilities: Capabilities | None = None,
+        found: Sequence[Subgraph] | None = None,
     ) -> list[tuple[PlannedSubgraph, Subgraph]]:
         """Checks the plan against the model, and against a target where its `capabilities` are given; returns each
-        entry with the subgraph that it is about, in graph order.
+        entry with the subgraph that it is about, in graph order. `found`: the model's subgraphs, None: find them.
 
         Raises:
             PlanError: an unknown precision or recipe; an entry with an unknown decision or op, for a subgraph or node
@@ -169,7 +172,7 @@ class Plan:
             recipes.parse(self.recipe)
         except CalibrationError as error:
             raise PlanError(f"{self.path or 'plan'}: {error}") from error
-        found = {subgraph.name: subgraph for subgraph in find_subgraphs(model)}
+        by_name = {subgraph.name: subgraph for subgraph in (find_subgraphs(model) if found is None else found)}
         node_names = {node.name for node in model.graph}
         checked: dict[str, tuple[PlannedSubgraph, Subgraph]] = {}
         for entry in self.subgraphs:
@@ -183,9 +186,9 @@ class Plan:
             gone = [name for name in entry.nodes if name not in node_names]
             if gone:
                 raise PlanError(f"{where}: {model.path} has no node '{gone[0]}'; plan this model anew")
-            subgraph = found.get(entry.name)
+            subgraph = by_name.get(entry.name)
             if subgraph is None:
-                near = difflib.get_close_matches(entry.name, found, 1)
+                near = difflib.get_close_matches(entry.name, by_name, 1)
                 hint = f"; did you mean '{near[0]}'?" if near else ""
                 raise PlanError(f"{where}: {model.path} has no such subgraph{hint}")
             for key, actual in _facts(subgraph).items():
@@ -203,7 +206,7 @@ class Plan:
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle}")
             checked[entry.name] = entry, subgraph
-        return [checked[name] for name in found if name in checked]
+        return [checked[name] for name in by_name if name in checked]
 
 
 # What a plan file holds: all but where it was read from.

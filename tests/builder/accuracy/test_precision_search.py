@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED,
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples
+from trt_nvfp4.graph_passes.planning import plan
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.weights import nvfp4 as nvfp4_weights
 
@@ -169,6 +170,21 @@ def test_budgets_are_met_and_tighter_ones_cost_more(mlps: Path, samples: Path) -
     assert costs == sorted(costs)
     assert all(decision.startswith("nvfp4") for decision in decisions[0])
     assert costs[-1] > costs[0]
+
+
+def test_subgraphs_are_found_once(mlps: Path, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many mixes are tried: finding probes routers and experts, and takes longer than a trial."""
+    finds = []
+
+    def count(module: ModuleType) -> None:
+        original = module.find_subgraphs
+        monkeypatch.setattr(module, "find_subgraphs", lambda model: (finds.append(model), original(model))[1])
+
+    count(pipeline)
+    count(plan)
+    report = run(mlps, samples, "cosine>=0.9")
+    assert len(finds) == 1
+    assert sum(map(len, report["budget"]["subgraphs"].values())) > 3
 
 
 def test_a_budget_out_of_reach_says_how_near_one_comes(mlps: Path, samples: Path) -> None:
