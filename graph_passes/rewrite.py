@@ -21,7 +21,7 @@ from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import lower_fp8_moe
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import lower_fp8_mlp
-from trt_nvfp4.graph_passes.lowerings.fp8_qdq import lower_fp8
+from trt_nvfp4.graph_passes.lowerings.fp8_qdq import Quantized, lower_fp8
 from trt_nvfp4.graph_passes.lowerings.half import Converted, lower_half
 from trt_nvfp4.graph_passes.lowerings.nvfp4_moe_plugin import lower_nvfp4_moe
 from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_nvfp4
@@ -166,7 +166,7 @@ def lower(
     if checkpoint is not None:
         amax = _known(packed_ranges(checkpoint, (part for _, part in planned))) | amax
     realized: dict[str, list[str]] = {}
-    fp8_operands: dict[ir.Value, ir.Value] = {}
+    fp8_operands: Quantized = {}
     nvfp4_inputs: dict[ir.Value, ir.Value] = {}
     converted: Converted = {}
     made_weights: MadeWeights = {}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import yaml
+from onnx import compose
 from typer.testing import CliRunner
 
 from onnx_models import moe_spellings
 from onnx_models.graphs import mlp_model, spec
 from onnx_models.moe_spellings import Moe, MoeSpec
+from onnx_models.packed_attention import packed_attention
 from trt_nvfp4.builder.cli.build_engine import app
 
 pytest.importorskip("tensorrt_rtx")
@@ -72,3 +75,26 @@ def test_a_mixture_of_experts(tmp_path: Path, seed: int) -> None:
     (subgraph,) = [entry for entry in report["subgraphs"] if entry["kind"] == "moe"]
     assert (subgraph["decision"], subgraph["realized"]) == ("fp8", "fp8 plugin")
     assert report["plugin_layers"] == 1
+
+
+@pytest.mark.slow
+def test_packed_queries_keys_and_values(tmp_path: Path, seed: int) -> None:
+    """TensorRT moves the slices into the weight, and would dequantize one with scales of its own on every run."""
+    blocks = [
+        compose.add_prefix(packed_attention(product, unpacked, 120, 8, seed), f"{product}, {unpacked}: ")
+        for product, unpacked in (("bias", "slice"), ("bias", "gather"), ("no bias", "split"), ("gemm", "slice"))
+    ]
+    model = blocks[0]
+    for block in blocks[1:]:
+        model = compose.merge_models(model, block, [(model.graph.output[0].name, block.graph.input[0].name)])
+    onnx.save(model, tmp_path / "model.onnx")
+    x = np.random.default_rng(seed).standard_normal((2, 40, 120)).astype(np.float32)
+    np.savez(tmp_path / "samples.npz", **{model.graph.input[0].name: x})
+    common = [str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.engine"), "--target", "rtx-blackwell", "--json"]
+    options = ["--precision", "fp8", "--kinds", "linear", "--calib-data", str(tmp_path / "samples.npz")]
+
+    result = CliRunner().invoke(app, [*common, *options])
+
+    assert result.exit_code == 0, result.output
+    subgraphs = json.loads(result.stdout)["subgraphs"]
+    assert [(entry["decision"], entry["realized"]) for entry in subgraphs] == [("fp8", "fp8")] * 8
