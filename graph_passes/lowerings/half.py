@@ -24,15 +24,14 @@ Converted: TypeAlias = dict[tuple[ir.Value, ir.DataType], ir.Value]
 def lower_half(
     graph: ir.Graph, subgraph: Subgraph, decision: str, position: Mapping[ir.Node, int], converted: Converted
 ) -> list[str]:
-    """Computes the MLPs, the linear, or every linear of the experts of `subgraph` in 16 bits.
+    """Computes the MLPs, the linears, or every linear of the experts of `subgraph` in 16 bits.
 
     Norms and residuals of merged blocks stay, as does the routing. `position` orders the nodes as the graph does,
     `converted` collects constants, which subgraphs may share. Returns the names of the multiplying nodes.
     """
     to = _TYPES[decision]
     parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
-    if subgraph.linear is not None:
-        parts.append(subgraph.linear)
+    parts += subgraph.projections
     if subgraph.moe is not None:
         parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
     # From the last to the first, so that no part is lowered before those that read its output.

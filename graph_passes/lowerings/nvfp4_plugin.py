@@ -1,4 +1,4 @@
-"""Lowers a subgraph to one plugin node with NVFP4 weights."""
+"""Lowers MLPs and linears to one plugin node each, with NVFP4 weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import flatten, register
-from trt_nvfp4.graph_passes.subgraphs.types import Block, Linear, Mlp, RMSNorm, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, RMSNorm, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, bias_vector, constant, initializer
-from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_sources
+from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_sources, separate_scales
 from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializers
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of, mlp_inputs
 from trt_nvfp4.graph_passes.weights.quantization import Quantization
@@ -28,12 +28,41 @@ def lower_nvfp4(
     amax: Mapping[str, float],
     quantization: Quantization,
 ) -> list[str]:
-    """Replaces the nodes of `subgraph` by one node of its name; returns that name.
+    """Replaces the nodes of `subgraph` by one node of its name, or by one for each of its linears where a checkpoint
+    has these with tensor scales of their own; returns the names.
 
     `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
     `quantization` says how the weights are made.
     """
+    if subgraph.projections:
+        groups = separate_scales(quantization.checkpoint, subgraph.projections)
+        names = [subgraph.name] if len(groups) == 1 else [f"{subgraph.name}/{n}" for n in range(len(groups))]
+        for name, linears in zip(names, groups, strict=True):
+            inputs = _linear_inputs(name, linears, amax if quantize_activations else {}, quantization)
+            node = _node(graph, subgraph, name, inputs, quantize_activations, amax)
+            _replace_linears(graph, node, linears)
+        return names
     inputs = _inputs(subgraph, amax if quantize_activations else {}, quantization)
+    node = _node(graph, subgraph, subgraph.name, inputs, quantize_activations, amax)
+    new_nodes = [node]
+    if subgraph.blocks[0].mlp.flattens:
+        new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
+    old_nodes = [node for block in subgraph.blocks for node in block.nodes]
+    ir.convenience.replace_nodes_and_values(
+        graph, old_nodes[-1], old_nodes, new_nodes, [subgraph.blocks[-1].y], [new_nodes[-1].outputs[0]]
+    )
+    return [subgraph.name]
+
+
+def _node(
+    graph: ir.Graph,
+    subgraph: Subgraph,
+    name: str,
+    inputs: Mapping[str, ir.Value],
+    quantize_activations: bool,
+    amax: Mapping[str, float],
+) -> ir.Node:
+    """The plugin's node; constants among its inputs are registered."""
     for value in inputs.values():
         if value.const_value is not None:
             register(graph, value)
@@ -41,40 +70,46 @@ def lower_nvfp4(
     attributes = _attributes(subgraph, quantize_activations)
     attributes[STATIC_SCALES] = int(quantize_activations and amax.keys() >= set(subgraph.linear_inputs))
     attributes = definition.complete_attributes(**{k: v for k, v in attributes.items() if k in definition.attributes})
-    node = ir.node(
-        definition.name,
-        [inputs[formal.name] for formal in definition.inputs],
-        attributes,
-        domain=DOMAIN,
-        version=1,
-        name=subgraph.name,
-    )
-    new_nodes = [node]
-    first = subgraph.blocks[0].mlp if subgraph.blocks else None
-    if first is not None and first.flattens:
-        new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
-    parts: Sequence[Block | Linear] = subgraph.blocks if subgraph.linear is None else [subgraph.linear]
-    old_nodes = [node for part in parts for node in part.nodes]
+    operands = [inputs[formal.name] for formal in definition.inputs]
+    return ir.node(definition.name, operands, attributes, domain=DOMAIN, version=1, name=name)
+
+
+def _replace_linears(graph: ir.Graph, node: ir.Node, linears: Sequence[Linear]) -> None:
+    """Puts `node` where the first of `linears` is, in graph order; a Split gives each its part of the output."""
+    old_nodes = [node for linear in linears for node in linear.nodes]
+    new_nodes, results = [node], list(node.outputs)
+    if len(linears) > 1:
+        sizes = ir.tensor([linear.weight.shape[0] for linear in linears], ir.DataType.INT64, f"{node.name}/sizes")
+        operand = ir.val(sizes.name, const_value=sizes)
+        register(graph, operand)
+        results[0].name, results[0].type = f"{node.name}/output", linears[0].y.type
+        split = ir.node(
+            "Split", [results[0], operand], {"axis": -1}, num_outputs=len(linears), name=f"{node.name}/split"
+        )
+        new_nodes, results = [node, split], list(split.outputs)
     ir.convenience.replace_nodes_and_values(
-        graph, old_nodes[-1], old_nodes, new_nodes, [parts[-1].y], [new_nodes[-1].outputs[0]]
+        graph, old_nodes[0], old_nodes, new_nodes, [linear.y for linear in linears], results
     )
-    return [subgraph.name]
+
+
+def _linear_inputs(
+    name: str, linears: Sequence[Linear], amax: Mapping[str, float], quantization: Quantization
+) -> dict[str, ir.Value]:
+    """NVFP4Linear's inputs by name."""
+    weight, scales, scale = _weights(f"{name}/weight", [linears], False, quantization, interleaved=False)
+    bias = torch.cat([bias_vector([linear.bias], linear.weight.shape[0]) for linear in linears])
+    return {
+        "x": linears[0].x,
+        "weight": weight,
+        "weight_scales": scales,
+        "weight_tensor_scale": scale,
+        "bias": initializer(f"{name}/bias", bias, linears[0].weight.dtype),
+        "input_tensor_scale": _scales(name, "input", linears[:1], amax, stacked=False),
+    }
 
 
 def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantization) -> dict[str, ir.Value]:
-    """The op's inputs by name."""
-    if subgraph.linear is not None:
-        linear = subgraph.linear
-        weight, scales, scale = _weights(f"{subgraph.name}/weight", [[linear]], False, quantization)
-        bias = bias_vector([linear.bias], linear.weight.shape[0])
-        return {
-            "x": linear.x,
-            "weight": weight,
-            "weight_scales": scales,
-            "weight_tensor_scale": scale,
-            "bias": initializer(f"{subgraph.name}/bias", bias, linear.weight.dtype),
-            "input_tensor_scale": _scales(subgraph, "input", [linear], amax, stacked=False),
-        }
+    """The op's inputs by name, of MLPs."""
     stacked = subgraph.op == "NVFP4PersistentMLP"
     mlps = [block.mlp for block in subgraph.blocks]
 
@@ -85,8 +120,8 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
 
     inputs = {"x": subgraph.blocks[0].x}
     inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, "up" if stacked else "gate_up")
-    inputs["input_tensor_scale"] = _scales(subgraph, "input", [mlp.up for mlp in mlps], amax, stacked)
-    inputs["hidden_tensor_scale"] = _scales(subgraph, "hidden", [mlp.down for mlp in mlps], amax, stacked)
+    inputs["input_tensor_scale"] = _scales(subgraph.name, "input", [mlp.up for mlp in mlps], amax, stacked)
+    inputs["hidden_tensor_scale"] = _scales(subgraph.name, "hidden", [mlp.down for mlp in mlps], amax, stacked)
     if stacked:
         features = subgraph.shapes["in_features"]
         rows = [_norm_weight(block.norm, features) for block in subgraph.blocks]
@@ -95,14 +130,14 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
 
 
 def _weights(
-    prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, quantization: Quantization
+    prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, quantization: Quantization, interleaved: bool = True
 ) -> tuple[ir.Value, ...]:
     """Values, block scales and tensor scale: from the checkpoint where it has all of them, else quantized."""
     groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
     known = [group for group in groups if group]
     if len(known) == len(groups):
-        return packed_initializers(prefix, known, stacked, quantization.made)
-    return quantization.initializers(prefix, parts, stacked)
+        return packed_initializers(prefix, known, stacked, quantization.made, interleaved)
+    return quantization.initializers(prefix, parts, stacked, interleaved=interleaved)
 
 
 def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any]:
@@ -122,16 +157,14 @@ def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any
     return attributes
 
 
-def _scales(
-    subgraph: Subgraph, name: str, linears: Sequence[Linear], amax: Mapping[str, float], stacked: bool
-) -> ir.Value:
+def _scales(prefix: str, name: str, linears: Sequence[Linear], amax: Mapping[str, float], stacked: bool) -> ir.Value:
     """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
     scales = [
         tensor_scale(torch.tensor(amax[x])) if (x := linear.observed) in amax else torch.tensor(0.0)
         for linear in linears
     ]
     return initializer(
-        f"{subgraph.name}/{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
+        f"{prefix}/{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
@@ -10,6 +12,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.patterns.isolation import interior_refusal, refuse_shared_weights
+from trt_nvfp4.graph_passes.patterns.joined import join_linears
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
 from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
 from trt_nvfp4.graph_passes.patterns.mlp_chain import chain_blocks
@@ -20,6 +23,15 @@ from trt_nvfp4.graph_passes.patterns.names import subgraph_name
 from trt_nvfp4.graph_passes.patterns.quantized import is_quantized_product
 from trt_nvfp4.graph_passes.subgraphs.types import Block, Linear, Mlp, Moe, Subgraph
 
+
+@dataclass(frozen=True)
+class _Projections:
+    """Linears of one input that become one subgraph."""
+
+    linears: tuple[Linear, ...]
+
+
+_Part: TypeAlias = Sequence[Block] | _Projections | Moe | RefusedMoe
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 
 
@@ -28,6 +40,7 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
 
     Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
     `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
+    Linears of one input that can be replaced are one subgraph (see `join_linears`).
 
     Raises:
         ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already, are in
@@ -64,7 +77,7 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     mlps = refuse_shared_weights(apart)
     # What cannot be replaced as an MLP may be as linears, unless a choice depends on it.
     refused = {
-        multiply
+        multiply: mlp.down.multiply
         for mlp, refusal in mlps
         if refusal is not None and mlp.down.multiply not in cautions
         for multiply in _multiplies(mlp)
@@ -75,7 +88,10 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         if linear.multiply not in used or linear.multiply in refused
     )
 
-    candidates: list[tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]] = []
+    free = [part for part, refusal in alone if refusal is None and part.multiply not in cautions]
+    joined = join_linears(((part, refused.get(part.multiply)) for part in free), model.graph, position)
+
+    candidates: list[tuple[_Part, str | None]] = []
     candidates += [(moe, None) for moe in moes]
     apart_from_chains = [refusal is not None or mlp.down.multiply in cautions for mlp, refusal in mlps]
     chained = [mlp for (mlp, _), is_apart in zip(mlps, apart_from_chains, strict=True) if not is_apart]
@@ -85,17 +101,22 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         for (mlp, refusal), is_apart in zip(mlps, apart_from_chains, strict=True)
         if is_apart
     ]
-    candidates += [(part, refusal) for part, refusal in alone if refusal is None or part.multiply not in refused]
+    candidates += [(_Projections(group), None) for group in joined]
+    candidates += [
+        (_Projections((part,)), refusal)
+        for part, refusal in alone
+        if part not in free and (refusal is None or part.multiply not in refused)
+    ]
     if not candidates:
         _check_anything(model)
 
-    def first_node(candidate: tuple[Sequence[Block] | Linear | Moe | RefusedMoe, str | None]) -> int:
+    def first_node(candidate: tuple[_Part, str | None]) -> int:
         part = candidate[0]
         if isinstance(part, Moe) and (producer := part.x.producer()) is not None:
             return max(position[part.router.nodes[-1]], position[producer] + 1)  # behind what makes either input
         if isinstance(part, (Moe, RefusedMoe)):
             return position[part.router.nodes[-1]]
-        return position[part.multiply if isinstance(part, Linear) else part[0].mlp.up.multiply]
+        return position[part.linears[0].multiply if isinstance(part, _Projections) else part[0].mlp.up.multiply]
 
     taken = {_name(node) for node in model.graph}  # a plugin node must not take another node's name
     subgraphs = []
@@ -104,8 +125,9 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
             subgraphs.append(_moe_subgraph(part, taken))
         elif isinstance(part, RefusedMoe):
             subgraphs.append(_refused_moe_subgraph(part, taken))
-        elif isinstance(part, Linear):
-            subgraphs.append(_linear_subgraph(part, refusal, cautions.get(part.multiply), taken))
+        elif isinstance(part, _Projections):
+            caution = cautions.get(part.linears[0].multiply)
+            subgraphs.append(_linear_subgraph(part.linears, refusal, caution, taken, position))
         else:
             caution = cautions.get(part[-1].mlp.down.multiply)
             subgraphs.append(_mlp_subgraph(part, refusal, caution, taken, position))
@@ -223,19 +245,30 @@ def _refused_moe_subgraph(moe: RefusedMoe, taken: set[str]) -> Subgraph:
     )
 
 
-def _linear_subgraph(linear: Linear, refusal: str | None, caution: str | None, taken: set[str]) -> Subgraph:
+def _linear_subgraph(
+    linears: tuple[Linear, ...],
+    refusal: str | None,
+    caution: str | None,
+    taken: set[str],
+    position: dict[ir.Node, int],
+) -> Subgraph:
+    nodes = sorted((node for linear in linears for node in linear.nodes), key=position.__getitem__)
+    first = linears[0].weight
     return Subgraph(
-        name=subgraph_name([linear.multiply], "linear", taken),
+        name=subgraph_name([linear.multiply for linear in linears], "linear", taken),
         kind="linear",
-        nodes=tuple(_name(node) for node in linear.nodes),
-        input=linear.x.name or "",
-        output=linear.y.name or "",
-        shapes={"in_features": linear.weight.shape[1], "out_features": linear.weight.shape[0]},
+        nodes=tuple(_name(node) for node in nodes),
+        input=linears[0].x.name or "",
+        output=linears[0].y.name or "",
+        shapes={
+            "in_features": first.shape[1],
+            "out_features": sum(linear.weight.shape[0] for linear in linears),
+        },
         activation="identity",
-        dtype=_DTYPES[linear.weight.dtype],
+        dtype=_DTYPES[first.dtype],
         refusal=refusal,
         caution=caution,
-        linear=linear,
+        projections=linears,
     )
 
 

@@ -191,7 +191,7 @@ class Subgraph:
         name: unique in the model and stable; the name of the node that replaces the subgraph.
         kind: "moe", "gated_mlp", "mlp" or "linear".
         nodes: the names of the nodes to be replaced, in graph order.
-        input, output: tensor names.
+        input, output: tensor names; of joined linears, `output` is the first one's.
         shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
             top_k, shared_features (0: no shared expert) and gated (1 or 0, of all experts) of a "moe".
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
@@ -199,7 +199,7 @@ class Subgraph:
         refusal: why it cannot be replaced, or None.
         caution: why it is better left as it is unless a plan asks for more, or None.
         blocks: the MLP blocks in order (one, or several merged); empty for a linear.
-        linear: the linear of a "linear".
+        projections: the linears of a "linear": one, or several of one input, which one product can compute.
         moe: the block of a "moe" that can be replaced.
     """
 
@@ -214,7 +214,7 @@ class Subgraph:
     refusal: str | None
     caution: str | None = None
     blocks: tuple[Block, ...] = ()
-    linear: Linear | None = None
+    projections: tuple[Linear, ...] = ()
     moe: Moe | None = None
 
     @property
@@ -247,17 +247,18 @@ class Subgraph:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every linear of the subgraph, gate before up before down."""
-        if self.linear is not None:
-            return (self.linear,)
+        if self.projections:
+            return self.projections
         if self.moe is not None:
             return self.moe.linears
         return tuple(part for block in self.blocks for part in block.mlp.linears)
 
     @property
     def matrices(self) -> list[tuple[Linear, ...]]:
-        """The linears of each weight that an op takes: gate with up, the others alone; not of a "moe"."""
-        if self.linear is not None:
-            return [(self.linear,)]
+        """The linears of each weight that an op takes: gate with up, those that are joined, the others alone; not of a
+        "moe"."""
+        if self.projections:
+            return [self.projections]
         mlps = [block.mlp for block in self.blocks]
         return [*(mlp.linears[:-1] for mlp in mlps), *((mlp.down,) for mlp in mlps)]
 

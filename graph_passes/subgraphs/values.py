@@ -55,34 +55,36 @@ def check_not_empty(weight: Weight) -> None:
 
 
 class Matrix:
-    """W [rows, in_features] in float32, of the given weights, their rows interleaved (gate 0, up 0, gate 1, ...).
+    """W [rows, in_features] in float32, of the given weights: their rows `interleaved` (gate 0, up 0, gate 1, ...), or
+    one weight behind the other (all of Q, all of K, ...).
 
     Raises:
         ModelError: a weight has no values.
     """
 
-    def __init__(self, parts: Sequence[Weight]) -> None:
+    def __init__(self, parts: Sequence[Weight], interleaved: bool = True) -> None:
         for part in parts:
             check_not_empty(part)
-        self.parts = parts
-        self.shape = (len(parts) * parts[0].shape[0], parts[0].shape[1])
+        self.parts, self.interleaved = parts, interleaved and len(parts) > 1
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Hashable; matrices of equal identity are the same."""
-        return tuple(part.identity for part in self.parts)
+        return self.interleaved, *(part.identity for part in self.parts)
 
     def chunks(self, step: int | None = None) -> Iterator[torch.Tensor]:
         """Rows in order, `step` of each part at a time; by default, as many as memory easily holds."""
-        rows, k = self.parts[0].shape
-        step = step or max(1, _CHUNK_VALUES // (k * len(self.parts)))
-        views = [self._view(part) for part in self.parts]
-        for start in range(0, rows, step):
-            chunk = [
-                _as_multiplied(view[start : start + step], part) * part.scale
-                for view, part in zip(views, self.parts, strict=True)
-            ]
-            yield torch.stack(chunk, dim=1).reshape(-1, k)
+        for parts in [self.parts] if self.interleaved else [[part] for part in self.parts]:
+            rows, k = parts[0].shape
+            most = step or max(1, _CHUNK_VALUES // (k * len(parts)))
+            views = [self._view(part) for part in parts]
+            for start in range(0, rows, most):
+                chunk = [
+                    _as_multiplied(view[start : start + most], part) * part.scale
+                    for view, part in zip(views, parts, strict=True)
+                ]
+                yield torch.stack(chunk, dim=1).reshape(-1, k)
 
     @property
     def amax(self) -> torch.Tensor:

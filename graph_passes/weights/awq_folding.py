@@ -119,7 +119,7 @@ def fold(foldings: Sequence[Folding], recipe: Recipe, statistics: Statistics) ->
 
 
 def _searched_rows(linears: Sequence[Linear]) -> torch.Tensor:
-    matrix = Matrix([linear.weight for linear in linears])
+    matrix = Matrix([linear.weight for linear in linears], interleaved=False)
     step = -(-matrix.shape[0] // SEARCHED_ROWS)
     return torch.cat([chunk[::step] for chunk in matrix.chunks()])
 
@@ -152,8 +152,8 @@ def _hidden(mlps: Sequence[Mlp]) -> Folding | str:
 
 def _inputs(subgraph: Subgraph) -> list[tuple[ir.Value, list[list[Linear]], list[Linear]]]:
     """Each x that the subgraph's first linears read, those linears, and those beside them that are not quantized."""
-    if subgraph.linear is not None:
-        return [(subgraph.linear.x, [[subgraph.linear]], [])]
+    if subgraph.projections:
+        return [(subgraph.projections[0].x, [list(subgraph.projections)], [])]
     firsts = [list(mlp.linears[:-1]) for mlp in _mlps(subgraph)]
     if subgraph.moe is None:
         return [(linears[0].x, [linears], []) for linears in firsts]

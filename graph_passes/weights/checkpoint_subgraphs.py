@@ -27,6 +27,16 @@ def packed_sources(checkpoint: NVFP4Checkpoint, linears: Sequence[Linear]) -> tu
     )
 
 
+def separate_scales(checkpoint: NVFP4Checkpoint | None, linears: tuple[Linear, ...]) -> list[tuple[Linear, ...]]:
+    """All of `linears` in one group, or each alone where the checkpoint has some of them and they cannot be one matrix:
+    some are missing there, or their tensor scales differ."""
+    if checkpoint is None:
+        return [linears]
+    found = [packed_sources(checkpoint, (linear,)) for linear in linears]
+    scales = {None if sources is None else sources[0].tensor_scales()[0].item() for sources in found}
+    return [linears] if len(scales) == 1 else [(linear,) for linear in linears]
+
+
 def _module(checkpoint: NVFP4Checkpoint, linear: Linear) -> str | None:
     """By the module that the exporter recorded, else by the weight's own name."""
     names = (".".join(module_path(linear.multiply)), (linear.weight.stored.name or "").removesuffix(".weight"))
@@ -37,7 +47,12 @@ def held_matrices(checkpoint: NVFP4Checkpoint, subgraph: Subgraph) -> list[bool]
     """Of each matrix of the subgraph whether the checkpoint has it; of the experts of an MoE block together."""
     if subgraph.moe is not None:
         return [PackedExperts.find(checkpoint, subgraph.name) is not None]
-    return [packed_sources(checkpoint, linears) is not None for linears in subgraph.matrices]
+    return [packed_sources(checkpoint, linears) is not None for linears in _matrices(subgraph)]
+
+
+def _matrices(subgraph: Subgraph) -> list[tuple[Linear, ...]]:
+    """Those that a checkpoint has or lacks as a whole."""
+    return [(linear,) for linear in subgraph.projections] or subgraph.matrices
 
 
 def packed_ranges(checkpoint: NVFP4Checkpoint, subgraphs: Iterable[Subgraph]) -> dict[str, float]:
@@ -61,7 +76,7 @@ def _read_by(
     """Linears that one activation scale serves, with their sources."""
     moe = subgraph.moe
     if moe is None:
-        found = [(linears, packed_sources(checkpoint, linears)) for linears in subgraph.matrices]
+        found = [(linears, packed_sources(checkpoint, linears)) for linears in _matrices(subgraph)]
         return [(linears, [sources]) for linears, sources in found if sources is not None]
     experts = PackedExperts.find(checkpoint, subgraph.name)
     if experts is None:

@@ -73,33 +73,40 @@ class NVFP4Source:
 
 
 def packed_initializers(
-    prefix: str, groups: Sequence[tuple[NVFP4Source, ...]], stacked: bool, made: MadeWeights
+    prefix: str,
+    groups: Sequence[tuple[NVFP4Source, ...]],
+    stacked: bool,
+    made: MadeWeights,
+    interleaved: bool = True,
 ) -> tuple[ir.Value, ...]:
-    """As `nvfp4_initializers`; the rows of a group's matrices are interleaved. One group in memory at a time.
+    """As `nvfp4_initializers`; a group's matrices make one, as in `Matrix`. One group in memory at a time.
 
     `made` collects them: blocks may share them.
 
     Raises:
-        CalibrationError: a matrix is not the model's; gate and up have tensor scales of their own, where the op has
-            one for both.
+        CalibrationError: a matrix is not the model's; those of a group have tensor scales of their own, where the op
+            has one.
     """
-    key = ("packed", stacked, *(source.identity for group in groups for source in group))
+    key = ("packed", stacked, interleaved, *(source.identity for group in groups for source in group))
     if key in made:
         return made[key]
     scales = torch.stack([_tensor_scale(group) for group in groups])
     for source in itertools.chain(*groups):
         source.check()
-    rows, k = len(groups[0]) * groups[0][0].shape[0], groups[0][0].shape[1]
+    rows, k = sum(source.shape[0] for source in groups[0]), groups[0][0].shape[1]
     lead = (len(groups),) if stacked else ()
+
+    def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(parts, 1).reshape(rows, -1) if interleaved else torch.cat(parts)
 
     def packed() -> Iterator[torch.Tensor]:
         for group in groups:
-            yield torch.stack([source.read().packed for source in group], 1).reshape(rows, -1)
+            yield joined([source.read().packed for source in group])
 
     def tiled() -> Iterator[torch.Tensor]:
         for group in groups:
             parts = [source.read().block_scales.view(torch.uint8) for source in group]
-            yield tile_scales(torch.stack(parts, 1).reshape(rows, -1).view(torch.float8_e4m3fn))
+            yield tile_scales(joined(parts).view(torch.float8_e4m3fn))
 
     tensors = (
         StreamedTensor(prefix, ir.DataType.INT8, (*lead, rows, k // 2), packed),

@@ -34,10 +34,15 @@ class Quantization:
     made: MadeWeights = field(default_factory=dict)
 
     def initializers(
-        self, prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, layout: Layout = Layout.PLUGINS
+        self,
+        prefix: str,
+        parts: Sequence[Sequence[Linear]],
+        stacked: bool,
+        layout: Layout = Layout.PLUGINS,
+        interleaved: bool = True,
     ) -> tuple[ir.Value, ...]:
-        """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights."""
-        matrices = [Matrix([linear.weight for linear in linears]) for linears in parts]
+        """As `nvfp4_initializers`, of the linears of each matrix (see `Matrix`); the same ones for the same weights."""
+        matrices = [Matrix([linear.weight for linear in linears], interleaved) for linears in parts]
         key = (layout, stacked, str(self.recipe), *(matrix.identity for matrix in matrices))
         if key not in self.made:
             inputs = self._inputs(linears[0] for linears in parts)
