@@ -67,8 +67,20 @@ class Side:
         if plan is not None or beside.is_file():
             followed = Plan.load(plan or beside)
             check_plan(self.model, followed)
-            return {entry.output: entry.name for entry in followed.subgraphs if entry.decision != "keep"}
-        return {node.output[0]: node.name for node in _plugin_nodes(self._structure)}
+            seen = {entry.output: entry.name for entry in followed.subgraphs if entry.decision != "keep"}
+        else:
+            seen = {node.output[0]: node.name for node in _plugin_nodes(self._structure)}
+        return seen | self._joined(set(seen.values()))
+
+    def _joined(self, names: set[str]) -> dict[str, str]:
+        """Outputs of linears that one plugin node computes together, each with the subgraph's and its own name."""
+        plugins = {node.output[0]: node.name for node in _plugin_nodes(self._structure) if node.name in names}
+        return {
+            output: f"{plugins[node.input[0]]}: {output}"
+            for node in self._structure.graph.node
+            if node.op_type == "Split" and node.input[0] in plugins and node.name == f"{plugins[node.input[0]]}/split"
+            for output in node.output
+        }
 
     def tensors(self) -> set[str]:
         """Names of the tensors that can be marked as outputs."""

@@ -13,8 +13,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, parser
 
-from onnx_models.graphs import save_model
-from onnx_models.passes import rewritten_file
+from onnx_models.graphs import Graph, save_model, spec
+from onnx_models.passes import plan_all, rewritten_file
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.accuracy.compare import Comparison, compare
 from trt_nvfp4.builder.accuracy.metrics import Agreement, Thresholds
@@ -25,6 +25,8 @@ from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import bundle
 from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs, load_samples
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.rewrite import rewrite
 
 
 def bundled(model: Path) -> Path:
@@ -67,6 +69,21 @@ def test_subgraphs_are_known_without_a_plan_file(gated_mlps: Path, rng: np.rando
     without = compared(gated_mlps, result, 1, rng)
     assert {row.name for row in without.agreements} == {row.name for row in with_plan.agreements}
     assert len(without.agreements) == 3
+
+
+@pytest.mark.parametrize("with_plan", [False, True])
+def test_joined_linears_are_compared_one_by_one(with_plan: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = Graph(spec(k=64))
+    outputs = [graph.op("Neg", [graph.linear("x", f"{name}_w", 64, 32, name)], f"{name}_y") for name in "qkv"]
+    onnx.save(graph.model(outputs, rank=2), tmp_path / "m.onnx")
+    source = load(tmp_path / "m.onnx")
+    plan = plan_all(source)
+    if with_plan:
+        plan.save(tmp_path / "o.plan.yaml")
+    result = rewrite(source, plan, None, tmp_path / "o.rewritten.onnx").path
+    rows = [row for row in compared(source.path, result, 1, rng).agreements if row.kind == "subgraph"]
+    assert sorted(row.name for row in rows) == [f"{plan.subgraphs[0].name}: {name}" for name in "kqv"]
+    assert all(0.95 < row.cosine < 1 for row in rows)
 
 
 def test_plan_of_another_run_is_refused(gated_mlps: Path, rng: np.random.Generator) -> None:
