@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import kernel_times
 
 from trt_nvfp4.builder.report.charts import number
 from trt_nvfp4.builder.roofline import (
@@ -16,9 +19,12 @@ from trt_nvfp4.builder.roofline import (
     Cost,
     Limits,
     grouped_seconds,
+    issue_seconds,
     roofline,
+    slower,
     subgraph_cost,
 )
+from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "roofline.md"
@@ -28,11 +34,12 @@ NVFP4_BYTES = WEIGHT_BYTES["nvfp4_w4a16"]
 
 INTRODUCTION = """# Roofline
 
-**Predictions, nothing on this page was run.** The least time that a workload of `benchmarks/workloads.json` can take:
-bytes over the published memory bandwidth, or operations over the published dense peak, whichever is longer
-(`builder/roofline.py`). Weights and scales are read once (4.5 bits per weight), 16-bit inputs and outputs are moved
-once, what lies between two products stays on the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies
-in BF16. A multiply-add is two operations. A kernel that reaches half of this is a good one; nobody reaches all of it.
+**Predictions; recorded runs stand in one section and say so.** The least time that a workload of
+`benchmarks/workloads.json` can take: bytes over the published memory bandwidth, operations over the published dense
+peak, or the instructions that decode 4-bit weights, whichever is longest (`builder/roofline.py`). Weights and scales are read once (4.5 bits per weight),
+16-bit inputs and outputs are moved once, what lies between two products stays on the chip. W4A4 multiplies in FP4;
+W4A16 decodes its weights and multiplies in BF16. A multiply-add is two operations. A kernel that reaches half of this
+is a good one; nobody reaches all of it.
 
 Written by `python benchmarks/roofline_page.py`; a test holds it to that.
 """
@@ -40,10 +47,10 @@ Written by `python benchmarks/roofline_page.py`; a test holds it to that.
 CROSSOVERS = """
 ## Where arithmetic takes over from memory
 
-Tokens at which multiplying a weight takes as long as reading it. Below, every kernel that reads the weights once is
-bound by them, whichever arithmetic it does: so W4A4 runs on the block-scaled tensor cores from one token on, and a
-decode kernel of its own would save launches, not bytes. Which kernels serve which count, and what was measured on an
-H200: [tactics](tactics.md).
+Tokens at which multiplying a weight on tensor cores takes as long as reading it. Below, a kernel that needs few
+instructions for it is bound by memory: so W4A4 runs on the block-scaled tensor cores from one token on, and a decode
+kernel of its own would save launches, not bytes. W4A16 is bound by its instructions earlier, see the next section.
+Which kernels serve which count, and what was measured on an H200: [tactics](tactics.md).
 """
 
 
@@ -91,13 +98,44 @@ def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: 
         return subgraph_cost(kind, shapes, decision, tokens, LIMITS[target])
     n, k = shapes["out_features"], shapes["in_features"]
     moved = shapes["groups"] * n * k * NVFP4_BYTES + 2 * tokens * (n + k)
-    return roofline(moved, 2.0 * tokens * n * k, LIMITS[target], ARITHMETIC[decision])
+    limits = LIMITS[target]
+    found = roofline(moved, 2.0 * tokens * n * k, limits, ARITHMETIC[decision])
+    if decision != "nvfp4_w4a16":
+        return found
+    rows = math.ceil(tokens / shapes["groups"])
+    return slower(found, issue_seconds(shapes["groups"] * n * k, rows, limits, "bfloat16"), "issue")
 
 
 GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4/w4a4_experts.cuh`): a
 group's rows are padded to tiles of 128, and tiles of 128 x 128 run in rounds of one per SM, the last of which takes as
 long as a full one. Operands reach an SM through the L2 cache at 64 bytes a clock, which is an assumption. What
 launching the kernel and filling its pipelines adds is not in it."""
+
+ISSUE = """
+## Where decoding weights takes over from memory
+
+W4A16 decodes 4-bit weights by instructions. Clocks of a scheduler for a word (the eight codes of a lane), FP16 / BF16,
+beside the clocks in which memory brings one. Bold: decoding binds. Instructions are counted in the machine code
+(`benchmarks/issue_slots.py`, [`issue_slots.json`](../benchmarks/results/issue_slots.json)); clocks per instruction are
+Hopper's, measured, and an assumption for every other GPU (`builder/word_clocks.py`). On SM100 and SM120 one
+instruction converts two codes to FP16: a word takes 11 instructions at 8 tokens, where bit operations need 17. There is
+no such conversion to BF16, so from 9 tokens on BF16 pays for bit operations there too. On a B200 W4A4 is therefore the
+faster arithmetic from about 16 tokens on; on Thor memory binds up to 32 tokens. More than 32 tokens take several
+passes, more than 64 on Hopper: for prefill W4A16 is the wrong arithmetic on every GPU that has FP4 tensor cores.
+"""
+
+RECORDED = """
+## Against recorded runs
+
+The one part of this page that was run: recorded times of W4A16 kernels on an H200 and an H100 (`crossovers*.json`,
+`decode*.json` in `benchmarks/results/`) beside a prediction from memory as read, issue as above, and fitted terms for
+what surrounds a product (`benchmarks/kernel_times.py`).
+"""
+
+FAR = """
+Off by more than 1.5: the 18-layer stack 2048/16384 by the SM90 kernels. Its products are long enough to hide the
+exchange of activations behind weights under way, which the terms, fitted to all stacks alike, count in full.
+"""
 
 TITLES = {
     "mlp_stack": "The reference stack",
@@ -125,6 +163,21 @@ def grouped_section(published: dict[str, Any]) -> Iterator[str]:
         yield f"| {n} x {k} | {', '.join(map(str, tokens))} | {times} | {'; '.join(notes)} |"
 
 
+def issue_section() -> Iterator[str]:
+    """Clocks of a word by target and tokens."""
+    counts = (1, 8, 16, 32, 64)
+    yield f"| target | memory | {' | '.join(f'M = {count}' for count in counts)} |"
+    yield "|---|---|" + "---|" * len(counts)
+    for target, limits in LIMITS.items():
+        each = limits.bandwidth / (limits.sm_count * SCHEDULERS)
+        memory = WORD_WEIGHTS * NVFP4_BYTES / each * limits.sm_clock
+        cells = []
+        for count in counts:
+            clocks = [word_clocks(limits.family, dtype, count) for dtype in ("float16", "bfloat16")]
+            cells.append(" / ".join(f"**{each:.0f}**" if each > memory else f"{each:.0f}" for each in clocks))
+        yield f"| `{target}` | {memory:.0f} | {' | '.join(cells)} |"
+
+
 def page() -> str:
     """The page's text."""
     published = json.loads((HERE / "published.json").read_text())
@@ -137,6 +190,7 @@ def page() -> str:
     for target, limits in LIMITS.items():
         counts = [_crossover(limits, ARITHMETIC[decision]) for decision in DECISIONS]
         lines.append(f"| `{target}` | {' | '.join(counts)} |")
+    lines += [ISSUE, *issue_section(), RECORDED, *kernel_times.section(), FAR]
     section = ""
     for name, what, key, kind, shapes, tokens in workloads():
         if name != section:
@@ -156,7 +210,13 @@ def page() -> str:
         size = f"{number(any_cost.bytes / 1e6)} | {number(any_cost.operations / 1e9)}"
         lines.append(f"| {what} | {size} | {' | '.join(times)} | {'; '.join(notes)} |")
     lines += grouped_section(published)
-    lines += ["", published["note"], "", "Bound by arithmetic where a time is marked *, by memory elsewhere.", ""]
+    lines += [
+        "",
+        published["note"],
+        "",
+        "Marked *: bound by tensor cores. Marked +: by the instructions that decode weights. All others: by memory.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -167,7 +227,7 @@ def _crossover(limits: Limits, arithmetic: str) -> str:
 
 
 def _time(found: Cost) -> str:
-    return number(found.seconds * 1e6) + ("*" if found.bound == "compute" else "")
+    return number(found.seconds * 1e6) + {"compute": "*", "issue": "+"}.get(found.bound, "")
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""The least time a subgraph can take on a GPU: bytes over bandwidth, or operations over the arithmetic peak.
+"""The least time a subgraph can take on a GPU: bytes over bandwidth, operations over the arithmetic peak, or what the
+kernel must issue to decode 4-bit weights.
 
 A lower bound and never a measurement: every weight and scale is read once, the subgraph's input is read and its output
 written once, what lies between its products stays on the chip, and memory and tensor cores run at their published peak.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 from trt_nvfp4.graph_passes.planning.kernels import kernel_class
 from trt_nvfp4.graph_passes.planning.plan import NVFP4, Capabilities, Plan, PlannedSubgraph
 
@@ -34,12 +36,16 @@ class Limits:
     """Published peaks of one GPU: bytes per second, and dense operations per second by operand type.
 
     `tflops` maps fp4, fp8 and bf16 to 1e12 operations per second (a multiply-add is two) without sparsity; a type that
-    the tensor cores lack is absent. 16-bit products accumulate in float32.
+    the tensor cores lack is absent. 16-bit products accumulate in float32. `sm_count` SMs of `family` (as in
+    `word_clocks`) run at `sm_clock` Hz: the published boost clock, Hopper's as measured under tensor core load.
     """
 
     gpu: str
     bandwidth: float
     tflops: Mapping[str, float]
+    family: str
+    sm_count: int
+    sm_clock: float
     source: str
 
     def operations_per_second(self, arithmetic: str) -> float:
@@ -61,22 +67,40 @@ LIMITS = {
         "Jetson T5000",
         273e9,
         _tflops(1035, 517, 258),
+        "sm100",
+        20,
+        1.575e9,
         "Jetson Thor data sheet (2070 FP4 and 1035 FP8 TFLOPS, sparse); BF16 is half of FP8",
     ),
-    "b200": Limits("B200", 8.0e12, _tflops(9000, 4500, 2250), "HGX B200 data sheet, per GPU"),
-    "b300": Limits("B300", 8.0e12, _tflops(13500, 4500, 2250), "HGX B300 data sheet, per GPU"),
+    "b200": Limits("B200", 8.0e12, _tflops(9000, 4500, 2250), "sm100", 148, 1.85e9, "HGX B200 data sheet, per GPU"),
+    "b300": Limits("B300", 8.0e12, _tflops(13500, 4500, 2250), "sm100", 148, 1.92e9, "HGX B300 data sheet, per GPU"),
     "rtx-blackwell": Limits(
         "RTX PRO 6000 Blackwell Workstation",
         1.792e12,
         _tflops(2015, 1008, 504),
+        "sm120",
+        188,
+        2.617e9,
         "RTX Blackwell PRO architecture whitepaper (4000 AI TOPS are FP4, sparse)",
     ),
     "spark": Limits(
-        "GB10", 273e9, _tflops(500, 250, 125), "DGX Spark data sheet (1 PFLOP FP4, sparse); FP8, BF16 by halves"
+        "GB10",
+        273e9,
+        _tflops(500, 250, 125),
+        "sm120",
+        48,
+        2.418e9,
+        "DGX Spark data sheet (1 PFLOP FP4, sparse); FP8, BF16 by halves",
     ),
-    "h200": Limits("H200 SXM", 4.8e12, _tflops(None, 1979, 989), "H200 data sheet (sparse figures halved)"),
-    "h100": Limits("H100 SXM", 3.35e12, _tflops(None, 1979, 989), "H100 data sheet (sparse figures halved)"),
-    "ada": Limits("L40S", 864e9, _tflops(None, 733, 362), "L40S data sheet (sparse figures halved)"),
+    "h200": Limits(
+        "H200 SXM", 4.8e12, _tflops(None, 1979, 989), "sm90", 132, 1.8e9, "H200 data sheet (sparse figures halved)"
+    ),
+    "h100": Limits(
+        "H100 SXM", 3.35e12, _tflops(None, 1979, 989), "sm90", 132, 1.8e9, "H100 data sheet (sparse figures halved)"
+    ),
+    "ada": Limits(
+        "L40S", 864e9, _tflops(None, 733, 362), "sm89", 142, 2.52e9, "L40S data sheet (sparse figures halved)"
+    ),
 }
 
 
@@ -98,7 +122,8 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a subgraph asks of a GPU, and the least `seconds` that takes; `bound` says by "memory" or "compute"."""
+    """What a subgraph asks of a GPU, and the least `seconds` that takes; `bound` says by "memory", "compute" (tensor
+    cores) or "issue" (instructions that decode weights)."""
 
     seconds: float
     bytes: float
@@ -142,7 +167,23 @@ def subgraph_cost(
     )
     read, multiplied = _weights(kind, shapes, tokens)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
-    return roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
+    cost = roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
+    if decision != "nvfp4_w4a16" or dtype == "float32":
+        return cost
+    # An expert's rows are those of the tokens that choose it.
+    rows = math.ceil(tokens * multiplied / read)
+    return slower(cost, issue_seconds(read, rows, limits, dtype), "issue")
+
+
+def issue_seconds(weights: float, tokens: int, limits: Limits, dtype: str) -> float:
+    """Seconds in which all SMs decode `weights` 4-bit weights and multiply them by `tokens` rows of `dtype`."""
+    words = weights / WORD_WEIGHTS / (limits.sm_count * SCHEDULERS)
+    return words * word_clocks(limits.family, dtype, tokens) / limits.sm_clock
+
+
+def slower(cost: Cost, seconds: float, bound: str) -> Cost:
+    """`cost`, or the same bound by something that takes longer."""
+    return cost if seconds <= cost.seconds else replace(cost, seconds=seconds, bound=bound)
 
 
 def grouped_seconds(tokens: Sequence[int], n: int, k: int) -> dict[str, float]:
@@ -201,6 +242,23 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities:
             }
         )
     return entries
+
+
+def slow_decoding(predicted: Sequence[Mapping[str, Any]], capabilities: Capabilities) -> list[str]:
+    """A warning about W4A16 subgraphs that decode their weights slower than memory brings them, where FP4 tensor cores
+    would not: at most one."""
+    if not capabilities.nvfp4_w4a4:
+        return []
+    slow = [entry for entry in predicted if entry["decision"] == "nvfp4_w4a16" and entry["bound"] == "issue"]
+    if not slow:
+        return []
+    first = slow[0]
+    others = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
+    return [
+        f"{first['names'][0]}{others}: at {first['tokens']} rows W4A16 decodes weights slower than memory brings them on "
+        f"{capabilities.target}; nvfp4_w4a4 is faster there: choose it in the plan, or --precision auto with an accuracy "
+        "budget"
+    ]
 
 
 def share(plan: Plan, tokens: Mapping[str, int], predicted: Sequence[Mapping[str, Any]], weight_bytes: int) -> str:

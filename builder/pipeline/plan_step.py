@@ -137,6 +137,7 @@ def take_plan(
     report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
     limits = roofline.LIMITS[request.target.name]
     predicted = roofline.predict(plan, tokens, limits, request.target.capabilities)
+    report.warnings += roofline.slow_decoding(predicted, request.target.capabilities)
     of = roofline.share(plan, tokens, predicted, original_weights_bytes(model.graph))
     report.predicted = {**asdict(limits), "of": of, "subgraphs": predicted}
 

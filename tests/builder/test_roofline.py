@@ -15,7 +15,7 @@ from onnx_models.moe_spellings import MoeSpec
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
-from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, predict, subgraph_cost
+from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, predict, slow_decoding, subgraph_cost
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -47,9 +47,12 @@ def test_many_tokens_are_bound_by_arithmetic() -> None:
         decision: subgraph_cost("linear", shapes, decision, 8192, LIMITS["b200"])
         for decision in ("nvfp4_w4a4", "nvfp4_w4a16", "fp8", "bf16")
     }
+    decoded = costs.pop("nvfp4_w4a16")
     assert {cost.bound for cost in costs.values()} == {"compute"}
-    # 1.0995e12 operations at 9, 2.25, 4.5 and 2.25 PFLOPS.
-    assert [round(cost.seconds * 1e6, 1) for cost in costs.values()] == [122.2, 488.7, 244.3, 488.7]
+    # 1.0995e12 operations at 9, 4.5 and 2.25 PFLOPS.
+    assert [round(cost.seconds * 1e6, 1) for cost in costs.values()] == [122.2, 244.3, 488.7]
+    # 256 passes over 2^18 words, which 592 schedulers decode in 43 clocks each.
+    assert (decoded.bound, round(decoded.seconds * 1e6)) == ("issue", 2654)
 
 
 def test_what_a_kept_subgraph_costs_depends_on_its_type() -> None:
@@ -61,6 +64,16 @@ def test_what_a_kept_subgraph_costs_depends_on_its_type() -> None:
     assert single.seconds == pytest.approx(2 * half.seconds)  # TF32
     with pytest.raises(ValueError, match="H200 SXM has no fp4 tensor cores"):
         subgraph_cost("linear", shapes, "nvfp4_w4a4", 1, LIMITS["h200"])
+
+
+def test_weights_that_are_decoded_slowly_are_a_warning() -> None:
+    entry = {"names": ["up"], "decision": "nvfp4_w4a16", "bound": "issue", "tokens": 64}
+    (warning,) = slow_decoding([entry, {**entry, "names": ["down"]}], TARGETS["b200"].capabilities)
+    assert warning.startswith(
+        "up (and 1 more): at 64 rows W4A16 decodes weights slower than memory brings them on b200"
+    )
+    assert not slow_decoding([{**entry, "bound": "memory"}], TARGETS["b200"].capabilities)
+    assert not slow_decoding([entry], TARGETS["h200"].capabilities)  # without FP4 tensor cores
 
 
 def test_groups_are_padded_to_tiles_and_tiles_to_rounds() -> None:
