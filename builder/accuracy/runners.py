@@ -26,8 +26,6 @@ from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
-ENGINES = (".engine", ".plan")
-
 
 @dataclass(frozen=True)
 class Side:
@@ -48,7 +46,7 @@ class Side:
             return cls(path, "bundle", _bundled_model(path))
         if not path.exists():
             raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
-        if path.suffix in ENGINES:
+        if path.suffix in runtime.ENGINES:
             return cls(path, "engine", None)
         if path.suffix != ".onnx":
             raise BuilderError(USAGE, f"{path}: expected an ONNX file, an engine (.engine) or a bundle folder")

@@ -18,7 +18,6 @@ import numpy as np
 from rich.table import Table
 
 from trt_nvfp4.builder import roofline
-from trt_nvfp4.builder.accuracy.runners import ENGINES
 from trt_nvfp4.builder.bench.engines import bench_engines
 from trt_nvfp4.builder.bench.subgraphs import bench_subgraphs
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
@@ -154,7 +153,7 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
     path = request.subject
     if not path.exists():
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file")
-    if path.suffix in ENGINES:
+    if path.suffix in runtime.ENGINES:
         report = runtime.built_by(path)
         files = report.get("files", {})
         onnx = request.model or Path(files.get("exported model") or report.get("model") or path.with_suffix(".onnx"))

@@ -86,11 +86,11 @@ def bench_engine(
     Example: bench-engine model.engine
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder.accuracy.runners import ENGINES
         from trt_nvfp4.builder.bench import bench
         from trt_nvfp4.builder.errors import BuilderError
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
         from trt_nvfp4.builder.report import html as html_report
+        from trt_nvfp4.builder.tensorrt.load import ENGINES
         from trt_nvfp4.common.replacing import made_folder
 
         destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)

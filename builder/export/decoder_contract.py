@@ -14,10 +14,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+
+if TYPE_CHECKING:
+    import onnx  # bundles carry this module, and devices need not have it
 
 #: Key of the metadata entry.
 DECODER = "trt_nvfp4.decoder"

@@ -65,11 +65,14 @@ class Generator:
     ...     print(generator.generate(["Once upon a time"], max_new_tokens=32).generations[0].text)
 
     `tokenizer` is a folder with tokenizer files; default: `tokenizer/` beside the model. It is read when text is given.
-    Raises BuilderError as the runners do; see `open_runner`.
+    `manifest`: of the bundle that an engine was built from, where the engine does not lie in the bundle. Raises
+    BuilderError as the runners do; see `open_runner`.
     """
 
-    def __init__(self, path: str | Path, tokenizer: str | Path | None = None) -> None:
-        self._runner = open_runner(Path(path))
+    def __init__(
+        self, path: str | Path, tokenizer: str | Path | None = None, manifest: str | Path | None = None
+    ) -> None:
+        self._runner = open_runner(Path(path), None if manifest is None else Path(manifest))
         self._folder = Path(tokenizer) if tokenizer is not None else tokenizer_folder(Path(path))
         self._tokenizer: Tokenizer | None = None
         self.runs_on = self._runner.name

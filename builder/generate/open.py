@@ -1,23 +1,23 @@
-"""What runs a decoder, by the file or folder that it is given as."""
+"""What runs a decoder, by the file or folder that it is given as. Bundles carry this module."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..accuracy.runners import ENGINES
 from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
 from ..export.decoder_contract import TOKENIZER
-from ..report.inspection import read_manifest
-from ..tensorrt.bundle import MANIFEST
+from ..tensorrt.build_script import MANIFEST
+from ..tensorrt.load import ENGINES
 from .loop import Runner
 
 
-def open_runner(path: Path) -> Runner:
+def open_runner(path: Path, manifest: Path | None = None) -> Runner:
     """The runner of an engine (on this machine's GPU), an ONNX model, or a bundle: its engine once that is built, its
     model in ONNX Runtime before.
 
-    Raises BuilderError: usage for something else, model for what is missing, broken or no decoder with caches,
-    unavailable for an engine that cannot run here.
+    `manifest`: of the bundle that an engine was built from, where it lies elsewhere. Raises BuilderError: usage for
+    something else, model for what is missing, broken or no decoder with caches, unavailable for an engine that cannot
+    run here.
     """
     if not path.exists():
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
@@ -26,7 +26,7 @@ def open_runner(path: Path) -> Runner:
     if path.suffix in ENGINES:
         from .tensorrt_runner import open_engine
 
-        return open_engine(path)
+        return open_engine(path, manifest)
     if path.suffix == ".onnx":
         from .onnx_runner import OnnxRunner
 
@@ -45,6 +45,8 @@ def _of_folder(folder: Path) -> Path:
             USAGE,
             f"{folder}: a Hugging Face directory, which is exported first: build-engine {folder} --task generate",
         )
+    from ..report.inspection import read_manifest
+
     manifest = read_manifest(folder)
     engine = folder / str(manifest.get("engine", ""))
     return engine if engine.is_file() else folder / str(manifest["model"])

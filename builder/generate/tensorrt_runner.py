@@ -220,17 +220,17 @@ class TensorRTRunner:
                 )
 
 
-def open_engine(path: Path) -> TensorRTRunner:
-    """The runner of the engine at `path`, on this machine's GPU. Raises BuilderError as `load_engine` does, and (model)
-    where the engine is no decoder."""
+def open_engine(path: Path, manifest: Path | None = None) -> TensorRTRunner:
+    """The runner of the engine at `path`, on this machine's GPU; for `manifest` see `open_runner`. Raises BuilderError as
+    `load_engine` does, and (model) where the engine is no decoder."""
     engine, backend = load_engine(path)
-    return TensorRTRunner(engine, backend.trt, decoder_beside(path), f"{path} ({backend.module})", Cuda())
+    return TensorRTRunner(engine, backend.trt, decoder_beside(path, manifest), f"{path} ({backend.module})", Cuda())
 
 
-def decoder_beside(engine: Path) -> Decoder:
+def decoder_beside(engine: Path, manifest: Path | None = None) -> Decoder:
     """What an engine's decoder is: by the manifest of its bundle, or the rewritten model beside it. Raises BuilderError
     (model) without either."""
-    manifest, rewritten = engine.parent / MANIFEST, engine.with_suffix(".rewritten.onnx")
+    manifest, rewritten = manifest or engine.parent / MANIFEST, engine.with_suffix(".rewritten.onnx")
     try:
         if manifest.is_file() and (noted := json.loads(manifest.read_text()).get("decoder")) is not None:
             return Decoder.parse(json.dumps(noted))

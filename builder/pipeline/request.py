@@ -11,11 +11,11 @@ from pathlib import Path
 import onnx
 
 from trt_nvfp4.builder.accuracy.budget import Budget
-from trt_nvfp4.builder.accuracy.runners import ENGINES
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.inputs.shapes import LARGEST_DIMENSION, Shape
 from trt_nvfp4.builder.onnx_file import is_exported, read_if_any
 from trt_nvfp4.builder.targets import Target
+from trt_nvfp4.builder.tensorrt.load import ENGINES
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.statistics.store import is_statistics

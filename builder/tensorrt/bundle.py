@@ -31,23 +31,42 @@ from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
 SCRIPT = "build_engine.py"
+GENERATE_SCRIPT = "generate.py"
 MANIFEST = build_script.MANIFEST
 SOURCES = "sources"
-#: The modules that the script runs; they import no others.
+#: The modules that the build script runs; they import no others.
 MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
     *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "network_checks", "verify")),
     *("errors.py", "common/__init__.py", "common/replacing.py"),
     *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/ownership")),
 )
-_SCRIPT = f'''#!/usr/bin/env python3
-"""Builds the engine of this folder, and checks it; --help lists the options."""
+#: Those that a decoder's generate.py runs, beside these and NumPy.
+GENERATE_MODULES = (
+    "builder/tensorrt/load.py",
+    *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
+    *(
+        f"builder/generate/{name}.py"
+        for name in (
+            *("__init__", "caches", "cuda", "generator", "loop", "open", "sampling", "script", "tensorrt_runner"),
+            "tokenizer",
+        )
+    ),
+)
+
+
+def _script(does: str, module: str, minor: int) -> str:
+    """A script that runs `module.main` with the bundle's folder, by Python 3.`minor` or newer."""
+    return f'''#!/usr/bin/env python3
+"""{does}; --help lists the options."""
 
 import sys
 
-if sys.version_info < (3, 9):  # before what would not be understood
+if sys.version_info < (3, {minor}):  # before what would not be understood
     found = ".".join(map(str, sys.version_info[:3]))
-    print(f"error: Python {{found}} is too old; run this with 3.9 or newer, such as python3.9", file=sys.stderr)
+    enough = "3.{minor}"
+    hint = f"run this with {{enough}} or newer, such as python{{enough}}"
+    print(f"error: Python {{found}} is too old; {{hint}}", file=sys.stderr)
     sys.exit({UNAVAILABLE})
 
 from pathlib import Path
@@ -55,8 +74,11 @@ from pathlib import Path
 folder = Path(__file__).resolve().parent
 sys.path.insert(0, str(folder / "{SOURCES}"))
 try:
-    from trt_nvfp4.builder.tensorrt.build_script import main
+    from trt_nvfp4.builder.{module} import main
 except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("trt_nvfp4"):
+        print(f"error: this needs the package {{error.name}}: pip install {{error.name}}", file=sys.stderr)
+        sys.exit({UNAVAILABLE})
     print(f"error: {{folder / '{SOURCES}'}}: {{error}}; copy the whole bundle again", file=sys.stderr)
     sys.exit({MODEL_AT_FAULT})
 sys.exit(main(folder))
@@ -148,13 +170,9 @@ def write_folder(
     if with_sources:
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
-    (folder / SCRIPT).write_text(_SCRIPT)
-    code = folder / SOURCES / "trt_nvfp4"
-    for name in MODULES:
-        (code / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source_of(name), code / name)
     proto = read(model)
     decoder = decoder_of(proto)
+    _write_scripts(folder, generates=keep and decoder is not None)
     if keep and decoder is not None and decoder.tokenizer is not None:
         shutil.copytree(model.parent / decoder.tokenizer, folder / decoder.tokenizer)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -176,12 +194,26 @@ def write_folder(
         "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
         "planned": planned,
         "attentions": attentions(proto),
+        "decoder": None if decoder is None else json.loads(decoder.json()),
         "caches": {} if decoder is None else dict(zip(decoder.caches, decoder.presents, strict=True)),
         "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files} if keep else {},
     }
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")
     return path
+
+
+def _write_scripts(folder: Path, generates: bool) -> None:
+    """The scripts, and the modules that they run."""
+    (folder / SCRIPT).write_text(_script("Builds the engine of this folder, and checks it", "tensorrt.build_script", 9))
+    if generates:
+        (folder / GENERATE_SCRIPT).write_text(
+            _script("Generates text with the engine of this folder", "generate.script", 10)
+        )
+    code = folder / SOURCES / "trt_nvfp4"
+    for name in (*MODULES, *(GENERATE_MODULES if generates else ())):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source_of(name), code / name)
 
 
 def source_of(name: str) -> Path:

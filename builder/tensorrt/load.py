@@ -10,6 +10,8 @@ from typing import Any
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.tensorrt import backend, build_script
 
+#: How files of engines end.
+ENGINES = (".engine", ".plan")
 MODULES = ("tensorrt", "tensorrt_rtx")
 
 
