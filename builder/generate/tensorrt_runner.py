@@ -221,8 +221,9 @@ class TensorRTRunner:
 
 
 def open_engine(path: Path, manifest: Path | None = None) -> TensorRTRunner:
-    """The runner of the engine at `path`, on this machine's GPU; for `manifest` see `open_runner`. Raises BuilderError as
-    `load_engine` does, and (model) where the engine is no decoder."""
+    """The runner of the engine at `path`, on this machine's GPU; for `manifest` see `open_runner`.
+
+    Raises BuilderError as `load_engine` does, and (model) where the engine is no decoder."""
     engine, backend = load_engine(path)
     return TensorRTRunner(engine, backend.trt, decoder_beside(path, manifest), f"{path} ({backend.module})", Cuda())
 
