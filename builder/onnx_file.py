@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import onnx
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
 
 # What an exported model's metadata says: the directory's name.
 EXPORTED = "trt_nvfp4.exported"
+_NOTE = f"its metadata '{REWRITTEN}'"
+_REWRITE_AGAIN = "rewrite the original model again"
 
 
 def read(path: Path) -> onnx.ModelProto:
@@ -45,16 +48,35 @@ def is_exported(model: onnx.ModelProto | None) -> bool:
     return model is not None and any(entry.key == EXPORTED for entry in model.metadata_props)
 
 
-def rewritten_by(model: onnx.ModelProto) -> dict[str, Any]:
-    """What this program noted of the plan when it rewrote the model; see `graph_passes.rewrite`."""
-    (noted,) = (json.loads(entry.value) for entry in model.metadata_props if entry.key == REWRITTEN)
-    return dict(noted)
+def rewritten_by(path: Path) -> dict[str, Any]:
+    """What this program noted of the plan in the model at `path` when it rewrote it; see `graph_passes.rewrite`.
+
+    Raises BuilderError (model) for a note that is none.
+    """
+    texts = [entry.value for entry in read(path).metadata_props if entry.key == REWRITTEN]
+    try:
+        noted = parse_json(texts[0])
+    except ValueError as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: {_NOTE} is not JSON ({error}); {_REWRITE_AGAIN}") from error
+    if len(texts) > 1 or not _is_note(noted):
+        raise BuilderError(MODEL_AT_FAULT, f"{path}: {_NOTE} is not what this program writes; {_REWRITE_AGAIN}")
+    return {"quantized": [], **noted}  # older versions wrote no such list
+
+
+def _is_note(noted: Any) -> TypeGuard[dict[str, Any]]:
+    types = {"target": str, "recipe": str, "calibrated": bool, "decisions": dict, "realized": dict}
+    if not isinstance(noted, dict) or not all(isinstance(noted.get(key), of) for key, of in types.items()):
+        return False
+    lists = [*noted["realized"].values(), noted.get("quantized", [])]
+    if not all(isinstance(names, list) for names in lists):
+        return False
+    return all(isinstance(name, str) for name in (*noted["decisions"].values(), *itertools.chain(*lists)))
 
 
 def check_plan(rewritten: Path, plan: Plan) -> None:
     """Raises BuilderError (usage) where a rewritten model follows another plan: nothing would check what the model
     holds, and reports would say what is not so."""
-    followed = rewritten_by(read(rewritten))
+    followed = rewritten_by(rewritten)
     theirs = {"its target": followed["target"], "its recipe": followed["recipe"], **followed["decisions"]}
     ours = {entry.name: entry.decision for entry in plan.subgraphs}
     ours |= {"its target": plan.target, "its recipe": plan.recipe}

@@ -7,7 +7,6 @@ divides. Both pack the even element into the low nibble and hold row-major E4M3 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 _INDEX = "model.safetensors.index.json"
@@ -221,7 +221,7 @@ def _tensor_files(path: Path) -> dict[str, Path]:
 
 def _indexed_files(index: Path) -> dict[str, Path]:
     try:
-        content = json.loads(index.read_text(encoding="utf-8"))
+        content = parse_json(index.read_text(encoding="utf-8"))
     except ValueError as error:  # neither JSON nor UTF-8
         raise CalibrationError(f"{index}: not JSON: {error}; download it again") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None

@@ -40,6 +40,7 @@ from trt_nvfp4.calibration.samples.samples import input_specs, load_samples, sav
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose
@@ -434,7 +435,7 @@ def check_destination(path: Path) -> None:
 
 def _is_result(path: Path) -> bool:
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
     except ValueError:
         return False
     return isinstance(found, dict) and {"mode", "contestants"} <= found.keys()

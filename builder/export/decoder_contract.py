@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.common.json_text import parse_json
 
 if TYPE_CHECKING:
     import onnx  # bundles carry this module, and devices need not have it
@@ -94,7 +95,7 @@ class Decoder:
     def parse(cls, text: str) -> Decoder:
         """Raises BuilderError (model) for metadata of another version, or with missing or misplaced entries."""
         try:
-            found = json.loads(text)
+            found = parse_json(text)
             if found["version"] != VERSION:
                 raise ValueError(f"version {found['version']}, expected {VERSION}")
             known = {field.name for field in fields(cls)}

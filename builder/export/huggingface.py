@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import inspect
 import io
-import json
 import logging
 import os
 import warnings
@@ -24,6 +23,7 @@ from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 from trt_nvfp4.builder.export.quantized_directory import check_all_used, check_not_quantized
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import scratch
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def export(
 
 def _check_files(directory: Path) -> None:
     try:
-        config = json.loads((directory / "config.json").read_text())
+        config = parse_json((directory / "config.json").read_text())
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: not JSON ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
@@ -195,10 +195,10 @@ def _check_files(directory: Path) -> None:
 def _check_index(directory: Path, index: Path) -> None:
     """Refuse an index that names files outside the directory, which transformers would read."""
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        places = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
         for name in set(places):
             inside(directory, name)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BuilderError(
             MODEL_AT_FAULT, f"{index}: not an index of this directory's weights ({error}); download it again"
         ) from error

@@ -36,7 +36,8 @@ from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.replacing import made_folder
-from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.load.faults import blaming
+from trt_nvfp4.graph_passes.load.source import checked, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
 from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan
@@ -61,6 +62,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
         for file in (request.base, request.timing_cache):
             if file is not None:
                 made.enter_context(made_folder(file.parent))
+        made.enter_context(blaming(request.model))
         return (_resume_from_rewritten if rewritten_already else _from_the_start)(request, report, progress)
 
 
@@ -70,9 +72,9 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     with report.timed("read"):
         progress.stage("reading the model")
         path = _onnx_file(request, report, progress)
-        check_readable(path, read(path))
         request = _of_task(request, path)
         model = load(path)
+        check_readable(path, read(path))
         specs = input_specs(path)
         profiles = _profiles(request, path, specs, report)
     with report.timed("plan"):
@@ -130,12 +132,12 @@ def _resume_from_rewritten(request: Request, report: Report, progress: Progress)
         raise BuilderError(
             USAGE, f"{request.model} has been rewritten already; add --plan with the plan that it follows"
         )
-    check_readable(request.model, read(request.model))
+    check_readable(request.model, checked(request.model))
     plan = Plan.load(request.plan)
     request = _of_task(request, request.model)
     check_plan_target(request, plan)
     report.warnings += slow_kernels(note_kernels(plan.subgraphs, request.target.capabilities))
-    report.take_plan(plan, calibrated=rewritten_by(read(request.model))["calibrated"])
+    report.take_plan(plan, calibrated=rewritten_by(request.model)["calibrated"])
     check_required(request, plan)
     profiles = _profiles(request, request.model, input_specs(request.model), report)
     build(request, plan, request.model, profiles, report, progress)

@@ -5,7 +5,6 @@ Self-contained: no script, no font, no picture from elsewhere.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from rich.filesize import decimal
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 
 LOW_SQNR_DB = 12.0
@@ -37,9 +37,9 @@ def write(report: Path) -> Path:
     newer = measured.is_file() and measured.stat().st_mtime_ns >= report.stat().st_mtime_ns
     destination = report.with_name(base + ".report.html")
     try:
-        bench = json.loads(measured.read_text(encoding="utf-8")) if newer else None
+        bench = parse_json(measured.read_text(encoding="utf-8")) if newer else None
         written = page(built, bench, base)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise BuilderError(
             USAGE, f"{report}: no page can be made of it and of {measured.name} beside it ({error!r}); build again"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
@@ -70,8 +70,8 @@ def _report(path: Path) -> dict[str, Any]:
 def _built_from_bundle(path: Path) -> dict[str, Any] | None:
     """What a bundle's build script reported, which knows the engine and not the plan; None for any other file."""
     try:
-        data = json.loads(path.read_text())
-    except (ValueError, RecursionError):
+        data = parse_json(path.read_text())
+    except ValueError:
         return None
     if not isinstance(data, dict) or not data.keys() >= BUILD_RESULT:
         return None
@@ -99,7 +99,8 @@ def _shape(value: onnx.ValueInfoProto) -> str:
         return (kind or "undefined").removesuffix("_type")
     tensor = value.type.tensor_type
     dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
-    return f"{onnx.TensorProto.DataType.Name(tensor.elem_type).lower()} [{', '.join(dims)}]"
+    types = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+    return f"{types.get(tensor.elem_type, f'type {tensor.elem_type}')} [{', '.join(dims)}]"
 
 
 def _bundle(path: Path) -> dict[str, Any]:
@@ -119,8 +120,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not manifest.is_file():
         raise BuilderError(USAGE, f"{folder}: not a bundle (it has no {bundle.MANIFEST})")
     try:
-        data = json.loads(manifest.read_text())
-    except (ValueError, RecursionError) as error:
+        data = parse_json(manifest.read_text())
+    except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not JSON ({error}); copy the bundle again") from error
     needed = {*MANIFEST_SHOWN, *MANIFEST}
     if not isinstance(data, dict) or needed - data.keys():

@@ -17,6 +17,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.planning.plan import KINDS, NVFP4, has_ranges
 
@@ -159,8 +160,8 @@ class Report:
 def load(path: Path) -> dict[str, Any]:
     """The contents of OUT.report.json. Raises BuilderError (usage) for any other file."""
     try:
-        found = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
+        found = parse_json(path.read_text())
+    except ValueError as error:
         raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
         raise BuilderError(USAGE, f"{path}: not a report of build-engine")

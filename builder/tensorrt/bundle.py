@@ -94,7 +94,7 @@ def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
     """
     check_plan(model, plan)
     proto = read(model)
-    followed = rewritten_by(proto)
+    followed = rewritten_by(model)
     nodes = {node.name: node for node in proto.graph.node}
     producers = {output: node for node in proto.graph.node for output in node.output}
     fp8 = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN}
@@ -103,7 +103,7 @@ def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
         # Other tools may have taken the quantization out of the model, not the note that the rewrite made of it.
         source = producers.get(product.input[0])
         dequantized = source is not None and source.op_type == "DequantizeLinear" and not fp8.isdisjoint(source.input)
-        return dequantized or product.name in followed.get("quantized", ())
+        return dequantized or product.name in followed["quantized"]
 
     def dequantizing(product: onnx.NodeProto) -> str:
         source = producers.get(product.input[1])
@@ -119,7 +119,7 @@ def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
         if subgraph.fp8_plugin:
             decision = "fp8_plugin"
         carriers, quantized = [], []
-        for name in followed["realized"][subgraph.name]:
+        for name in followed["realized"].get(subgraph.name, []):
             node = nodes.get(name)
             if node is None or not _carries(node, decision):
                 raise BuilderError(MODEL_AT_FAULT, _changed(model, name, node, subgraph.name, decision))

@@ -19,7 +19,7 @@ def built_by(engine: Path) -> dict[str, Any]:
     """The report beside an engine, where there is one: its `backend`, `versions`, `model`, `target`, ..."""
     try:
         found = json.loads(build_script.report_file(engine).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     described = isinstance(found, dict) and all(isinstance(found.get(key, {}), dict) for key in ("versions", "files"))
     return found if described else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.json_text import parse_json
 
 _LONGEST = 512  # tokens of a sample, where the model does not allow fewer
 
@@ -101,7 +101,7 @@ def _config(directory: Path | None) -> dict[str, Any]:
     if file is None or not file.exists():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CalibrationError(f"{file}: not JSON: {error}") from error
     return config if isinstance(config, dict) else {}

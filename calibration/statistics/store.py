@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 
 Arrays = dict[str, dict[str, np.ndarray]]  # by tensor, then by kind of statistic
@@ -94,7 +95,7 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
 def _parse(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Path]]]:
     """The content, and the files of the arrays."""
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}, expected {_FORMAT!r}: calibrate again")
         files = {

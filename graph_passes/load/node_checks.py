@@ -40,31 +40,34 @@ def check_nodes(proto: onnx.ModelProto) -> None:
             raise ValueError(f"version {entry.version} of the operators of domain '{entry.domain}' does not exist")
     _check(proto.graph.node, _versions(proto.opset_import))
     for function in proto.functions:
-        _check(function.node, _versions(function.opset_import))
+        _check(function.node, _versions(function.opset_import), in_function=True)
 
 
 def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in imports}
 
 
-def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int]) -> None:
+def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], in_function: bool = False) -> None:
     for node in nodes:
         domain = "" if node.domain == "ai.onnx" else node.domain
         for attribute in node.attribute:
-            _check_value(node, attribute)
+            if not attribute.ref_attr_name:
+                _check_value(node, attribute)
+            elif not in_function:
+                raise ValueError(
+                    f"{_named(node)}: attribute '{attribute.name}' is one of a function, and this is in none"
+                )
         version = versions.get(domain, 0)
         if onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
             schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
             _check_arity(node, schema)
             _check_attributes(node, schema)
         for body in bodies(node):
-            _check(body.node, versions)
+            _check(body.node, versions, in_function)
 
 
 def _check_value(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
     """Of an attribute by itself: a type, and the value of that type."""
-    if attribute.ref_attr_name:  # a function's
-        return
     field = _FIELDS.get(attribute.type)
     repeated = attribute.type in (
         *(_Attribute.FLOATS, _Attribute.INTS, _Attribute.STRINGS, _Attribute.TENSORS, _Attribute.GRAPHS),

@@ -155,7 +155,7 @@ class _Flow:
         if not is_op(node, "MatMul", "Gemm", "Reshape", "Split", "Slice"):
             return None
         first = self.dims(operand(node, 0))
-        if first is None:
+        if not first:
             return None
         if is_op(node, "Split"):
             return self._cut(output, first, [node.attributes.get_int("axis", 0)])
@@ -170,7 +170,9 @@ class _Flow:
             return None
         if is_op(node, "MatMul"):
             return (*first[:-1], second[1])
-        return first[node.attributes.get_int("transA", 0)], second[1 - node.attributes.get_int("transB", 0)]
+        if len(first) != 2:
+            return None
+        return first[bool(node.attributes.get_int("transA", 0))], second[not node.attributes.get_int("transB", 0)]
 
     @staticmethod
     def _cut(output: ir.Value, dims: tuple[Element, ...], axes: list[int]) -> tuple[Element, ...]:

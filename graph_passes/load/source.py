@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import common as passes
 
-from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.external_data import external_files, follow_links
 from trt_nvfp4.common.nested_graphs import bodies
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
@@ -28,6 +28,7 @@ from trt_nvfp4.graph_passes.load.sparse_to_dense import densify
 from trt_nvfp4.graph_passes.load.split_stacked_weights import split_stacks
 from trt_nvfp4.graph_passes.load.squeeze_weights import squeeze_weights
 from trt_nvfp4.graph_passes.load.tensor_checks import check_tensors
+from trt_nvfp4.graph_passes.load.value_checks import check_values
 from trt_nvfp4.plugins.ops import DOMAIN
 
 # Domains of operators that ONNX Runtime or TensorRT know without a function body.
@@ -93,20 +94,16 @@ def load(path: str | Path) -> SourceModel:
     """Loads and checks the model at `path`.
 
     Raises:
-        ModelError: not ONNX, truncated, external data missing or too short, an unknown operator, names defined twice
-            or nodes out of order.
+        ModelError: see `checked`; an unknown operator, or what ONNX cannot process.
     """
     path = Path(path)
-    proto = _parse(path)
+    proto = checked(path)
+    folder = follow_links(proto, path.parent)
     try:
-        check_tensors(proto)
-        check_nodes(proto)
-        folder = follow_links(proto, path.parent)
         densify(proto)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     _check_operators(path, proto)
-    _check_names(path, proto.graph, set())
     try:
         model = ir.from_proto(normalize(proto))
     except Exception as error:  # ONNX raises whatever its converter, shape inference or deserializer met
@@ -124,6 +121,25 @@ def load(path: str | Path) -> SourceModel:
     passes.RemoveUnusedNodesPass()(model)
     passes.NameFixPass()(model)
     return SourceModel(path, model)
+
+
+def checked(path: Path) -> onnx.ModelProto:
+    """The ONNX file at `path`, after the checks that every model passes before anything else looks at it.
+
+    Raises:
+        ModelError: not ONNX, truncated, a tensor, value or node that is not what its type needs, external data missing,
+            too short or outside of its folder, names defined twice or nodes out of order.
+    """
+    proto = _parse(path)
+    try:
+        check_tensors(proto)
+        check_values(proto)
+        check_nodes(proto)
+        external_files(proto, path.parent)
+        _check_names(proto.graph, set())
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+    return proto
 
 
 def _remove_idle_casts(graph: ir.Graph) -> None:
@@ -195,7 +211,7 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
         )
 
 
-def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:
+def _check_names(graph: onnx.GraphProto, outer: set[str]) -> None:
     """Every name is defined once and before its use."""
     initializers = {tensor.name for tensor in graph.initializer}
     initializers |= {tensor.values.name for tensor in graph.sparse_initializer}
@@ -203,16 +219,18 @@ def _check_names(path: Path, graph: onnx.GraphProto, outer: set[str]) -> None:
     for node in graph.node:
         for name in node.input:
             if name not in known:
-                raise ModelError(
-                    f"{path}: node '{node.name}' ({node.op_type}) reads '{name}', which nothing before it produces: "
+                raise ValueError(
+                    f"node '{node.name}' ({node.op_type}) reads '{name}', which nothing before it produces: "
                     "the graph is incomplete or not in topological order"
                 )
         for body in bodies(node):
-            _check_names(path, body, known)
+            _check_names(body, known)
         for name in filter(None, node.output):
             if name in known:
-                raise ModelError(f"{path}: '{name}' is defined twice (by node '{node.name}', {node.op_type})")
+                raise ValueError(f"'{name}' is defined twice (by node '{node.name}', {node.op_type})")
             known.add(name)
+    if not all(value.name for value in (*graph.input, *graph.output)):
+        raise ValueError("an input or output of the graph has no name")
     for value in graph.output:
         if value.name not in known:
-            raise ModelError(f"{path}: nothing produces the graph output '{value.name}'")
+            raise ValueError(f"nothing produces the graph output '{value.name}'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 
@@ -39,8 +38,6 @@ def module_path(node: ir.Node) -> list[str]:
 
 def _recorded_module(scopes: str) -> str | None:
     """The innermost module of a list like "['', 'model', 'model.mlp', 'linear_3']", or None where it is none."""
-    try:
-        names = ast.literal_eval(scopes)
-    except (SyntaxError, ValueError):
-        return None
-    return names[-2] if isinstance(names, list) and len(names) > 1 and isinstance(names[-2], str) else None
+    names = re.findall("'([^']*)'", scopes)
+    written = ", ".join(f"'{name}'" for name in names)
+    return names[-2] if scopes == f"[{written}]" and len(names) > 1 else None

@@ -56,7 +56,9 @@ def _scales(weight: ir.Value, x: ir.Value, features: int) -> bool:
     assert tensor is not None
     if tensor.size != features or tensor.shape.numpy()[-1:] != (features,) or len(tensor.shape) > (rank(x) or 1):
         return False
-    return x.shape is None or not isinstance(x.shape[-1], int) or x.shape[-1] == features
+    if x.shape is None:
+        return True
+    return rank(x) != 0 and (not isinstance(x.shape[-1], int) or x.shape[-1] == features)
 
 
 def _match_operator(node: ir.Node, features: int) -> RMSNorm | None:

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,9 @@ from fuzz.mutations import mutate
 # Of one model; the real ones take a fraction of a second.
 SECONDS_PER_MODEL = 60
 MEMORY = 6 << 30
+KINDS = ("moe", "mlp", "gated_mlp", "linear")
+# Every so many-th model is one that has been rewritten, from which a bundle is made.
+REWRITTEN, REWRITTEN_EVERY = "rewritten", 5
 DIED, HANGS, DEFECT = "ended the process", "hangs", "exit code 1"
 
 
@@ -46,12 +50,28 @@ class Outcome:
 
 
 def changed_model(seed: int, number: int, originals: dict[str, onnx.ModelProto]) -> onnx.ModelProto:
-    """Model `number` of `seed`."""
+    """Model `number` of `seed`; `originals` has one that has been rewritten, too."""
     random_ = random.Random(f"{seed} {number}")
     model = onnx.ModelProto()
-    model.CopyFrom(originals[random_.choice(sorted(originals))])
+    others = sorted(originals.keys() - {REWRITTEN})
+    model.CopyFrom(originals[REWRITTEN if number % REWRITTEN_EVERY == 0 else random_.choice(others)])
     mutate(model, random_)
     return model
+
+
+def rewritten_model(folder: Path) -> onnx.ModelProto:
+    """One that `--stop-after rewrite` left in FP8, which needs no plugin library; `o.plan.yaml` is its plan."""
+    from trt_nvfp4.builder.pipeline import pipeline
+    from trt_nvfp4.builder.targets import TARGETS
+
+    path = folder / "m.onnx"
+    path.write_bytes(models()["plain"].SerializeToString())
+    output = folder / "o.engine"
+    pipeline.run(pipeline.Request(path, TARGETS["ada"], output, precision="fp8", stop_after="rewrite", kinds=KINDS))
+    rewritten = onnx.load(folder / "o.rewritten.onnx")
+    for tensor in rewritten.graph.initializer:
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    return rewritten
 
 
 def fuzz(seed: int, seconds: float, count: int, folder: Path) -> Outcome:
@@ -101,20 +121,18 @@ def work(seed: int, start: int, count: int, seconds: float, folder: Path) -> Non
     from trt_nvfp4.builder.targets import TARGETS
 
     originals, deadline = models(), time.monotonic() + seconds
+    originals[REWRITTEN] = rewritten_model(folder)
     for number in range(start, count):
         if time.monotonic() > deadline:
             return
         print(json.dumps({"number": number}), file=report, flush=True)
-        path = folder / "m.onnx"
+        path, bundle = folder / "m.onnx", folder / "bundle"
         path.write_bytes(changed_model(seed, number, originals).SerializeToString())
-        request = pipeline.Request(
-            path,
-            TARGETS["ada"],
-            folder / "o.engine",
-            precision="nvfp4",
-            stop_after="rewrite",
-            kinds=("moe", "mlp", "gated_mlp", "linear"),
-        )
+        ada = partial(pipeline.Request, path, TARGETS["ada"])
+        if number % REWRITTEN_EVERY == 0:
+            request = ada(bundle=bundle, plan=folder / "o.plan.yaml")
+        else:
+            request = ada(folder / "o.engine", precision="nvfp4", stop_after="rewrite", kinds=KINDS)
         signal.alarm(SECONDS_PER_MODEL)
         how, details = "exit code 0", ""
         for run in (partial(inspection.inspect, path), partial(pipeline.run, request)):
@@ -127,6 +145,7 @@ def work(seed: int, start: int, count: int, seconds: float, folder: Path) -> Non
                 if code is None:
                     break
         signal.alarm(0)
+        shutil.rmtree(bundle, ignore_errors=True)
         print(json.dumps({"number": number, "how": how, "details": details}), file=report, flush=True)
 
 
@@ -147,9 +166,11 @@ def main() -> int:
     kinds = Counter(details.strip().splitlines()[-1][:160] for _, _, details in outcome.failures)
     for number, how, details in outcome.failures:
         print(f"model {number} of seed {arguments.seed}: {how}\n{details}")
-        if arguments.keep is not None:
-            arguments.keep.mkdir(parents=True, exist_ok=True)
-            onnx.save(changed_model(arguments.seed, number, models()), arguments.keep / f"{number}.onnx")
+    if arguments.keep is not None and outcome.failures:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+        originals = models() | {REWRITTEN: rewritten_model(arguments.keep)}
+        for number, _, _ in outcome.failures:
+            onnx.save(changed_model(arguments.seed, number, originals), arguments.keep / f"{number}.onnx")
     for kind, count in kinds.most_common():
         print(f"{count:6} {kind}")
     listed = ", ".join(f"{count} {how}" for how, count in sorted(outcome.counts.items()))

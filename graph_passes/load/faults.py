@@ -1,0 +1,43 @@
+"""Tells a model that is not valid ONNX from a defect of this program.
+
+The checks at the door (`source.checked`) name the usual faults in this program's own words. ONNX's full checker is no
+part of them: it refuses models that run everywhere, for a missing type of an output, for example. It is asked where a
+pass has failed in a way that nobody foresaw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+from trt_nvfp4.errors import TrtNvfp4Error
+from trt_nvfp4.graph_passes.load.source import ModelError, checked
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Raise ModelError instead of an error that nobody foresaw, where the ONNX file at `path` is not valid.
+
+    Errors of this program, of the system and of the user's Python code pass as they are.
+    """
+    try:
+        yield
+    except (TrtNvfp4Error, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if path.is_file() and (fault := _fault(path)) is not None:
+            raise ModelError(f"{path}: not valid ONNX: {fault}") from error
+        raise
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with the model, None where nothing is."""
+    try:
+        checked(path)  # first: ONNX's checker ends the process at some of what this finds
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # ONNX's checker raises errors of several kinds
+        return " ".join(str(error).split())
+    return None
