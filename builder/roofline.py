@@ -255,9 +255,9 @@ def slow_decoding(predicted: Sequence[Mapping[str, Any]], capabilities: Capabili
     first = slow[0]
     others = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
     return [
-        f"{first['names'][0]}{others}: at {first['tokens']} rows W4A16 decodes weights slower than memory brings them on "
-        f"{capabilities.target}; nvfp4_w4a4 is faster there: choose it in the plan, or --precision auto with an accuracy "
-        "budget"
+        f"{first['names'][0]}{others}: at {first['tokens']} rows W4A16 decodes weights slower than memory brings them "
+        f"on {capabilities.target}; nvfp4_w4a4 is faster there: choose it in the plan, or --precision auto with an "
+        "accuracy budget"
     ]
 
 
