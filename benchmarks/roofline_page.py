@@ -38,8 +38,8 @@ INTRODUCTION = """# Roofline
 `benchmarks/workloads.json` can take: bytes over the published memory bandwidth, operations over the published dense
 peak, or the instructions that decode 4-bit weights, whichever is longest (`builder/roofline.py`). Weights and scales
 are read once (4.5 bits per weight), 16-bit inputs and outputs are moved once, what lies between two products stays on
-the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies in BF16. A multiply-add is two operations. A kernel
-that reaches half of this is a good one; nobody reaches all of it.
+the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies in BF16. A multiply-add is two operations.
+A kernel that reaches half of this is a good one; nobody reaches all of it.
 
 Written by `python benchmarks/roofline_page.py`; a test holds it to that.
 """
