@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import flatten, register
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, RMSNorm, Subgraph
-from trt_nvfp4.graph_passes.subgraphs.values import as_torch, bias_vector, constant, initializer
+from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer, norm_weight
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_sources, separate_scales
 from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializers
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of, mlp_inputs
@@ -124,7 +123,7 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
     inputs["hidden_tensor_scale"] = _scales(subgraph.name, "hidden", [mlp.down for mlp in mlps], amax, stacked)
     if stacked:
         features = subgraph.shapes["in_features"]
-        rows = [_norm_weight(block.norm, features) for block in subgraph.blocks]
+        rows = [norm_weight(block.norm, features) for block in subgraph.blocks]
         inputs["norm_weight"] = initializer(f"{subgraph.name}/norm_weight", torch.stack(rows), mlps[0].up.weight.dtype)
     return inputs
 
@@ -166,9 +165,3 @@ def _scales(prefix: str, name: str, linears: Sequence[Linear], amax: Mapping[str
     return initializer(
         f"{prefix}/{name}_tensor_scale", torch.stack(scales) if stacked else scales[0], ir.DataType.FLOAT
     )
-
-
-def _norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:
-    if norm is None or norm.weight is None:
-        return torch.ones(features)
-    return as_torch(np.asarray(constant(norm.weight))).float().reshape(-1) + norm.offset

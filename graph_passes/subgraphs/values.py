@@ -13,7 +13,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.source import ModelError
-from trt_nvfp4.graph_passes.subgraphs.types import Bias, Weight
+from trt_nvfp4.graph_passes.subgraphs.types import Bias, RMSNorm, Weight
 
 # Initializers by what they were made of, and how: subgraphs with the same weights read the same ones.
 MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ...]]
@@ -130,6 +130,13 @@ def bias_rows(bias: Bias, features: int) -> torch.Tensor:
     stored = as_torch(array if bias.expert is None else array[bias.expert])
     vector = stored.float().reshape(-1) * bias.scale
     return (vector[bias.rows] if vector.numel() > 1 else vector).expand(features)
+
+
+def norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:
+    """What an RMSNorm multiplies by, float32 [features]; ones where there is none."""
+    if norm is None or norm.weight is None:
+        return torch.ones(features)
+    return as_torch(np.asarray(constant(norm.weight))).float().reshape(-1) + norm.offset
 
 
 def initializer(name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:

@@ -18,17 +18,17 @@ _LAYOUT = ("Transpose", "Reshape", "Expand", "Unsqueeze", "Cast", "Identity")
 
 def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
     """The attention around a Softmax whose keys and values both are a graph's input and what is new; else None."""
-    if not is_op(softmax, "Softmax") or not (product := _behind(softmax)):
+    if not is_op(softmax, "Softmax") or not (product := product_behind(softmax)):
         return None
     value_cache, value_factor = _joined(operand(product, 1))
     if value_cache is None or value_factor != 1:
         return None
-    scores, mask = _without_mask(operand(softmax, 0))
-    scores, factor = _without_factor(scores)
+    scores, mask = without_mask(operand(softmax, 0))
+    scores, factor = without_factor(scores)
     first = scores.producer()
     if not is_op(first, "MatMul"):
         return None
-    query, query_factor = _without_factor(operand(first, 0))
+    query, query_factor = without_factor(operand(first, 0))
     key_cache, key_factor = _joined(operand(first, 1))
     if key_cache is None:
         return None
@@ -46,7 +46,7 @@ def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
     )
 
 
-def _behind(softmax: ir.Node) -> ir.Node | None:
+def product_behind(softmax: ir.Node) -> ir.Node | None:
     """The product with the values: behind Casts and the replacement of NaN, of rows without a key."""
     value = softmax.outputs[0]
     while True:
@@ -61,22 +61,22 @@ def _behind(softmax: ir.Node) -> ir.Node | None:
         value = user.outputs[0]
 
 
-def _without_mask(scores: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+def without_mask(scores: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """(what a mask is applied to, the mask); the mask of a Where says which scores count."""
     node = _through(scores, ("Cast", "Identity")).producer()
     if is_op(node, "Add"):
         for index in (0, 1):
-            inner, _ = _without_factor(operand(node, index))
+            inner, _ = without_factor(operand(node, index))
             if is_op(inner.producer(), "MatMul"):
                 return operand(node, index), operand(node, 1 - index)
     if is_op(node, "Where"):
-        inner, _ = _without_factor(operand(node, 1))
+        inner, _ = without_factor(operand(node, 1))
         if is_op(inner.producer(), "MatMul"):
             return operand(node, 1), operand(node, 0)
     return scores, None
 
 
-def _without_factor(value: ir.Value) -> tuple[ir.Value, float]:
+def without_factor(value: ir.Value) -> tuple[ir.Value, float]:
     """(what scalars multiply, their product)."""
     factor = 1.0
     while True:
@@ -95,23 +95,23 @@ def _scalar(node: ir.Node | None) -> tuple[ir.Value, float] | None:
     if not is_op(node, "Mul", "Div"):
         return None
     for index in (0, 1) if node.op_type == "Mul" else (1,):
-        by = _number(operand(node, index))
+        by = number(operand(node, index))
         if by is not None:
             return operand(node, 1 - index), by if node.op_type == "Mul" else 1 / by
     return None
 
 
-def _number(value: ir.Value) -> float | None:
+def number(value: ir.Value) -> float | None:
     """A scalar constant's value, or what is computed from such: exporters write 1 / sqrt(sqrt(head_dim))."""
     tensor = get_const_tensor(value)
     if tensor is not None:
         return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else None
     node = value.producer()
     if is_op(node, "Cast", "Identity", "Sqrt"):
-        inner = _number(operand(node, 0))
+        inner = number(operand(node, 0))
         return None if inner is None else math.sqrt(inner) if node.op_type == "Sqrt" else inner
     if is_op(node, "Div", "Mul", "Pow"):
-        left, right = _number(operand(node, 0)), _number(operand(node, 1))
+        left, right = number(operand(node, 0)), number(operand(node, 1))
         if left is None or right is None:
             return None
         return (
@@ -123,7 +123,7 @@ def _number(value: ir.Value) -> float | None:
 def _joined(value: ir.Value) -> tuple[ir.Node | None, float]:
     """(the Concat of past and new that `value` repeats and turns, the scalars that multiply it)."""
     factor = 1.0
-    for value, by in _upwards(value):  # noqa: B020
+    for value, by in upwards(value):  # noqa: B020
         factor *= by
         node = value.producer()
         if is_op(node, "Concat") and len(node.inputs) == 2 and operand(node, 0).is_graph_input():
@@ -132,7 +132,7 @@ def _joined(value: ir.Value) -> tuple[ir.Node | None, float]:
     return None, 1.0
 
 
-def _upwards(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
+def upwards(value: ir.Value) -> Iterator[tuple[ir.Value, float]]:
     yield value, 1.0
     while (node := value.producer()) is not None:
         by = 1.0

@@ -1,0 +1,74 @@
+"""What a block of attention over a cache computes, whatever operators it is written in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import onnx_ir as ir
+
+from trt_nvfp4.graph_passes.subgraphs.types import RMSNorm
+
+
+class Layout(Enum):
+    """How a tensor holds heads: [batch, new, heads * dim], [batch, new, heads, dim] or [batch, heads, new, dim]."""
+
+    FLAT = "flat"
+    TOKENS_FIRST = "tokens_first"
+    HEADS_FIRST = "heads_first"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Queries, keys or values of new tokens before norm and rotation: `heads` of one size, in `value`."""
+
+    value: ir.Value
+    layout: Layout
+    heads: int
+    norm: RMSNorm | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotary embedding: tables [positions, rotary_dim / 2] in float32, scaled as the model has it.
+
+    `kind` is one of the ROPE_ constants of `trt_nvfp4.plugins.ops.cached_attention`.
+    """
+
+    kind: int
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class CacheAttention:
+    """Keys and values are appended to `past` at `past_length`, which gives `present`, and queries attend to them.
+
+    `result` is in `result_layout`; `window` counts the query's own token, 0 means all; `sinks` [heads] or None; `scale`
+    multiplies products, `softcap` 0 means none. `nodes` compute presents and result and nothing else.
+    """
+
+    query: Projection
+    key: Projection
+    value: Projection
+    past: tuple[ir.Value, ir.Value]
+    present: tuple[ir.Value, ir.Value]
+    past_length: ir.Value
+    result: ir.Value
+    result_layout: Layout
+    head_dim: int
+    capacity: int
+    rotation: Rotation
+    sinks: np.ndarray | None
+    window: int
+    scale: float
+    softcap: float
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        """Those of queries and keys: both or none."""
+        if self.query.norm is None or self.key.norm is None:
+            return None
+        return self.query.norm, self.key.norm
