@@ -160,8 +160,11 @@ def subgraph_cost(
     """The roofline of one subgraph of a plan at `tokens` rows of input.
 
     `kind`, `shapes`, `decision` and `dtype` (of the activations) as in `PlannedSubgraph`; a decision "keep" computes in
-    `dtype`. Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
+    `dtype`. Of an attention, rows are sequences with full caches.
+    Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
     """
+    if kind == "attention":
+        return _attention_cost(shapes, decision, tokens, limits, dtype)
     weight_bytes, arithmetic = (
         KEPT[dtype] if decision in ("keep", "native") else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
     )
@@ -184,6 +187,16 @@ def issue_seconds(weights: float, tokens: int, limits: Limits, dtype: str) -> fl
 def slower(cost: Cost, seconds: float, bound: str) -> Cost:
     """`cost`, or the same bound by something that takes longer."""
     return cost if seconds <= cost.seconds else replace(cost, seconds=seconds, bound=bound)
+
+
+def _attention_cost(shapes: Mapping[str, int], decision: str, rows: int, limits: Limits, dtype: str) -> Cost:
+    """One new token each of `rows` sequences whose caches are full; keys and values are read once."""
+    element, arithmetic = KEPT[dtype]
+    seen = min(shapes["capacity"], shapes["window"] or shapes["capacity"])
+    cached = 2 * shapes["kv_heads"] * shapes["head_dim"] * seen * (1 if decision.endswith("fp8") else element)
+    activations = 2 * (shapes["heads"] + shapes["kv_heads"]) * shapes["head_dim"] * element
+    operations = 4.0 * rows * shapes["heads"] * shapes["head_dim"] * seen
+    return roofline(rows * (cached + activations), operations, limits, arithmetic)
 
 
 def grouped_seconds(tokens: Sequence[int], n: int, k: int) -> dict[str, float]:
@@ -267,7 +280,7 @@ def share(plan: Plan, tokens: Mapping[str, int], predicted: Sequence[Mapping[str
     Bytes are those of the original's weights, `weight_bytes` in all; operations those of products with weights, which
     leaves out attention itself.
     """
-    names = {name for entry in predicted for name in entry["names"]}
+    names = {name for entry in predicted if entry["kind"] != "attention" for name in entry["names"]}
     whole: dict[str, float] = {}
     part: dict[str, float] = {}
     counted: set[str] = set()

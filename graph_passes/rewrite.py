@@ -19,6 +19,7 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.ir.save import Progress, write
 from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.lowerings.attention import cache_scales, join_projections, lower_attention
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import lower_fp8_moe
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import lower_fp8_mlp
 from trt_nvfp4.graph_passes.lowerings.fp8_qdq import Quantized, lower_fp8
@@ -29,6 +30,7 @@ from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
 from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions as native_nvfp4_functions
+from trt_nvfp4.graph_passes.planning.attention import FP8_CACHE, PLUGIN
 from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.rebind import rebind
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -72,6 +74,8 @@ def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
     wanted: dict[str, frozenset[str]] = {}
     for entry in plan.subgraphs:
         kinds = _recipe(plan, entry.decision).needs if entry.decision in NVFP4 else frozenset()
+        if entry.decision == FP8_CACHE:
+            kinds = frozenset({"head_amax"})
         if kinds or entry.decision in _CALIBRATED:
             for name in entry.linear_inputs:
                 wanted[name] = wanted.get(name, frozenset()) | kinds
@@ -103,6 +107,11 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
             where = (
                 "there are no statistics" if statistics is None else f"the statistics lack those of tensor '{tensor}'"
             )
+            if "head_amax" in kinds:
+                raise CalibrationError(
+                    f"FP8 caches need the largest magnitudes of tensor '{tensor}' by head, and {where}: give input "
+                    f"samples with --calib-data, or plan {PLUGIN}"
+                )
             raise CalibrationError(
                 f"recipe '{plan.recipe}' needs {', '.join(missing)} of the activations, and {where}: give input "
                 "samples with --calib-data, or choose a recipe that needs none, such as mse"
@@ -186,6 +195,9 @@ def lower(
             quantization = Quantization(recipe, statistics, None, readers, made_weights)
             realized[entry.name] = lower_native_nvfp4(target.graph, subgraph, amax, quantization, nvfp4_inputs)
             target.ir_model.ir_version = max(target.ir_model.ir_version, OLDEST_IR_VERSION)
+        elif entry.decision in (PLUGIN, FP8_CACHE):
+            scales = None if entry.decision == PLUGIN or statistics is None else cache_scales(statistics, subgraph)
+            realized[entry.name] = lower_attention(target.graph, subgraph, scales, made_weights)
         elif entry.decision == "native":
             realized[entry.name] = lower_native_moe(target.graph, subgraph, made_weights)
         elif entry.fp8_plugin:
@@ -200,6 +212,7 @@ def lower(
         owners += [entry] * (len(target.graph.initializers) - len(owners))
     made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
     fp8 = set(fp8_operands.values())
+    join_projections(target.graph)
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
     for proto in _functions(planned, target.opset):
@@ -234,6 +247,7 @@ def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) 
     """What the operators that a plan puts in compute, each once, by name."""
     decisions = {entry.decision for entry, _ in planned}
     ops = {subgraph.op for entry, subgraph in planned if entry.decision.startswith("nvfp4")}
+    ops |= {entry.op for entry, _ in planned if entry.decision in (PLUGIN, FP8_CACHE)}
     ops |= {entry.fp8_plugin for entry, _ in planned if entry.fp8_plugin}
     functions = [OPS[op].function(opset) for op in ops]
     if "native" in decisions:

@@ -125,6 +125,20 @@ def build_engine(
         Literal["plugin", "native"],
         typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one."),
     ] = "plugin",
+    attention: Annotated[
+        Literal["auto", "plugin", "native"],
+        typer.Option(
+            help="Attention over key-value caches as a plugin, whose time follows the cached length, or as TensorRT's "
+            "own layers. auto: the plugin, but for float32 and odd head sizes."
+        ),
+    ] = "auto",
+    kv_cache: Annotated[
+        Literal["auto", "fp16", "bf16", "fp8"],
+        typer.Option(
+            help="Type of the key-value caches. fp8: with a scale per head, from --calib-data. auto: the network's, or "
+            "with --accuracy-budget fp8 where that meets it."
+        ),
+    ] = "auto",
     packed_weights: Annotated[
         Path | None,
         typer.Option(
@@ -251,6 +265,8 @@ def build_engine(
             max_batch=max_batch,
             all_logits=all_logits,
             moe=moe,
+            attention=attention,
+            kv_cache=kv_cache,
             packed_weights=packed_weights,
             require=require,
             require_fast=require_fast,

@@ -59,6 +59,8 @@ def new_plan(
             calibrated=calibrated,
             recipe=request.recipe or DEFAULT,
             moe=request.moe,
+            attention=request.attention,
+            kv_cache=request.kv_cache,
             tokens=tokens if _tokens_decide(request) else None,
         )
     except ModelError:

@@ -58,6 +58,9 @@ class Request:
     #: None: those of the task, `DEFAULT_KINDS, and linears too in a model with caches`.
     kinds: tuple[str, ...] | None = None
     moe: str = "plugin"
+    #: Of `planning.attention.ATTENTIONS` and KV_CACHES.
+    attention: str = "auto"
+    kv_cache: str = "auto"
     packed_weights: Path | None = None
     require: str | None = None
     require_fast: bool = False
@@ -180,7 +183,7 @@ def _check_unheard(request: Request, rewritten: bool) -> None:
     """Options about what a plan has decided, or a rewrite has done."""
     if request.plan is None:
         return
-    unheard = ["precision", "moe", "activations", "keep_fp32"]
+    unheard = ["precision", "moe", "attention", "kv_cache", "activations", "keep_fp32"]
     if request.require is None:  # which asks something of the subgraphs that these select
         unheard += ["kinds", "include", "exclude"]
     if rewritten:

@@ -272,6 +272,8 @@ def _shape(shapes: Mapping[str, int]) -> str:
     """Widths from input to output, then how often: in how many layers, or for how many of the experts."""
     names = ("in_features", "intermediate_features", "out_features")
     text = "-".join(str(shapes[name]) for name in names if name in shapes)
+    if "capacity" in shapes:
+        text = f"{shapes['heads']}/{shapes['kv_heads']} x {shapes['head_dim']} over {shapes['capacity']}"
     if shapes.get("layers", 1) > 1:
         text += f" x{shapes['layers']}"
     if "experts" in shapes:

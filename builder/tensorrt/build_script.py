@@ -43,7 +43,7 @@ from trt_nvfp4.builder.errors import (
     printable,
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
-from trt_nvfp4.builder.tensorrt.verify import check_layers
+from trt_nvfp4.builder.tensorrt.verify import check_layers, copied_caches
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
 
@@ -257,6 +257,8 @@ def run(job: Job, report: Report) -> dict[str, Any]:
     if short:
         listed = "; ".join(f"{entry['name']}: {entry['problem']}" for entry in short)
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
+    if copied := list(copied_caches(layers, job.planned, job.caches)):
+        raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
     size = engine.nbytes
     if size == 0:
         raise BuilderError(VERIFICATION_FAILED, "TensorRT returned an empty engine and no error")

@@ -40,10 +40,14 @@ def _mask(there: bool) -> str:
 
 
 def _cache_problems(trt: Any, layers: list[Any], caches: Mapping[str, str]) -> Iterator[str]:
-    kind = trt.LayerType.__members__.get("KV_CACHE_UPDATE")
-    updated = {
-        layer.get_input(0).name: layer.get_output(0).name for layer in layers if kind is not None and layer.type == kind
-    }
+    kinds = trt.LayerType.__members__
+    updates = [layer for layer in layers if layer.type == kinds.get("KV_CACHE_UPDATE")]
+    updated = {(layer.get_input(0).name, layer.get_output(0).name) for layer in updates}
+    # A plugin writes into its cache, which the caller binds to one address as input and output.
+    for layer in layers:
+        if layer.type == kinds.get("PLUGIN_V3"):
+            read = [tensor.name for index in range(layer.num_inputs) if (tensor := layer.get_input(index)) is not None]
+            updated |= {(name, layer.get_output(index).name) for name in read for index in range(layer.num_outputs)}
     for past, present in caches.items():
-        if updated.get(past) != present:
+        if (past, present) not in updated:
             yield f"cache {past!r}: TensorRT does not update it in place as {present!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ class Layer:
     constants: tuple[str, ...] | None = None
     #: The optimization profile that it runs in; TensorRT builds a graph for each.
     profile: int = 0
+    #: Names of the tensors that it reads and writes.
+    tensors: frozenset[str] = frozenset()
 
     @property
     def is_plugin(self) -> bool:
@@ -60,10 +62,13 @@ def layers_of_log(message: str) -> list[Layer]:
             r"Name: (.*?), LayerType: (\w+), Inputs: (.*), Outputs: (.*?), TacticName: .*Metadata: (.*)", line
         )
         if found:
-            name, kind, read, _, metadata = found.groups()
+            name, kind, read, written, metadata = found.groups()
             inputs, listed, constants = read.partition(", Constants: ")
             listed_types = _logged(constants) if listed else None
-            layers.append(Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), listed_types, _profile(line)))
+            tensors = frozenset(re.findall(r"\bName: ([^,]*)", f"{inputs} {written}"))
+            layers.append(
+                Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), listed_types, _profile(line), tensors)
+            )
     return layers
 
 
@@ -83,7 +88,9 @@ def layers_of_inspector(text: str) -> list[Layer]:
         nodes = _onnx_nodes(entry.get("Metadata", "")) | {re.sub(r" \[profile \d+\]", "", entry["Name"])}
         constants = _inspected(entry["Constants"]) if "Constants" in entry else None
         inputs, profile = _inspected(entry.get("Inputs", [])), _profile(json.dumps(entry))
-        layers.append(Layer(entry["Name"], entry["LayerType"], inputs, nodes, constants, profile))
+        ports = [*entry.get("Inputs", []), *entry.get("Outputs", [])]
+        tensors = frozenset(str(port.get("Name", "")) for port in ports)
+        layers.append(Layer(entry["Name"], entry["LayerType"], inputs, nodes, constants, profile, tensors))
     return layers
 
 
@@ -91,7 +98,12 @@ def _inspected(tensors: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(str(tensor.get("Datatype") or tensor.get("Format/Datatype", "")) for tensor in tensors)
 
 
-PLUGINS = {"nvfp4": "nvfp4 plugin", "fp8_plugin": "fp8 plugin"}
+PLUGINS = {
+    "nvfp4": "nvfp4 plugin",
+    "fp8_plugin": "fp8 plugin",
+    "attention": "attention plugin",
+    "attention_fp8": "attention plugin, FP8 caches",
+}
 # How TensorRT's layer lists spell the precision a GEMM reads its operands in.
 DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
 
@@ -99,8 +111,8 @@ DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloa
 def check_layers(layers: list[Layer], planned: list[dict[str, Any]], profiles: int = 1) -> list[dict[str, Any]]:
     """What became of each planned subgraph, in each of the engine's optimization profiles.
 
-    `planned`: name, decision (nvfp4 | fp8_plugin | native | native_nvfp4 | fp8 | bf16 | fp16), `engine_nodes`, the
-    ONNX nodes that carry it: plugin nodes for nvfp4 and fp8_plugin, TRT_MoE for native, matrix products otherwise (or
+    `planned`: name, decision (one of PLUGINS or DATATYPES, or native), `engine_nodes`, the ONNX nodes that carry it:
+    plugin nodes for those of PLUGINS, TRT_MoE for native, matrix products otherwise (or
     what dequantizes their weights), and `quantized`, the products among them whose operands both have that precision.
     Returns name, realized and problem (None when it is as planned).
     """
@@ -115,6 +127,18 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]], profiles: i
         realized = "missing" if problems else PLUGINS.get(decision, decision)
         results.append({"name": subgraph["name"], "realized": realized, "problem": "; ".join(problems) or None})
     return results
+
+
+def copied_caches(layers: list[Layer], planned: list[dict[str, Any]], caches: Mapping[str, str]) -> Iterator[str]:
+    """Caches of attention plugins that the engine copies on the way: the plugin's ports are not the network's, so that
+    one address for input and output would not make the update one in place."""
+    nodes = {node for entry in planned if entry["decision"].startswith("attention") for node in entry["engine_nodes"]}
+    mine = [layer for layer in layers if layer.is_plugin and not layer.nodes.isdisjoint(nodes)]
+    ports = [layer.tensors for layer in mine]
+    for past, present in caches.items():
+        reading = [names for names in ports if past in names or present in names]
+        if any(not {past, present} <= names for names in reading):
+            yield f"cache {past!r}: TensorRT copies it around its plugin instead of updating it in place"
 
 
 def _problems(subgraph: dict[str, Any], layers: list[Layer]) -> Iterator[str]:

@@ -23,6 +23,7 @@ class InputStatistics:
         rows: how many rows they are of; None: so many that it does not matter.
         amax: max |x|.
         channel_amax: [K], max |x_k|.
+        head_amax: [heads], max |x| of x [batch, heads, rows, K], for keys and values that are cached.
         mean_square: [K], E[x_k^2].
         block_gram: [K/16, 16, 16], E[x_b x_b^T] of each block b of 16 channels.
         hessian: [K, K], E[x x^T].
@@ -33,6 +34,7 @@ class InputStatistics:
     rows: int | None = None
     amax: float | None = None
     channel_amax: Tensor | None = None
+    head_amax: Tensor | None = None
     mean_square: Tensor | None = None
     block_gram: Tensor | None = None
     hessian: Tensor | None = None

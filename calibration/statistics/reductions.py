@@ -89,6 +89,7 @@ def _block_gram(graph: Builder, tensor: str) -> str:
 REDUCTIONS: Mapping[str, Reduction] = {
     "amax": Reduction(lambda g, x: g.node("ReduceMax", g.magnitudes(x), keepdims=0), np.maximum),
     "channel_amax": Reduction(lambda g, x: g.reduce("ReduceMax", g.node("Abs", g.rows(x)), 0), np.maximum),
+    "head_amax": Reduction(lambda g, x: g.reduce("ReduceMax", g.magnitudes(x), 0, 2, 3), np.maximum),
     "mean_square": Reduction(lambda g, x: g.reduce("ReduceSumSquare", g.rows(x), 0), np.add, np.divide),
     "block_gram": Reduction(_block_gram, np.add, np.divide),
 }

@@ -1,4 +1,4 @@
-"""Finds every MoE block, MLP and linear of a model by structure; names play no part in what is found."""
+"""Finds every MoE block, MLP, linear and attention over a cache by structure; names play no part in what is found."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
+from trt_nvfp4.graph_passes.patterns.attention.subgraphs import attention_subgraphs
 from trt_nvfp4.graph_passes.patterns.isolation import interior_refusal, refuse_shared_weights
 from trt_nvfp4.graph_passes.patterns.joined import join_linears
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
@@ -36,7 +37,8 @@ _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.Data
 
 
 def find_subgraphs(model: SourceModel) -> list[Subgraph]:
-    """All MoE blocks, MLPs (consecutive blocks merged) and remaining linears of the main graph, in graph order.
+    """All MoE blocks, MLPs (consecutive blocks merged), remaining linears and attention blocks over caches of the main
+    graph, in graph order.
 
     Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
     `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
@@ -131,7 +133,9 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         else:
             caution = cautions.get(part[-1].mlp.down.multiply)
             subgraphs.append(_mlp_subgraph(part, refusal, caution, taken, position))
-    return subgraphs
+    places = sorted(map(first_node, candidates))
+    placed = [*zip(places, subgraphs, strict=True), *attention_subgraphs(model.ir_model, position, taken)]
+    return [subgraph for _, subgraph in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _check_anything(model: SourceModel) -> None:

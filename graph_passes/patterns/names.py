@@ -8,14 +8,16 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 
-def subgraph_name(nodes: Sequence[ir.Node], kind: str, taken: set[str]) -> str:
-    """The module path that the multiplying `nodes` have in common (or their kind, if none), made unique."""
+def subgraph_name(nodes: Sequence[ir.Node], kind: str, taken: set[str], part: str = "") -> str:
+    """The module path that the multiplying `nodes` have in common (or their kind, if none), made unique; with `part`, a
+    part of that module."""
     paths = [module_path(node) for node in nodes]
     common: list[str] = []
     for parts in zip(*paths, strict=False):
         if len(set(parts)) != 1:
             break
         common.append(parts[0])
+    common += [part] if part else []
     base = re.sub(r"[^\w.]+", "_", ".".join(common)) or kind
     name, count = base, 0
     while name in taken or (name == kind):

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
+from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
+from trt_nvfp4.graph_passes.planning.attention import generic_reason
 from trt_nvfp4.graph_passes.planning.plan import NVFP4, Capabilities, PlannedSubgraph
 
 # plugins/kernels/heuristics: a step of the tensor cores along K; outputs of an FP8 product come in vectors of 8.
@@ -34,6 +36,11 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
     """What serves a replaced subgraph; None for one that stays as it is."""
     if entry.decision == "keep":
         return None
+    if entry.kind == ATTENTION:
+        why = generic_reason(entry.dtype, entry.shapes["head_dim"])
+        if why is not None:
+            return KernelClass("generic", why, "plan keep, or export the model in 16 bits")
+        return KernelClass("attention", "split over keys for few tokens, tensor cores for many")
     is_nvfp4 = entry.decision in NVFP4 and entry.decision != "native_nvfp4"
     if not is_nvfp4 and not entry.fp8_plugin:
         return KernelClass("TensorRT", "TensorRT's own layers")

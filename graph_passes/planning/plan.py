@@ -24,6 +24,8 @@ from trt_nvfp4.graph_passes.lowerings.trt_moe import native_obstacle
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import native_nvfp4_obstacle
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning import plan_file
+from trt_nvfp4.graph_passes.planning.attention import FP8_CACHE, PLUGIN, decide_attention
+from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.plan_file import PlanError
 from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -51,7 +53,7 @@ KINDS = ("moe", "gated_mlp", "mlp", "linear")
 DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "native-nvfp4", "fp8", "bf16")
 MOE_LAYERS = ("plugin", "native")
-DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16", "fp16", "keep")
+DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4", "native", "fp8", "bf16", "fp16", PLUGIN, FP8_CACHE, "keep")
 # Those with NVFP4 weights.
 NVFP4 = ("nvfp4_w4a4", "nvfp4_w4a16", "native_nvfp4")
 # Those that compute a whole MLP in one type.
@@ -74,6 +76,8 @@ class Capabilities:
     fp8_plugins: bool = False
     fp8_mlp_plugin: bool = False
     bf16: bool = True
+    attention: bool = True
+    attention_fp8: bool = True
 
 
 @dataclass
@@ -240,6 +244,8 @@ def make_plan(
     recipe: str = "max",
     moe: str = "plugin",
     tokens: Mapping[str, int] | None = None,
+    attention: str = "auto",
+    kv_cache: str = "auto",
 ) -> Plan:
     """Decides on every subgraph.
 
@@ -254,6 +260,7 @@ def make_plan(
             tensors.
         recipe: how NVFP4 weights are made.
         moe: "plugin", or "native": TensorRT's own MoE layer where target and block have it, else as for "plugin".
+        attention, kv_cache: see `decide_attention`; `kinds` does not select attention.
 
     Raises:
         ValueError: an unknown precision, kind, recipe or MoE layer, or a pattern that is not a regular expression.
@@ -263,9 +270,18 @@ def make_plan(
         raise ValueError(f"unknown precision '{precision}'; one of {', '.join(PRECISIONS)}")
     if moe not in MOE_LAYERS:
         raise ValueError(f"unknown MoE layer '{moe}'; one of {', '.join(MOE_LAYERS)}")
-    why_not = selection(kinds, include, exclude)
+    why_not, by_name = selection(kinds, include, exclude), name_selection(include, exclude)
     entries = []
     for subgraph in subgraphs:
+        if subgraph.kind == ATTENTION:
+            kept = by_name(subgraph)
+            decision, reason = (
+                ("keep", kept)
+                if kept
+                else decide_attention(subgraph, attention, kv_cache, has_ranges(subgraph, calibrated))
+            )
+            entries.append(_entry(subgraph, decision, reason, capabilities))
+            continue
         kept = why_not(subgraph)
         if kept:  # these say more, for example that a router is behind which no block was recognised
             kept = subgraph.refusal or subgraph.caution or kept
@@ -281,15 +297,7 @@ def make_plan(
                 0 if tokens is None else tokens[subgraph.name],
             )
         )
-        entries.append(
-            PlannedSubgraph(
-                name=subgraph.name,
-                decision=decision,
-                reason=reason,
-                op=replacing_op(subgraph, decision, capabilities),
-                **_facts(subgraph),
-            )
-        )
+        entries.append(_entry(subgraph, decision, reason, capabilities))
     if recipes.parse(recipe).awq:
         scaled = [part for part, entry in zip(subgraphs, entries, strict=True) if entry.decision in NVFP4]
         _, obstacles = find_foldings(scaled)
@@ -297,6 +305,11 @@ def make_plan(
             for obstacle in obstacles.get(entry.name, ()):
                 entry.reason += f"; awq leaves its {obstacle}"
     return Plan(model.path.name, capabilities.target, precision, recipe, entries, model.activations)
+
+
+def _entry(subgraph: Subgraph, decision: str, reason: str, capabilities: Capabilities) -> PlannedSubgraph:
+    op = replacing_op(subgraph, decision, capabilities)
+    return PlannedSubgraph(name=subgraph.name, decision=decision, reason=reason, op=op, **_facts(subgraph))
 
 
 def selection(
@@ -312,12 +325,22 @@ def selection(
         raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(KINDS)}")
     if not kinds:
         raise ValueError(f"no kind of subgraph to replace; name some of {', '.join(KINDS)}")
+    by_name = name_selection(include, exclude)
+
+    def why_not(subgraph: Subgraph | PlannedSubgraph) -> str | None:
+        if subgraph.kind not in kinds:
+            return f"kind {subgraph.kind} is not among those to replace ({', '.join(kinds)})"
+        return by_name(subgraph)
+
+    return why_not
+
+
+def name_selection(include: str | None, exclude: str | None) -> Callable[[Subgraph | PlannedSubgraph], str | None]:
+    """The same by names alone."""
     included, excluded = _pattern("include", include), _pattern("exclude", exclude)
 
     def why_not(subgraph: Subgraph | PlannedSubgraph) -> str | None:
         names = (subgraph.name, *subgraph.nodes)
-        if subgraph.kind not in kinds:
-            return f"kind {subgraph.kind} is not among those to replace ({', '.join(kinds)})"
         if included is not None and not any(map(included.search, names)):
             return f"not matched by --include {include}"
         if excluded is not None and any(map(excluded.search, names)):
@@ -334,7 +357,7 @@ def has_ranges(subgraph: Subgraph | PlannedSubgraph, calibrated: bool | Collecti
 
 def replacing_op(subgraph: Subgraph, decision: str, capabilities: Capabilities) -> str:
     """The operator that replaces the subgraph, "" where none does."""
-    if decision.startswith("nvfp4"):
+    if decision.startswith("nvfp4") or decision in (PLUGIN, FP8_CACHE):
         return subgraph.op
     if decision == "native":
         return NATIVE_MOE
@@ -376,6 +399,8 @@ def allowed_decisions(subgraph: Subgraph, capabilities: Capabilities, precision:
 
     "keep" is among them where it means 16 bits, and where nothing else is possible.
     """
+    if subgraph.kind == ATTENTION:
+        return ["keep"] if subgraph.refusal is not None else [FP8_CACHE, PLUGIN]
     if subgraph.caution is not None:
         return ["keep"]
     allowed = [
@@ -446,6 +471,8 @@ def _obstacle(subgraph: Subgraph, decision: str) -> str | None:
     """Why `subgraph` cannot be computed as `decision` says, whatever the target."""
     if subgraph.refusal is not None:
         return subgraph.refusal
+    if (subgraph.kind == ATTENTION) != (decision in (PLUGIN, FP8_CACHE)):
+        return f"that is no decision for a subgraph of kind {subgraph.kind}"
     if decision in _ONE_TYPE and subgraph.mixed_types is not None:
         return subgraph.mixed_types
     if decision in NVFP4 and (obstacle := subgraph.k_obstacle("NVFP4")) is not None:

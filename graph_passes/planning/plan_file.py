@@ -17,6 +17,7 @@ _HEADER = """\
 #     nvfp4_w4a4   NVFP4 weights and activations      nvfp4_w4a16  NVFP4 weights, 16-bit activations
 #     fp8          FP8: one plugin, or Q/DQ nodes     bf16, fp16   Casts around the subgraph
 #     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
+#     attention    attention over a cache: one plugin attention_fp8 the same with FP8 caches
 #     keep         left as it is
 #   activations: what the rest of a float32 model computes in (bf16, fp16, keep), and which nodes stay float32, and why
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)

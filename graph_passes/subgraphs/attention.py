@@ -45,13 +45,16 @@ class Rotation:
 class CacheAttention:
     """Keys and values are appended to `past` at `past_length`, which gives `present`, and queries attend to them.
 
-    `result` is in `result_layout`; `window` counts the query's own token, 0 means all; `sinks` [heads] or None; `scale`
-    multiplies products, `softcap` 0 means none. `nodes` compute presents and result and nothing else.
+    `core` is the Attention or Softmax; `appended` are new keys and values as they are cached, [batch, kv_heads, new,
+    head_dim]. `result` is in `result_layout`; `window` counts the query's own token, 0 means all; `sinks` [heads] or
+    None; `scale` multiplies products, `softcap` 0 means none. `nodes` compute presents and result and nothing else.
     """
 
+    core: ir.Node
     query: Projection
     key: Projection
     value: Projection
+    appended: tuple[ir.Value, ir.Value]
     past: tuple[ir.Value, ir.Value]
     present: tuple[ir.Value, ir.Value]
     past_length: ir.Value

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
+
+if TYPE_CHECKING:
+    from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
 
 # Key of a value's `meta`: the name of the tensor of the original model that it equals but for rounding.
 OBSERVED = "trt_nvfp4.observed"
@@ -189,11 +193,12 @@ class Subgraph:
 
     Attributes:
         name: unique in the model and stable; the name of the node that replaces the subgraph.
-        kind: "moe", "gated_mlp", "mlp" or "linear".
+        kind: "moe", "gated_mlp", "mlp", "linear" or "attention".
         nodes: the names of the nodes to be replaced, in graph order.
         input, output: tensor names; of joined linears, `output` is the first one's.
         shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
-            top_k, shared_features (0: no shared expert) and gated (1 or 0, of all experts) of a "moe".
+            top_k, shared_features (0: no shared expert) and gated (1 or 0, of all experts) of a "moe"; heads, kv_heads,
+            head_dim, capacity and window (0: none) of an "attention".
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.
@@ -201,6 +206,7 @@ class Subgraph:
         blocks: the MLP blocks in order (one, or several merged); empty for a linear.
         projections: the linears of a "linear": one, or several of one input, which one product can compute.
         moe: the block of a "moe" that can be replaced.
+        attention: the block of an "attention" that can be replaced.
     """
 
     name: str
@@ -216,10 +222,13 @@ class Subgraph:
     blocks: tuple[Block, ...] = ()
     projections: tuple[Linear, ...] = ()
     moe: Moe | None = None
+    attention: CacheAttention | None = None
 
     @property
     def op(self) -> str:
-        """The NVFP4 op that serves it."""
+        """The plugin that serves it."""
+        if self.kind == "attention":
+            return "CachedAttention"
         if self.kind == "moe":
             return "NVFP4MoE"
         if self.kind == "linear":
@@ -241,7 +250,9 @@ class Subgraph:
 
     @property
     def linear_inputs(self) -> list[str]:
-        """The names of the tensors that the linears multiply."""
+        """The names of the tensors that the linears multiply, or of the keys and values that an attention caches."""
+        if self.attention is not None:
+            return [str(value.meta.get(OBSERVED, value.name)) for value in self.attention.appended]
         return list(dict.fromkeys(linear.observed for linear in self.linears))
 
     @property

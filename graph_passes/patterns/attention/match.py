@@ -82,9 +82,11 @@ class _Matcher:
         value, _ = self._projection(new[1], kv_heads, head_dim, capacity, only_layout=True)
         result, layout = _flat(core.result, heads * head_dim)
         block = CacheAttention(
+            core=core.node,
             query=query,
             key=key,
             value=value,
+            appended=(new[0], new[1]),
             past=(past[0], past[1]),
             present=(core.key.outputs[0], core.value.outputs[0]),
             past_length=past_length,
@@ -155,7 +157,8 @@ class _Matcher:
                 through[value] = False
                 # A shape is known without the data.
                 operands = [] if node is None or is_op(node, "Shape") else [v for v in node.inputs if v is not None]
-                if node is not None and any([passes(operand) for operand in operands]):
+                passing = [passes(operand) for operand in operands]  # all of them, for the nodes among them
+                if node is not None and any(passing):
                     through[value] = True
                     nodes.add(node)
             return through[value]

@@ -1,0 +1,169 @@
+"""Lowers attention over a cache to one CachedAttention node, which appends to the caches in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.ir.nodes import constant_integers, insert_behind, is_op, operand, register
+from trt_nvfp4.graph_passes.patterns.attention.match import attributes, constants
+from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout, Projection
+from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, initializer, torch_dtype
+from trt_nvfp4.plugins.ops import DOMAIN, OPS
+from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
+
+OP = "CachedAttention"
+
+
+def lower_attention(
+    graph: ir.Graph, subgraph: Subgraph, scales: tuple[torch.Tensor, torch.Tensor] | None, made: MadeWeights
+) -> list[str]:
+    """Replaces the nodes of `subgraph` by one node of its name; returns that name.
+
+    `scales` [kv_heads] of keys and values make the caches E4M3 bytes; None leaves them in their type. `made` holds the
+    tables that layers share.
+    """
+    block = subgraph.attention
+    assert block is not None
+    name, dtype = subgraph.name, block.query.value.dtype
+    assert dtype is not None
+    nodes: list[ir.Node] = []
+    parts = [_flat(graph, name, part, block.head_dim, nodes) for part in (block.query, block.key, block.value)]
+    concat = ir.node("Concat", parts, {"axis": -1}, name=f"{name}/qkv")
+    width = (block.query.heads + 2 * block.key.heads) * block.head_dim
+    _typed(concat.outputs[0], dtype, [*(parts[0].shape or ("batch", "new", 0))[:2], width])
+    arrays = constants(block, torch_dtype(dtype), *(scales or ()))
+    definition = OPS[OP]
+    names = [formal.name for formal in definition.inputs[4:]]
+    others = [
+        _constant(graph, f"{name}/{formal}", array, made, shared=formal in ("cos", "sin"))
+        for formal, array in zip(names, arrays, strict=True)
+    ]
+    node = ir.node(
+        OP,
+        [concat.outputs[0], *block.past, block.past_length, *others],
+        definition.complete_attributes(**attributes(block), fp8_cache=int(scales is not None)),
+        domain=DOMAIN,
+        version=1,
+        num_outputs=3,
+        name=name,
+    )
+    nodes += [concat, node]
+    sources = [part.value for part in (block.query, block.key, block.value)]
+    insert_behind(graph, max(sources, key=_place(graph).__getitem__), nodes)
+    y, *presents = node.outputs
+    if block.result_layout != Layout.FLAT:
+        y = _by_head(graph, name, block, y)
+    for old, new in zip((block.result, *block.present), (y, *presents), strict=True):
+        new.name, old.name = old.name, f"{old.name}/native"
+        new.type, new.shape = old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if scales is not None:
+        for value in (*block.past, *presents):
+            value.type = ir.TensorType(ir.DataType.INT8)
+    return [name]
+
+
+def join_projections(graph: ir.Graph) -> None:
+    """Take out what splits a projection into queries, keys and values that CachedAttention takes together."""
+    for node in list(graph):
+        if node.op_type != OP or node.domain != DOMAIN or not is_op(concat := operand(node, 0).producer(), "Concat"):
+            continue
+        whole = _split_into([operand(concat, index) for index in range(len(concat.inputs))])
+        if whole is not None:
+            node.replace_input_with(0, whole)
+
+
+def cache_scales(statistics: Statistics, subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of keys and values [kv_heads]: the largest magnitude of each head becomes E4M3's largest number."""
+    arrays = [statistics.of(name).head_amax for name in subgraph.linear_inputs]
+    key, value = (e4m3_scale(amax) for amax in arrays if amax is not None)
+    return key, value
+
+
+def _flat(graph: ir.Graph, name: str, part: Projection, head_dim: int, nodes: list[ir.Node]) -> ir.Value:
+    """[batch, new, heads * head_dim]."""
+    value = part.value
+    if part.layout == Layout.FLAT:
+        return value
+    prefix = f"{name}/{value.name}"
+    if part.layout == Layout.HEADS_FIRST:
+        turn = ir.node("Transpose", [value], {"perm": [0, 2, 1, 3]}, name=f"{prefix}/by_token")
+        nodes.append(turn)
+        value = turn.outputs[0]
+    shape = _shape(graph, f"{name}/flat_{part.heads}", [0, 0, part.heads * head_dim])
+    flat = ir.node("Reshape", [value, shape], name=f"{prefix}/flat")
+    nodes.append(flat)
+    return flat.outputs[0]
+
+
+def _by_head(graph: ir.Graph, name: str, block: CacheAttention, y: ir.Value) -> ir.Value:
+    """y as [batch, heads, new, head_dim]."""
+    y.name = f"{name}/flat"
+    shape = _shape(graph, f"{name}/heads", [0, 0, block.query.heads, block.head_dim])
+    wide = ir.node("Reshape", [y, shape], name=f"{name}/by_head")
+    turned = ir.node("Transpose", [wide.outputs[0]], {"perm": [0, 2, 1, 3]}, name=f"{name}/heads_first")
+    insert_behind(graph, y, [wide, turned])
+    return turned.outputs[0]
+
+
+def _constant(graph: ir.Graph, name: str, array: torch.Tensor, made: MadeWeights, shared: bool) -> ir.Value:
+    """An initializer; tables are the same one for all layers that turn alike."""
+    dtype = {torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16}.get(
+        array.dtype, ir.DataType.FLOAT
+    )
+    key = ("attention", tuple(array.shape), array.numpy().tobytes()) if shared else (name,)
+    if key not in made:
+        value = initializer(name, array, dtype)
+        register(graph, value)
+        made[key] = (value,)
+    return made[key][0]
+
+
+def _shape(graph: ir.Graph, name: str, sizes: Sequence[int]) -> ir.Value:
+    if name in graph.initializers:
+        return graph.initializers[name]
+    value = ir.val(name, const_value=ir.tensor(np.array(sizes, np.int64), name=name))
+    register(graph, value)
+    return value
+
+
+def _typed(value: ir.Value, dtype: ir.DataType, shape: Sequence[int | str | ir.SymbolicDim]) -> None:
+    value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
+
+
+def _place(graph: ir.Graph) -> dict[ir.Value, int]:
+    place = dict.fromkeys(graph.inputs, -1)
+    place |= {output: index for index, node in enumerate(graph) for output in node.outputs}
+    return place
+
+
+def _split_into(parts: Sequence[ir.Value]) -> ir.Value | None:
+    """What `parts` are, in order and together, along the last axis: outputs of one Split, or neighbouring Slices."""
+    producers = [part.producer() for part in parts]
+    first = producers[0]
+    if is_op(first, "Split") and all(node is first for node in producers):
+        axis, source = first.attributes.get_int("axis", 0), operand(first, 0)
+        return source if tuple(parts) == tuple(first.outputs) and _is_last(axis, source) else None
+    if not all(is_op(node, "Slice") for node in producers):
+        return None
+    end, source = 0, operand(producers[0], 0)  # type: ignore[arg-type]
+    for node in producers:
+        assert node is not None
+        start, stop, axes = (constant_integers(node.inputs[index]) for index in (1, 2, 3))
+        steps = constant_integers(node.inputs[4]) if len(node.inputs) > 4 else [1]
+        last = axes is not None and len(axes) == 1 and _is_last(axes[0], source)
+        if operand(node, 0) is not source or not last or start != [end] or stop is None or steps != [1]:
+            return None
+        width = source.shape[-1] if source.shape is not None else None
+        end = min(stop[0], width) if isinstance(width, int) else stop[0]
+    return source if source.shape is not None and source.shape[-1] == end else None
+
+
+def _is_last(axis: int, value: ir.Value) -> bool:
+    return axis == -1 or (value.shape is not None and axis == len(value.shape) - 1)
