@@ -257,7 +257,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
     if short:
         listed = "; ".join(f"{entry['name']}: {entry['problem']}" for entry in short)
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
-    if copied := list(copied_caches(layers, job.planned, job.caches)):
+    if copied := list(copied_caches(layers, job.planned, job.caches, max(1, len(job.profiles)))):
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
     size = engine.nbytes
     if size == 0:

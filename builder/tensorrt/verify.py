@@ -65,7 +65,8 @@ def layers_of_log(message: str) -> list[Layer]:
             name, kind, read, written, metadata = found.groups()
             inputs, listed, constants = read.partition(", Constants: ")
             listed_types = _logged(constants) if listed else None
-            tensors = frozenset(re.findall(r"\bName: ([^,]*)", f"{inputs} {written}"))
+            ports = re.findall(r"\bName: ([^,]*)", f"{inputs} {written}")
+            tensors = frozenset(re.sub(r" \[profile \d+\]$", "", port) for port in ports)
             layers.append(
                 Layer(name, kind, _logged(inputs), _onnx_nodes(metadata), listed_types, _profile(line), tensors)
             )
@@ -129,16 +130,20 @@ def check_layers(layers: list[Layer], planned: list[dict[str, Any]], profiles: i
     return results
 
 
-def copied_caches(layers: list[Layer], planned: list[dict[str, Any]], caches: Mapping[str, str]) -> Iterator[str]:
-    """Caches of attention plugins that the engine copies on the way: the plugin's ports are not the network's, so that
-    one address for input and output would not make the update one in place."""
+def copied_caches(
+    layers: list[Layer], planned: list[dict[str, Any]], caches: Mapping[str, str], profiles: int = 1
+) -> Iterator[str]:
+    """What of the attention plugins' caches, two for each, is not updated in place: where a plugin's ports are not the
+    network's, one address for input and output would not make it so."""
     nodes = {node for entry in planned if entry["decision"].startswith("attention") for node in entry["engine_nodes"]}
-    mine = [layer for layer in layers if layer.is_plugin and not layer.nodes.isdisjoint(nodes)]
-    ports = [layer.tensors for layer in mine]
-    for past, present in caches.items():
-        reading = [names for names in ports if past in names or present in names]
-        if any(not {past, present} <= names for names in reading):
-            yield f"cache {past!r}: TensorRT copies it around its plugin instead of updating it in place"
+    for profile in range(profiles):
+        ports = [layer.tensors for layer in layers if layer.profile == profile and not layer.nodes.isdisjoint(nodes)]
+        bound = sum(any({past, present} <= names for names in ports) for past, present in caches.items())
+        if bound != 2 * len(nodes):
+            yield (
+                f"profile {profile}: {bound} of {2 * len(nodes)} caches of attention plugins are updated in place, and "
+                "TensorRT copies the others"
+            )
 
 
 def _problems(subgraph: dict[str, Any], layers: list[Layer]) -> Iterator[str]:

@@ -63,7 +63,7 @@ def rotate(x: np.ndarray, rotation: Rotation, rows: np.ndarray) -> np.ndarray:
         return x
     half = rotation.cos.shape[1]
     cos, sin = rotation.cos[rows][:, None], rotation.sin[rows][:, None]
-    y = x.copy()
+    y: np.ndarray = x.copy()
     first, second = _pairs(rotation.kind, half)
     y[..., first] = x[..., first] * cos - x[..., second] * sin
     y[..., second] = x[..., second] * cos + x[..., first] * sin

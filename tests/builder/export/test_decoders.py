@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions, Decoder, decoder_of
 from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.rewrite import rewrite
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,6 +97,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", "BloomForCausalLM", {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),  # alibi
 }
 QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
+# Why CachedAttention does not serve a family.
+ATTENTION_STAYS = {
+    "deepseek_v2": "keys have 24 dimensions and values 12",
+    "deepseek_v3": "keys have 24 dimensions and values 12",
+    "bloom": "its mask '.*' is neither causal nor of a window",
+}
 
 
 def saved(name: str, folder: Path, seed: int) -> Any:
@@ -159,6 +170,21 @@ def test_generates_what_transformers_generates(tmp_path: Path, seed: int, name: 
         generated = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
         expected.append(generated[0, len(prompt) :].tolist())
     assert greedy(path, prompts, padding=int(torch.randint(0, 100, ()))) == expected
+
+    source = load(path)
+    plan = make_plan(
+        source, find_subgraphs(source), Capabilities("any"), kinds=("mlp",), precision="bf16", attention="plugin"
+    )
+    plan.subgraphs = [entry for entry in plan.subgraphs if entry.kind == "attention"]
+    layers = sum(str(value.name).endswith(".key") for value in source.graph.outputs)
+    assert len(plan.subgraphs) == layers
+    if (reason := ATTENTION_STAYS.get(name)) is not None:
+        assert all(entry.decision == "keep" and re.search(reason, entry.reason) for entry in plan.subgraphs)
+        return
+    rewritten = rewrite(source, plan, None, tmp_path / "rewritten.onnx").path
+    left = [node.op_type for node in onnx.load(rewritten).graph.node]
+    assert (left.count("CachedAttention"), left.count("TensorScatter")) == (layers, 0)
+    assert greedy(rewritten, prompts, padding=int(torch.randint(0, 100, ()))) == expected
 
 
 def test_all_logits_are_those_without_a_cache(tmp_path: Path, seed: int) -> None:
