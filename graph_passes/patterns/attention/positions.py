@@ -25,6 +25,8 @@ def window_of(model: ir.Model, mask: ir.Value, capacity: int) -> int:
     past = sorted({0, (capacity - new) // 2, capacity - new})
     (found,) = Part(model, [], [mask]).run(past, new)
     seen = found if found.dtype == np.bool_ else found > _HIDDEN
+    if found.dtype != np.bool_ and found[seen].any():
+        raise ValueError(f"its mask '{mask.name}' also adds to scores that count, as ALiBi does")
     positions = np.array(past)[:, None] + np.arange(new)
     distance = positions[:, None, :, None] - np.arange(capacity)
     if np.ndim(seen) != 4 or seen.shape[-1] != capacity:

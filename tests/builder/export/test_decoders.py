@@ -101,7 +101,7 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
 ATTENTION_STAYS = {
     "deepseek_v2": "keys have 24 dimensions and values 12",
     "deepseek_v3": "keys have 24 dimensions and values 12",
-    "bloom": "its mask '.*' is neither causal nor of a window",
+    "bloom": "its mask '.*' also adds to scores that count",
 }
 
 
