@@ -291,7 +291,8 @@ def _sizes(core: Core, past: Sequence[ir.Value]) -> tuple[int, int, int, int]:
 
 
 def _with_norm(source: Projection, head_dim: int) -> Projection:
-    norm = match_rms_norm(source.value, head_dim)
+    # Of each head, and not of all together.
+    norm = None if source.layout == Layout.FLAT else match_rms_norm(source.value, head_dim)
     found = None if norm is None else in_front_of_layout(norm.x, source.heads, head_dim)
     return source if found is None else replace(found, norm=norm)
 

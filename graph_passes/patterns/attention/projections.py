@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
-from trt_nvfp4.graph_passes.patterns.attention.evaluate import depends_on_data
+from trt_nvfp4.graph_passes.patterns.attention.evaluate import depends_on_data, leaves_of
 from trt_nvfp4.graph_passes.subgraphs.attention import Layout, Projection
 
 # Operators whose result is linear in operand 0 alone.
 _OF_FIRST = (
     *("Neg", "Slice", "Split", "Reshape", "Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Gather"),
-    *("Div", "RotaryEmbedding"),
+    "RotaryEmbedding",
 )
 _LAYOUT = ("Reshape", "Transpose", "Identity")
 
@@ -74,7 +74,9 @@ def _linear_operands(value: ir.Value, known: dict[ir.Value, bool]) -> list[ir.Va
     if node.op_type in _OF_FIRST:
         return data if data == operands[:1] else None
     if node.op_type == "Mul":
-        return data if len(data) == 1 else None
+        # By a table of positions; a constant is a norm's weight, or another factor.
+        tables = [operand for operand in operands if operand not in data]
+        return data if len(data) == 1 and all(leaves_of([table], ()) for table in tables) else None
     if node.op_type in ("Add", "Sub", "Concat"):
         return data if len(data) == len(operands) else None
     return None

@@ -98,11 +98,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
 # Why CachedAttention does not serve a family.
-ATTENTION_STAYS = {
-    "deepseek_v2": "keys have 24 dimensions and values 12",
-    "deepseek_v3": "keys have 24 dimensions and values 12",
-    "bloom": "its mask '.*' also adds to scores that count",
-}
+ATTENTION_STAYS = {"bloom": "its scores are computed by was not recognized"}  # ALiBi
+# Latent attention: what is cached is no keys and values of heads.
+WITHOUT_ATTENTION = ("deepseek_v2", "deepseek_v3")
 
 
 def saved(name: str, folder: Path, seed: int) -> Any:
@@ -113,6 +111,8 @@ def saved(name: str, folder: Path, seed: int) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(3)  # initial weights are so small that attention makes no difference
+            else:
+                parameter.add_(torch.rand_like(parameter) / 2)  # norms' weights are all the same
     model.save_pretrained(folder)
     return model
 
@@ -177,9 +177,9 @@ def test_generates_what_transformers_generates(tmp_path: Path, seed: int, name: 
     )
     plan.subgraphs = [entry for entry in plan.subgraphs if entry.kind == "attention"]
     layers = sum(str(value.name).endswith(".key") for value in source.graph.outputs)
-    assert len(plan.subgraphs) == layers
-    if (reason := ATTENTION_STAYS.get(name)) is not None:
-        assert all(entry.decision == "keep" and re.search(reason, entry.reason) for entry in plan.subgraphs)
+    assert len(plan.subgraphs) == (0 if name in WITHOUT_ATTENTION else layers)
+    if (reason := ATTENTION_STAYS.get(name)) is not None or name in WITHOUT_ATTENTION:
+        assert all(entry.decision == "keep" and re.search(str(reason), entry.reason) for entry in plan.subgraphs)
         return
     rewritten = rewrite(source, plan, None, tmp_path / "rewritten.onnx").path
     left = [node.op_type for node in onnx.load(rewritten).graph.node]
