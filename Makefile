@@ -6,13 +6,14 @@ CPP := $(shell git ls-files '*.cu' '*.cuh' '*.cpp' '*.h')
 # Container images set it; then every process would compile torch and all else that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: build/types help demo demo-llm test test-fast lint format install clean
+.PHONY: build/types help demo demo-llm test test-fast docs lint format install clean
 
 help:
 	@echo "make demo       a real model to a verified NVFP4 engine, no GPU needed"
 	@echo "make demo-llm   a language model with its cache to an engine and to text, no GPU needed"
 	@echo "make test       all tests, fast ones first (GPU tests skip without a GPU)"
 	@echo "make test-fast  the fast tests alone"
+	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make lint       ruff, mypy, import-linter, clang-format"
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make clean      remove the environment and everything built"
@@ -62,6 +63,10 @@ lint: install build/types
 	MYPYPATH=build/types $(BIN)/mypy -p trt_nvfp4
 	cd build/types && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.import_linter_cache
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+# The documentation as a site, in build/site.
+docs: install
+	$(BIN)/python -m mkdocs build
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -110,7 +110,7 @@ def test_the_page_shows_the_recorded_run(recorded: dict[str, Any], subjects: Any
     for part in (rows, *modelopt_tables(json.loads((RESULTS / "modelopt.json").read_text())["rows"])):
         assert "\n".join(part) in page
     cells = {row.split(" | ")[0]: row.strip("| ").split(" | ") for row in rows}
-    readme = (ROOT / "README.md").read_text().split("## Accuracy")[1].split("## Limits")[0]
+    readme = (ROOT / "README.md").read_text().split("## Accuracy")[1].split("## Where things are")[0]
     shown = [
         row for row in readme.splitlines() if row.startswith("| `") and "llama" not in row and "--recipe" not in row
     ]

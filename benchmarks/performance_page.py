@@ -1,0 +1,200 @@
+"""Writes docs/performance.md: every table comes from a recorded run in benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "performance.md"
+
+INTRODUCTION = """# Performance
+
+Every figure on this page comes from a recorded run. The JSON file named above a table holds the GPU, the driver, the
+versions and the command. A ratio is the time of a baseline in the same run divided by ours: 2x is twice as fast. "Of
+bandwidth" is the time that reading the necessary bytes once would take, at the read bandwidth measured in the same run,
+divided by our time. The kernels for Blackwell have not run on such a GPU yet. They are checked on the PTX emulator;
+[Roofline](roofline.md) predicts what a GPU can reach at best.
+
+The benchmarks need a GPU, a CUDA build of torch and `pip install '.[benchmarks]'`.
+[`benchmarks/NOTES.md`](../benchmarks/NOTES.md) logs what was tried. `python benchmarks/performance_page.py` writes this
+page."""
+
+STACK = """## A stack of MLPs in one launch
+
+18 gated MLP layers (2048/16384, GELU-tanh) as one `NVFP4PersistentMLP` node, BF16 activations (W4A16), weights out of
+L2. Each CUDA graph holds four calls, which spreads its launch cost. BF16 and FP8 are `F.linear` and `torch._scaled_mm`
+under torch.compile and a CUDA graph, the faster of its default and its autotuning."""
+
+LINEAR = """## Linears
+
+`NVFP4Linear` (W4A16, FP16 activations) in the same runs, against `F.linear` in BF16, torch's int4 and humming."""
+
+MOE = """## Mixtures of experts
+
+`NVFP4MoE` (W4A16), from the router's logits to the weighted sum, against BF16's grouped_mm under torch.compile, and
+against humming's two GEMMs of the experts alone on the same weights, the faster of its two ways."""
+
+FP8_MLP = """## FP8 MLPs
+
+`FP8GatedMLP` on the same stack, layer by layer, calibrated scales, against `torch._scaled_mm` under torch.compile. The
+floor is the larger of weights over read bandwidth and products over the peak, which is that of `torch._scaled_mm` on
+8192x8192x8192 in the same run."""
+
+FP8_MOE = """## FP8 mixtures of experts
+
+`FP8MoE` with calibrated scales, from the router's logits to the weighted sum, against BF16's grouped_mm under
+torch.compile, and against torch's FP8 GEMMs of the experts alone, on rows that are sorted and quantized already: expert
+by expert (`_scaled_mm`) and in one launch (`_scaled_grouped_mm`)."""
+
+ATTENTION = """## Attention over a cache
+
+`CachedAttention` at the shape of Qwen3-8B (32 query heads, 8 of keys and values, 128 wide), one new token a sequence,
+against torch's scaled_dot_product_attention in FP16. About 10 us of a call do not depend on the length."""
+
+PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and cuDNN's."
+
+
+def load(name: str) -> dict[str, Any]:
+    return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
+
+
+def times(run: dict[str, Any]) -> dict[str, float]:
+    return {name: timing["median_us"] for name, timing in run["timings"].items()}
+
+
+def fastest(run: dict[str, Any], variant: str) -> float:
+    """Median microseconds of the fastest of its ways."""
+    return min(us for name, us in times(run).items() if name.startswith(variant))
+
+
+def table(heads: str, rows: Iterable[Iterable[str]]) -> str:
+    titles = heads.split(", ")
+    lines = [titles, ["---"] * len(titles), *(list(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def source(*names: str) -> str:
+    """Which runs: GPU, bandwidth, file and command."""
+    found = []
+    for name in names:
+        record = load(name)
+        gpu, bandwidth = record["environment"]["gpu"], record["read_bandwidth"] / 1e12
+        script = record["environment"]["command"].split(" --")[0]
+        found.append(f"{gpu} ({bandwidth:.2f} TB/s): [`{name}.json`](../benchmarks/results/{name}.json), `{script}`")
+    return "; ".join(found) + "."
+
+
+def stack_table(gpu: str = "") -> str:
+    """The stack, a row for each number of tokens; README shows the H200's."""
+    rows = []
+    for run in load(f"decode{gpu}")["stack"]:
+        ours = times(run)["nvfp4 persistent bf16"]
+        others = ("bf16", "fp8", "humming", "nvfp4 layer by layer bf16")
+        share = run["bandwidth_fractions"]["nvfp4 persistent bf16"]
+        rows.append([str(run["m"]), f"{share:.0%}", *(f"{fastest(run, other) / ours:.2f}x" for other in others)])
+    return table("tokens, of bandwidth, BF16, FP8, humming (W4A16), launches layer by layer", rows)
+
+
+def linear_table(gpu: str = "") -> str:
+    runs = sorted(load(f"decode{gpu}")["linear"], key=lambda run: (run["n"], run["k"], run["m"]))
+    rows = []
+    for run in runs:
+        ours = times(run)["nvfp4 fp16"]
+        share = run["bandwidth_fractions"]["nvfp4 fp16"]
+        ratios = (f"{times(run)[other] / ours:.2f}x" for other in ("bf16", "int4", "humming"))
+        rows.append([f"{run['n']}x{run['k']}", str(run["m"]), f"{share:.0%}", *ratios])
+    return table("outputs x inputs, tokens, of bandwidth, BF16, int4, humming", rows)
+
+
+def moe_table(name: str, plugin: str, heads: str, others: tuple[str, ...]) -> str:
+    record = load(name)
+    rows = []
+    for run in record["moe"]:
+        ours = times(run)[plugin]
+        least = run["megabytes"] / record["read_bandwidth"] * 1e12
+        ratios = (f"{fastest(run, other) / ours:.2f}x" for other in others)
+        rows.append([run["model"], str(run["tokens"]), f"{ours:.0f} us", f"{least / ours:.0%}", *ratios])
+    return table(f"model, tokens, time, of bandwidth, {heads}", rows)
+
+
+def fp8_table() -> str:
+    rows = []
+    for run in load("fp8_mlp")["stack"]:
+        ours = times(run)["fp8 plugin"]
+        shares = (run["floor_us"] / ours, run["fraction_of_peak"])
+        ratios = (times(run)[other] / ours for other in ("torch", "torch, fast accumulation"))
+        rows.append([str(run["m"]), f"{ours:.0f} us", *(f"{s:.0%}" for s in shares), *(f"{r:.2f}x" for r in ratios)])
+    return table("tokens, time, of the floor, of the peak, FP8, FP8 with fast accumulation", rows)
+
+
+def attention_table() -> str:
+    rows = []
+    for run in load("attention")["decode"]:
+        if run["shape"] == "Qwen3-8B":
+            ours = times(run)["plugin"]
+            against = f"{times(run)['torch'] / ours:.2f}x" if "torch" in run["timings"] else "-"
+            shares = [f"{ours:.0f} us", f"{run['fraction_of_bandwidth']:.0%}", against]
+            rows.append([str(run["batch"]), run["cache"], str(run["length"]), *shares])
+    return table("batch, cache, cached tokens, time, of bandwidth, torch", rows)
+
+
+def prefill_table() -> str:
+    rows = []
+    for run in load("attention")["prefill"]:
+        found = times(run)
+        others = [name for name in found if name.startswith("torch")]
+        if run["shape"] == "Qwen3-8B" and run["cache"] == "float16" and others:
+            ratios = (f"{found[f'torch {name}_attention'] / found['plugin']:.2f}x" for name in ("flash", "cudnn"))
+            rows.append([str(run["new"]), f"{found['plugin']:.0f} us", f"{run['tflops']:.0f}", *ratios])
+    return table("new tokens, time, TFLOPS, flash, cuDNN", rows)
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [
+        INTRODUCTION,
+        STACK,
+        source("decode"),
+        stack_table(),
+        "![Microseconds by tokens, with the bandwidth floor](../benchmarks/results/decode.svg)",
+        source("decode_h100"),
+        stack_table("_h100"),
+        LINEAR,
+        f"H200, `decode.json`:\n\n{linear_table()}",
+        f"H100, `decode_h100.json`:\n\n{linear_table('_h100')}",
+        MOE,
+        *(
+            f"{source(name)}\n\n{moe_table(name, 'nvfp4', 'BF16, humming', ('bf16', 'humming'))}"
+            for name in ("moe", "moe_h100")
+        ),
+        FP8_MLP,
+        source("fp8_mlp"),
+        fp8_table(),
+        FP8_MOE,
+        source("fp8_moe"),
+        moe_table(
+            "fp8_moe",
+            "fp8 plugin",
+            "BF16, FP8 expert by expert, FP8 grouped",
+            ("bf16", "fp8 GEMMs, expert by expert", "fp8 GEMMs, grouped"),
+        ),
+        ATTENTION,
+        source("attention"),
+        attention_table(),
+        PREFILL,
+        prefill_table(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
