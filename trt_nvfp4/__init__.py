@@ -16,9 +16,34 @@ from typing import TYPE_CHECKING
 from trt_nvfp4.errors import TrtNvfp4Error
 
 if TYPE_CHECKING:
-    from trt_nvfp4.api import BuildResult, Generator, build, compare, inspect, plan, rewrite
+    from trt_nvfp4.api import (
+        BuildResult,
+        Component,
+        Generator,
+        Loop,
+        Pipeline,
+        build,
+        build_parts,
+        compare,
+        inspect,
+        plan,
+        rewrite,
+    )
 
-__all__ = ["BuildResult", "Generator", "TrtNvfp4Error", "build", "compare", "inspect", "plan", "rewrite"]
+__all__ = [
+    "BuildResult",
+    "Component",
+    "Generator",
+    "Loop",
+    "Pipeline",
+    "TrtNvfp4Error",
+    "build",
+    "build_parts",
+    "compare",
+    "inspect",
+    "plan",
+    "rewrite",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -14,6 +14,11 @@ from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.accuracy.compare import Comparison
 from trt_nvfp4.builder.accuracy.metrics import Thresholds
 from trt_nvfp4.builder.accuracy.runners import Side
+from trt_nvfp4.builder.components import build as building_parts
+from trt_nvfp4.builder.components.build import PartsReport
+from trt_nvfp4.builder.components.manifest import Loop
+from trt_nvfp4.builder.components.pipeline import Pipeline
+from trt_nvfp4.builder.components.user_modules import Component
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.pipeline import pipeline
@@ -24,7 +29,19 @@ from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
-__all__ = ["BuildResult", "Generator", "build", "compare", "inspect", "plan", "rewrite"]
+__all__ = [
+    "BuildResult",
+    "Component",
+    "Generator",
+    "Loop",
+    "Pipeline",
+    "build",
+    "build_parts",
+    "compare",
+    "inspect",
+    "plan",
+    "rewrite",
+]
 
 PathLike: TypeAlias = str | Path
 #: Shapes of inputs by name, for example {"input_ids": (1, 128)}.
@@ -128,6 +145,58 @@ def build(
             attention=attention,
             kv_cache=kv_cache,
             all_logits=all_logits,
+            trust_remote_code=trust_remote_code,
+        ),
+        progress,
+    )
+
+
+def build_parts(
+    model: PathLike,
+    *,
+    target: str,
+    output: PathLike | None = None,
+    bundle: PathLike | None = None,
+    precision: Precision = "auto",
+    calib_data: PathLike | None = None,
+    recipe: str | None = None,
+    min_shapes: Shapes | None = None,
+    opt_shapes: Shapes | None = None,
+    max_shapes: Shapes | None = None,
+    kinds: Sequence[str] | None = None,
+    cache_capacity: int | None = None,
+    max_batch: int | None = None,
+    image_size: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> PartsReport:
+    """Builds every part of a model of several graphs into the folder `output`, or bundles into the folder `bundle`.
+
+    Args:
+        model: A Hugging Face directory of an encoder-decoder or vision-language model, or a Python file with the parts
+            (`model.py:components`), which is run.
+        calib_data: Samples of the whole model; each part is calibrated with what flows into it.
+        image_size: HEIGHTxWIDTH in pixels, where the vision encoder leaves a choice.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return building_parts.run(
+        Request(
+            model=Path(model),
+            target=find_target(target),
+            output=_path(output),
+            bundle=_path(bundle),
+            precision=precision,
+            calib_data=_path(calib_data),
+            recipe=recipe,
+            least=_shapes(min_shapes),
+            typical=_shapes(opt_shapes),
+            most=_shapes(max_shapes),
+            kinds=_kinds(kinds),
+            cache_capacity=cache_capacity,
+            max_batch=max_batch,
+            image_size=image_size,
             trust_remote_code=trust_remote_code,
         ),
         progress,

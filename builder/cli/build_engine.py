@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,9 @@ from trt_nvfp4.builder.cli.console import (
     print_json,
 )
 
+if TYPE_CHECKING:
+    from trt_nvfp4.builder.pipeline.request import Request
+
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
@@ -29,7 +32,8 @@ def build_engine(
     model: Annotated[
         Path,
         typer.Argument(
-            help="ONNX file, Hugging Face model directory (exported for you), or OUT.rewritten.onnx with --plan."
+            help="ONNX file, Hugging Face model directory (exported for you), OUT.rewritten.onnx with --plan, or a "
+            "Python file with the parts of a model (model.py:components), which is run."
         ),
     ],
     target: Annotated[
@@ -222,6 +226,13 @@ def build_engine(
     all_logits: Annotated[
         bool, typer.Option("--all-logits", help="With caches: logits of every token, not of each sequence's last.")
     ] = False,
+    image_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Height and width in pixels that a vision encoder is built for, where the model leaves a choice.",
+            metavar="HxW",
+        ),
+    ] = None,
     trust_remote_code: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
@@ -237,6 +248,8 @@ def build_engine(
     """
     with failures(debug, as_json):
         from trt_nvfp4.builder.accuracy.budget import Budget
+        from trt_nvfp4.builder.components.source import is_of_parts
+        from trt_nvfp4.builder.components.user_modules import is_python_file
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
         from trt_nvfp4.builder.pipeline import pipeline
         from trt_nvfp4.builder.report import report
@@ -277,7 +290,11 @@ def build_engine(
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
             accuracy_data=accuracy_data,
             trust_remote_code=trust_remote_code,
+            image_size=image_size,
         )
+        if is_of_parts(model, task) or is_python_file(model):
+            _build_parts(request, as_json)
+            return
         with ProgressBar() as progress:
             result = pipeline.run(request, progress)
         if as_json:
@@ -287,6 +304,20 @@ def build_engine(
         for table in report.subgraph_tables(shown["subgraphs"]):
             output.print(table)
         output.print(report.summary_table(shown))
+
+
+def _build_parts(request: Request, as_json: bool) -> None:
+    """A model of several graphs: each becomes an engine, or a bundle."""
+    from trt_nvfp4.builder.components import build
+    from trt_nvfp4.builder.components.tables import report_tables
+
+    with ProgressBar() as progress:
+        result = build.run(request, progress)
+    if as_json:
+        print_json(result.json())
+        return
+    for table in report_tables(json.loads(result.json())):
+        output.print(table)
 
 
 if __name__ == "__main__":

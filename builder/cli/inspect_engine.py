@@ -15,7 +15,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 
 @app.command(cls=Command, epilog=EXIT_CODES)
 def inspect_engine(
-    path: Annotated[Path, typer.Argument(help="A plan (.yaml), report (.json), ONNX file, engine, or bundle folder.")],
+    path: Annotated[
+        Path, typer.Argument(help="A plan (.yaml), report (.json), ONNX file, engine, bundle, or folder of parts.")
+    ],
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,

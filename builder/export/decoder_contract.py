@@ -72,6 +72,8 @@ class Decoder:
     #: frequencies change there (long rope). None for most models.
     recompute_length: int | None = None
     tokenizer: str | None = TOKENIZER
+    #: The input that new tokens come in by: a part of a model may be given embeddings in place of ids.
+    tokens: str = IDS
     version: int = VERSION
 
     @property

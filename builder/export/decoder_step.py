@@ -111,7 +111,7 @@ class Step(torch.nn.Module):
         self.model, self.capacity, self.all_logits, self.masked = model, capacity, all_logits, masked
         self.numbers: list[int] = []
         self.outputs: tuple[str, ...] = ()
-        self._layers = _layer_count(model)
+        self._layers = layer_count(model)
         parameters = inspect.signature(model.forward).parameters
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         self._takes_positions = "position_ids" in parameters or open_ended
@@ -141,23 +141,23 @@ class Step(torch.nn.Module):
         if self.masked:
             extra["attention_mask"] = torch.ones_like(positions[:, :1]).expand(-1, self.capacity)
         with (
-            _cached_attention(self.model),
+            cached_attention(self.model),
             without_branches(self.model, self.capacity),
-            _of_last_tokens(None if self.all_logits else self.model, new_length),
+            of_last_tokens(None if self.all_logits else self.model, new_length),
         ):
             found = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **extra)
         logits: torch.Tensor = found.logits
         return logits
 
 
-def _layer_count(model: Any) -> int:
+def layer_count(model: Any) -> int:
     numbers = [getattr(part, "layer_idx", None) for part in model.modules()]
     stated = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0)
     return max([stated, *(number + 1 for number in numbers if isinstance(number, int))])
 
 
 @contextmanager
-def _of_last_tokens(model: Any, new_length: torch.Tensor) -> Iterator[None]:
+def of_last_tokens(model: Any, new_length: torch.Tensor) -> Iterator[None]:
     """Within, the model's head sees each sequence's last valid token alone; None leaves it all tokens."""
     if model is None:
         yield
@@ -176,14 +176,18 @@ def _of_last_tokens(model: Any, new_length: torch.Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _cached_attention(model: Any) -> Iterator[None]:
-    """Within, the model attends by this module's functions; what has attention of its own gets the mask alone."""
+def cached_attention(
+    model: Any, attention_function: Callable[..., Any] | None = None, mask: Callable[..., Any] | None = None
+) -> Iterator[None]:
+    """Within, the model attends by `attention_function` and `mask`, or this module's own; what has attention of its
+    own gets the mask alone."""
+    attention_function, mask = attention_function or attend, mask or step_mask
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
     attends_by_interface = model._can_set_attn_implementation()
     eager = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
-    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _mask)
+    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention_function)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, mask)
     ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _additive_mask
     try:
         for config, _ in before:
@@ -197,7 +201,7 @@ def _cached_attention(model: Any) -> Iterator[None]:
             functions._global_mapping.pop(IMPLEMENTATION, None)
 
 
-def _mask(
+def step_mask(
     *,
     q_length: int,
     kv_length: int,
@@ -216,11 +220,11 @@ def _mask(
 
 
 def _additive_mask(*, dtype: torch.dtype, **arguments: Any) -> torch.Tensor:
-    mask = _mask(**arguments)
+    mask = step_mask(**arguments)
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
 
-def _attend(
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -239,11 +243,11 @@ def _attend(
     if softcap is None and s_aux is None and fused:
         result = attention(query, key, value, attention_mask, scale)
     else:
-        result = _spelled_out(query, key, value, attention_mask, scale, softcap, s_aux)
+        result = spelled_out(query, key, value, attention_mask, scale, softcap, s_aux)
     return result.transpose(1, 2).contiguous(), None
 
 
-def _spelled_out(
+def spelled_out(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

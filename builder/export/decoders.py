@@ -58,7 +58,7 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
         head_dim=[key.shape[3] for key in keys],
         value_head_dim=[value.shape[3] for value in values],
         vocab_size=model.get_output_embeddings().weight.shape[0],
-        eos_token_ids=_eos(model),
+        eos_token_ids=end_tokens(model),
         cache_dtype=str(empty[0].dtype).removeprefix("torch."),
         sliding_window=getattr(text, "sliding_window", None),
         all_logits=options.all_logits,
@@ -91,7 +91,7 @@ def _tried(step: Step) -> tuple[list[torch.Tensor], str | None]:
         return [], f"its code does not run over one ({line.rstrip('.')})"
 
 
-def _eos(model: Any) -> list[int]:
+def end_tokens(model: Any) -> list[int]:
     """The tokens that end a text, by the generation config or else the model's own."""
     configs = (getattr(model, "generation_config", None), model.config)
     found: Any = next((ids for config in configs if (ids := getattr(config, "eos_token_id", None)) is not None), [])

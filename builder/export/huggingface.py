@@ -10,7 +10,6 @@ import importlib
 import inspect
 import io
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,19 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
-from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
 from trt_nvfp4.builder.export.quantized_directory import check_all_used, check_not_quantized
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import parse_json
-from trt_nvfp4.common.replacing import scratch
 
 if TYPE_CHECKING:
     import torch
 
 OPSET = 21
-# Above this many bytes of weights they go to a file beside the ONNX (a protobuf ends at 2 GiB).
-EXTERNAL_DATA_BYTES = 256 << 20
 # How the names of forward's parameters end that take images or sound.
 MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
 EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
@@ -55,7 +50,7 @@ def longest_sequence(directory: Path, trust_remote_code: bool = False) -> int | 
         return None
     import transformers
 
-    with _quiet():
+    with quiet():
         config = transformers.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
@@ -93,6 +88,39 @@ def export(
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
+    model, absent = load_model(directory, trust_remote_code)
+    from trt_nvfp4.builder.export import torch_module
+
+    with quiet():
+        _check_kind(directory, model)
+        longest = longest_sequence(directory, trust_remote_code)
+        if task == "generate" or (task == "auto" and _generates(model)):
+            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest)
+        else:
+            wrapper, inputs, dynamic = _plain(model)
+            extra = Extra(longest=longest)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            program = torch_module.traced(wrapper, inputs, dynamic, extra.opset, extra.translations)
+        except Exception as error:
+            # The exporter raises types of its own for whatever it cannot translate.
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{directory}: torch.onnx cannot export {type(model).__name__}: "
+                f"{reason_of(error.__cause__ or error, model)}",
+            ) from error
+        _check_weights(directory, program, absent)
+        _check_dynamic(directory, program, dynamic, type(model).__name__, extra.longest)
+        metadata = {EXPORTED: directory.name, **extra.metadata}
+        torch_module.save(program, wrapper, wrapper.outputs, metadata, destination)
+    return destination
+
+
+def load_model(directory: Path, trust_remote_code: bool = False) -> tuple[Any, Set[str]]:
+    """The model of a Hugging Face directory, and the weights that its files lack, which transformers makes up.
+
+    Raises BuilderError: unavailable without transformers, model for a directory that holds none or a broken one.
+    """
     if (directory / "adapter_config.json").is_file():
         raise BuilderError(
             MODEL_AT_FAULT,
@@ -110,10 +138,8 @@ def export(
             UNAVAILABLE,
             f"exporting {directory} needs transformers and onnxscript: pip install transformers onnxscript ({error})",
         ) from error
-    import torch
-
     transformers.utils.logging.disable_progress_bar()
-    with _quiet():
+    with quiet():
         try:
             model, absent = _load(directory, transformers, trust_remote_code)
         except BuilderError:
@@ -126,48 +152,7 @@ def export(
                 f"{directory}: transformers cannot load this model: "
                 f"{reason if 'trust_remote_code' in str(error) else error}",
             ) from error
-        _check_kind(directory, model)
-        longest = longest_sequence(directory, trust_remote_code)
-        if task == "generate" or (task == "auto" and _generates(model)):
-            wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest)
-        else:
-            wrapper, inputs, dynamic = _plain(model)
-            extra = Extra(longest=longest)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with torch.no_grad(), onnx_arithmetic():
-            try:
-                program = torch.onnx.export(
-                    wrapper,
-                    tuple(inputs.values()),
-                    dynamo=True,
-                    opset_version=extra.opset,
-                    input_names=list(inputs),
-                    dynamic_shapes=dynamic,
-                    custom_translation_table=extra.translations,
-                    verbose=False,
-                )
-            except Exception as error:
-                # The exporter raises types of its own for whatever it cannot translate.
-                raise BuilderError(
-                    MODEL_AT_FAULT,
-                    f"{directory}: torch.onnx cannot export {type(model).__name__}: "
-                    f"{_reason(error.__cause__ or error, model)}",
-                ) from error
-        assert program is not None
-        _check_weights(directory, program, absent)
-        _check_dynamic(directory, program, dynamic, type(model).__name__, extra.longest)
-        for value, name in zip(program.model.graph.outputs, wrapper.outputs, strict=True):
-            value.name = name
-        program.model.metadata_props.update({EXPORTED: directory.name, **extra.metadata})
-        size = sum(tensor.nbytes for tensor in wrapper.state_dict().values())
-        # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
-        with scratch(destination.parent) as folder:
-            program.save(str(folder / destination.name), external_data=size > EXTERNAL_DATA_BYTES)
-            # An earlier export beside new weights would pass for whole.
-            destination.unlink(missing_ok=True)
-            for file in sorted(folder.iterdir(), key=lambda file: file.name == destination.name):
-                os.replace(file, destination.parent / file.name)
-    return destination
+    return model, absent
 
 
 def _check_files(directory: Path) -> None:
@@ -425,7 +410,7 @@ def _check_dynamic(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporter's notes about itself from the terminal."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -438,7 +423,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _reason(error: BaseException, model: torch.nn.Module) -> str:
+def reason_of(error: BaseException, model: torch.nn.Module) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "data-dependent" in line:
         of_experts = any("expert" in name for name, _ in model.named_modules())

@@ -67,6 +67,8 @@ def new_plan(
         raise
     except ValueError as error:
         raise BuilderError(USAGE, str(error)) from error
+    if request.is_part:
+        return plan
     kinds = sorted({entry.kind for entry in plan.subgraphs})
     if not set(kinds) & set(kinds_of(request)):
         hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
@@ -163,7 +165,7 @@ def check_required(request: Request, plan: Plan) -> None:
         if slow:
             raise BuilderError(VERIFICATION_FAILED, f"--require-fast cannot be met: {'; '.join(slow)}")
     short = [entry for entry in selected if entry.decision not in enough and not _apart(entry, plan, enough)]
-    if short or not selected:
+    if short or not (selected or request.is_part):
         listed = (
             "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
         )

@@ -78,6 +78,10 @@ class Request:
     max_batch: int | None = None
     all_logits: bool = False
     trust_remote_code: bool = False
+    #: HEIGHTxWIDTH of the images that a vision encoder is built for.
+    image_size: str | None = None
+    #: One graph of a model of several, which may have nothing to replace.
+    is_part: bool = False
 
     @property
     def base(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import onnx
 from rich.filesize import decimal
 from rich.table import Table
 
+from trt_nvfp4.builder.components.manifest import FILE as PARTS
+from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.components.tables import manifest_tables
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.report import report
@@ -42,6 +46,8 @@ def inspect(path: Path) -> dict[str, Any]:
 
     Raises BuilderError: model for what is missing or broken, usage for what is something else.
     """
+    if path.is_dir() and (path / PARTS).is_file():
+        return _parts(path)
     if path.is_dir():
         return _bundle(path)
     if not path.exists():
@@ -114,6 +120,20 @@ def _bundle(path: Path) -> dict[str, Any]:
     return {"kind": "bundle", **shown, "files": files, "changed_files": changed}
 
 
+def _parts(path: Path) -> dict[str, Any]:
+    manifest = Manifest.load(path)
+    built: dict[str, Any] = {}
+    for part in manifest.parts:
+        engine = path / f"{part.name}.engine"
+        if engine.is_file():
+            built[part.name] = f"{engine.name}, {engine.stat().st_size} bytes"
+        elif (path / part.name / bundle.MANIFEST).is_file():
+            built[part.name] = f"{part.name}/, a bundle"
+        else:
+            built[part.name] = "no engine yet"
+    return {"kind": "parts", "manifest": asdict(manifest), "built": built}
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a bundle says of itself. Raises BuilderError: usage for a folder that is none, model for a broken one."""
     manifest = folder / bundle.MANIFEST
@@ -169,6 +189,9 @@ def _engine(path: Path) -> dict[str, Any]:
 
 def tables(found: dict[str, Any]) -> Iterator[Table]:
     """What `inspect` found, for the terminal."""
+    if found["kind"] == "parts":
+        yield from manifest_tables(Manifest.of(found["manifest"]))
+        found = {"kind": found["kind"], "built": found["built"]}
     subgraphs = found.get("subgraphs")
     if subgraphs is not None:
         yield from report.subgraph_tables(subgraphs)

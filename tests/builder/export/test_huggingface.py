@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from trt_nvfp4.builder import errors, onnx_file
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.export import torch_module
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.targets import find_target
 
@@ -77,7 +78,7 @@ def test_exported_model_computes_the_same(tmp_path: Path, seed: int, name: str) 
 
 def test_large_weights_go_beside_the_model(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_model("bert", tmp_path / "bert", seed)
-    monkeypatch.setattr(export, "EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr(torch_module, "EXTERNAL_DATA_BYTES", 1000)
     path = export.export(tmp_path / "bert", tmp_path / "out" / "m.onnx")
     assert sorted(file.name for file in path.parent.iterdir()) == ["m.onnx", "m.onnx.data"]
     assert onnxruntime.InferenceSession(path).get_inputs()
@@ -413,7 +414,7 @@ def test_what_torch_cannot_export(tmp_path: Path, seed: int) -> None:
     ],
 )
 def test_reasons_are_whole_sentences(message: str, reason: str) -> None:
-    assert export._reason(ValueError(message), torch.nn.Module()) == f"{reason}; {export.CHANGE_IT}"
+    assert export.reason_of(ValueError(message), torch.nn.Module()) == f"{reason}; {export.CHANGE_IT}"
 
 
 def test_experts_are_named_where_there_are_some(tmp_path: Path, seed: int) -> None:

@@ -1,0 +1,1 @@
+"""Models of several graphs: parts with a manifest of what flows between them, built and run as one."""

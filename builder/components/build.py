@@ -1,0 +1,249 @@
+"""Builds every part of a model, each with a plan and a verification of its own, and compares the chain with the
+original."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from trt_nvfp4.builder.components.calibration import record, specs_of
+from trt_nvfp4.builder.components.check import check_export, computed_by, cosine, expected_of, relative_error
+from trt_nvfp4.builder.components.device import decoder_of_parts, model_of
+from trt_nvfp4.builder.components.manifest import FILE, Manifest, Part
+from trt_nvfp4.builder.components.parts import described
+from trt_nvfp4.builder.components.source import Source, of_directory
+from trt_nvfp4.builder.components.user_modules import is_python_file, of_file
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import IDS, TOKENIZER, CacheOptions
+from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.inputs.shapes import RANGES
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline.progress import Progress, Silent
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.builder.targets import require_here
+from trt_nvfp4.calibration.samples.samples import load_samples
+from trt_nvfp4.common.replacing import made_folder, scratch
+
+#: Beside the manifest: what became of each part, and how the chain compares.
+REPORT = "components.report.json"
+#: Builds all parts of a bundle on the device.
+SCRIPT = "build_engine.py"
+_SCRIPT = '''#!/usr/bin/env python3
+"""Builds the engine of every part in this folder, and checks it; options are those of each part's script."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+folder = Path(__file__).resolve().parent
+for part in json.loads((folder / "{manifest}").read_text())["parts"]:
+    print(part["name"], flush=True)
+    status = subprocess.run([sys.executable, str(folder / part["name"] / "{script}"), *sys.argv[1:]]).returncode
+    if status:
+        sys.exit(status)
+'''
+#: Options of one part's run that a model of parts has no use for.
+_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
+
+
+@dataclass
+class PartsReport:
+    """What building a model of parts came to. `chain`: agreement of the rewritten parts with the original."""
+
+    model: str
+    target: str
+    folder: str
+    parts: dict[str, Report] = field(default_factory=dict)
+    chain: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def json(self) -> str:
+        return json.dumps(asdict(self), indent=2, default=str)
+
+
+def run(request: Request, progress: Progress | None = None) -> PartsReport:
+    """Export, calibrate, build and compare all parts of `request.model`, into the folder of `-o` or `--bundle`.
+
+    Raises what `pipeline.run` raises; of a bundle nothing is left when that happens.
+    """
+    progress = progress or Silent()
+    _check(request)
+    destination = request.bundle or request.output
+    assert destination is not None
+    with made_folder(destination.parent), _folder(request, destination) as folder:
+        progress.stage("taking the model apart")
+        source = _source(request)
+        report = PartsReport(str(request.model), request.target.name, str(destination))
+        # Of a bundle, the parts' folders hold copies of what is exported.
+        with scratch(destination.parent) as temporary:
+            exported = temporary if request.bundle is not None else folder
+            manifest = _exported(source, exported, progress)
+            manifest.save(exported)
+            expected = expected_of(source.example)
+            computed = computed_by(exported, manifest, source.example, expected)
+            report.chain["export_error"] = check_export(source.name, expected, computed, _in_16_bits(source))
+            example = source.example
+            del source  # the modules' weights: builds need the memory
+            samples = _samples(request, exported, manifest, temporary / "samples", progress)
+            for part in manifest.parts:
+                one = _of_part(request, part, exported, folder / part.name, samples)
+                report.parts[part.name] = pipeline.run(one, _Named(progress, part.name))
+                if request.bundle is not None:  # which holds it
+                    _remove_model(folder / f"{part.name}.rewritten.onnx")
+                    report.parts[part.name].files.pop("rewritten model", None)
+        if request.model.is_dir():
+            copy_tokenizer(request.model, folder / TOKENIZER)
+        # As rewritten: what flows may have become another type.
+        parts = [described(part.name, model_of(folder, part.name), part.loop) for part in manifest.parts]
+        manifest = replace(manifest, parts=parts).check(str(destination))
+        manifest.save(folder)
+        if request.bundle is not None:
+            (folder / SCRIPT).write_text(_SCRIPT.format(manifest=FILE, script=SCRIPT))
+        progress.stage("comparing the chain with the original")
+        found = computed_by(folder, manifest, example, expected)
+        report.chain |= {"cosine": cosine(expected, found), "error": relative_error(expected, found)}
+        report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
+        (folder / REPORT).write_text(report.json() + "\n")
+        if folder != destination:
+            _rename_in_reports(folder, destination)
+    return report
+
+
+def _remove_model(path: Path) -> None:
+    for file in (path, path.with_name(path.name + ".data")):
+        file.unlink(missing_ok=True)
+
+
+def _rename_in_reports(folder: Path, destination: Path) -> None:
+    """Reports name files where they will lie."""
+    for file in (*folder.glob("*.report.json"), *folder.glob("*.report.html")):
+        file.write_text(file.read_text().replace(str(folder), str(destination)))
+
+
+def _check(request: Request) -> None:
+    if request.all_logits:
+        raise BuilderError(USAGE, f"--all-logits: {request.model} generates from its last token; leave it out")
+    for name in _OF_ONE_GRAPH:
+        if getattr(request, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise BuilderError(
+                USAGE, f"{flag}: {request.model} is built part by part; export the parts, and build one with {flag}"
+            )
+    if request.output is not None and request.bundle is None and request.output.suffix in (".engine", ".plan"):
+        raise BuilderError(
+            USAGE,
+            f"-o {request.output}: {request.model} becomes several engines; name a folder, such as "
+            f"-o {request.output.with_suffix('')}",
+        )
+    if request.bundle is None and request.output is None:
+        raise BuilderError(USAGE, "nothing says where to write: add -o FOLDER or --bundle FOLDER")
+    if request.bundle is None:
+        require_here(request.target)
+
+
+@contextmanager
+def _folder(request: Request, destination: Path) -> Iterator[Path]:
+    """Where the parts go: a bundle's folder appears when it is whole."""
+    if request.bundle is None:
+        if destination.exists() and not (destination.is_dir() and _is_free(destination)):
+            raise BuilderError(USAGE, f"{destination}: holds other files; name a new folder with -o")
+        destination.mkdir(exist_ok=True)
+        yield destination
+        return
+    if destination.exists():
+        raise BuilderError(USAGE, f"--bundle {destination}: exists already; choose a new folder or remove this one")
+    with scratch(destination.parent) as temporary:
+        folder = temporary / "bundle"
+        folder.mkdir()
+        yield folder
+        folder.rename(destination)
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a folder is empty, or of an earlier build."""
+    return (folder / FILE).is_file() or not any(folder.iterdir())
+
+
+def _source(request: Request) -> Source:
+    if is_python_file(request.model):
+        return of_file(request.model)
+    options = CacheOptions(request.cache_capacity, request.max_batch or 1)
+    return of_directory(request.model, options, request.image_size, request.trust_remote_code)
+
+
+def _exported(source: Source, folder: Path, progress: Progress) -> Manifest:
+    parts = []
+    for part in source.parts:
+        progress.stage(f"exporting {part.name} to ONNX")
+        parts.append(part.export(source.name, folder))
+    return Manifest(source.task, parts, source.flows, source.settings, source.name).check(source.name)
+
+
+def _in_16_bits(source: Source) -> bool:
+    return any(
+        tensor.is_floating_point() and tensor.dtype.itemsize == 2
+        for part in source.parts
+        for tensor in part.inputs.values()
+    )
+
+
+def _samples(
+    request: Request, exported: Path, manifest: Manifest, destination: Path, progress: Progress
+) -> Path | None:
+    """A folder with a folder of samples for each part, made of the user's samples of the whole."""
+    if request.calib_data is None:
+        return None
+    progress.stage("calibrating: running the chain on the samples")
+    tokenizer = request.model if request.model.is_dir() else None
+    found = load_samples(request.calib_data, specs_of(manifest), tokenizer, request.trust_remote_code)
+    record(exported, manifest, found, destination)
+    return destination
+
+
+def _of_part(request: Request, part: Part, exported: Path, base: Path, samples: Path | None) -> Request:
+    """The request for one part; its files are named after `base`."""
+    least, typical, most = (
+        {name: shape for name, shape in shapes.items() if name in part.inputs}
+        for shapes in (request.least, request.typical, request.most)
+    )
+    if part.name == "embed":  # as many tokens as the decoder behind it takes
+        decoder = decoder_of_parts(exported)
+        usual = min(RANGES["sequence"][1][1], decoder.capacity)
+        least = {IDS: (1, 1), **least}
+        typical = {IDS: (1, usual), **typical}
+        most = {IDS: (decoder.max_batch, decoder.capacity), **most}
+    return replace(
+        request,
+        model=exported / f"{part.name}.onnx",
+        least=least,
+        typical=typical,
+        most=most,
+        output=None if request.bundle is not None else base.with_name(base.name + ".engine"),
+        bundle=base if request.bundle is not None else None,
+        calib_data=None if samples is None else samples / base.name,
+        is_part=True,
+        # Once for all parts, beside them.
+        embed_plugins=False,
+        task="auto",
+        cache_capacity=None,
+        max_batch=None,
+        image_size=None,
+    )
+
+
+class _Named:
+    """Progress of one part."""
+
+    def __init__(self, inner: Progress, name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def stage(self, text: str) -> None:
+        self._inner.stage(f"{self._name}: {text}")
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        self._inner.step(done, total, text)

@@ -1,0 +1,70 @@
+"""Runs parts one behind the other, tensors flowing as the manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from trt_nvfp4.builder.components.device import Device, Handle, numpy_type
+from trt_nvfp4.builder.components.manifest import Manifest, Part, Port
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.plugins.ops.definition import shapes_fit
+
+#: Tensors by "part.name".
+Values = dict[str, Handle]
+
+
+def run_chain(device: Device, manifest: Manifest, given: Mapping[str, Handle]) -> Values:
+    """Every output of every part, in the manifest's order."""
+    values: Values = {}
+    for part in manifest.parts:
+        values |= run_part(device, manifest, part, given, values)
+    return values
+
+
+def run_part(
+    device: Device, manifest: Manifest, part: Part, given: Mapping[str, Handle], values: Mapping[str, Handle]
+) -> Values:
+    """The part's outputs by "part.name"; a part with a loop runs as often as that says."""
+    sources = manifest.sources(part)
+    loop = part.loop
+    numbers = {} if loop is None else loop.values
+    feeds = {
+        name: values[sources[name]] if name in sources else given[name] for name in part.inputs if name not in numbers
+    }
+    times = 1 if loop is None else loop.times
+    # What is carried comes out at the address that it goes in by.
+    in_place = {} if loop is None else {output: target for output, target in loop.carry.items() if times > 1}
+    found: Mapping[str, Handle] = {}
+    for turn in range(times):
+        for name, of_turns in numbers.items():
+            feeds[name] = device.put(_number(part.inputs[name], of_turns[turn]))
+        found = device.run(part.name, feeds, in_place)
+        if loop is not None:
+            feeds |= {target: found[output] for output, target in loop.carry.items()}
+    return {f"{part.name}.{name}": handle for name, handle in found.items()}
+
+
+def _number(port: Port, value: float) -> np.ndarray:
+    """A tensor that holds one number."""
+    return np.full([int(dim) for dim in port.shape], value, numpy_type(port))
+
+
+def check_given(manifest: Manifest, inputs: Mapping[str, np.ndarray]) -> None:
+    """Raise BuilderError (usage) for inputs that the model of parts does not take."""
+    expected = manifest.given()
+    for name in sorted(expected.keys() - inputs.keys()):
+        raise BuilderError(USAGE, f"the input {name} is missing: expected {expected[name]}")
+    for name, array in inputs.items():
+        if name not in expected:
+            raise BuilderError(USAGE, f"there is no input {name}; the model takes {', '.join(sorted(expected))}")
+        check_array(name, array, expected[name])
+
+
+def check_array(name: str, array: np.ndarray, port: Port) -> None:
+    """Raise BuilderError (usage) for an array that does not fit the port."""
+    if array.dtype != numpy_type(port) or not shapes_fit(array.shape, port.shape):
+        raise BuilderError(
+            USAGE, f"the input {name} is {array.dtype} [{', '.join(map(str, array.shape))}], expected {port}"
+        )

@@ -1,0 +1,103 @@
+"""Whether a chain of parts computes what the original does, on the source's example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trt_nvfp4.builder.components.chain import Values, run_chain, run_part
+from trt_nvfp4.builder.components.decoding import PartsRunner
+from trt_nvfp4.builder.components.device import Device, OnnxDevice, decoder_of_parts
+from trt_nvfp4.builder.components.manifest import Manifest, Part
+from trt_nvfp4.builder.components.source import Example
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+
+#: Tokens that are generated behind each prompt.
+STEPS = 3
+#: Largest relative error of an exported chain in float32, and of one in 16 bits.
+TOLERANCE, TOLERANCE_16_BITS = 1e-3, 5e-2
+
+
+def expected_of(example: Example) -> list[np.ndarray]:
+    """What the original computes: logits [batch, vocab] of each step over its own likeliest tokens, or all outputs."""
+    if example.logits is None:
+        return [example.outputs[name] for name in sorted(example.outputs)]
+    texts, found = [list(prompt) for prompt in example.prompts], []
+    with torch.no_grad():
+        for _ in range(STEPS):
+            logits = np.stack([example.logits(number, text) for number, text in enumerate(texts)])
+            found.append(logits)
+            for text, row in zip(texts, logits, strict=True):
+                text.append(int(row.argmax()))
+    return found
+
+
+def computed_by(folder: Path, manifest: Manifest, example: Example, expected: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the parts in the folder compute, in ONNX Runtime, given the original's own tokens."""
+    device = OnnxDevice(folder, manifest)
+    try:
+        given = {name: device.put(array) for name, array in example.inputs.items()}
+        if example.logits is None:
+            values = run_chain(device, manifest, given)
+            return [device.get(values[name]) for name in sorted(example.outputs)]
+        runner = PartsRunner(device, manifest, decoder_of_parts(folder))
+        runner.values, runner.given = before_decoding(device, manifest, given), given
+        rows = [list(prompt) for prompt in example.prompts]
+        runner.start(len(rows))
+        new = np.array([len(row) for row in rows], np.int64)
+        past, ids = np.zeros_like(new), np.zeros((len(rows), new.max()), np.int64)
+        for line, row in zip(ids, rows, strict=True):
+            line[: len(row)] = row
+        found = []
+        for logits in expected:
+            found.append(runner.step(ids, past, new))
+            past, new, ids = past + new, np.ones_like(new), logits.argmax(-1)[:, None].astype(np.int64)
+        return found
+    finally:
+        device.close()
+
+
+def before_decoding(device: Device, manifest: Manifest, given: dict[str, Any]) -> Values:
+    """Outputs of the parts that run once, in front of the embedding and the decoder."""
+    values: Values = {}
+    for part in encoding_parts(manifest):
+        values |= run_part(device, manifest, part, given, values)
+    return values
+
+
+def encoding_parts(manifest: Manifest) -> list[Part]:
+    return [part for part in manifest.parts if part.name not in ("embed", "decoder")]
+
+
+def relative_error(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
+    """The largest over all tensors, relative to the tensor's norm."""
+    errors = [
+        float(np.linalg.norm(a.astype(np.float64) - b) / max(np.linalg.norm(a.astype(np.float64)), 1e-30))
+        for a, b in zip(expected, found, strict=True)
+    ]
+    return max(errors, default=0.0)
+
+
+def cosine(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
+    """The smallest over all tensors."""
+    cosines = []
+    for first, second in zip(expected, found, strict=True):
+        a, b = first.astype(np.float64).ravel(), second.astype(np.float64).ravel()
+        cosines.append(float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30)))
+    return min(cosines, default=1.0)
+
+
+def check_export(name: str, expected: Sequence[np.ndarray], found: Sequence[np.ndarray], sixteen_bits: bool) -> float:
+    """The relative error. Raises BuilderError (model) where it is more than rounding."""
+    error = relative_error(expected, found)
+    if not error <= (TOLERANCE_16_BITS if sixteen_bits else TOLERANCE):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{name}: the exported parts do not compute what the model does (relative error {error:.1%}): a model of "
+            "this kind is not known here; give a Python file with its parts (model.py:components)",
+        )
+    return error

@@ -1,0 +1,285 @@
+"""An encoder-decoder model as two parts: an encoder that makes keys and values of the decoder's cross-attention, and a
+decoder over caches of its own that reads them.
+
+The encoder takes `input_features` (sound) or `input_ids` and `attention_mask`, and gives `cross.{layer}.key` and
+`.value`, [batch, heads, source, head_dim]. The decoder is `decoder_contract`'s with these as further inputs, and the
+source's `attention_mask` where it is text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from trt_nvfp4.builder.components.manifest import Flow
+from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.components.source import Example, as_array
+from trt_nvfp4.builder.components.vision_language import decoder_of_caches
+from trt_nvfp4.builder.export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, CacheOptions
+from trt_nvfp4.builder.export.decoder_ops import OPSET, TRANSLATIONS
+from trt_nvfp4.builder.export.decoder_step import (
+    StepCache,
+    StepLayer,
+    UnsupportedCacheError,
+    attend,
+    cached_attention,
+    layer_count,
+    of_last_tokens,
+    step_mask,
+)
+
+SOUND, MASK = "input_features", "attention_mask"
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether the model generates from what an encoder reads."""
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and bool(model.can_generate())
+
+
+class CrossLayer(StepLayer):
+    """Keys and values of the source, which are not appended to."""
+
+    def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        super().__init__(torch.zeros(0), key.shape[2])
+        self.keys, self.values = key, value
+
+    def update(self, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise UnsupportedCacheError("its cross-attention changes in every step")
+
+    def get_seq_length(self) -> Any:
+        return 1
+
+
+class Encoder(torch.nn.Module):
+    """(input_features) or (input_ids, attention_mask) -> keys and values of every layer's cross-attention."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        masked = {} if mask is None else {MASK: mask}
+        encoded = self.model.get_encoder()(source, **masked).last_hidden_state
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        # The decoder itself says how it makes them; the rest of this step is left out of the graph.
+        self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            decoder_input_ids=torch.zeros((source.shape[0], 1), dtype=torch.int64, device=source.device),
+            past_key_values=cache,
+            use_cache=True,
+            **masked,
+        )
+        layers: Any = cache.cross_attention_cache.layers
+        return tuple(tensor for layer in layers for tensor in (layer.keys, layer.values))
+
+
+class DecoderStep(torch.nn.Module):
+    """(input_ids, past_length, new_length, [attention_mask], *cross, *caches) -> (logits, *caches)."""
+
+    def __init__(self, model: Any, capacity: int, masked: bool) -> None:
+        super().__init__()
+        self.model, self.capacity, self.masked = model, capacity, masked
+        self.layers = layer_count(model)
+        self.numbers: list[int] = []
+        self.crossing = 0
+
+    def probe(self, cross: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Empty caches for a batch of one; `cross` are keys and values of the source, of one sequence."""
+        self.crossing = len(cross)
+        ids, length = torch.ones((1, 2), dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        mask = torch.ones((1, cross[0].shape[2]), dtype=torch.int64) if self.masked else None
+        cache = StepCache(length, self.capacity, self.layers, (), ())
+        self._run(ids, length, length + 2, mask, cross, cache)
+        self.numbers = cache.appended
+        return [torch.zeros_like(tensor) for tensor in cache.tensors(self.numbers)]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ids, past_length, new_length, *rest = tensors
+        mask = rest.pop(0) if self.masked else None
+        cache = StepCache(past_length, self.capacity, self.layers, self.numbers, rest[self.crossing :])
+        logits = self._run(ids, past_length, new_length, mask, rest[: self.crossing], cache)
+        return (logits, *cache.tensors(self.numbers))
+
+    def _run(
+        self,
+        ids: torch.Tensor,
+        past_length: torch.Tensor,
+        new_length: torch.Tensor,
+        mask: torch.Tensor | None,
+        cross: Sequence[torch.Tensor],
+        cache: StepCache,
+    ) -> torch.Tensor:
+        layers = [CrossLayer(key, value) for key, value in zip(cross[::2], cross[1::2], strict=True)]
+        both = EncoderDecoderCache(cache, Cache(layers=list(layers)))
+        both.is_updated = dict.fromkeys(range(len(layers)), True)
+        # Its values are not read: keys and values are there already.
+        encoded = cross[0].new_zeros((ids.shape[0], cross[0].shape[2], self.model.config.d_model))
+        extra: dict[str, Any] = {} if mask is None else {MASK: mask}
+        # Some count their tokens by it.
+        extra["decoder_attention_mask"] = torch.ones_like(past_length[:, None]).expand(-1, self.capacity)
+        if "decoder_position_ids" in inspect.signature(self.model.forward).parameters:
+            # Padding repeats the last valid position, which tables have a row for.
+            index = torch.arange(ids.shape[1], device=ids.device)[None]
+            extra["decoder_position_ids"] = past_length[:, None] + torch.minimum(index, new_length[:, None] - 1)
+        with (
+            cached_attention(self.model, _attend, _mask),
+            _biases_per_sequence(self.model),
+            of_last_tokens(self.model, new_length),
+        ):
+            found = self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+                decoder_input_ids=ids,
+                past_key_values=both,
+                use_cache=True,
+                **extra,
+            )
+        logits: torch.Tensor = found.logits
+        return logits
+
+
+def _mask(**arguments: Any) -> torch.Tensor | None:
+    """The step's own over the decoder's cache; over the source, the tokens that its mask says."""
+    if isinstance(arguments["q_offset"], torch.Tensor):
+        return step_mask(**arguments)
+    padding = arguments["attention_mask"]
+    if padding is None:
+        return None
+    shape = (-1, 1, arguments["q_length"], padding.shape[-1])
+    valid: torch.Tensor = padding[:, None, None, :].bool().expand(shape)
+    return valid
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    if attention_mask is None:  # all of the source
+        shape = (query.shape[0], 1, query.shape[2], key.shape[2])
+        attention_mask = torch.ones(shape, dtype=torch.bool, device=query.device)
+    if position_bias is None:
+        return attend(module, query, key, value, attention_mask, scaling=scaling)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (query @ key.transpose(2, 3)) * scale + position_bias
+    scores = torch.where(attention_mask, scores, torch.finfo(scores.dtype).min)
+    weights = torch.softmax(scores.float(), -1).to(value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def _biases_per_sequence(model: Any) -> Iterator[None]:
+    """Within, biases that follow from relative positions (T5) are each sequence's own."""
+    changed = [part for part in model.modules() if hasattr(part, "compute_bias")]
+    for part in changed:
+        part.compute_bias = _bias_of(part)
+    try:
+        yield
+    finally:
+        for part in changed:
+            del part.compute_bias
+
+
+def _bias_of(part: Any) -> Any:
+    def compute_bias(
+        query_length: int, key_length: int, device: Any = None, past_seen_tokens: torch.Tensor | int = 0
+    ) -> torch.Tensor:
+        past = torch.as_tensor(past_seen_tokens).reshape(-1, 1, 1)
+        queries = torch.arange(query_length, device=device)[None, :, None] + past
+        buckets = part._relative_position_bucket(
+            torch.arange(key_length, device=device)[None, None] - queries,
+            bidirectional=not part.is_decoder,
+            num_buckets=part.relative_attention_num_buckets,
+            max_distance=part.relative_attention_max_distance,
+        )
+        bias: torch.Tensor = part.relative_attention_bias(buckets).permute(0, 3, 1, 2)
+        return bias
+
+    return compute_bias
+
+
+def parts_of(
+    directory: Path, model: Any, capacity: int, options: CacheOptions
+) -> tuple[list[TorchPart], list[Flow], dict[str, Any]]:
+    """The parts, what flows between them, and the manifest's settings."""
+    sound = model.main_input_name == SOUND
+    encoder = Encoder(model).eval()
+    inputs: dict[str, torch.Tensor]
+    dynamic: dict[str, dict[int, str]]
+    source: dict[int, str] = {0: "batch"}
+    if sound:
+        config = model.config
+        dtype = next(model.parameters()).dtype
+        inputs = {SOUND: torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)}
+        dynamic = {SOUND: {0: "batch"}}
+    else:
+        ids = torch.randint(0, model.config.vocab_size, (2, 16))
+        inputs = {IDS: ids, MASK: torch.ones_like(ids)}
+        dynamic = {IDS: {0: "batch", 1: "source_length"}, MASK: {0: "batch", 1: "source_length"}}
+        source = {0: "batch", 2: "source_length"}
+    with torch.no_grad():
+        cross = encoder(*inputs.values())
+        step = DecoderStep(model, capacity, masked=not sound).eval()
+        empty = step.probe([tensor[:1] for tensor in cross])
+    decoder = decoder_of_caches(directory, model, empty, capacity, options)
+    names = [f"cross.{layer}.{part}" for layer in range(len(cross) // 2) for part in ("key", "value")]
+    lengths = torch.tensor([0, 1])
+    given = {IDS: torch.ones((2, 3), dtype=torch.int64), PAST_LENGTH: lengths, NEW_LENGTH: lengths + 2}
+    moving: dict[str, dict[int, str]] = {IDS: {0: "batch", 1: "new"}, PAST_LENGTH: {0: "batch"}}
+    moving[NEW_LENGTH] = {0: "batch"}
+    if not sound:
+        given[MASK], moving[MASK] = inputs[MASK], dynamic[MASK]
+    given |= dict(zip(names, cross, strict=True))
+    given |= {name: tensor.repeat(2, 1, 1, 1) for name, tensor in zip(decoder.caches, empty, strict=True)}
+    moving |= dict.fromkeys(names, source) | {name: {0: "batch"} for name in decoder.caches}
+    parts = [
+        TorchPart("encoder", encoder, inputs, names, dynamic),
+        TorchPart(
+            "decoder",
+            step,
+            given,
+            [LOGITS, *decoder.presents],
+            moving,
+            OPSET,
+            TRANSLATIONS,
+            {DECODER: decoder.json()},
+        ),
+    ]
+    generation = getattr(model, "generation_config", None)
+    start = getattr(generation, "decoder_start_token_id", None)
+    settings = {
+        "source": "sound" if sound else "text",
+        "start_tokens": [int(model.config.decoder_start_token_id if start is None else start)],
+        "tokenizer": decoder.tokenizer,
+    }
+    return parts, [Flow(f"encoder.{name}", f"decoder.{name}") for name in names], settings
+
+
+def example_of(model: Any, parts: Sequence[TorchPart]) -> Example:
+    """Two sources of different lengths, if they are text, with prompts of the decoder of different lengths."""
+    inputs = dict(parts[0].inputs)
+    if MASK in inputs:
+        mask = inputs[MASK].clone()
+        mask[1, mask.shape[1] // 2 :] = 0
+        inputs[MASK] = mask
+    prompts = [[1, 2, 3], [1]]
+
+    def logits(number: int, tokens: Sequence[int]) -> np.ndarray:
+        one = {name: tensor[number : number + 1] for name, tensor in inputs.items()}
+        found = model(**one, decoder_input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        last: np.ndarray = found[0, -1].float().numpy()
+        return last
+
+    return Example({name: as_array(tensor) for name, tensor in inputs.items()}, prompts, logits)

@@ -1,0 +1,86 @@
+"""A part of a model as a Torch module, and its way to an ONNX file with ports that the manifest states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from trt_nvfp4.builder.components.manifest import Loop, Part, Port
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.huggingface import OPSET, quiet, reason_of
+from trt_nvfp4.builder.export.torch_module import save, traced
+from trt_nvfp4.builder.onnx_file import EXPORTED, read
+from trt_nvfp4.calibration.samples.samples import dimension
+
+
+@dataclass(frozen=True)
+class TorchPart:
+    """A module that takes the tensors of `inputs`, in this order, and returns a tuple of those that `outputs` names.
+
+    `dynamic`: input -> axis -> name of the dimension; all else is static.
+    """
+
+    name: str
+    module: torch.nn.Module
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Sequence[str]
+    dynamic: Mapping[str, Mapping[int, str]]
+    opset: int = OPSET
+    translations: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    loop: Loop | None = None
+
+    def export(self, where: str, folder: Path) -> Part:
+        """Write `folder`/`name`.onnx; `where` is for messages. Raises BuilderError (model) where torch.onnx cannot."""
+        dims: dict[str, Any] = {}
+        axes = [
+            {axis: dims.setdefault(dim, torch.export.Dim(dim)) for axis, dim in self.dynamic.get(name, {}).items()}
+            for name in self.inputs
+        ]
+        with quiet():
+            try:
+                program = traced(_Varied(self.module), self.inputs, (tuple(axes),), self.opset, self.translations)
+            except Exception as error:  # the exporter raises types of its own for whatever it cannot translate
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{where}: torch.onnx cannot export the part {self.name!r}: "
+                    f"{reason_of(error.__cause__ or error, self.module)}",
+                ) from error
+            destination = folder / f"{self.name}.onnx"
+            save(program, self.module, self.outputs, {EXPORTED: where, **self.metadata}, destination)
+        return described(self.name, destination, self.loop)
+
+
+class _Varied(torch.nn.Module):
+    """Takes any number of tensors, as torch.export counts them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = self.module(*tensors)
+        return found
+
+
+def described(name: str, model: Path, loop: Loop | None = None) -> Part:
+    """The part that an ONNX file is, by its inputs and outputs."""
+    graph = read(model).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return Part(
+        name,
+        {value.name: port_of(value) for value in graph.input if value.name not in constants},
+        {value.name: port_of(value) for value in graph.output},
+        loop,
+    )
+
+
+def port_of(value: onnx.ValueInfoProto) -> Port:
+    tensor = value.type.tensor_type
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    return Port({"float": "float32"}.get(dtype, dtype), tuple(dimension(dim) or "?" for dim in tensor.shape.dim))

@@ -1,0 +1,191 @@
+"""Runs a model of parts: images, sound or text and a prompt in, text out; or tensors in and out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from trt_nvfp4.builder.components.chain import check_array, check_given, run_chain
+from trt_nvfp4.builder.components.check import before_decoding, encoding_parts
+from trt_nvfp4.builder.components.decoding import PartsRunner
+from trt_nvfp4.builder.components.device import Device, OnnxDevice, decoder_of_parts, numpy_type
+from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.components.prompts import padded, with_features
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import IDS
+from trt_nvfp4.builder.generate.generator import Generation, Prompt, Result, Timings
+from trt_nvfp4.builder.generate.loop import Finish, generate_ids
+from trt_nvfp4.builder.generate.open import tokenizer_folder
+from trt_nvfp4.builder.generate.sampling import Sampling
+from trt_nvfp4.builder.generate.tokenizer import Tokenizer
+
+
+class Pipeline:
+    """The parts of a model as one, in the folder that `build-engine` wrote.
+
+    >>> with Pipeline("paligemma") as pipeline:
+    ...     print(pipeline.generate("describe", images=pixels).generations[0].text)
+
+    `tokenizer`: a folder with tokenizer files; default: `tokenizer/` in the folder. Raises BuilderError: usage for a
+    folder that holds no parts, model for parts that are missing or do not fit each other.
+    """
+
+    def __init__(self, folder: str | Path, tokenizer: str | Path | None = None) -> None:
+        self.folder = Path(folder)
+        self.manifest = Manifest.load(self.folder)
+        self._device: Device = OnnxDevice(self.folder, self.manifest)
+        self._tokenizer_folder = tokenizer_folder(self.folder) if tokenizer is None else Path(tokenizer)
+        self._tokenizer: Tokenizer | None = None
+        generates = self.manifest.task == "generate"
+        self._runner = PartsRunner(self._device, self.manifest, decoder_of_parts(self.folder)) if generates else None
+        self.runs_on = self._device.name
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free what the parts hold."""
+        if self._runner is not None:
+            self._runner.close()
+        self._device.close()
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of a model without a decoder, by "part.name". Raises BuilderError (usage) for other inputs."""
+        if self._runner is not None:
+            raise BuilderError(USAGE, f"{self.folder}: this model generates tokens: call generate")
+        check_given(self.manifest, inputs)
+        given = {name: self._device.put(array) for name, array in inputs.items()}
+        values = run_chain(self._device, self.manifest, given)
+        return {name: self._device.get(values[name]) for name in self.manifest.results()}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] = (),
+        *,
+        images: np.ndarray | None = None,
+        sound: np.ndarray | None = None,
+        start_tokens: Sequence[int] | None = None,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[int] | None = None,
+    ) -> Result:
+        """What follows each prompt; greedy by default.
+
+        `images` are the model's pixel_values, [images, ...] as its image processor gives them, in the order in which
+        the prompts name them: each image's token stands once, and is repeated as often as the image has features, or
+        stands as often already. A model with an encoder reads the prompts, or `sound` ([batch, bins, frames],
+        input_features), and begins with `start_tokens` (default: the model's own). Raises BuilderError (usage) for what
+        does not fit.
+        """
+        runner = self._runner
+        if runner is None:
+            raise BuilderError(USAGE, f"{self.folder}: this model has no decoder: call run")
+        texts = self._encoded(prompts)
+        begun = time.perf_counter()
+        if "image" in self.manifest.settings:
+            if sound is not None:
+                raise BuilderError(USAGE, f"{self.folder}: this model takes no sound")
+            texts = self._see(runner, texts, images)
+        else:
+            if images is not None:
+                raise BuilderError(USAGE, f"{self.folder}: this model takes no images")
+            texts = self._listen(runner, texts, sound, start_tokens)
+        found: list[list[int]] = [[] for _ in texts]
+        finish: list[Finish] = ["length"] * len(texts)
+        first: float | None = None
+        stops = runner.decoder.eos_token_ids if stop is None else stop
+        for tokens in generate_ids(runner, texts, max_new_tokens, Sampling(temperature, top_k, top_p, seed), stops):
+            first = time.perf_counter() if first is None else first
+            for token in tokens:
+                found[token.sequence].append(token.id)
+                finish[token.sequence] = token.finish or finish[token.sequence]
+        assert first is not None
+        total = sum(map(len, found))
+        later = total - len(texts)
+        timings = Timings(first - begun, later / (time.perf_counter() - first) if later else None, total)
+        shown = ["" if self._tokenizer is None else self._tokenizer.decode(tokens) for tokens in found]
+        generations = [Generation(*fields) for fields in zip(texts, found, shown, finish, strict=True)]
+        return Result(generations, timings, self.runs_on)
+
+    def _see(self, runner: PartsRunner, texts: list[list[int]], images: np.ndarray | None) -> list[list[int]]:
+        """Run the vision encoder; the prompts with a token for every feature."""
+        part = encoding_parts(self.manifest)[0]
+        ((name, port),) = part.inputs.items()
+        image = self.manifest.settings["image"]
+        one_by_one = image["grid"] is not None
+        if images is not None and images.ndim == len(port.shape) + one_by_one and len(images):
+            for each in images if one_by_one else [images]:
+                check_array(name, each, port)
+        elif images is not None:
+            expected = f"[images, {', '.join(map(str, port.shape if one_by_one else port.shape[1:]))}]"
+            raise BuilderError(USAGE, f"images are {list(images.shape)}, expected {expected} ({name})")
+        count = 0 if images is None else len(images)
+        texts = [list(text) for text in with_features(texts, count, image["token_id"], image["tokens"])]
+        if images is None:
+            # The embedding looks no feature up, and takes some all the same.
+            shape = tuple(dim if isinstance(dim, int) else 1 for dim in port.shape)
+            images = np.zeros(shape, numpy_type(port))[None] if one_by_one else np.zeros(shape, numpy_type(port))
+        runs = [
+            before_decoding(self._device, self.manifest, {name: self._device.put(each)})
+            for each in (images if one_by_one else [images])
+        ]
+        runner.values = runs[0] if len(runs) == 1 else self._joined(runs)
+        return texts
+
+    def _joined(self, runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+        """Features of images that the encoder saw one by one."""
+        return {
+            name: self._device.put(np.concatenate([self._device.get(run[name]) for run in runs])) for name in runs[0]
+        }
+
+    def _listen(
+        self,
+        runner: PartsRunner,
+        texts: list[list[int]],
+        sound: np.ndarray | None,
+        start_tokens: Sequence[int] | None,
+    ) -> list[list[int]]:
+        """Run the encoder; what the decoder begins with."""
+        if (sound is None) == (self.manifest.settings["source"] == "sound"):
+            what = "sound (input_features), and no prompts" if sound is None else "prompts, and no sound"
+            raise BuilderError(USAGE, f"{self.folder}: this model reads {what}")
+        arrays: dict[str, np.ndarray]
+        if sound is not None:
+            if texts:
+                raise BuilderError(USAGE, f"{self.folder}: this model reads sound; give start_tokens, not prompts")
+            ((name, port),) = encoding_parts(self.manifest)[0].inputs.items()
+            check_array(name, sound, port)
+            arrays = {name: sound}
+        else:
+            if not texts or not all(texts):
+                raise BuilderError(USAGE, "there is no prompt, or an empty one: give text to read")
+            ids, mask = padded(texts)
+            arrays = {IDS: ids, "attention_mask": mask}
+        given = {name: self._device.put(array) for name, array in arrays.items()}
+        runner.values, runner.given = before_decoding(self._device, self.manifest, given), given
+        start = list(self.manifest.settings["start_tokens"] if start_tokens is None else start_tokens)
+        return [list(start) for _ in next(iter(arrays.values()))]
+
+    def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(entry, int) for entry in prompts))
+        batch: Sequence[object] = [prompts] if one else prompts
+        return [self._ids(prompt) for prompt in batch]
+
+    def _ids(self, prompt: object) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]  # type: ignore[attr-defined]
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._tokenizer_folder)
+        return self._tokenizer.encode(prompt)

@@ -1,0 +1,104 @@
+"""What a model of several parts is made from: modules, what flows between them, and what the original computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trt_nvfp4.builder.components.manifest import Flow
+from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.export.decoder_contract import CacheOptions
+from trt_nvfp4.builder.export.huggingface import is_model_directory, load_model, longest_sequence, quiet
+
+#: How the names of classes end that generate from an encoder, or from images and text.
+_GENERATING = ("ForConditionalGeneration", "MTModel")
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs of the whole, and what the original makes of them: with a decoder, `logits` of the last token of one
+    sequence, by its number and its tokens so far; without one, `outputs` by "part.name"."""
+
+    inputs: Mapping[str, np.ndarray]
+    prompts: Sequence[Sequence[int]] = ()
+    logits: Callable[[int, Sequence[int]], np.ndarray] | None = None
+    outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that is built part by part; `name` is for messages."""
+
+    name: str
+    task: str
+    parts: Sequence[TorchPart]
+    flows: Sequence[Flow]
+    settings: Mapping[str, Any]
+    example: Example
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor in NumPy, bfloat16 in float32."""
+    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+    return array
+
+
+def is_of_parts(path: Path, task: str = "auto") -> bool:
+    """Whether a Hugging Face directory's model is one of several graphs, by its configuration."""
+    if task == "features" or not is_model_directory(path):
+        return False
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        names = [str(name) for name in config.get("architectures") or ()]
+    except (ValueError, AttributeError, TypeError):  # said where it is read
+        return False
+    of_images = "vision_config" in config
+    return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)
+
+
+def of_directory(
+    directory: Path, options: CacheOptions, image_size: str | None, trust_remote_code: bool = False
+) -> Source:
+    """The parts of the model in a Hugging Face directory.
+
+    Raises BuilderError: as `load_model`; model for a family that is not known here, usage for sizes that do not fit.
+    """
+    from trt_nvfp4.builder.components import encoder_decoder, vision_language
+    from trt_nvfp4.builder.components.vision import ImageSize
+    from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+
+    model, absent = load_model(directory, trust_remote_code)
+    if absent:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: the files lack {len(absent)} of the model's weights, {min(absent)} for one; download it "
+            "again, or mend `architectures` in config.json",
+        )
+    with quiet(), torch.no_grad():
+        if encoder_decoder.is_encoder_decoder(model):
+            if image_size is not None:
+                raise BuilderError(USAGE, f"--image-size {image_size}: {directory} takes no images; leave it out")
+            limit = getattr(model.config, "max_target_positions", None) or longest_sequence(directory)
+            capacity = options.checked_capacity(directory, limit)
+            found = encoder_decoder.parts_of(directory, model, capacity, options)
+            example = encoder_decoder.example_of(model, found[0])
+        elif vision_language.takes_images(model):
+            text = model.config.get_text_config(decoder=True)
+            capacity = options.checked_capacity(directory, getattr(text, "max_position_embeddings", None))
+            size = None if image_size is None else ImageSize.parse(image_size)
+            found = vision_language.parts_of(directory, model, capacity, options, size)
+            example = vision_language.example_of(model, found[0], found[2])
+        else:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{directory}: {type(model).__name__} is neither an encoder-decoder nor a vision-language model that "
+                "is taken apart here; give a Python file with its parts (model.py:components)",
+            )
+    parts, flows, settings = found
+    return Source(directory.name, "generate", parts, flows, settings, example)

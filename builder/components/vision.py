@@ -1,0 +1,168 @@
+"""The vision encoder of a vision-language model, images of one size in, features of a fixed number of tokens out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+
+PIXELS, FEATURES, DEEPSTACK = "pixel_values", "image_features", "deepstack"
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """Height and width in pixels."""
+
+    height: int
+    width: int
+
+    @classmethod
+    def parse(cls, text: str) -> ImageSize:
+        """`HxW`, or one number for both. Raises BuilderError (usage)."""
+        parts = text.split("x")
+        if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
+            raise BuilderError(USAGE, f"--image-size {text!r}: expected HEIGHTxWIDTH in pixels, such as 448x448")
+        return cls(int(parts[0]), int(parts[-1]))
+
+
+class Vision(torch.nn.Module):
+    """pixel_values [images, channels, height, width] -> image_features [images, tokens, hidden]."""
+
+    grid: tuple[int, int, int] | None = None
+    #: How many further outputs there are, one per layer of the language model that has features added.
+    deepstack = 0
+
+    def __init__(self, model: Any, example: torch.Tensor) -> None:
+        super().__init__()
+        self.model, self.example = model, example
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (_stacked(self.model.get_image_features(pixel_values=pixels).pooler_output),)
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The images as the model's own forward takes them."""
+        return {PIXELS: pixels}
+
+
+class IdeficsVision(Vision):
+    """The model drops images of zeros alone by their values; here there are none to drop."""
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inner = self.model.model
+        patch = inner.config.vision_config.patch_size
+        size = (pixels.shape[0], pixels.shape[2] // patch, pixels.shape[3] // patch)
+        # Of an all-true mask, which positions alone follow from.
+        hidden = inner.vision_model(
+            pixel_values=pixels, patch_attention_mask=torch.ones(size, dtype=torch.bool, device=pixels.device)
+        ).last_hidden_state
+        return (inner.connector(hidden),)
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {PIXELS: pixels[None]}
+
+
+class PatchVision(Vision):
+    """pixel_values [patches, values of a patch] of one image -> image_features [1, tokens, hidden], and
+    deepstack_features.{n} of the same shape. What depends on the image's size alone is constant."""
+
+    def __init__(self, model: Any, size: ImageSize) -> None:
+        vision = model.config.vision_config
+        step = vision.patch_size * vision.spatial_merge_size
+        if size.height % step or size.width % step:
+            raise BuilderError(
+                USAGE,
+                f"--image-size {size.height}x{size.width}: this vision tower takes multiples of {step} "
+                f"(patches of {vision.patch_size}, merged by {vision.spatial_merge_size})",
+            )
+        self_grid = (1, size.height // vision.patch_size, size.width // vision.patch_size)
+        channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
+        values = channels * vision.temporal_patch_size * vision.patch_size**2
+        super().__init__(model, torch.rand(self_grid[1] * self_grid[2], values, dtype=_dtype(model)))
+        self.grid = self_grid
+        self.deepstack = len(getattr(vision, "deepstack_visual_indexes", ()))
+        self._constants = self._of_the_grid()
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        visual = self.model.model.visual
+        found = visual(pixels, grid_thw=torch.tensor([self.grid]), **dict(self._constants))
+        return (found.pooler_output[None], *(each[None] for each in getattr(found, "deepstack_features", ())))
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {PIXELS: pixels, "image_grid_thw": torch.tensor([self.grid])}
+
+    def _of_the_grid(self) -> dict[str, Any]:
+        """What transformers would compute from the grid, which a graph cannot. Lengths are NumPy's, which are no
+        tensors to trace."""
+        from transformers import vision_utils
+
+        visual, grid = self.model.model.visual, torch.tensor([self.grid])
+        merge = self.model.config.vision_config.spatial_merge_size
+        lengths, _ = vision_utils.get_vision_attention_seqlens(grid, visual.config)
+        found: dict[str, Any] = {
+            "position_ids": vision_utils.get_vision_position_ids(grid, merge),
+            "cu_seqlens": np.asarray(lengths),
+        }
+        if hasattr(visual, "window_size"):
+            index, windows = vision_utils.get_vision_window_index(
+                grid, spatial_merge_size=merge, window_size=visual.window_size, patch_size=visual.patch_size
+            )
+            found |= {"window_index": index, "cu_window_seqlens": np.asarray(windows)}
+        if hasattr(visual, "num_grid_per_side"):
+            indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+                grid,
+                num_grid_per_side=visual.num_grid_per_side,
+                mode=visual.interpolation_mode,
+                align_corners=visual.interpolation_align_corners,
+                spatial_merge_size=merge,
+            )
+            found |= {"interp_indices": indices, "interp_weights": weights}
+        return found
+
+
+def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
+    """The vision encoder, for images of `size` or of the size that the configuration states.
+
+    Raises BuilderError: usage for a size that it does not take, model for a model that states none.
+    """
+    if hasattr(model.model, "get_rope_index") and hasattr(model.model, "visual"):
+        return PatchVision(model, size or _of_processor(directory) or ImageSize(448, 448))
+    vision = model.config.vision_config
+    stated = getattr(vision, "image_size", None)
+    if stated is None:
+        raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: vision_config states no image_size; add it")
+    height, width = stated if isinstance(stated, (list, tuple)) else (stated, stated)
+    if size is not None and (size.height, size.width) != (height, width):
+        raise BuilderError(
+            USAGE,
+            f"--image-size {size.height}x{size.width}: the vision tower of {directory} takes {height}x{width} alone; "
+            "leave the option out",
+        )
+    pixels = torch.rand(2, getattr(vision, "num_channels", 3), height, width, dtype=_dtype(model))
+    kind = IdeficsVision if model.config.model_type in ("idefics3", "smolvlm") else Vision
+    return kind(model, pixels)
+
+
+def _of_processor(directory: Path) -> ImageSize | None:
+    """The size that the directory's image processor states, where it states one."""
+    file = directory / "preprocessor_config.json"
+    try:
+        size = json.loads(file.read_text(encoding="utf-8")).get("size", {}) if file.is_file() else {}
+        return ImageSize(int(size["height"]), int(size["width"])) if {"height", "width"} <= size.keys() else None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{file}: its size cannot be read ({error})") from error
+
+
+def _stacked(features: Any) -> torch.Tensor:
+    """[images, tokens, hidden], of a tensor or one tensor per image."""
+    return features if isinstance(features, torch.Tensor) else torch.stack(list(features))
+
+
+def _dtype(model: Any) -> torch.dtype:
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return dtype

@@ -1,0 +1,195 @@
+"""A vision-language model as three parts: vision encoder, embedding of tokens and features, decoder with caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trt_nvfp4.builder.components.embeds_step import EMBEDS, GROUPS, POSITIONS, EmbedsStep
+from trt_nvfp4.builder.components.manifest import Flow
+from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.components.source import Example, as_array
+from trt_nvfp4.builder.components.vision import DEEPSTACK, FEATURES, PIXELS, ImageSize, Vision, vision_of
+from trt_nvfp4.builder.export.decoder_contract import (
+    DECODER,
+    IDS,
+    LOGITS,
+    NEW_LENGTH,
+    PAST_LENGTH,
+    TOKENIZER,
+    CacheOptions,
+    Decoder,
+)
+from trt_nvfp4.builder.export.decoder_ops import OPSET, TRANSLATIONS
+from trt_nvfp4.builder.export.decoders import end_tokens
+from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
+
+#: Families in which tokens see others that follow them: all of the prompt, or those of one image.
+GROUPED = {"paligemma": "prompt", "gemma3": "images"}
+#: Families that number their first token otherwise than 0.
+FIRST_POSITION = {"paligemma": 1}
+
+
+def takes_images(model: Any) -> bool:
+    """Whether this is a language model that is given images, too."""
+    inner = getattr(model, "model", None)
+    speaks = hasattr(inner, "language_model") or hasattr(inner, "text_model")
+    return speaks and hasattr(model.config, "vision_config") and bool(model.can_generate())
+
+
+class Embed(torch.nn.Module):
+    """(input_ids [batch, new], image_features [images, tokens, hidden], *deepstack) -> (inputs_embeds, *deepstack).
+
+    Features take the places of the image's tokens, in their order.
+    """
+
+    def __init__(self, table: torch.nn.Module, image_token: int) -> None:
+        super().__init__()
+        self.table, self.image_token = table, image_token
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ids, *features = tensors
+        images = ids == self.image_token
+        embeds = self.table(torch.where(images, 0, ids))
+        # In a step without images the first feature is looked up, and not used.
+        index = (torch.cumsum(images.reshape(-1).long(), 0) - 1).clamp(min=0).reshape(ids.shape)
+        here = images[..., None]
+        found = [torch.where(here, each.reshape(-1, each.shape[-1])[index].to(embeds.dtype), 0) for each in features]
+        return (torch.where(here, found[0], embeds), *found[1:])
+
+
+def image_token(model: Any) -> int:
+    """The token that stands for a feature of an image."""
+    config = model.config
+    return int(getattr(config, "image_token_id", None) or config.image_token_index)
+
+
+def parts_of(
+    directory: Path, model: Any, capacity: int, options: CacheOptions, size: ImageSize | None
+) -> tuple[list[TorchPart], list[Flow], dict[str, Any]]:
+    """The parts, what flows between them, and the manifest's settings. Raises BuilderError as `vision_of`."""
+    vision = vision_of(directory, model, size).eval()
+    with torch.no_grad():
+        features = vision(vision.example)
+    hidden = features[0].shape[-1]
+    names = [f"{DEEPSTACK}.{n}" for n in range(vision.deepstack)]
+    outputs = [FEATURES, *(f"{DEEPSTACK}_features.{n}" for n in range(vision.deepstack))]
+    token = image_token(model)
+    seeing = TorchPart(
+        "vision", vision, {PIXELS: vision.example}, outputs, {} if vision.grid else {PIXELS: {0: "images"}}
+    )
+    # Two images in a batch of two, so that nothing is taken for 1.
+    examples = {name: torch.cat([each] * (2 // len(each))) for name, each in zip(outputs, features, strict=True)}
+    ids = torch.full((2, features[0].shape[1] + 3), 1)
+    ids[:, 1:-2] = token
+    embedding = TorchPart(
+        "embed",
+        Embed(model.get_input_embeddings(), token).eval(),
+        {IDS: ids, **examples},
+        [EMBEDS, *names],
+        {IDS: {0: "batch", 1: "new"}, **{name: {0: "images"} for name in outputs}},
+    )
+    decoding, decoder = _decoder(directory, model, capacity, options, vision, hidden)
+    flows = [Flow(f"vision.{name}", f"embed.{name}") for name in outputs]
+    flows += [Flow(f"embed.{name}", f"decoder.{name}") for name in (EMBEDS, *names)]
+    settings = {
+        "image": {"token_id": token, "tokens": features[0].shape[1], "grid": vision.grid},
+        "merge": getattr(model.config.vision_config, "spatial_merge_size", 1),
+        "groups": GROUPED.get(model.config.model_type),
+        "tokenizer": decoder.tokenizer,
+    }
+    return [seeing, embedding, decoding], flows, settings
+
+
+def _decoder(
+    directory: Path, model: Any, capacity: int, options: CacheOptions, vision: Vision, hidden: int
+) -> tuple[TorchPart, Decoder]:
+    kind = model.config.model_type
+    step = EmbedsStep(
+        model,
+        capacity,
+        mrope=vision.grid is not None,
+        grouped=kind in GROUPED,
+        deepstack=vision.deepstack,
+        first_position=FIRST_POSITION.get(kind, 0),
+    ).eval()
+    with torch.no_grad():
+        empty = step.probe(hidden)
+    decoder = decoder_of_caches(directory, model, empty, capacity, options)
+    lengths = torch.tensor([0, 1])
+    inputs = {
+        EMBEDS: torch.randn(2, 3, hidden, dtype=empty[0].dtype),
+        PAST_LENGTH: lengths,
+        NEW_LENGTH: lengths + 2,
+    }
+    dynamic = {EMBEDS: {0: "batch", 1: "new"}, PAST_LENGTH: {0: "batch"}, NEW_LENGTH: {0: "batch"}}
+    if step.mrope:
+        inputs[POSITIONS], dynamic[POSITIONS] = torch.arange(3).expand(3, 2, 3), {1: "batch", 2: "new"}
+    if step.grouped:
+        inputs[GROUPS], dynamic[GROUPS] = torch.tensor([[0, 0, -1]] * 2), {0: "batch", 1: "new"}
+    for n in range(step.deepstack):
+        inputs[f"{DEEPSTACK}.{n}"], dynamic[f"{DEEPSTACK}.{n}"] = torch.zeros_like(inputs[EMBEDS]), dynamic[EMBEDS]
+    for name, tensor in zip(decoder.caches, empty, strict=True):
+        inputs[name], dynamic[name] = tensor.repeat(2, 1, 1, 1), {0: "batch"}
+    decoder = replace(decoder, tokens=EMBEDS)
+    part = TorchPart(
+        "decoder",
+        step,
+        inputs,
+        [LOGITS, *decoder.presents],
+        dynamic,
+        OPSET,
+        TRANSLATIONS,
+        {DECODER: decoder.json()},
+    )
+    return part, decoder
+
+
+def decoder_of_caches(
+    directory: Path, model: Any, empty: list[torch.Tensor], capacity: int, options: CacheOptions
+) -> Decoder:
+    """What a decoder with these caches says about itself."""
+    keys, values = empty[::2], empty[1::2]
+    return Decoder(
+        capacity=capacity,
+        max_batch=options.max_batch,
+        kv_heads=[key.shape[1] for key in keys],
+        head_dim=[key.shape[3] for key in keys],
+        value_head_dim=[value.shape[3] for value in values],
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        eos_token_ids=end_tokens(model),
+        cache_dtype=str(empty[0].dtype).removeprefix("torch."),
+        sliding_window=getattr(model.config.get_text_config(decoder=True), "sliding_window", None),
+        tokenizer=TOKENIZER if tokenizer_files(directory) else None,
+    )
+
+
+def example_of(model: Any, parts: Sequence[TorchPart], settings: Mapping[str, Any]) -> Example:
+    """An image among text in each of two prompts, or in one where the encoder takes one image alone."""
+    vision, image = parts[0].module, settings["image"]
+    assert isinstance(vision, Vision)
+    pixels = torch.rand_like(vision.example)
+    run = [image["token_id"]] * image["tokens"]
+    prompts = [[1, *run, 3, 4, 5]] if vision.grid else [[1, *run, 3, 4, 5], [1, 4, *run, 6]]
+    kind = model.config.model_type
+
+    def logits(number: int, tokens: Sequence[int]) -> np.ndarray:
+        ids = torch.tensor([list(tokens)])
+        images = ids == image["token_id"]
+        extra = {}
+        if vision.grid:
+            extra["mm_token_type_ids"] = images.int()
+        elif GROUPED.get(kind) == "images":
+            extra["token_type_ids"] = images.long()
+        elif GROUPED.get(kind) == "prompt":
+            extra["token_type_ids"] = (torch.arange(ids.shape[1])[None] >= len(prompts[number])).long()
+        seen = vision.original(pixels if vision.grid else pixels[number : number + 1])
+        last: np.ndarray = model(input_ids=ids, use_cache=False, **seen, **extra).logits[0, -1].float().numpy()
+        return last
+
+    return Example({PIXELS: as_array(pixels)}, prompts, logits)

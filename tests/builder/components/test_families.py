@@ -1,0 +1,144 @@
+"""Small models with random weights: the chain of parts in ONNX Runtime computes what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
+from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.components.pipeline import Pipeline
+from trt_nvfp4.builder.components.source import Source, is_of_parts, of_directory
+from trt_nvfp4.builder.components.vision import FEATURES
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import CacheOptions
+
+from .families import FAMILIES, IMAGE, saved
+
+QUICK = ("paligemma", "qwen3_vl", "t5")
+NEW_TOKENS = 6
+
+
+def size_of(name: str) -> str | None:
+    return "32x48" if name.startswith("qwen") else None
+
+
+def exported(source: Source, folder: Path) -> Manifest:
+    folder.mkdir()
+    parts = [part.export(source.name, folder) for part in source.parts]
+    manifest = Manifest(source.task, parts, source.flows, source.settings, source.name).check()
+    manifest.save(folder)
+    return manifest
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_the_chain_computes_what_the_model_does(name: str, tmp_path: Path, seed: int) -> None:
+    """Logits of prompts of different lengths with images among the text, or sources of different lengths, and of the
+    tokens that follow; then tokens from the pipeline, which are the model's own."""
+    model = saved(name, tmp_path / name, seed)
+    assert is_of_parts(tmp_path / name)
+    source = of_directory(tmp_path / name, CacheOptions(64, 2), size_of(name))
+    manifest = exported(source, tmp_path / "parts")
+    expected = expected_of(source.example)
+    assert relative_error(expected, computed_by(tmp_path / "parts", manifest, source.example, expected)) < 1e-4
+    prompts = [list(prompt) for prompt in source.example.prompts]
+    with Pipeline(tmp_path / "parts") as pipeline:
+        result = pipeline.generate(**given(name, source, prompts), max_new_tokens=NEW_TOKENS, stop=())
+    assert len(result.generations) == len(prompts)
+    assert source.example.logits is not None
+    for number, generation in enumerate(result.generations):
+        tokens = list(generation.prompt_ids)
+        for token in generation.token_ids:
+            with torch.no_grad():
+                row = source.example.logits(number, tokens)
+            # Nearly equal logits may change places.
+            assert token == row.argmax() or row[token] > row.max() - 1e-4 * np.abs(row).max()
+            tokens.append(token)
+    if hasattr(model, "generation_config") and "image" in manifest.settings:
+        assert all(IMAGE in generation.prompt_ids for generation in result.generations)
+
+
+def given(name: str, source: Source, prompts: list[list[int]]) -> dict[str, Any]:
+    inputs = source.example.inputs
+    if "pixel_values" in inputs:
+        pixels = inputs["pixel_values"]
+        return {"prompts": prompts, "images": pixels[None] if name.startswith("qwen") else pixels}
+    if "input_features" in inputs:
+        return {"sound": inputs["input_features"], "start_tokens": prompts[1]}
+    lengths = inputs["attention_mask"].sum(1)
+    return {
+        "prompts": [row[:length].tolist() for row, length in zip(inputs["input_ids"], lengths, strict=True)],
+        "start_tokens": prompts[1],
+    }
+
+
+def test_images_of_another_size_and_prompts_of_another_number(tmp_path: Path, seed: int) -> None:
+    saved("paligemma", tmp_path / "m", seed)
+    with pytest.raises(BuilderError, match=r"--image-size 48x48: the vision tower of .* takes 32x32 alone") as failure:
+        of_directory(tmp_path / "m", CacheOptions(64), "48x48")
+    assert failure.value.exit_code == USAGE
+    with pytest.raises(BuilderError, match="allows for 128 tokens"):
+        of_directory(tmp_path / "m", CacheOptions(256), None)
+    source = of_directory(tmp_path / "m", CacheOptions(64), None)
+    exported(source, tmp_path / "parts")
+    pixels = source.example.inputs["pixel_values"][:1]
+    with Pipeline(tmp_path / "parts") as pipeline:
+        once = pipeline.generate([[1, IMAGE, 5]], images=pixels, max_new_tokens=2, stop=())
+        assert once.generations[0].prompt_ids == [1, *[IMAGE] * 16, 5]
+        assert pipeline.generate([[1, 5]], max_new_tokens=2, stop=()).generations[0].token_ids
+        bad: list[tuple[dict[str, Any], str]] = [
+            ({"prompts": [[1, 5]], "images": pixels}, "expected it 1 times, or 16 times"),
+            ({"prompts": [[1, IMAGE]], "images": pixels[:, :, :16]}, r"pixel_values is float32 \[1, 3, 16, 32\]"),
+            (
+                {"prompts": [[1, IMAGE]], "images": pixels[0]},
+                r"images are \[3, 32, 32\], expected \[images, 3, 32, 32\]",
+            ),
+            ({"prompts": [[1, 5]], "sound": pixels}, "takes no sound"),
+        ]
+        for arguments, message in bad:
+            with pytest.raises(BuilderError, match=message) as failure:
+                pipeline.generate(**arguments)
+            assert failure.value.exit_code == USAGE
+        with pytest.raises(BuilderError, match="call generate"):
+            pipeline.run({})
+    (tmp_path / "parts" / "embed.onnx").unlink()
+    with pytest.raises(BuilderError, match=r"the part 'embed' is missing \(embed.rewritten.onnx\)") as failure:
+        Pipeline(tmp_path / "parts")
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+def test_a_cache_of_another_length_does_not_fit(tmp_path: Path, seed: int) -> None:
+    """Parts of two builds put together."""
+    saved("t5", tmp_path / "m", seed)
+    for capacity in (16, 32):
+        exported(of_directory(tmp_path / "m", CacheOptions(capacity), None), tmp_path / str(capacity))
+    (tmp_path / "16" / "decoder.onnx").replace(tmp_path / "32" / "decoder.onnx")
+    with pytest.raises(
+        BuilderError, match=r"float32 \['?batch'?, 4, 16, 16\], and components.json says .*32, 16"
+    ) as failure:
+        Pipeline(tmp_path / "32")
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+@pytest.mark.parametrize("size", ["40x40", "32x47"])
+def test_a_size_that_patches_do_not_fill(tmp_path: Path, seed: int, size: str) -> None:
+    saved("qwen2_5_vl", tmp_path / "m", seed)
+    with pytest.raises(BuilderError, match=f"--image-size {size}: this vision tower takes multiples of 16"):
+        of_directory(tmp_path / "m", CacheOptions(64), size)
+
+
+def test_features_are_the_encoders(tmp_path: Path, seed: int) -> None:
+    model = saved("paligemma", tmp_path / "m", seed)
+    vision = of_directory(tmp_path / "m", CacheOptions(64), None).parts[0]
+    with torch.no_grad():
+        pixels = torch.rand_like(vision.inputs["pixel_values"])
+        torch.testing.assert_close(vision.module(pixels)[0], model.get_image_features(pixels).pooler_output)
+    assert vision.outputs == [FEATURES]
