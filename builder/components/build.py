@@ -87,7 +87,7 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
             expected = expected_of(source.example)
             computed = computed_by(exported, manifest, source.example, expected)
             report.chain["export_error"] = check_export(source.name, expected, computed, _in_16_bits(source))
-            example = source.example
+            example = replace(source.example, logits=None)
             del source  # the modules' weights: builds need the memory
             samples = _samples(request, exported, manifest, temporary / "samples", progress)
             for part in manifest.parts:
@@ -108,9 +108,12 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
         found = computed_by(folder, manifest, example, expected)
         report.chain |= {"cosine": cosine(expected, found), "error": relative_error(expected, found)}
         report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
-        (folder / REPORT).write_text(report.json() + "\n")
         if folder != destination:
+            for built in report.parts.values():
+                built.bundle = str(built.bundle).replace(str(folder), str(destination))
+                built.files = {k: file.replace(str(folder), str(destination)) for k, file in built.files.items()}
             _rename_in_reports(folder, destination)
+        (folder / REPORT).write_text(report.json() + "\n")
     return report
 
 

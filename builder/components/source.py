@@ -29,6 +29,8 @@ class Example:
     prompts: Sequence[Sequence[int]] = ()
     logits: Callable[[int, Sequence[int]], np.ndarray] | None = None
     outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    #: A token that stands for something else than itself, which the original cannot read back.
+    placeholder: int | None = None
 
 
 @dataclass(frozen=True)

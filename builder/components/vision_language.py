@@ -192,4 +192,4 @@ def example_of(model: Any, parts: Sequence[TorchPart], settings: Mapping[str, An
         last: np.ndarray = model(input_ids=ids, use_cache=False, **seen, **extra).logits[0, -1].float().numpy()
         return last
 
-    return Example({PIXELS: as_array(pixels)}, prompts, logits)
+    return Example({PIXELS: as_array(pixels)}, prompts, logits, placeholder=image["token_id"])

@@ -51,7 +51,7 @@ def test_the_chain_computes_what_the_model_does(name: str, tmp_path: Path, seed:
     assert relative_error(expected, computed_by(tmp_path / "parts", manifest, source.example, expected)) < 1e-4
     prompts = [list(prompt) for prompt in source.example.prompts]
     with Pipeline(tmp_path / "parts") as pipeline:
-        result = pipeline.generate(**given(name, source, prompts), max_new_tokens=NEW_TOKENS, stop=())
+        result = pipeline.generate(**given(name, source, prompts), max_new_tokens=NEW_TOKENS, stop=[IMAGE])
     assert len(result.generations) == len(prompts)
     assert source.example.logits is not None
     for number, generation in enumerate(result.generations):

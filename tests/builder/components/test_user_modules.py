@@ -1,0 +1,186 @@
+"""Parts from a Python file: a robot policy, and what users get wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trt_nvfp4.builder.components import build
+from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
+from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.components.pipeline import Pipeline
+from trt_nvfp4.builder.components.user_modules import of_file
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.report.inspection import inspect, tables
+from trt_nvfp4.builder.targets import find_target
+
+POLICY = Path(__file__).parents[3] / "examples" / "vla" / "policy.py"
+
+
+@pytest.fixture
+def policy() -> Any:
+    spec = importlib.util.spec_from_file_location("vla_policy", POLICY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("unroll", [False, True], ids=["loop", "unrolled"])
+def test_actions_are_the_policys(policy: Any, unroll: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the modules called one by one, on fresh observations."""
+    monkeypatch.setenv("VLA_STEPS", "3")
+    monkeypatch.setenv("VLA_UNROLL", str(int(unroll)))
+    source = of_file(Path(f"{POLICY}:components"))
+    manifest = Manifest(
+        source.task, [p.export(source.name, tmp_path) for p in source.parts], source.flows, source.settings, "policy"
+    ).check()
+    manifest.save(tmp_path)
+    expected = expected_of(source.example)
+    assert relative_error(expected, computed_by(tmp_path, manifest, source.example, expected)) < 1e-4
+    given = {name: torch.randn(array.shape) for name, array in source.example.inputs.items() if array.dtype.kind == "f"}
+    given["instruction"] = torch.randint(0, 100, source.example.inputs["instruction"].shape)
+    vision, prefix, action = (part.module.module for part in source.parts)
+    step = action.step if unroll else action
+    actions = given["actions"]
+    with torch.no_grad():
+        cache = prefix(vision(given["pixels"]), given["instruction"])
+        for number in range(3):
+            velocity = step.velocity(actions, torch.tensor([1 - number / 3]), given["state"], cache)
+            actions = actions - velocity / 3
+    with Pipeline(tmp_path) as pipeline:
+        found = pipeline.run({name: tensor.numpy() for name, tensor in given.items()})
+        with pytest.raises(BuilderError, match=r"the input state is missing: expected float32 \[1, 8\]"):
+            pipeline.run({name: tensor.numpy() for name, tensor in given.items() if name != "state"})
+        with pytest.raises(BuilderError, match="call run"):
+            pipeline.generate([[1]])
+    np.testing.assert_allclose(found["action.next_actions"], actions.numpy(), rtol=1e-4, atol=1e-4)
+
+
+FILE = """
+import torch
+from trt_nvfp4 import Component, Loop
+def components():
+    return {{"first": Component(torch.nn.Linear(16, 32), {{"x": torch.randn(1, 16)}}, ["y"]), {second}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            '"second": Component(torch.nn.Linear(32, 8), {"z": "third.y"}, ["w"])',
+            "comes from 'third.y', and there is first.y",
+        ),
+        (
+            '"second": Component(torch.nn.Linear(16, 8), {"z": "first.y"}, ["w"])',
+            "does not run on its example: RuntimeError",
+        ),
+        (
+            '"second": Component(torch.nn.Linear(32, 8), {"z": "first.y"}, ["w", "v"])',
+            "returns 1 tensors, and `outputs` names 2",
+        ),
+        (
+            '"second": Component(torch.nn.Linear(32, 32), {"z": "first.y"}, ["w"], loop=Loop(2, {"w": "u"}))',
+            "carries 'w' into 'u', and it has no such",
+        ),
+        (
+            '"second": Component(torch.nn.Linear(32, 32), {"z": "first.y"}, ["w"], loop=Loop(2, {}, {"t": [1.0]}))',
+            "gives 1 numbers to 't', and runs 2 times over z",
+        ),
+        ("**{1: 2}", "must return components by name"),
+        ("**undefined", "does not run: NameError"),
+    ],
+)
+def test_components_that_do_not_fit(second: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(FILE.format(second=second))
+    with pytest.raises(BuilderError, match=message) as failure:
+        of_file(tmp_path / "model.py")
+    assert failure.value.exit_code == USAGE
+    assert str(tmp_path / "model.py") in str(failure.value)
+
+
+def test_no_such_function(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    with pytest.raises(BuilderError, match="has no function 'parts'"):
+        of_file(Path(f"{tmp_path / 'model.py'}:parts"))
+
+
+@pytest.mark.slow
+def test_a_policy_becomes_engines_calibrated_through_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
+    monkeypatch.setenv("VLA_STEPS", "2")
+    monkeypatch.setenv("VLA_DTYPE", "float16")
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    for number in range(2):
+        np.savez(
+            samples / f"{number}.npz",
+            pixels=rng.random((2, 3, 28, 28)).astype(np.float16),
+            instruction=rng.integers(0, 100, (1, 8)),
+            actions=rng.standard_normal((1, 10, 8)).astype(np.float16),
+            state=rng.standard_normal((1, 8)).astype(np.float16),
+        )
+    out = tmp_path / "policy"
+    request = Request(POLICY, find_target("rtx-blackwell"), out, calib_data=samples)
+    report = build.run(request)
+    assert [part.plugin_layers for part in report.parts.values()] == [
+        2,
+        1,
+        3,
+    ]  # the last layer of the prefix gives keys and values alone; time has an MLP
+    assert report.chain["cosine"] > 0.98
+    libraries = {part.plugin_library for part in report.parts.values()}
+    assert len(libraries) == 1  # beside the engines, once
+    assert len(list(out.glob("*.so"))) == 1
+    assert (out / "action.statistics.json").is_file()
+    # Of two samples, in two steps each.
+    found = inspect(out)
+    assert found["built"].keys() == {"vision", "prefix", "action"}
+    assert all("engine" in text for text in found["built"].values())
+    shown = " ".join(str(cell) for table in tables(found) for column in table.columns for cell in column.cells)
+    assert "2 times; next_actions -> actions" in shown
+    with Pipeline(out) as pipeline:
+        sample = dict(np.load(samples / "0.npz"))
+        assert np.isfinite(pipeline.run(sample)["action.next_actions"]).all()
+
+
+def test_a_bundle_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLA_STEPS", "2")
+    out = tmp_path / "thor"
+    request = Request(POLICY, find_target("thor"), bundle=out, precision="bf16")
+    report = build.run(request)
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["action", "prefix", "vision"]
+    assert (out / "build_engine.py").is_file()
+    assert all(str(out) in str(part.bundle) for part in report.parts.values())
+    assert not list(out.glob("*.onnx*"))
+    with Pipeline(out) as pipeline:
+        assert pipeline.manifest.part("action").loop is not None
+    with pytest.raises(BuilderError, match="exists already"):
+        build.run(request)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": Path("o.engine")}, "becomes several engines; name a folder, such as -o o"),
+        ({"output": Path("o"), "plan": Path("p.yaml")}, "--plan: .* is built part by part"),
+        ({"output": Path("o"), "all_logits": True}, "--all-logits"),
+        ({}, "add -o FOLDER or --bundle FOLDER"),
+    ],
+)
+def test_options_of_one_graph(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BuilderError, match=message) as failure:
+        build.run(Request(POLICY, find_target("rtx-blackwell"), **options))
+    assert failure.value.exit_code == USAGE
