@@ -41,7 +41,8 @@ def likeliest(logits: np.ndarray, placeholder: int | None) -> np.ndarray:
     allowed = logits.copy()
     if placeholder is not None and placeholder < allowed.shape[1]:
         allowed[:, placeholder] = -np.inf
-    return allowed.argmax(-1).astype(np.int64)
+    chosen: np.ndarray = allowed.argmax(-1).astype(np.int64)
+    return chosen
 
 
 def computed_by(folder: Path, manifest: Manifest, example: Example, expected: Sequence[np.ndarray]) -> list[np.ndarray]:
