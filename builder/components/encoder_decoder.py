@@ -23,7 +23,15 @@ from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision_language import decoder_of_caches
-from trt_nvfp4.builder.export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, CacheOptions
+from trt_nvfp4.builder.export.decoder_contract import (
+    DECODER,
+    IDS,
+    LOGITS,
+    NEW_LENGTH,
+    PAST_LENGTH,
+    TOKENIZER,
+    CacheOptions,
+)
 from trt_nvfp4.builder.export.decoder_ops import OPSET, TRANSLATIONS
 from trt_nvfp4.builder.export.decoder_step import (
     StepCache,
@@ -35,6 +43,7 @@ from trt_nvfp4.builder.export.decoder_step import (
     of_last_tokens,
     step_mask,
 )
+from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
 SOUND, MASK = "input_features", "attention_mask"
 
@@ -233,7 +242,7 @@ def parts_of(
         cross = encoder(*inputs.values())
         step = DecoderStep(model, capacity, masked=not sound).eval()
         empty = step.probe([tensor[:1] for tensor in cross])
-    decoder = decoder_of_caches(directory, model, empty, capacity, options)
+    decoder = decoder_of_caches(model, empty, capacity, options)
     names = [f"cross.{layer}.{part}" for layer in range(len(cross) // 2) for part in ("key", "value")]
     lengths = torch.tensor([0, 1])
     given = {IDS: torch.ones((2, 3), dtype=torch.int64), PAST_LENGTH: lengths, NEW_LENGTH: lengths + 2}
@@ -262,7 +271,7 @@ def parts_of(
     settings = {
         "source": "sound" if sound else "text",
         "start_tokens": [int(model.config.decoder_start_token_id if start is None else start)],
-        "tokenizer": decoder.tokenizer,
+        "tokenizer": TOKENIZER if tokenizer_files(directory) else None,
     }
     return parts, [Flow(f"encoder.{name}", f"decoder.{name}") for name in names], settings
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.common.json_text import parse_json
 
 FILE = "components.json"
 FORMAT = 1
@@ -168,11 +169,11 @@ class Manifest:
         if not path.is_file():
             raise BuilderError(USAGE, f"{folder}: holds no parts of a model (it has no {FILE})")
         try:
-            found = json.loads(path.read_text())
+            found = parse_json(path.read_text())
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']}, expected {FORMAT}")
             manifest = cls.of(found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BuilderError(MODEL_AT_FAULT, f"{path}: cannot be read ({error!r}); build the model again") from error
         return manifest.check(str(path))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import is_model_directory, load_model, longest_sequence, quiet
+from trt_nvfp4.common.json_text import parse_json
 
 #: How the names of classes end that generate from an encoder, or from images and text.
 _GENERATING = ("ForConditionalGeneration", "MTModel")
@@ -56,7 +56,7 @@ def is_of_parts(path: Path, task: str = "auto") -> bool:
     if task == "features" or not is_model_directory(path):
         return False
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((path / "config.json").read_text(encoding="utf-8"))
         names = [str(name) for name in config.get("architectures") or ()]
     except (ValueError, AttributeError, TypeError):  # said where it is read
         return False

@@ -94,21 +94,19 @@ def parts_of(
         [EMBEDS, *names],
         {IDS: {0: "batch", 1: "new"}, **{name: {0: "images"} for name in outputs}},
     )
-    decoding, decoder = _decoder(directory, model, capacity, options, vision, hidden)
+    decoding = _decoder(model, capacity, options, vision, hidden)
     flows = [Flow(f"vision.{name}", f"embed.{name}") for name in outputs]
     flows += [Flow(f"embed.{name}", f"decoder.{name}") for name in (EMBEDS, *names)]
     settings = {
         "image": {"token_id": token, "tokens": features[0].shape[1], "grid": vision.grid},
         "merge": getattr(model.config.vision_config, "spatial_merge_size", 1),
         "groups": GROUPED.get(model.config.model_type),
-        "tokenizer": decoder.tokenizer,
+        "tokenizer": TOKENIZER if tokenizer_files(directory) else None,
     }
     return [seeing, embedding, decoding], flows, settings
 
 
-def _decoder(
-    directory: Path, model: Any, capacity: int, options: CacheOptions, vision: Vision, hidden: int
-) -> tuple[TorchPart, Decoder]:
+def _decoder(model: Any, capacity: int, options: CacheOptions, vision: Vision, hidden: int) -> TorchPart:
     kind = model.config.model_type
     step = EmbedsStep(
         model,
@@ -120,7 +118,7 @@ def _decoder(
     ).eval()
     with torch.no_grad():
         empty = step.probe(hidden)
-    decoder = decoder_of_caches(directory, model, empty, capacity, options)
+    decoder = decoder_of_caches(model, empty, capacity, options)
     lengths = torch.tensor([0, 1])
     inputs = {
         EMBEDS: torch.randn(2, 3, hidden, dtype=empty[0].dtype),
@@ -137,7 +135,7 @@ def _decoder(
     for name, tensor in zip(decoder.caches, empty, strict=True):
         inputs[name], dynamic[name] = tensor.repeat(2, 1, 1, 1), {0: "batch"}
     decoder = replace(decoder, tokens=EMBEDS)
-    part = TorchPart(
+    return TorchPart(
         "decoder",
         step,
         inputs,
@@ -147,12 +145,9 @@ def _decoder(
         TRANSLATIONS,
         {DECODER: decoder.json()},
     )
-    return part, decoder
 
 
-def decoder_of_caches(
-    directory: Path, model: Any, empty: list[torch.Tensor], capacity: int, options: CacheOptions
-) -> Decoder:
+def decoder_of_caches(model: Any, empty: list[torch.Tensor], capacity: int, options: CacheOptions) -> Decoder:
     """What a decoder with these caches says about itself."""
     keys, values = empty[::2], empty[1::2]
     return Decoder(
@@ -165,7 +160,8 @@ def decoder_of_caches(
         eos_token_ids=end_tokens(model),
         cache_dtype=str(empty[0].dtype).removeprefix("torch."),
         sliding_window=getattr(model.config.get_text_config(decoder=True), "sliding_window", None),
-        tokenizer=TOKENIZER if tokenizer_files(directory) else None,
+        tokenizer=None,  # which lies beside all parts
+        alone=False,
     )
 
 

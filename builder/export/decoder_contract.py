@@ -74,6 +74,8 @@ class Decoder:
     tokenizer: str | None = TOKENIZER
     #: The input that new tokens come in by: a part of a model may be given embeddings in place of ids.
     tokens: str = IDS
+    #: Whether it is a model of its own, or a part that others feed.
+    alone: bool = True
     version: int = VERSION
 
     @property

@@ -172,7 +172,7 @@ def write_folder(
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
     proto = read(model)
     decoder = decoder_of(proto)
-    _write_scripts(folder, generates=keep and decoder is not None)
+    _write_scripts(folder, generates=keep and decoder is not None and decoder.alone)
     if keep and decoder is not None and decoder.tokenizer is not None:
         shutil.copytree(model.parent / decoder.tokenizer, folder / decoder.tokenizer)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
