@@ -51,8 +51,15 @@ def test_torch_agrees_with_the_rewritten_model(subjects: Any, tmp_path: Path, mo
     (ids,) = seen
     samples = [{"input_ids": ids.numpy(), "attention_mask": np.ones(ids.shape, np.int64)}]
     original = subject.model(input_ids=ids).logits.numpy()
-    for site in subject.sites:
-        site.set_weight(nvfp4.dequantize(*recipes.quantize_weight(site.weight, "mse", statistics[site.name])))
+    # Q, K and V are one node, with one tensor scale.
+    sites = {site.name: site for site in subject.sites}
+    for name in [name for name in sites if not name.endswith(("k_proj", "v_proj"))]:
+        each = ("q_proj", "k_proj", "v_proj") if name.endswith("q_proj") else ("",)
+        joined = [sites[name.replace("q_proj", part) if part else name] for part in each]
+        weight = torch.cat([site.weight for site in joined])
+        weight = nvfp4.dequantize(*recipes.quantize_weight(weight, "mse", statistics[name]))
+        for site, part in zip(joined, weight.split([len(site.weight) for site in joined]), strict=True):
+            site.set_weight(part)
     expected = {"nvfp4_w4a16": subject.model(input_ids=ids).logits.numpy()}
     with subjects.quantized_activations(subject, statistics):
         expected["nvfp4_w4a4"] = subject.model(input_ids=ids).logits.numpy()
