@@ -140,6 +140,11 @@ def gemms(kind: str, shapes: Mapping[str, int]) -> list[Gemm]:
     return [Gemm(intermediate * (2 if kind == "gated_mlp" else 1), k, layers), Gemm(n, intermediate, layers)]
 
 
+def weights_read(kind: str, shapes: Mapping[str, int], tokens: int) -> float:
+    """How many weights of a subgraph are read for `tokens` rows of input."""
+    return _weights(kind, shapes, tokens)[0]
+
+
 def _weights(kind: str, shapes: Mapping[str, int], tokens: int) -> tuple[float, float]:
     """(weights that are read, weights that each token is multiplied by).
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from trt_nvfp4.builder import roofline
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import decoder_of
+from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.builder.token_bytes import token_bytes
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
@@ -144,6 +147,8 @@ def take_plan(
     report.warnings += roofline.slow_decoding(predicted, request.target.capabilities)
     of = roofline.share(plan, tokens, predicted, original_weights_bytes(model.graph))
     report.predicted = {**asdict(limits), "of": of, "subgraphs": predicted}
+    if (decoder := decoder_of(read(model.path))) is not None:
+        report.token_bytes = asdict(token_bytes(model, plan, decoder, limits))
 
 
 def _holds(file: Path, plan: Plan) -> bool:

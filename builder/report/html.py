@@ -54,6 +54,7 @@ def page(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) 
     sections = [
         _section("Speed against baselines", _speed(report, bench)),
         _section("Size of the weights", _sizes(report)),
+        _section("Read for each generated token", _token_bytes(report)),
         _section("Accuracy by layer", _accuracy(report)),
         _section("Roofline", _roofline(report)),
         _section("Plan, and what TensorRT built", _plan(report), wide=True),
@@ -201,6 +202,21 @@ def _roofline(report: Mapping[str, Any]) -> str:
         f"A prediction. Peaks: {found['source']}."
     )
     return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _token_bytes(report: Mapping[str, Any]) -> str:
+    found = report.get("token_bytes")
+    if not found:
+        return ""
+    parts = {f"weights, {decision}": size for decision, size in found["quantized"].items()}
+    parts |= {f"not quantized: {name}": size for name, size in found["kept"].items()}
+    parts[f"caches of {found['cache_tokens']} tokens"] = found["cache_bytes"]
+    rows = [(escape(name), escape(decimal(int(size)))) for name, size in (*parts.items(), ("all", found["total"]))]
+    caption = (
+        f"At most {found['at_most']:.0f} tokens per second of one sequence by the bandwidth of {found['gpu']}: "
+        "a bound, nothing was run."
+    )
+    return _table(("what", "bytes"), rows, "Bytes read for each token", ("", "num")) + f"<p>{escape(caption)}</p>"
 
 
 def _sizes(report: Mapping[str, Any]) -> str:

@@ -82,6 +82,8 @@ class Report:
     decode_profiles: dict[str, Any] = field(default_factory=dict)
     # The roofline of the target (see `roofline.predict`), and agreement with the original on the samples; or why not.
     predicted: dict[str, Any] = field(default_factory=dict)
+    # What a decoder reads for each token that it generates (see `TokenBytes`).
+    token_bytes: dict[str, Any] = field(default_factory=dict)
     accuracy: dict[str, Any] = field(default_factory=dict)
     timings_s: dict[str, float] = field(default_factory=dict)
     peak_rss_bytes: int = 0
@@ -311,6 +313,25 @@ def accuracy_line(report: Mapping[str, Any]) -> str:
     return f"cosine, {samples} sample{'s' if samples != 1 else ''} ({apart}): {'; '.join(parts)}"
 
 
+def token_line(report: Mapping[str, Any]) -> str:
+    """What a decoder reads for each generated token, in one line; empty where the model is none."""
+    from rich.filesize import decimal
+
+    found = report["token_bytes"]
+    if not found:
+        return ""
+    parts = [f"{decimal(int(size))} of weights in {decision}" for decision, size in found["quantized"].items()]
+    if kept := found["kept"]:
+        largest = ", ".join(f"{name} {decimal(int(size))}" for name, size in list(kept.items())[:2])
+        more = f", {len(kept) - 2} more" if len(kept) > 2 else ""
+        parts.append(f"{decimal(int(sum(kept.values())))} not quantized ({largest}{more})")
+    parts.append(f"{decimal(int(found['cache_bytes']))} of caches ({found['cache_tokens']} tokens)")
+    return (
+        f"{decimal(int(found['total']))}: {'; '.join(parts)}; at most {found['at_most']:.0f} tokens/s by the "
+        f"bandwidth of {found['gpu']} (one sequence; a bound, nothing was run)"
+    )
+
+
 def summary_table(report: Mapping[str, Any]) -> Table:
     """Sizes, times and files."""
     from rich.filesize import decimal
@@ -330,6 +351,8 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         table.add_row("network", network)
     if budget := budget_line(report):
         table.add_row("accuracy budget", budget)
+    if reads := token_line(report):
+        table.add_row("read per token", reads)
     if accuracy := accuracy_line(report):
         table.add_row("accuracy", accuracy)
     if report["engine"]:

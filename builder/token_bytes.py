@@ -1,0 +1,93 @@
+"""What a decoder reads for each token that it generates, and the tokens per second that memory allows for at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
+
+from trt_nvfp4.builder.export.decoder_contract import Decoder
+from trt_nvfp4.builder.roofline import KEPT, WEIGHT_BYTES, Limits, weights_read
+from trt_nvfp4.graph_passes.ir.nodes import FLOATS, constant_source, is_op
+from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
+
+# Bytes of a cached value, by the contract's names of types.
+_CACHED = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Constants that belong to no subgraph.
+OTHERS = "norms, tables, biases and others"
+
+
+@dataclass
+class TokenBytes:
+    """Bytes read for one token of one sequence: weights in `quantized` (by decision) and in the model's type (`kept`, by
+    subgraph), and the caches of `cache_tokens` tokens. `at_most` is tokens per second at the GPU's published bandwidth,
+    with everything read once and nothing else done: a bound, and no prediction of a speed."""
+
+    gpu: str
+    quantized: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, float] = field(default_factory=dict)
+    cache_tokens: int = 0
+    cache_bytes: float = 0.0
+    total: float = 0.0
+    at_most: float = 0.0
+
+
+def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits) -> TokenBytes:
+    """For a plan of `model`, the decoder as it is planned (in 16 bits already where the plan says so).
+
+    The caches count in full: TensorRT's attention reads their whole capacity. Of a table that ids are looked up in, one
+    row counts.
+    """
+    found = TokenBytes(limits.gpu, cache_tokens=decoder.capacity)
+    counted: set[str] = set()
+    # A linear of an MLP that is replaced one by one stands in the plan twice.
+    for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == "keep"):
+        if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
+            continue
+        counted.update(entry.nodes)
+        part, key = (
+            (found.kept, entry.name) if entry.decision in ("keep", "native") else (found.quantized, entry.decision)
+        )
+        part[key] = part.get(key, 0.0) + _weight_bytes(entry)
+    if others := sum(_other_constants(model.graph, counted)):
+        found.kept[OTHERS] = others
+    item = _CACHED.get(decoder.cache_dtype, 1)
+    sizes = zip(decoder.kv_heads, decoder.head_dim, decoder.value_head_dim, strict=True)
+    found.cache_bytes = float(item * decoder.capacity * sum(heads * (key + value) for heads, key, value in sizes))
+    found.kept = dict(sorted(found.kept.items(), key=lambda item: -item[1]))
+    found.total = sum(found.quantized.values()) + sum(found.kept.values()) + found.cache_bytes
+    found.at_most = limits.bandwidth / max(found.total, 1.0)
+    return found
+
+
+def _weight_bytes(entry: PlannedSubgraph) -> float:
+    each = KEPT[entry.dtype][0] if entry.decision in ("keep", "native") else WEIGHT_BYTES[entry.decision]
+    return weights_read(entry.kind, entry.shapes, 1) * each
+
+
+def _other_constants(graph: ir.Graph, planned: set[str]) -> Iterator[float]:
+    """Bytes of every constant of floating-point numbers that no planned node multiplies by."""
+    inside, whole, looked_up = set(), set(), set()
+    for node in graph.all_nodes():
+        for index, value in enumerate(node.inputs):
+            source = None if value is None else constant_source(value)
+            if source is None:
+                continue
+            if node.name in planned:
+                inside.add(source[0])
+            elif is_op(node, "Gather") and index == 0:
+                looked_up.add(source[0])
+            elif not is_op(node, "Cast", "Identity", "Transpose"):
+                whole.add(source[0])
+    for value in (whole | looked_up) - inside:
+        tensor = get_const_tensor(value)
+        if tensor is not None and tensor.dtype in FLOATS:
+            yield tensor.nbytes if value in whole else tensor.nbytes / max(tensor.shape.numpy()[0], 1)
+    for value in inside & looked_up:
+        # The embedding behind a head that is quantized.
+        tensor = get_const_tensor(value)
+        if tensor is not None and tensor.dtype in FLOATS:
+            yield tensor.nbytes / max(tensor.shape.numpy()[0], 1)
