@@ -22,8 +22,8 @@ OTHERS = "norms, tables, biases and others"
 
 @dataclass
 class TokenBytes:
-    """Bytes read for one token of one sequence: weights in `quantized` (by decision) and in the model's type (`kept`, by
-    subgraph), and the caches of `cache_tokens` tokens. `at_most` is tokens per second at the GPU's published bandwidth,
+    """Bytes read for one token of one sequence: `quantized` weights by decision, those `kept` in the model's type by
+    subgraph, and the caches of `cache_tokens` tokens. `at_most` is tokens per second at the GPU's published bandwidth,
     with everything read once and nothing else done: a bound, and no prediction of a speed."""
 
     gpu: str
@@ -48,10 +48,10 @@ def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits
         if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
             continue
         counted.update(entry.nodes)
-        part, key = (
-            (found.kept, entry.name) if entry.decision in ("keep", "native") else (found.quantized, entry.decision)
-        )
-        part[key] = part.get(key, 0.0) + _weight_bytes(entry)
+        if entry.decision in ("keep", "native"):
+            found.kept[entry.name] = _weight_bytes(entry)
+        else:
+            found.quantized[entry.decision] = found.quantized.get(entry.decision, 0.0) + _weight_bytes(entry)
     if others := sum(_other_constants(model.graph, counted)):
         found.kept[OTHERS] = others
     item = _CACHED.get(decoder.cache_dtype, 1)
