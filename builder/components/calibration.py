@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trt_nvfp4.builder.components.chain import run_chain
+from trt_nvfp4.builder.components.chain import put_all, run_chain
 from trt_nvfp4.builder.components.check import before_decoding
 from trt_nvfp4.builder.components.decoding import PartsRunner
 from trt_nvfp4.builder.components.device import Handle, OnnxDevice, decoder_of_parts, numpy_type
@@ -57,7 +57,7 @@ def record(folder: Path, manifest: Manifest, samples: Iterable[Mapping[str, np.n
     device = _Recording(folder, manifest, destination)
     runner = None if manifest.task == "run" else PartsRunner(device, manifest, decoder_of_parts(folder))
     for sample in samples:
-        given = {name: device.put(array) for name, array in sample.items()}
+        given = put_all(device, manifest, sample)
         if runner is None:
             run_chain(device, manifest, given)
             continue

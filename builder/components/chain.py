@@ -23,6 +23,12 @@ def run_chain(device: Device, manifest: Manifest, given: Mapping[str, Handle]) -
     return values
 
 
+def put_all(device: Device, manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> dict[str, Handle]:
+    """Inputs of the whole on the device."""
+    ports = manifest.given()
+    return {name: device.put(name, array, ports[name]) for name, array in arrays.items()}
+
+
 def run_part(
     device: Device, manifest: Manifest, part: Part, given: Mapping[str, Handle], values: Mapping[str, Handle]
 ) -> Values:
@@ -34,13 +40,13 @@ def run_part(
         name: values[sources[name]] if name in sources else given[name] for name in part.inputs if name not in numbers
     }
     times = 1 if loop is None else loop.times
-    # What is carried comes out at the address that it goes in by.
-    in_place = {} if loop is None else {output: target for output, target in loop.carry.items() if times > 1}
     found: Mapping[str, Handle] = {}
     for turn in range(times):
         for name, of_turns in numbers.items():
-            feeds[name] = device.put(_number(part.inputs[name], of_turns[turn]))
-        found = device.run(part.name, feeds, in_place)
+            feeds[name] = device.put(
+                f"{part.name}.{name}", _number(part.inputs[name], of_turns[turn]), part.inputs[name]
+            )
+        found = device.run(part.name, feeds, {})
         if loop is not None:
             feeds |= {target: found[output] for output, target in loop.carry.items()}
     return {f"{part.name}.{name}": handle for name, handle in found.items()}

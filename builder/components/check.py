@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trt_nvfp4.builder.components.chain import Values, run_chain, run_part
+from trt_nvfp4.builder.components.chain import Values, put_all, run_chain, run_part
 from trt_nvfp4.builder.components.decoding import PartsRunner
 from trt_nvfp4.builder.components.device import Device, OnnxDevice, decoder_of_parts
 from trt_nvfp4.builder.components.manifest import Manifest, Part
@@ -49,7 +49,7 @@ def computed_by(folder: Path, manifest: Manifest, example: Example, expected: Se
     """What the parts in the folder compute, in ONNX Runtime, given the original's own tokens."""
     device = OnnxDevice(folder, manifest)
     try:
-        given = {name: device.put(array) for name, array in example.inputs.items()}
+        given = put_all(device, manifest, example.inputs)
         if manifest.task == "run":
             values = run_chain(device, manifest, given)
             return [device.get(values[name]) for name in sorted(example.outputs)]

@@ -35,7 +35,7 @@ class PartsRunner:
 
     def start(self, batch: int) -> None:
         self._caches = {
-            name: self._device.zeros((batch, *shape), self._decoder.inputs[name])
+            name: self._device.zeros(name, (batch, *shape), self._decoder.inputs[name])
             for name, shape in cache_shapes(self.decoder).items()
         }
         self._shift = np.zeros(batch, np.int64)
@@ -46,8 +46,11 @@ class PartsRunner:
             arrays[POSITIONS] = self._positions(ids, past, new)
         if GROUPS in self._decoder.inputs:
             arrays[GROUPS] = self._groups(ids, past, new)
-        needed = {name for part in (self._embed, self._decoder) if part is not None for name in part.inputs}
-        given = {**self.given, **{name: self._device.put(arrays[name]) for name in arrays.keys() & needed}}
+        ports = {**(self._embed.inputs if self._embed is not None else {}), **self._decoder.inputs}
+        put = {
+            name: self._device.put(f"step.{name}", arrays[name], ports[name]) for name in arrays.keys() & ports.keys()
+        }
+        given = {**self.given, **put}
         values = dict(self.values)
         if self._embed is not None:
             values |= run_part(self._device, self._manifest, self._embed, given, values)

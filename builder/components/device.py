@@ -14,6 +14,7 @@ from trt_nvfp4.builder.components.parts import described
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder, decoder_of
 from trt_nvfp4.builder.onnx_file import read
+from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 from trt_nvfp4.builder.tensorrt.bundle import MANIFEST
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
@@ -28,14 +29,14 @@ class Device(Protocol):
 
     name: str
 
-    def put(self, array: np.ndarray) -> Handle:
-        """The array on the device."""
+    def put(self, name: str, array: np.ndarray, port: Port) -> Handle:
+        """The array on the device, of the port's type. What was put there by the same name before is lost."""
 
-    def zeros(self, shape: tuple[int, ...], port: Port) -> Handle:
-        """A tensor of zeros of the port's type, such as an empty cache."""
+    def zeros(self, name: str, shape: tuple[int, ...], port: Port) -> Handle:
+        """A tensor of zeros of the port's type, such as an empty cache; as `put`."""
 
     def run(self, part: str, feeds: Mapping[str, Handle], in_place: Mapping[str, str]) -> dict[str, Handle]:
-        """The part's outputs. `in_place`: outputs that take the memory of an input."""
+        """The part's outputs, which last until it runs again. `in_place`: outputs that take the memory of an input."""
 
     def longest(self, part: str, name: str, axis: int) -> int | None:
         """The largest dimension that the part was built for; None where there is no limit."""
@@ -70,11 +71,11 @@ class OnnxDevice:
                         )
             self._sessions[part.name] = session(model)
 
-    def put(self, array: np.ndarray) -> Handle:
+    def put(self, name: str, array: np.ndarray, port: Port) -> Handle:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
-    def zeros(self, shape: tuple[int, ...], port: Port) -> Handle:
-        return self.put(np.zeros(shape, numpy_type(port)))
+    def zeros(self, name: str, shape: tuple[int, ...], port: Port) -> Handle:
+        return self.put(name, np.zeros(shape, numpy_type(port)), port)
 
     def run(self, part: str, feeds: Mapping[str, Handle], in_place: Mapping[str, str]) -> dict[str, Handle]:
         running = self._sessions[part]
@@ -124,3 +125,19 @@ def decoder_of_parts(folder: Path) -> Decoder:
     if decoder is None:
         raise BuilderError(MODEL_AT_FAULT, f"{model}: its metadata does not say what its caches are; build it again")
     return decoder
+
+
+def open_device(folder: Path, manifest: Manifest) -> Device:
+    """This machine's GPU where every part has an engine there, else the CPU. Raises BuilderError as those do."""
+    files = {part.name: _engine_of(folder, part.name) for part in manifest.parts}
+    if local_compute_capability() is None or not all(file.is_file() for file in files.values()):
+        return OnnxDevice(folder, manifest)
+    from trt_nvfp4.builder.components.tensorrt_device import open_engines
+
+    return open_engines(folder, manifest, files)
+
+
+def _engine_of(folder: Path, part: str) -> Path:
+    """Where the part's engine lies: beside the manifest, or in its bundle once it is built."""
+    beside = folder / f"{part}.engine"
+    return beside if beside.is_file() else folder / part / "model.engine"

@@ -9,10 +9,10 @@ from types import TracebackType
 
 import numpy as np
 
-from trt_nvfp4.builder.components.chain import check_array, check_given, run_chain
+from trt_nvfp4.builder.components.chain import check_array, check_given, put_all, run_chain
 from trt_nvfp4.builder.components.check import before_decoding, encoding_parts
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.device import Device, OnnxDevice, decoder_of_parts, numpy_type
+from trt_nvfp4.builder.components.device import Device, decoder_of_parts, numpy_type, open_device
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.prompts import padded, with_features
 from trt_nvfp4.builder.errors import USAGE, BuilderError
@@ -37,7 +37,7 @@ class Pipeline:
     def __init__(self, folder: str | Path, tokenizer: str | Path | None = None) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.load(self.folder)
-        self._device: Device = OnnxDevice(self.folder, self.manifest)
+        self._device: Device = open_device(self.folder, self.manifest)
         self._tokenizer_folder = tokenizer_folder(self.folder) if tokenizer is None else Path(tokenizer)
         self._tokenizer: Tokenizer | None = None
         generates = self.manifest.task == "generate"
@@ -63,7 +63,7 @@ class Pipeline:
         if self._runner is not None:
             raise BuilderError(USAGE, f"{self.folder}: this model generates tokens: call generate")
         check_given(self.manifest, inputs)
-        given = {name: self._device.put(array) for name, array in inputs.items()}
+        given = put_all(self._device, self.manifest, inputs)
         values = run_chain(self._device, self.manifest, given)
         return {name: self._device.get(values[name]) for name in self.manifest.results()}
 
@@ -137,18 +137,27 @@ class Pipeline:
             # The embedding looks no feature up, and takes some all the same.
             shape = tuple(dim if isinstance(dim, int) else 1 for dim in port.shape)
             images = np.zeros(shape, numpy_type(port))[None] if one_by_one else np.zeros(shape, numpy_type(port))
-        runs = [
-            before_decoding(self._device, self.manifest, {name: self._device.put(each)})
-            for each in (images if one_by_one else [images])
-        ]
-        runner.values = runs[0] if len(runs) == 1 else self._joined(runs)
+        if not one_by_one:
+            runner.values = self._features(name, images)
+        elif len(images) == 1:
+            runner.values = self._features(name, images[0])
+        else:  # each run's features are lost in the next
+            runner.values = self._joined(
+                [{key: self._device.get(each) for key, each in self._features(name, one).items()} for one in images]
+            )
         return texts
 
-    def _joined(self, runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    def _joined(self, runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, object]:
         """Features of images that the encoder saw one by one."""
+        ports = {f"{part.name}.{name}": port for part in self.manifest.parts for name, port in part.outputs.items()}
         return {
-            name: self._device.put(np.concatenate([self._device.get(run[name]) for run in runs])) for name in runs[0]
+            name: self._device.put(f"all {name}", np.concatenate([run[name] for run in runs]), ports[name])
+            for name in runs[0]
         }
+
+    def _features(self, name: str, pixels: np.ndarray) -> dict[str, object]:
+        """What the vision encoder makes of images, on the device."""
+        return before_decoding(self._device, self.manifest, put_all(self._device, self.manifest, {name: pixels}))
 
     def _listen(
         self,
@@ -173,7 +182,7 @@ class Pipeline:
                 raise BuilderError(USAGE, "there is no prompt, or an empty one: give text to read")
             ids, mask = padded(texts)
             arrays = {IDS: ids, "attention_mask": mask}
-        given = {name: self._device.put(array) for name, array in arrays.items()}
+        given = put_all(self._device, self.manifest, arrays)
         runner.values, runner.given = before_decoding(self._device, self.manifest, given), given
         start = list(self.manifest.settings["start_tokens"] if start_tokens is None else start_tokens)
         return [list(start) for _ in next(iter(arrays.values()))]

@@ -64,7 +64,8 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     rest = Table(show_header=False, box=None)
     rest.add_row("target", report["target"])
     chain = report["chain"]
-    rest.add_row("exported chain", f"relative error {chain['export_error']:.2g} against the original")
+    if "export_error" in chain:
+        rest.add_row("exported chain", f"relative error {chain['export_error']:.2g} against the original")
     if "cosine" in chain:
         rest.add_row("rewritten chain", f"cosine {chain['cosine']:.5f}, relative error {chain['error']:.2g}")
     rest.add_row("folder", report["folder"])

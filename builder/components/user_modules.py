@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trt_nvfp4.builder.components.manifest import Flow, Loop
 from trt_nvfp4.builder.components.parts import TorchPart
@@ -41,8 +42,12 @@ def is_python_file(path: Path) -> bool:
     return split_function(path)[0].suffix == ".py"
 
 
-def of_file(path: Path) -> Source:
-    """Run the user's file and take its components. Raises BuilderError (usage), naming the file, where that fails."""
+def of_file(path: Path, computed: bool = True) -> Source:
+    """Run the user's file and take its components.
+
+    Without `computed`, what flows between them has its shapes and no values, which large modules take minutes for.
+    Raises BuilderError (usage), naming the file, where a component is not one.
+    """
     file, function = split_function(path)
     found = _components(file, function or DEFAULT)
     parts: list[TorchPart] = []
@@ -74,7 +79,7 @@ def of_file(path: Path) -> Source:
             loop=component.loop,
         )
         parts.append(part)
-        values |= {f"{name}.{key}": tensor for key, tensor in _run(where, part).items()}
+        values |= {f"{name}.{key}": tensor for key, tensor in (_run if computed else _shapes)(where, part).items()}
     taken = {flow.source for flow in flows}
     outputs = {name: as_array(tensor) for name, tensor in values.items() if name not in taken}
     example = Example({name: as_array(tensor) for name, tensor in given.items()}, outputs=outputs)
@@ -91,6 +96,14 @@ class _Tuple(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = self.module(*tensors)
         return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+def _shapes(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
+    """Zeros of the shapes and types of the part's outputs; nothing is computed."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(tensor) for name, tensor in part.inputs.items()}
+        found = _run(where, replace(part, inputs=fake, loop=None))
+    return {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in found.items()}
 
 
 def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from onnx_models.fake_gpu import TRT, FakeEngine, FakeRuntime
 from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.generate import cuda, tensorrt_runner
@@ -18,8 +19,6 @@ from trt_nvfp4.builder.generate.cuda import Cuda
 from trt_nvfp4.builder.generate.loop import generate_ids
 from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.tensorrt_runner import TensorRTRunner
-
-from .fake_gpu import TRT, FakeEngine, FakeRuntime
 
 
 def _runner(
