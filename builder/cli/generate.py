@@ -27,7 +27,7 @@ def generate(
         Path,
         typer.Argument(
             help="OUT.engine of build-engine (on its GPU), a bundle folder, or an exported or rewritten ONNX model "
-            "(ONNX Runtime, on the CPU)."
+            "or a Hugging Face directory (ONNX Runtime, on the CPU)."
         ),
     ],
     prompt: Annotated[list[str], typer.Option(help="Text to continue; may be given several times.", metavar="TEXT")],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from ..errors import USAGE, BuilderError
 from .loop import Finish, Token, generate_ids
-from .open import open_runner, tokenizer_folder
+from .open import open_runner, prepared, tokenizer_folder
 from .sampling import Sampling
 from .tokenizer import TextStream, Tokenizer
 
@@ -58,8 +59,8 @@ class Result:
 
 
 class Generator:
-    """Generates text with a decoder: an engine on its GPU, a bundle, or an exported or rewritten ONNX model (on the
-    CPU).
+    """Generates text with a decoder: an engine on its GPU, a bundle, or (on the CPU) an exported or rewritten ONNX
+    model or a Hugging Face directory, which is exported to a scratch folder first.
 
     >>> with Generator("model.engine") as generator:
     ...     print(generator.generate(["Once upon a time"], max_new_tokens=32).generations[0].text)
@@ -72,8 +73,14 @@ class Generator:
     def __init__(
         self, path: str | Path, tokenizer: str | Path | None = None, manifest: str | Path | None = None
     ) -> None:
-        self._runner = open_runner(Path(path), None if manifest is None else Path(manifest))
-        self._folder = Path(tokenizer) if tokenizer is not None else tokenizer_folder(Path(path))
+        self._made = ExitStack()
+        try:
+            model = prepared(Path(path), self._made)
+            self._runner = open_runner(model, None if manifest is None else Path(manifest))
+        except BaseException:
+            self._made.close()
+            raise
+        self._folder = Path(tokenizer) if tokenizer is not None else tokenizer_folder(model)
         self._tokenizer: Tokenizer | None = None
         self.runs_on = self._runner.name
         self.decoder = self._runner.decoder
@@ -87,8 +94,9 @@ class Generator:
         self.close()
 
     def close(self) -> None:
-        """Free the caches and, of an engine, the GPU's memory."""
+        """Free the caches, an engine's memory on the GPU, and an export."""
         self._runner.close()
+        self._made.close()
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
@@ -9,6 +10,28 @@ from ..export.decoder_contract import TOKENIZER
 from ..tensorrt.build_script import MANIFEST
 from ..tensorrt.load import ENGINES
 from .loop import Runner
+
+#: Of an export that nothing but ONNX Runtime runs: its batch is dynamic.
+_LARGEST_BATCH = 64
+
+
+def prepared(path: Path, made: ExitStack) -> Path:
+    """`path`, or the ONNX model that a Hugging Face directory is exported to: in a scratch folder, which goes when `made`
+    is closed. No code of the directory runs.
+
+    Raises BuilderError as `export` does.
+    """
+    if not path.is_dir() or (path / MANIFEST).is_file() or not (path / "config.json").is_file():
+        return path
+    from trt_nvfp4.common.replacing import scratch
+
+    from ..export.decoder_contract import CacheOptions
+    from ..export.huggingface import export
+    from ..export.tokenizer_files import copy_tokenizer
+
+    folder = made.enter_context(scratch(None))
+    copy_tokenizer(path, folder / TOKENIZER)
+    return export(path, folder / "model.onnx", "generate", CacheOptions(max_batch=_LARGEST_BATCH))
 
 
 def open_runner(path: Path, manifest: Path | None = None) -> Runner:
@@ -31,7 +54,9 @@ def open_runner(path: Path, manifest: Path | None = None) -> Runner:
         from .onnx_runner import OnnxRunner
 
         return OnnxRunner(path)
-    raise BuilderError(USAGE, f"{path}: expected an engine (.engine), an ONNX file or a bundle folder")
+    raise BuilderError(
+        USAGE, f"{path}: expected an engine (.engine), an ONNX file, a bundle folder or a Hugging Face directory"
+    )
 
 
 def tokenizer_folder(path: Path) -> Path:
@@ -40,11 +65,6 @@ def tokenizer_folder(path: Path) -> Path:
 
 
 def _of_folder(folder: Path) -> Path:
-    if not (folder / MANIFEST).is_file() and (folder / "config.json").is_file():
-        raise BuilderError(
-            USAGE,
-            f"{folder}: a Hugging Face directory, which is exported first: build-engine {folder} --task generate",
-        )
     from ..report.inspection import read_manifest
 
     manifest = read_manifest(folder)

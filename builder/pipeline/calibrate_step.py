@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 
 from trt_nvfp4.builder.accuracy.precision_search import Part, with_all_statistics
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import DECODER, Decoder
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
@@ -47,7 +49,7 @@ def convert_network(
 ) -> SourceModel:
     """The model in 16 bits, where it is in float32: as the plan says that was handed in, or as it was asked for."""
     if given is not None:
-        return convert(model, given.activations)
+        return _with_cache_type(convert(model, given.activations))
     ranges: dict[str, float] = {}
     if request.activations == "fp16":
         ranges = _ranges(request, model, specs, report, progress)
@@ -57,7 +59,19 @@ def convert_network(
         raise BuilderError(USAGE, str(error)) from error
     if activations.note:
         report.warnings.append(f"the network stays float32, on slow kernels: {activations.note}")
-    return convert(model, activations)
+    return _with_cache_type(convert(model, activations))
+
+
+def _with_cache_type(model: SourceModel) -> SourceModel:
+    """`model`, whose metadata then say of which type its caches are: those of a network in 16 bits are, too."""
+    properties = model.ir_model.metadata_props
+    types = {value.name: value.dtype for value in model.graph.inputs}
+    if model.activations.dtype is not None and DECODER in properties:
+        decoder = Decoder.parse(properties[DECODER])
+        if types.get(decoder.caches[0]) == model.activations.dtype:
+            name = {"bf16": "bfloat16", "fp16": "float16"}[model.activations.type]
+            properties[DECODER] = replace(decoder, cache_dtype=name).json()
+    return model
 
 
 def _ranges(

@@ -43,7 +43,7 @@ def choose(
         raise ValueError(f"unknown activations '{wanted}'; one of {', '.join(ACTIVATIONS)}")
     if wanted == "keep":
         return Activations()
-    if (why := why_not(model)) is not None:
+    if (why := why_not(model) or _cache_obstacle(model, wanted)) is not None:
         if wanted != "auto":
             raise ValueError(f"{model.path}: --activations {wanted} is for float32 models: {why}; leave it out")
         return Activations(note=why if _multiplies_float32(model.graph) else "")
@@ -72,14 +72,20 @@ def why_not(model: SourceModel) -> str | None:
         if value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
             return f"tensor '{value.name}' has {value.dtype.name.lower()} already"
     for node in model.graph:
-        if is_op(node, "TensorScatter") and is_float32(node.outputs[0]):
-            # An input and an output at one address: Casts between would copy it at every step.
-            return f"node '{node.name}' updates a float32 cache in place; export the decoder in bfloat16 or float16"
         if is_op(node, "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"):
             return f"node '{node.name}' ({node.op_type}) quantizes already"
         for value in node.outputs:
             if value.dtype is None and value.name:
                 return f"the type of tensor '{value.name}' (node '{node.name}', {node.op_type}) is not known"
+    return None
+
+
+def _cache_obstacle(model: SourceModel, wanted: str) -> str | None:
+    """Caches take the type of the network, and what feeds them FP16 where a model has float32 ones is not told so;
+    BF16 reads float32 samples, as everywhere."""
+    scatters = (node for node in model.graph if is_op(node, "TensorScatter") and is_float32(node.outputs[0]))
+    if wanted == "fp16" and (node := next(scatters, None)) is not None:
+        return f"node '{node.name}' updates a float32 cache in place; choose bf16, or export the decoder in float16"
     return None
 
 

@@ -21,7 +21,8 @@ _TYPE_ATTRIBUTES = ("to", "dtype")
 
 
 def convert(model: SourceModel, activations: Activations) -> SourceModel:
-    """A copy of `model` that computes as `activations` says; inputs and outputs keep their types.
+    """A copy of `model` that computes as `activations` says; inputs and outputs keep their types, but for caches that
+    are updated in place: a Cast between the two would copy them at every step.
 
     A tensor that is there in both types has its own name in 16 bits and `<name>.float32` in float32, so that the names
     of the original stay with what is computed in most of the network. Inputs and outputs of the model keep theirs: in
@@ -50,10 +51,23 @@ def convert(model: SourceModel, activations: Activations) -> SourceModel:
     made = {value for value in values if conversion.computes(value)}
     for node in narrow:
         _name_type(node, dtype)
+    caches = _caches(narrow)
     for value in values:
-        conversion.computed(value, value in made)
+        if value in caches:
+            conversion.cache(value)
+        else:
+            conversion.computed(value, value in made)
     passes.RemoveUnusedNodesPass()(copy)
     return replace(model, ir_model=copy, activations=activations)
+
+
+def _caches(narrow: Collection[ir.Node]) -> set[ir.Value]:
+    """Inputs and outputs of the model that TensorScatter nodes update in place."""
+    found = set()
+    for node in narrow:
+        if is_op(node, "TensorScatter") and (past := node.inputs[0]) is not None and past.is_graph_input():
+            found |= {past, node.outputs[0]}
+    return found
 
 
 class _Conversion:
@@ -118,6 +132,18 @@ class _Conversion:
             for index, output in enumerate(self._graph.outputs):
                 if output is value:
                     self._graph.outputs[index] = made
+
+    def cache(self, value: ir.Value) -> None:
+        """Gives a cache the type of the network, under its own name; nodes that stay float32 read a Cast."""
+        _, wide = self._readers(value)
+        value.type = ir.TensorType(self._dtype)
+        if wide:
+            cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)}, name=f"{value.name}.float32/cast")
+            made = cast.outputs[0]
+            made.name, made.shape, made.type = f"{value.name}.float32", value.shape, ir.TensorType(ir.DataType.FLOAT)
+            insert_behind(self._graph, value, [cast])
+            for node, index in wide:
+                node.replace_input_with(index, made)
 
     def _readers(self, value: ir.Value) -> tuple[list[tuple[ir.Node, int]], list[tuple[ir.Node, int]]]:
         """Who reads a value in 16 bits, and who in float32: bodies of control flow too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,28 @@ def test_a_model_without_caches_and_other_files_are_refused(gated_mlps: Path, tm
         (tmp_path / "none.engine", "no such file"),
         (tmp_path / "text.txt", "expected an engine"),
         (tmp_path, "not a bundle"),
-        (TOKENIZER, "a Hugging Face directory, which is exported first"),
     ):
         with pytest.raises(BuilderError, match=words):
             Generator(path)
+
+
+def test_a_hugging_face_directory_generates_what_transformers_does() -> None:
+    """Exported to a scratch folder, which is gone afterwards."""
+    transformers = pytest.importorskip("transformers")
+    texts = ["Once upon a time there was a", "The"]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(TOKENIZER)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+    before = set(Path(tempfile.gettempdir()).iterdir())
+    with Generator(TOKENIZER) as generator:
+        found = generator.generate(texts, max_new_tokens=6).generations
+        made = set(Path(tempfile.gettempdir()).iterdir()) - before
+        assert any((folder / "model.onnx").is_file() for folder in made if folder.is_dir())
+    assert not any(folder.exists() for folder in made if (folder / "model.onnx").is_file())
+    for text, generation in zip(texts, found, strict=True):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        expected = reference.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+        assert generation.token_ids == expected.tolist()
+        assert generation.text == tokenizer.decode(expected, skip_special_tokens=True)
 
 
 def test_text_without_tokenizer_or_chat_template_is_refused(tiny: Any, tmp_path: Path) -> None:

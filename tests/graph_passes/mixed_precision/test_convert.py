@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, helper, parser
 
 from onnx_models import zoo
+from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.accuracy.runners import Side, session
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.ir.save import write
@@ -219,6 +220,38 @@ def test_models_that_are_left_alone(tmp_path: Path, rng: np.random.Generator) ->
     wide = load(mlp(tmp_path / "wide.onnx", rng))
     assert choose(wide, "keep") == Activations()
     assert convert(wide, Activations()).graph is wide.graph
+
+
+def test_caches_that_are_updated_in_place_take_the_type_of_the_network(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """They stay an input and an output around one TensorScatter, and the step computes the same to rounding."""
+    tiny = TinyDecoder(rng)
+    source = load(tiny.save(tmp_path / "tiny.onnx"))
+    converted = convert(source, choose(source, "auto"))
+    write(converted.ir_model, tmp_path / "bf16.onnx")
+    graph = onnx.load(tmp_path / "bf16.onnx").graph
+    interfaces = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    caches = {*tiny.decoder.caches, *tiny.decoder.presents}
+    assert {interfaces[name] for name in caches} == {TensorProto.BFLOAT16}
+    assert interfaces["logits"] == TensorProto.FLOAT
+    scatters = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "TensorScatter"}
+    assert scatters == dict(zip(tiny.decoder.caches, tiny.decoder.presents, strict=True))
+    feeds = {
+        "input_ids": rng.integers(0, 64, (2, 5)),
+        "past_length": np.array([3, 0]),
+        "new_length": np.array([5, 4]),
+        **{name: rng.standard_normal((2, 2, 24, 8)).astype(np.float32) for name in tiny.decoder.caches},
+    }
+    expected, found = (session(tmp_path / name, rounding=True).run(None, feeds) for name in ("tiny.onnx", "bf16.onnx"))
+    for x, y in zip(expected, found, strict=True):
+        assert np.linalg.norm(x - y) < 0.02 * np.linalg.norm(x)
+
+
+def test_float32_caches_of_a_network_in_float16_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    source = load(TinyDecoder(rng).save(tmp_path / "tiny.onnx"))
+    with pytest.raises(ValueError, match="updates a float32 cache in place; choose bf16"):
+        choose(source, "fp16")
 
 
 def test_what_the_user_keeps(tmp_path: Path, rng: np.random.Generator) -> None:
