@@ -16,10 +16,9 @@ _LARGEST_BATCH = 64
 
 
 def prepared(path: Path, made: ExitStack) -> Path:
-    """`path`, or the ONNX model that a Hugging Face directory is exported to: in a scratch folder, which goes when `made`
-    is closed. No code of the directory runs.
+    """`path`, or the ONNX model that a Hugging Face directory is exported to, in a scratch folder that `made` removes.
 
-    Raises BuilderError as `export` does.
+    No code of the directory runs. Raises BuilderError as `export` does.
     """
     if not path.is_dir() or (path / MANIFEST).is_file() or not (path / "config.json").is_file():
         return path
