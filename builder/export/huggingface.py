@@ -11,14 +11,14 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
-from trt_nvfp4.builder.export.quantized_directory import check_all_used, check_not_quantized
+from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
 from trt_nvfp4.builder.onnx_file import EXPORTED
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import parse_json
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 OPSET = 21
 # How the names of forward's parameters end that take images or sound.
 MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
-EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
 OWN_CODE = "it has Python code of its own, which runs only with --trust-remote-code; read it first"
 CHANGE_IT = (
     "change the model's code, or export it with other versions of torch and transformers or another tool, and give the "
@@ -141,7 +140,7 @@ def load_model(directory: Path, trust_remote_code: bool = False) -> tuple[Any, S
     transformers.utils.logging.disable_progress_bar()
     with quiet():
         try:
-            model, absent = _load(directory, transformers, trust_remote_code)
+            loaded = load_directory(directory, transformers, trust_remote_code)
         except BuilderError:
             raise
         except Exception as error:
@@ -152,7 +151,7 @@ def load_model(directory: Path, trust_remote_code: bool = False) -> tuple[Any, S
                 f"{directory}: transformers cannot load this model: "
                 f"{reason if 'trust_remote_code' in str(error) else error}",
             ) from error
-    return model, absent
+    return loaded.model, loaded.absent
 
 
 def _check_files(directory: Path) -> None:
@@ -174,7 +173,6 @@ def _check_files(directory: Path) -> None:
                 raise BuilderError(
                     MODEL_AT_FAULT, f"{file}: a Git LFS pointer in place of the weights; fetch them with git lfs pull"
                 )
-    check_not_quantized(directory, config)
 
 
 def _check_index(directory: Path, index: Path) -> None:
@@ -187,52 +185,6 @@ def _check_index(directory: Path, index: Path) -> None:
         raise BuilderError(
             MODEL_AT_FAULT, f"{index}: not an index of this directory's weights ({error}); download it again"
         ) from error
-
-
-def _load(directory: Path, transformers: Any, trust_remote_code: bool) -> tuple[torch.nn.Module, Set[str]]:
-    """The model, of the class named in the configuration or else the bare one; and the weights that its files lack,
-    which transformers makes up."""
-    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    config = transformers.AutoConfig.from_pretrained(directory, **options)
-    names = getattr(config, "architectures", None) or []
-    own = _own_class(config, names) if trust_remote_code else None
-    known = [name for name in names if hasattr(transformers, name)]
-    if names and not known and own is None:
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{directory}: config.json names the architecture {', '.join(names)}, which transformers "
-            f"{transformers.__version__} does not have; install the version that has it, or {EXPORT_IT}",
-        )
-    loader = getattr(transformers, own or next(iter(known), "AutoModel"))
-    model: Any
-    model, info = loader.from_pretrained(
-        directory,
-        config=config,
-        dtype="auto",
-        **options,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-    )
-    if info["mismatched_keys"]:
-        name, found, expected = min(info["mismatched_keys"])
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{directory}: weights and config.json do not fit: {name} is {list(found)} in the weights, and "
-            f"{list(expected)} by config.json",
-        )
-    check_all_used(directory, info["unexpected_keys"], {name for name, _ in model.named_modules()})
-    if hasattr(model, "set_experts_implementation"):
-        # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
-        model.set_experts_implementation("batched_mm")
-    loaded: torch.nn.Module = model.eval()
-    return loaded, set(info["missing_keys"])
-
-
-def _own_class(config: Any, names: Sequence[str]) -> str | None:
-    """The Auto class by which the directory's own code defines its architecture, as `auto_map` in its configuration
-    says; None where it defines none."""
-    own = getattr(config, "auto_map", None) or {}
-    return next((auto for auto, place in own.items() if str(place).rpartition(".")[2] in names), None)
 
 
 def _check_kind(directory: Path, model: Any) -> None:

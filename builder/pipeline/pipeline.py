@@ -19,8 +19,8 @@ from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritt
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
 from trt_nvfp4.builder.pipeline.build_step import build
 from trt_nvfp4.builder.pipeline.calibrate_step import calibrate, calibrated_tensors, check_data, convert_network
+from trt_nvfp4.builder.pipeline.checkpoint_step import check_checkpoint, nvfp4_checkpoint
 from trt_nvfp4.builder.pipeline.plan_step import (
-    check_packed,
     check_plan_target,
     check_required,
     given_plan,
@@ -33,7 +33,6 @@ from trt_nvfp4.builder.report import html as html_report
 from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
-from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.replacing import made_folder
 from trt_nvfp4.graph_passes.load.faults import blaming
@@ -68,7 +67,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
 
 def _from_the_start(request: Request, report: Report, progress: Progress) -> Report:
     # Before an export, which takes minutes.
-    checkpoint = None if request.packed_weights is None else NVFP4Checkpoint(request.packed_weights)
+    checkpoint = nvfp4_checkpoint(request)
     with report.timed("read"):
         progress.stage("reading the model")
         path = _onnx_file(request, report, progress)
@@ -88,9 +87,9 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         # Of the shapes that the engine is tuned for: a decoder's are those of the step that generates a token.
         of = subgraphs if given is None else given.subgraphs
         tokens = subgraph_tokens(model, of, typical_of(profiles[-1]))
-        plan = given or new_plan(request, model, subgraphs, calibrated, tokens)
+        plan = given or new_plan(request, model, subgraphs, calibrated, tokens, checkpoint is not None)
         if checkpoint is not None:
-            check_packed(checkpoint, subgraphs, request, plan, report)
+            check_checkpoint(checkpoint, subgraphs, request, plan, report)
         if request.accuracy_budget is None:
             if request.stop_after != "plan":
                 check_data(request, model, specs, plan)

@@ -13,7 +13,6 @@ from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.token_bytes import token_bytes
-from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
@@ -21,7 +20,6 @@ from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
 from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
-from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices
 
 
 def given_plan(request: Request) -> Plan | None:
@@ -49,7 +47,9 @@ def new_plan(
     subgraphs: Sequence[Subgraph],
     calibrated: bool | Collection[str],
     tokens: Mapping[str, int],
+    has_nvfp4: bool,
 ) -> Plan:
+    """`has_nvfp4`: weights are at hand in NVFP4, which a checkpoint chose for whatever number of tokens."""
     try:
         plan = make_plan(
             model,
@@ -64,7 +64,7 @@ def new_plan(
             moe=request.moe,
             attention=request.attention,
             kv_cache=request.kv_cache,
-            tokens=tokens if _tokens_decide(request) else None,
+            tokens=tokens if _tokens_decide(request) and not has_nvfp4 else None,
         )
     except ModelError:
         raise
@@ -94,34 +94,8 @@ def _tokens_decide(request: Request) -> bool:
         not request.target.fp4_instructions
         and request.precision == "auto"
         and request.require != "nvfp4"
-        and request.packed_weights is None
         and request.accuracy_budget is None
     )
-
-
-def check_packed(
-    checkpoint: NVFP4Checkpoint, subgraphs: Sequence[Subgraph], request: Request, plan: Plan, report: Report
-) -> None:
-    """Raise BuilderError (usage) where nothing in the plan takes weights of the checkpoint; name what it lacks."""
-    planned = {entry.name for entry in plan.subgraphs if entry.decision.startswith("nvfp4")}
-    if not planned:
-        raise BuilderError(
-            USAGE,
-            f"{request.packed_weights}: the plan has no NVFP4 plugin, so that packed weights have no use; "
-            "leave --packed-weights out, or choose --precision auto or nvfp4",
-        )
-    held = {part.name: held_matrices(checkpoint, part) for part in subgraphs if part.name in planned}
-    absent = [name for name, matrices in held.items() if not all(matrices)]
-    if not any(map(any, held.values())):
-        raise BuilderError(
-            USAGE,
-            f"{request.packed_weights}: holds NVFP4 weights of none of the {len(planned)} subgraphs in the plan, such "
-            f"as '{absent[0]}'; it has such as '{next(iter(checkpoint))}'",
-        )
-    if absent:
-        report.warnings.append(
-            f"{request.packed_weights} lacks weights of {', '.join(absent)}: quantized from the model's own"
-        )
 
 
 def take_plan(

@@ -15,16 +15,20 @@ from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, E4M3_MAX
 def packed_sources(checkpoint: NVFP4Checkpoint, linears: Sequence[Linear]) -> tuple[NVFP4Source, ...] | None:
     """Where the linears of one matrix (gate and up, or another alone) lie in the checkpoint.
 
-    None where it has not all of them, or the model turns a product's sign.
+    None where it has not all of them, the model turns a product's sign, or a checkpoint that is the model's own has
+    other tensor scales for gate and up, where the op has one for both.
     """
     modules = [_module(checkpoint, linear) for linear in linears]
     if None in modules or any(linear.weight.scale <= 0 for linear in linears):
         return None
-    return tuple(
+    sources = tuple(
         NVFP4Source(checkpoint, module, linear.weight, linear.weight.rows)
         for module, linear in zip(modules, linears, strict=True)
         if module is not None
     )
+    if checkpoint.of_model and len({float(source.tensor_scales()[0]) for source in sources}) > 1:
+        return None
+    return sources
 
 
 def separate_scales(checkpoint: NVFP4Checkpoint | None, linears: tuple[Linear, ...]) -> list[tuple[Linear, ...]]:

@@ -1,42 +1,123 @@
-"""Hugging Face directories with quantized weights are refused before they are loaded without their scales."""
+"""A Hugging Face directory with quantized weights is exported as the model that it stands for."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from checkpoint_formats.directories import quantize_directory
+from checkpoint_formats.writers import FORMATS, Writer
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.export.loading import load_directory
 
 transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
 
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    """A directory with one layer."""
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    """A directory with one layer, in float32."""
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
 
-def change(directory: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, object] | None = None) -> None:
+@pytest.fixture
+def experts(tmp_path: Path) -> Path:
+    """One of four experts a layer, which files hold apart and the model stacks, and a head that is the embedding."""
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=32, tie_word_embeddings=True
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "experts")
+    return tmp_path / "experts"
+
+
+def loaded_logits(directory: Path) -> np.ndarray:
+    """Of the model that is exported."""
+    with torch.no_grad():
+        found: np.ndarray = load_directory(directory, transformers, False).model(torch.arange(12)[None]).logits.numpy()
+    return found
+
+
+def exported_logits(directory: Path) -> np.ndarray:
+    exported = export.export(directory, directory.with_suffix(".onnx"))
+    ids = np.arange(12, dtype=np.int64)[None]
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0])
+
+
+def expected_logits(directory: Path, whole: dict[str, torch.Tensor], folder: Path) -> np.ndarray:
+    """By transformers, of a directory with the weights in float32."""
+    config = json.loads((directory / "config.json").read_text())
+    config.pop("quantization_config", None)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({k: t.float().contiguous() for k, t in whole.items()}, folder / "model.safetensors", {"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        found: np.ndarray = model(torch.arange(12)[None]).logits.numpy()
+    return found
+
+
+def of_all(writer: Writer) -> Callable[[str], Writer | None]:
+    return lambda module: writer if module.endswith("_proj") else None
+
+
+@pytest.mark.parametrize("name", ["nvfp4 compressed-tensors", "fp8 blockwise", "gptq 4 act order", "awq"])
+def test_outputs(name: str, llama: Path, rng: np.random.Generator) -> None:
+    writer, quantization = FORMATS[name]
+    whole = quantize_directory(llama, rng, of_all(writer), quantization)
+    expected = expected_logits(llama, whole, llama.with_name("whole"))
+    np.testing.assert_allclose(loaded_logits(llama), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_mixture_of_formats_and_experts(experts: Path, rng: np.random.Generator) -> None:
+    """NVFP4 experts, FP8 attention with scales of its caches, a router in 16 bits, a quantized head in place of the
+    tied one."""
+
+    def writer_of(module: str) -> Writer | None:
+        if ".experts." in module:
+            return FORMATS["nvfp4 modelopt"][0]
+        return FORMATS["fp8 per tensor"][0] if module.endswith("_proj") else None
+
+    whole = quantize_directory(experts, rng, writer_of, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})
+    stored = load_file(experts / "model.safetensors")
+    scales = {f"model.layers.0.self_attn.{of}_proj.{of}_scale": torch.tensor(0.5) for of in "kv"}
+    save_file({**stored, **scales}, experts / "model.safetensors", metadata={"format": "pt"})
+    expected = expected_logits(experts, whole, experts.with_name("whole"))
+    np.testing.assert_allclose(exported_logits(experts), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_16_bits_stay_so(llama: Path, rng: np.random.Generator) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    writer, quantization = FORMATS["fp8 per channel"]
+    quantize_directory(llama, rng, of_all(writer), quantization)
+    loaded = load_directory(llama, transformers, False)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+    assert loaded.quantized is not None
+    assert loaded.quantized.formats == {"FP8": 7}
+
+
+def change(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     file = directory / "model.safetensors"
     save_file({**load_file(file), **tensors}, file, metadata={"format": "pt"})
-    if quantization is not None:
-        config = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
 
 
 def refusal(directory: Path) -> str:
@@ -48,40 +129,45 @@ def refusal(directory: Path) -> str:
 
 
 UP = "model.layers.0.mlp.up_proj."
-QUANTIZED = {
-    "modelopt fp8": {"weight": torch.zeros(64, 32).to(torch.float8_e4m3fn), "weight_scale": torch.ones(())},
-    "deepseek fp8": {"weight": torch.zeros(64, 32).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(1, 1)},
-    "modelopt int8": {"weight": torch.zeros(64, 32, dtype=torch.int8), "weight_scale": torch.ones(64)},
-    "modelopt nvfp4": {"weight": torch.zeros(64, 16, dtype=torch.uint8), "weight_scale_2": torch.ones(())},
-    "compressed-tensors nvfp4": {"weight_packed": torch.zeros(64, 16, dtype=torch.uint8)},
-    "gptq": {"qweight": torch.zeros(4, 64, dtype=torch.int32), "qzeros": torch.zeros(1, 8, dtype=torch.int32)},
-    "only an input scale": {"input_scale": torch.ones(())},
-    "scales lost": {"weight": torch.zeros(64, 32).to(torch.float8_e4m3fn)},
-}
 
 
-@pytest.mark.parametrize("is_stated", [True, False], ids=["stated", "not stated"])
-@pytest.mark.parametrize("kind", QUANTIZED)
-def test_quantized_weights(kind: str, is_stated: bool, llama: Path) -> None:
-    tensors = {UP + name: tensor for name, tensor in QUANTIZED[kind].items()}
-    change(llama, tensors, {"quant_method": "modelopt"} if is_stated else None)
+@pytest.mark.parametrize(
+    "key", [f"{UP}zero_points", f"{UP}input_scale", "model.layers.0.mlp.lora_A.weight", "score.weight", "mtp.weight"]
+)
+def test_keys_that_the_model_does_not_use(key: str, llama: Path) -> None:
+    change(llama, {key: torch.ones(4)})
+    assert f'"{key}"' in refusal(llama)
+
+
+def test_weights_that_are_missing(llama: Path, rng: np.random.Generator) -> None:
+    writer, quantization = FORMATS["fp8 per tensor"]
+    quantize_directory(llama, rng, of_all(writer), quantization)
+    stored = load_file(llama / "model.safetensors")
+    kept = {name: tensor for name, tensor in stored.items() if not name.startswith(UP)}
+    save_file(kept, llama / "model.safetensors", metadata={"format": "pt"})
+    assert f"lack 1 of the model's weights, {UP}weight" in refusal(llama)
+
+
+def test_tensors_that_do_not_fit_are_named_though_transformers_does_not(llama: Path, rng: np.random.Generator) -> None:
+    writer, quantization = FORMATS["fp8 per channel"]
+    quantize_directory(llama, rng, of_all(writer), quantization)
+    change(llama, {f"{UP}weight_scale": torch.ones(95, 1)})
+    assert f"{UP}weight_scale holds scales [95, 1], which do not fit values [96, 64]" in refusal(llama)
+
+
+def test_scales_that_are_lost(llama: Path) -> None:
+    change(llama, {f"{UP}weight": torch.zeros(96, 64).to(torch.float8_e4m3fn)})
     message = refusal(llama)
-    assert "its weights are quantized" in message
-    assert ("by modelopt" if is_stated else "config.json does not say so") in message
-    assert all(f'"{key}"' in message for key in tensors)
+    assert f'"{UP}weight" (F8_E4M3 [96, 64])' in message
     assert "give the directory of the original model" in message
 
 
-@pytest.mark.parametrize("key", ["lora_A.weight", "zero_points", "up_proj.weight.rotation"])
-def test_keys_of_a_module_that_it_does_not_use(key: str, llama: Path) -> None:
-    """No name says that they are scales, but the module beside them computes with them."""
-    change(llama, {(UP if "." not in key else "model.layers.0.mlp.") + key: torch.ones(4)})
-    if key == "zero_points":
-        assert f'"{UP}zero_points"' in refusal(llama)
-    else:  # modules that the model does not have
-        export.export(llama, llama.with_suffix(".onnx"))
+def test_tables_that_the_model_computes(llama: Path) -> None:
+    change(llama, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert load_directory(llama, transformers, False).quantized is None
 
 
-def test_heads_that_the_model_lacks_and_tables_that_it_computes(llama: Path) -> None:
-    change(llama, {"score.weight": torch.ones(2, 32), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
-    assert export.export(llama, llama.with_suffix(".onnx")).is_file()
+def test_head_that_a_bare_model_lacks(llama: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    assert type(load_directory(llama, transformers, False).model).__name__ == "LlamaModel"

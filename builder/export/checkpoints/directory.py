@@ -1,0 +1,166 @@
+"""The weights of a quantized Hugging Face directory as its model multiplies by them, dequantized one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.checkpoints.bitsandbytes import bitsandbytes_4bit
+from trt_nvfp4.builder.export.checkpoints.fp4 import gpt_oss_mxfp4, mxfp4, nvfp4
+from trt_nvfp4.builder.export.checkpoints.packed_integers import awq, gptq, modelopt_int4, pack_quantized
+from trt_nvfp4.builder.export.checkpoints.parts import Parts, quantized_parts
+from trt_nvfp4.builder.export.checkpoints.scaled import bitsandbytes_int8, scaled
+from trt_nvfp4.builder.export.checkpoints.settings import Settings, quantization_config, read_config
+from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.safetensors_files import SafetensorsFiles
+
+# Each says by a weight's parts whether it reads them. Another format is read by another function here.
+READERS: tuple[Callable[[Parts], QuantizedWeight | None], ...] = (
+    nvfp4,
+    mxfp4,
+    gpt_oss_mxfp4,
+    scaled,
+    bitsandbytes_int8,
+    bitsandbytes_4bit,
+    pack_quantized,
+    gptq,
+    awq,
+    modelopt_int4,
+)
+READ_FORMATS = (
+    "NVFP4 (ModelOpt, compressed-tensors), MXFP4, FP8, MXFP8, INT8, packed integers (compressed-tensors, GPTQ, AWQ, "
+    "ModelOpt) and bitsandbytes"
+)
+INSTEAD = "give the directory of the original model in 16 or 32 bits"
+# Of the keys and values that attention caches, by ModelOpt, compressed-tensors and vLLM; and of its other operands.
+_CACHE_SCALE = re.compile(r"(?P<attention>.*?)(\.(?P<proj>[kv])_proj)?\.((?P<of>[kv])_(cache_)?scale|output_scale)")
+_OPERAND_SCALE = re.compile(r".*\.(q_scale|prob_output_scale|kv_scale)")
+_SIXTEEN_BITS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class QuantizedDirectory:
+    """What a directory's safetensors hold: quantized weights by the name that they have in the model, scales of the
+    key-value caches by attention module and "k" or "v", and everything else, `plain`, by name.
+
+    Raises BuilderError (model): a format that is not read; tensors that do not fit together.
+    """
+
+    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self._files = SafetensorsFiles(directory)
+        settings = Settings.of(directory, config)
+        self.weights = {parts.weight: _read_by(parts, directory) for parts in quantized_parts(self._files, settings)}
+        taken = {key for weight in self.weights.values() for key in weight.parts.keys.values()}
+        self.cache_scales: dict[tuple[str, str], float] = {}
+        for key in self._files.keys() - taken:
+            if self._is_cache_scale(key):
+                taken.add(key)
+        self.plain = [key for key in self._files if key not in taken]
+        self.failure: BuilderError | None = None
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """How many weights there are of each format, the most frequent first."""
+        found: dict[str, int] = {}
+        for weight in self.weights.values():
+            found[weight.format] = found.get(weight.format, 0) + 1
+        return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What transformers loads: for each weight an object that becomes a tensor when it is indexed with `...`.
+
+        Where one cannot be read, `failure` says why: transformers only says that it could not be loaded.
+        """
+        return {
+            **{key: _WhenIndexed(self, partial(self._files.read, key)) for key in self.plain},
+            **{name: _WhenIndexed(self, weight.read) for name, weight in self.weights.items()},
+        }
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights that are not quantized, the widest; for configurations that state none."""
+        found = {self._files.dtype(key) for key in self.plain}
+        return next((dtype for name, dtype in _SIXTEEN_BITS.items() if name in found), torch.bfloat16)
+
+    def _is_cache_scale(self, key: str) -> bool:
+        """Whether it is a scale of what attention computes with; those of caches are kept."""
+        if self._files.shape(key) not in ((), (1,)):
+            return False
+        match = _CACHE_SCALE.fullmatch(key)
+        if match is None or not (of := match["of"] or match["proj"]):
+            return _OPERAND_SCALE.fullmatch(key) is not None
+        scale = float(self._files.read(key).float())
+        if not (0 < scale < torch.inf):
+            raise BuilderError(
+                MODEL_AT_FAULT, f"{self._files.path}: {key} must hold one positive scale of the cache, found {scale}"
+            )
+        self.cache_scales[match["attention"], of] = scale
+        return True
+
+
+class _WhenIndexed:
+    """Reads a tensor each time that it is indexed, as transformers does with slices of safetensors."""
+
+    def __init__(self, directory: QuantizedDirectory, read: Callable[[], Tensor]) -> None:
+        self._directory, self._read = directory, read
+
+    def __getitem__(self, _: Any) -> Tensor:
+        try:
+            return self._read()
+        except CalibrationError as error:
+            self._directory.failure = BuilderError(MODEL_AT_FAULT, str(error))
+            raise
+
+
+def quantized_directory(directory: Path) -> QuantizedDirectory | None:
+    """The directory's quantized weights; None where it holds and states none, or has no safetensors.
+
+    Raises BuilderError (model) for a format that is not read, and for files that cannot be read.
+    """
+    config = read_config(directory)
+    stated = quantization_config(config)
+    method = None if stated is None else stated.get("quant_method", "a method without a name")
+    if not any(directory.glob("*.safetensors")):
+        if method is not None:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{directory}: its weights are quantized, by {method}, and not in safetensors files, which alone are "
+                f"read; {INSTEAD}",
+            )
+        return None
+    try:
+        found = QuantizedDirectory(directory, config)
+    except CalibrationError as error:
+        raise BuilderError(MODEL_AT_FAULT, str(error)) from error
+    if not found.weights and not found.cache_scales:
+        if method is not None:
+            raise BuilderError(
+                MODEL_AT_FAULT,
+                f"{directory}: its weights are quantized, by {method}, in a format that is not read, which is one of "
+                f"{READ_FORMATS}; {INSTEAD}",
+            )
+        return None
+    return found
+
+
+def _read_by(parts: Parts, directory: Path) -> QuantizedWeight:
+    for reader in READERS:
+        if (weight := reader(parts)) is not None:
+            return weight
+    held = ", ".join(
+        f"{json.dumps(key)} ({parts.dtype(role)} {list(parts.shape(role))})" for role, key in sorted(parts.keys.items())
+    )
+    method = f" by {parts.settings.method}" if parts.settings.method else ""
+    raise BuilderError(
+        MODEL_AT_FAULT,
+        f"{directory}: its weights are quantized{method}, and those of {json.dumps(parts.weight)} in a format that is "
+        f"not read: its files hold {held}. Read are {READ_FORMATS}; {INSTEAD}",
+    )

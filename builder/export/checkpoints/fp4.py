@@ -1,0 +1,102 @@
+"""Reads 4-bit floating point: NVFP4 and MXFP4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.builder.export.checkpoints.parts import Parts
+from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+from trt_nvfp4.plugins.ops.number_formats import BLOCK, e2m1_decode, unpack
+
+MX_BLOCK = 32
+
+
+def nvfp4(parts: Parts) -> QuantizedWeight | None:
+    """uint8 [..., K/2], E4M3 scales [..., K/16], and a scale per tensor: ModelOpt's multiplies, compressed-tensors'
+    divides. Stacked experts may lie transposed, [E, K/2, N]."""
+    modelopt = parts.has({"weight", "scale", "scale_2"})
+    if not (modelopt or parts.has({"packed", "scale", "global_scale"})):
+        return None
+    values, by_tensor = ("weight", "scale_2") if modelopt else ("packed", "global_scale")
+    if parts.dtype(values) != "U8" or parts.dtype("scale") != "F8_E4M3":
+        return None
+    shape, axis = _unpacked(parts, values, BLOCK)
+
+    def dequantize() -> Tensor:
+        scale = parts.scale(by_tensor)
+        if not modelopt:
+            scale = scale.reciprocal()
+        if scale.numel() not in (1, shape[0] if len(shape) == 3 else 1) or not (scale > 0).all():
+            raise parts.error(f"{parts.keys[by_tensor]} must hold one positive scale, found {list(scale.shape)}")
+        scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(-1, 1, 1)
+        block_scales = parts.scale("scale").transpose(axis, -1)
+        whole = e2m1_decode(unpack(parts.read(values).transpose(axis, -1).contiguous()))
+        blocks = whole.view(*block_scales.shape, BLOCK) * block_scales.unsqueeze(-1)
+        return (blocks.flatten(-2) * scale).transpose(axis, -1)
+
+    return QuantizedWeight(parts, "NVFP4", shape, dequantize)
+
+
+def mxfp4(parts: Parts) -> QuantizedWeight | None:
+    """uint8 [N, K/2] and E8M0 scales [N, K/32], by ModelOpt or compressed-tensors."""
+    values = "weight" if parts.has({"weight", "scale"}) else "packed" if parts.has({"packed", "scale"}) else None
+    if values is None or parts.dtype(values) != "U8" or parts.dtype("scale") not in ("U8", "F8_E8M0"):
+        return None
+    shape, axis = _unpacked(parts, values, MX_BLOCK)
+
+    def dequantize() -> Tensor:
+        scales = parts.scale("scale").transpose(axis, -1)
+        blocks = parts.read(values).transpose(axis, -1).reshape(*scales.shape, MX_BLOCK // 2)
+        return _mx(blocks, scales).transpose(axis, -1)
+
+    return QuantizedWeight(parts, "MXFP4", shape, dequantize)
+
+
+def gpt_oss_mxfp4(parts: Parts) -> QuantizedWeight | None:
+    """uint8 blocks [E, N, K/32, 16] and E8M0 scales [E, N, K/32] of stacked experts, which the model holds as
+    [E, K, N]."""
+    if not parts.has({"blocks", "scales"}):
+        return None
+    found, scales = parts.shape("blocks"), parts.shape("scales")
+    if len(found) != 4 or found[:-1] != scales or found[-1] != MX_BLOCK // 2 or parts.dtype("blocks") != "U8":
+        raise parts.error(
+            f"{parts.keys['blocks']} must hold uint8 [experts, rows, blocks, 16] with a scale for each block, found "
+            f"{parts.dtype('blocks')} {list(found)} and {list(scales)} scales"
+        )
+    shape = (found[0], found[2] * MX_BLOCK, found[1])
+
+    def dequantize() -> Tensor:
+        blocks, of_blocks = parts.read("blocks"), parts.scale("scales")
+        whole = torch.empty(shape, dtype=torch.bfloat16)
+        for expert in range(shape[0]):
+            whole[expert] = _mx(blocks[expert], of_blocks[expert]).T
+        return whole
+
+    return QuantizedWeight(parts, "MXFP4", shape, dequantize)
+
+
+def _unpacked(parts: Parts, values: str, block: int) -> tuple[tuple[int, ...], int]:
+    """The shape of the weight, and the axis along which values are packed and share scales."""
+    packed, scales = parts.shape(values), parts.shape("scale")
+    for axis in (-1, -2) if len(packed) == 3 else (-1,):
+        whole = len(packed) in (2, 3) and packed[axis] * 2 % block == 0
+        if whole and scales == _with(packed, axis, packed[axis] * 2 // block):
+            return _with(packed, axis, packed[axis] * 2), axis
+    raise parts.error(
+        f"{parts.weight} must hold values [N, K/2] and block scales [N, K/{block}], found {list(packed)} and "
+        f"{list(scales)}"
+    )
+
+
+def _with(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
+    changed = list(shape)
+    changed[axis] = size
+    return tuple(changed)
+
+
+def _mx(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Values [..., G * 32] of blocks [..., G, 16] and their scales [..., G]; exact in bfloat16."""
+    return (e2m1_decode(unpack(blocks)) * scales.unsqueeze(-1)).flatten(-2).bfloat16()

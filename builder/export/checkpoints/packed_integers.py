@@ -1,0 +1,149 @@
+"""Reads integers of fewer than 8 bits: compressed-tensors' pack-quantized, GPTQ, AWQ and ModelOpt's INT4."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.builder.export.checkpoints.parts import Parts
+from trt_nvfp4.builder.export.checkpoints.scales import spread
+from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+
+_WORD = 32
+# Columns of AWQ's eight values in a word, from the lowest bits on.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def pack_quantized(parts: Parts) -> QuantizedWeight | None:
+    """compressed-tensors': int32 words along K, values and zero points from -2^(bits - 1) on; zero points in words
+    along N. `weight_g_idx` says which group a column is of."""
+    if not parts.has({"packed", "scale", "shape"}, {"zero_point", "g_idx"}) or parts.dtype("packed") != "I32":
+        return None
+    shape, packed = tuple(parts.read("shape").reshape(-1).tolist()), parts.shape("packed")
+    fitting = [bits for bits in range(1, 9) if packed == (*shape[:-1], -(-shape[-1] * bits // _WORD))]
+    if len(shape) != 2 or min(shape) < 1 or len(fitting) != 1:
+        raise parts.error(f"{parts.weight} must hold the packed values of {list(shape)}, found words {list(packed)}")
+    bits = fitting[0]
+
+    def dequantize() -> Tensor:
+        half = 1 << bits - 1
+        values = (_unpack(parts.read("packed"), bits, shape[1]) - half).float()
+        scale = parts.scale("scale")
+        zero_point = torch.zeros(())
+        if "zero_point" in parts.keys:
+            words = parts.read("zero_point")
+            if words.dtype != torch.int32 or words.dim() != 2 or len(words) != -(-shape[0] * bits // _WORD):
+                raise parts.error(f"{parts.keys['zero_point']} must hold the packed zero points of {shape[0]} rows")
+            zero_point = (_unpack(words.T, bits, shape[0]).T - half).float()
+        if "g_idx" in parts.keys:
+            groups = _groups(parts, "g_idx", shape[1], scale.shape[-1] if scale.dim() else 1)
+            scale, zero_point = (t.index_select(1, groups) if t.dim() == 2 else t for t in (scale, zero_point))
+        if zero_point.dim():
+            values -= spread(parts, "zero_point", zero_point, shape)
+        return values * spread(parts, "scale", scale, shape)
+
+    return QuantizedWeight(parts, f"INT{bits} (pack-quantized)", shape, dequantize)
+
+
+def gptq(parts: Parts) -> QuantizedWeight | None:
+    """int32 words along K [K * bits / 32, N], scales [G, N], zero points in words along N, one too small in all but
+    the format gptq_v2, and `g_idx` [K], the group of each row of K."""
+    if not parts.has({"qweight", "qzeros", "scales"}, {"g_idx"}):
+        return None
+    words, scales = parts.shape("qweight"), parts.shape("scales")
+    if len(words) != 2 or len(scales) != 2 or words[1] != scales[1]:
+        return None
+    bits, layout = parts.settings.bits, parts.settings.layout or "gptq"
+    if parts.settings.method != "gptq" or bits is None or bits > 8 or layout not in ("gptq", "gptq_v2"):
+        raise parts.error(
+            f"{parts.weight} is packed as by GPTQ, and config.json must say how: quant_method gptq, bits up to 8, "
+            f"checkpoint_format gptq or gptq_v2; found {parts.settings.method}, {bits}, {layout}"
+        )
+    n, k = scales[1], words[0] * _WORD // bits
+    if words[0] * _WORD % bits or parts.shape("qzeros") != (scales[0], -(-n * bits // _WORD)) or k % scales[0]:
+        raise parts.error(
+            f"{parts.weight} does not hold {bits} bits a value: found qweight {list(words)}, scales {list(scales)}, "
+            f"qzeros {list(parts.shape('qzeros'))}"
+        )
+
+    def dequantize() -> Tensor:
+        zeros = _unpack(parts.read("qzeros"), bits, n)
+        if layout == "gptq":
+            zeros = (zeros + 1) & ((1 << bits) - 1)
+        groups = torch.arange(k) // (k // scales[0])
+        if "g_idx" in parts.keys:
+            groups = _groups(parts, "g_idx", k, scales[0])
+        values = _unpack(parts.read("qweight").T, bits, k)
+        return (values - zeros.T.index_select(1, groups)).float() * parts.scale("scales").T.index_select(1, groups)
+
+    return QuantizedWeight(parts, f"INT{bits} (GPTQ)", (n, k), dequantize)
+
+
+def awq(parts: Parts) -> QuantizedWeight | None:
+    """AutoAWQ's "gemm": int32 words of eight 4-bit values along N [K, N/8], scales [G, N], zero points [G, N/8]."""
+    if not parts.has({"qweight", "qzeros", "scales"}):
+        return None
+    words, scales = parts.shape("qweight"), parts.shape("scales")
+    if len(words) != 2 or len(scales) != 2 or words[1] * 8 != scales[1]:
+        return None
+    (k, _), (count, n) = words, scales
+    if parts.settings.bits not in (None, 4) or parts.shape("qzeros") != (count, n // 8) or not count or k % count:
+        raise parts.error(
+            f"{parts.weight} must hold AWQ's 4-bit values [K, N/8], scales [G, N] and zero points [G, N/8], found "
+            f"{list(words)}, {list(scales)}, {list(parts.shape('qzeros'))} and {parts.settings.bits} bits"
+        )
+
+    def dequantize() -> Tensor:
+        values, zeros = (_awq_order(_unpack(parts.read(role), 4, n)) for role in ("qweight", "qzeros"))
+        of_rows = (t.repeat_interleave(k // count, 0) for t in (zeros, parts.scale("scales")))
+        zero, scale = of_rows
+        return ((values - zero).float() * scale).T.contiguous()
+
+    return QuantizedWeight(parts, "INT4 (AWQ)", (n, k), dequantize)
+
+
+def modelopt_int4(parts: Parts) -> QuantizedWeight | None:
+    """uint8 [N/2, K], an even row in the low nibbles and the next in the high ones, and scales [N, G]."""
+    if not parts.has({"weight", "scale"}) or parts.dtype("weight") != "U8":
+        return None
+    packed, scales = parts.shape("weight"), parts.shape("scale")
+    if parts.dtype("scale") not in ("F32", "F16", "BF16") or len(packed) != 2 or scales[0] != 2 * packed[0]:
+        return None
+    shape = (2 * packed[0], packed[1])
+
+    def dequantize() -> Tensor:
+        pairs = parts.read("weight")
+        values = torch.stack((pairs & 15, pairs >> 4), 1).reshape(shape).to(torch.int8)
+        return ((values ^ 8) - 8).float() * spread(parts, "scale", parts.scale("scale"), shape)
+
+    return QuantizedWeight(parts, "INT4 (ModelOpt)", shape, dequantize)
+
+
+def _unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """`count` values of so many bits from each row of int32 words, from the lowest bits on, without gaps: int32."""
+    if words.dtype != torch.int32:
+        raise ValueError(f"expected words of int32, found {words.dtype}")
+    starts = torch.arange(count) * bits
+    index, shift = starts // _WORD, starts % _WORD
+    unsigned = words.long() & 0xFFFFFFFF
+    values = unsigned.index_select(1, index) >> shift
+    if _WORD % bits:  # some begin in one word and end in the next
+        following = (index + 1).clamp_max(words.shape[1] - 1)
+        values |= unsigned.index_select(1, following) << (_WORD - shift)
+    return (values & ((1 << bits) - 1)).int()
+
+
+def _awq_order(values: Tensor) -> Tensor:
+    """Values in the order of their columns."""
+    ordered = torch.empty_like(values)
+    for place, column in enumerate(_AWQ_ORDER):
+        ordered[:, column::8] = values[:, place::8]
+    return ordered
+
+
+def _groups(parts: Parts, role: str, columns: int, count: int) -> Tensor:
+    """The group of each column. Raises CalibrationError for a group that there is not."""
+    groups = parts.read(role).long()
+    if groups.shape != (columns,) or (columns and not 0 <= int(groups.min()) <= int(groups.max()) < count):
+        raise parts.error(f"{parts.keys[role]} must name one of {count} groups for each of {columns} columns")
+    return groups

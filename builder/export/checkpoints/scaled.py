@@ -1,0 +1,49 @@
+"""Reads 8-bit values that lie as they are, one to a byte, beside their scales: FP8, MXFP8 and INT8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.builder.export.checkpoints.parts import Parts
+from trt_nvfp4.builder.export.checkpoints.scales import spread
+from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
+
+_FORMATS = {"F8_E4M3": "FP8", "F8_E5M2": "FP8 (E5M2)", "I8": "INT8"}
+_INT8_MAX = 127
+
+
+def scaled(parts: Parts) -> QuantizedWeight | None:
+    """FP8 or INT8 with scales that multiply, per tensor, row, group or block: `weight_scale` (ModelOpt,
+    compressed-tensors), `weight_scale_inv` (DeepSeek, which multiplies all the same), `_weight_scale` (torchao); and
+    zero points, which are subtracted before."""
+    values = "qdata" if "qdata" in parts.keys else "weight"
+    scale = "scale_inv" if "scale_inv" in parts.keys else "scale"
+    if not parts.has({values, scale}, {"zero_point"}) or parts.dtype(values) not in _FORMATS:
+        return None
+    return QuantizedWeight(
+        parts, _FORMATS[parts.dtype(values)], parts.shape(values), lambda: _read(parts, values, scale)
+    )
+
+
+def bitsandbytes_int8(parts: Parts) -> QuantizedWeight | None:
+    """int8 [N, K] and the largest magnitude of each row, `SCB` [N]."""
+    if not parts.has({"weight", "SCB"}, {"weight_format"}) or parts.dtype("weight") != "I8":
+        return None
+    if "weight_format" in parts.keys and int(parts.read("weight_format").sum()) != 0:
+        raise parts.error(f"{parts.weight} lies in an order for one kind of GPU (weight_format), which is not read")
+
+    def dequantize() -> Tensor:
+        rows = spread(parts, "SCB", parts.scale("SCB"), parts.shape("weight"))
+        return parts.read("weight").float() * (rows / _INT8_MAX)
+
+    return QuantizedWeight(parts, "INT8 (bitsandbytes)", parts.shape("weight"), dequantize)
+
+
+def _read(parts: Parts, values: str, role: str) -> Tensor:
+    shape = parts.shape(values)
+    whole = parts.read(values).float()
+    if "zero_point" in parts.keys:
+        zero_point = parts.read("zero_point").to(torch.float32)
+        whole -= spread(parts, "zero_point", zero_point, shape)
+    return whole * spread(parts, role, parts.scale(role), shape)

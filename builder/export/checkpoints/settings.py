@@ -1,0 +1,80 @@
+"""What the configuration of a quantized directory says of its format, as far as the tensors alone do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_nvfp4.common.json_text import parse_json
+
+# Where configurations of several parts keep it.
+_PARTS = ("text_config", "language_config", "llm_config")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of `quantization_config` in config.json, or of hf_quant_config.json (ModelOpt); None where neither states it.
+
+    `method`: the library or format. `block`: rows and columns that share a scale of blockwise FP8. `bits`: of packed
+    integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower case.
+    """
+
+    method: str | None = None
+    bits: int | None = None
+    block: tuple[int, int] | None = None
+    layout: str | None = None
+
+    @staticmethod
+    def of(directory: Path, config: Mapping[str, Any]) -> Settings:
+        """Those of a directory and its config.json."""
+        found = quantization_config(config)
+        if found is None:
+            return Settings("modelopt" if (directory / "hf_quant_config.json").is_file() else None)
+        method = found.get("quant_method")
+        layout = found.get("checkpoint_format", found.get("version"))
+        return Settings(
+            method.lower() if isinstance(method, str) else None,
+            _positive(found.get("bits", found.get("w_bit"))),
+            _block(found.get("weight_block_size")) or _block_structure(found),
+            layout.lower() if isinstance(layout, str) else None,
+        )
+
+
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The object in config.json that describes the quantization, or None."""
+    for part in (config, *(config.get(name) for name in _PARTS)):
+        if isinstance(part, Mapping):
+            for key in ("quantization_config", "compression_config"):
+                if isinstance(found := part.get(key), Mapping):
+                    return found
+    return None
+
+
+def read_config(directory: Path) -> Any:
+    """What is in config.json. Raises ValueError where it is not JSON."""
+    return parse_json((directory / "config.json").read_text(encoding="utf-8"))
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    rows, columns = map(_positive, value)
+    return (rows, columns) if rows and columns else None
+
+
+def _block_structure(found: Mapping[str, Any]) -> tuple[int, int] | None:
+    """compressed-tensors', where all groups of modules have the same."""
+    groups = found.get("config_groups")
+    weights = (
+        [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        if isinstance(groups, Mapping)
+        else []
+    )
+    blocks = {_block(part.get("block_structure")) for part in weights if isinstance(part, Mapping)}
+    return blocks.pop() if len(blocks) == 1 else None

@@ -1,0 +1,150 @@
+"""Loads the model of a Hugging Face directory; one with quantized weights is loaded from what they dequantize to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
+
+if TYPE_CHECKING:
+    import torch
+
+EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
+# Tables that old checkpoints hold beside the weights; models compute them.
+_COMPUTED = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias)$")
+_NAMED_KEYS = 3
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model; the names of the weights that its files lack, which transformers made up; and what the files hold
+    quantized, None where nothing is."""
+
+    model: torch.nn.Module
+    absent: Set[str]
+    quantized: QuantizedDirectory | None
+
+
+def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) -> Loaded:
+    """The model, of the class named in the configuration or else the bare one.
+
+    Raises BuilderError (model): another class than transformers has; weights that do not fit the configuration, are
+    quantized in a format that is not read, or are not the model's.
+    """
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    quantized = quantized_directory(directory)
+    config = transformers.AutoConfig.from_pretrained(directory, **options)
+    names = getattr(config, "architectures", None) or []
+    own = _own_class(config, names) if trust_remote_code else None
+    known = [name for name in names if hasattr(transformers, name)]
+    if names and not known and own is None:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: config.json names the architecture {', '.join(names)}, which transformers "
+            f"{transformers.__version__} does not have; install the version that has it, or {EXPORT_IT}",
+        )
+    loader = getattr(transformers, own or next(iter(known), "AutoModel"))
+    of_loading = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    model: Any
+    if quantized is None:
+        model, info = loader.from_pretrained(directory, dtype="auto", **of_loading, **options)
+    else:
+        model, info = _load_quantized(
+            directory, _concrete(loader, config, directory if own else None), quantized, of_loading
+        )
+    if info["mismatched_keys"]:
+        name, found, expected = min(info["mismatched_keys"])
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: weights and config.json do not fit: {name} is {list(found)} in the weights, and "
+            f"{list(expected)} by config.json",
+        )
+    _check_all_used(directory, info["unexpected_keys"], model)
+    if hasattr(model, "set_experts_implementation"):
+        # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
+        model.set_experts_implementation("batched_mm")
+    return Loaded(model.eval(), set(info["missing_keys"]), quantized)
+
+
+def _load_quantized(
+    directory: Path, model_class: Any, quantized: QuantizedDirectory, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The plain model with dequantized weights, and what transformers says of its loading."""
+    config = options["config"]
+    dtype = _plain_dtype(config, quantized)
+    _forget_quantization(config)
+    try:
+        # A name beside a state dict is refused, so that generation_config.json is not read.
+        model, info = model_class.from_pretrained(None, dtype=dtype, state_dict=quantized.state_dict(), **options)
+    except Exception as error:
+        # transformers says that a conversion failed, and logs why.
+        raise (quantized.failure or error) from error
+    if quantized.failure is not None:
+        raise quantized.failure
+    if model.can_generate() and (directory / "generation_config.json").is_file():
+        model.generation_config = type(model.generation_config).from_pretrained(directory, local_files_only=True)
+    return model, info
+
+
+def _concrete(loader: Any, config: Any, own_code: Path | None) -> Any:
+    """The model's class, where `loader` is one that chooses among them; of the code in a folder, or of transformers."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    if own_code is not None:
+        return get_class_from_dynamic_module(config.auto_map[loader.__name__], own_code, local_files_only=True)
+    return _get_model_class(config, loader._model_mapping) if hasattr(loader, "_model_mapping") else loader
+
+
+def _own_class(config: Any, names: Sequence[str]) -> str | None:
+    """The Auto class by which the directory's own code defines its architecture, as `auto_map` in its configuration
+    says; None where it defines none."""
+    own = getattr(config, "auto_map", None) or {}
+    return next((auto for auto, place in own.items() if str(place).rpartition(".")[2] in names), None)
+
+
+def _plain_dtype(config: Any, quantized: QuantizedDirectory) -> torch.dtype:
+    """What the model computes in: the configuration's type, or that of the weights that are not quantized."""
+    import torch
+
+    stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
+    if isinstance(stated, str):
+        stated = getattr(torch, stated, None)
+    return stated if stated in (torch.float32, torch.bfloat16, torch.float16) else quantized.dtype
+
+
+def _forget_quantization(config: Any) -> None:
+    """Make transformers build the plain model."""
+    for part in (config, *(value for value in vars(config).values() if hasattr(value, "to_dict"))):
+        for name in ("quantization_config", "compression_config"):
+            if name in vars(part):
+                delattr(part, name)
+
+
+def _check_all_used(directory: Path, unused: Collection[str], model: Any) -> None:
+    """Raises BuilderError (model) for `unused`, keys of the files that transformers did not load: a model without them
+    computes something else. The head that a bare model lacks is no fault."""
+    lost = sorted(key for key in unused if not _COMPUTED.search(key))
+    if model.base_model is model:
+        modules = {name.partition(".")[0] for name, _ in model.named_parameters()}
+        prefix = f"{model.base_model_prefix}."
+        lost = [key for key in lost if key.startswith(prefix) or key.partition(".")[0] in modules]
+    if lost:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: its files hold {listed(lost)}, which {type(model).__name__} does not use, so "
+            "that the exported model would be another one; mend `architectures` in config.json, give the directory of "
+            "the original model, or export it with torch.onnx.export and give the ONNX file",
+        )
+
+
+def listed(keys: Sequence[str]) -> str:
+    """The first of some keys, and how many more there are."""
+    more = f" and {len(keys) - _NAMED_KEYS} more such keys" if len(keys) > _NAMED_KEYS else ""
+    return f"{', '.join(json.dumps(key) for key in keys[:_NAMED_KEYS])}{more}"

@@ -1,0 +1,174 @@
+"""Every format is dequantized to the very values that its codes and scales stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from checkpoint_formats.writers import FORMATS
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
+
+MODULE = "model.layers.0.mlp.up_proj."
+N, K = 40, 160
+
+
+def directory(folder: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, object] | None) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    config = {"model_type": "llama"} | ({"quantization_config": quantization} if quantization else {})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def read(folder: Path) -> QuantizedDirectory:
+    found = quantized_directory(folder)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    writer, quantization = FORMATS[name]
+    tensors, expected = writer(rng, N, K)
+    found = read(directory(tmp_path, {MODULE + key: tensor for key, tensor in tensors.items()}, quantization))
+    assert list(found.weights) == [f"{MODULE}weight"]
+    assert not found.plain
+    weight = found.weights[f"{MODULE}weight"]
+    assert weight.shape == (N, K)
+    values = found.state_dict()[f"{MODULE}weight"][...]
+    assert values.shape == (N, K)
+    # float32 rounds products of scales; nothing else does.
+    np.testing.assert_allclose(values.double().numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if "gptq" not in name and "blockwise" not in name])
+def test_what_the_tensors_alone_say(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    tensors, expected = FORMATS[name][0](rng, N, K)
+    found = read(directory(tmp_path, {MODULE + key: tensor for key, tensor in tensors.items()}, None))
+    values = found.state_dict()[f"{MODULE}weight"][...]
+    np.testing.assert_allclose(values.double().numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_blocks_of_128_are_usual(tmp_path: Path) -> None:
+    values = torch.randn(200, 300).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 3) + 0.5
+    tensors = {f"{MODULE}weight": values, f"{MODULE}weight_scale_inv": scale}
+    found = read(directory(tmp_path, tensors, None)).state_dict()[f"{MODULE}weight"][...]
+    spread = scale.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    torch.testing.assert_close(found, values.float() * spread, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (3, 40), (3, 40, 1), (3, 1, 160)])
+def test_scales_of_stacked_experts(shape: tuple[int, ...], tmp_path: Path) -> None:
+    values, scale = torch.randn(3, 40, 160).to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
+    name = "model.layers.0.mlp.experts.down_proj"
+    found = read(directory(tmp_path, {name: values, f"{name}_weight_scale": scale}, None)).state_dict()[name][...]
+    spread = scale.reshape(*shape, *[1] * (3 - len(shape)))
+    torch.testing.assert_close(found, values.float() * spread, rtol=0, atol=0)
+
+
+def test_experts_of_gpt_oss(rng: np.random.Generator, tmp_path: Path) -> None:
+    blocks = rng.integers(0, 256, (2, 8, 3, 16)).astype(np.uint8)
+    exponents = rng.integers(110, 130, (2, 8, 3)).astype(np.uint8)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(exponents)}
+    found = read(directory(tmp_path, tensors, {"quant_method": "mxfp4"})).state_dict()[name][...]
+    table = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+    assert found.shape == (2, 96, 8)
+    for expert, row, block, byte in np.ndindex(blocks.shape):
+        pair = int(blocks[expert, row, block, byte])
+        for half, code in enumerate((pair & 15, pair >> 4)):
+            expected = table[code] * 2.0 ** (int(exponents[expert, row, block]) - 127)
+            assert float(found[expert, block * 32 + 2 * byte + half, row]) == expected
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stacked_experts_in_nvfp4(transposed: bool, rng: np.random.Generator, tmp_path: Path) -> None:
+    writer = FORMATS["nvfp4 modelopt"][0]
+    written = [writer(rng, 48, 32) for _ in range(2)]
+    name = "model.layers.0.feed_forward.experts.gate_up_proj"
+    roles = {"": "weight", "_weight_scale": "weight_scale", "_weight_scale_2": "weight_scale_2"}
+    tensors = {name + end: torch.stack([part[role] for part, _ in written]) for end, role in roles.items()}
+    expected = np.stack([whole for _, whole in written])
+    if transposed:
+        tensors = {key: t if t.dim() == 1 else t.transpose(1, 2).contiguous() for key, t in tensors.items()}
+        expected = expected.transpose(0, 2, 1)
+    found = read(directory(tmp_path, tensors, None)).state_dict()[name][...]
+    np.testing.assert_allclose(found.double().numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("of", ["self_attn.{}_scale", "self_attn.{0}_proj.{0}_scale", "self_attn.{}_proj.output_scale"])
+def test_scales_of_caches(of: str, tmp_path: Path) -> None:
+    tensors = {f"model.layers.0.{of.format(which)}": torch.tensor(scale) for which, scale in (("k", 0.5), ("v", 2.0))}
+    found = read(directory(tmp_path, tensors, None))
+    attention = "model.layers.0.self_attn"
+    assert found.cache_scales == {(attention, "k"): 0.5, (attention, "v"): 2.0}
+    assert not found.plain
+
+
+HOSTILE = {
+    "a scale too many": ("fp8 per channel", "weight_scale", lambda t: torch.cat([t, t[:1]])),
+    "a scale that is NaN": ("fp8 per channel", "weight_scale", lambda t: t * torch.nan),
+    "block scales too few": ("nvfp4 modelopt", "weight_scale", lambda t: t.float()[:, 1:].to(t.dtype)),
+    "two tensor scales": ("nvfp4 modelopt", "weight_scale_2", lambda t: t.repeat(2)),
+    "a negative tensor scale": ("nvfp4 modelopt", "weight_scale_2", lambda t: -t),
+    "a shape beyond the words": ("pack-quantized 4", "weight_shape", lambda t: t * 1000),
+    "a negative shape": ("pack-quantized 4", "weight_shape", lambda t: -t),
+    "groups that are not there": ("gptq 4 act order", "g_idx", lambda t: t + 1),
+    "negative groups": ("gptq 4 act order", "g_idx", lambda t: t - 1),
+    "zero points too few": ("gptq 4", "qzeros", lambda t: t[:, 1:]),
+    "groups too many": ("awq", "scales", lambda t: torch.cat([t, t])),
+    "factors too few": ("nvfp4 awq", "pre_quant_scale", lambda t: t[1:]),
+    "another shape": (
+        "nf4 bitsandbytes",
+        "weight.quant_state.bitsandbytes__nf4",
+        lambda t: torch.tensor(list(b'{"quant_type": "nf4", "blocksize": 1, "shape": [4000000000, 1]}'), dtype=t.dtype),
+    ),
+    "no JSON": ("nf4 bitsandbytes", "weight.quant_state.bitsandbytes__nf4", lambda t: t + 1),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_tensors_that_do_not_fit_together(case: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    name, key, change = HOSTILE[case]
+    writer, quantization = FORMATS[name]
+    tensors, _ = writer(rng, N, K)
+    tensors[key] = change(tensors[key])
+    with pytest.raises(Exception, match=r"up_proj\.") as raised:
+        read(directory(tmp_path, {MODULE + k: t for k, t in tensors.items()}, quantization)).state_dict()[
+            f"{MODULE}weight"
+        ][...]
+    assert "model.layers.0.mlp.up_proj" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"weight": torch.zeros(40, 160).to(torch.float8_e4m3fn)},
+        {"weight": torch.zeros(40, 160, dtype=torch.int8)},
+        {"qweight": torch.zeros(20, 40, dtype=torch.int32), "unknown.weight": torch.ones(1).to(torch.float8_e5m2)},
+        {"weight_packed": torch.zeros(40, 80, dtype=torch.uint8)},
+        {"weight": torch.zeros(40, 160), "pre_quant_scale": torch.ones(160)},
+    ],
+    ids=["fp8 without scales", "int8 without scales", "gptq without scales", "packed alone", "factors alone"],
+)
+def test_formats_that_are_not_read_are_named(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    with pytest.raises(BuilderError, match="give the directory of the original model") as raised:
+        quantized_directory(directory(tmp_path, {MODULE + key: tensor for key, tensor in tensors.items()}, None))
+    assert raised.value.exit_code == MODEL_AT_FAULT
+
+
+def test_methods_whose_tensors_are_not_known(tmp_path: Path) -> None:
+    tensors = {f"{MODULE}codebooks": torch.zeros(2), f"{MODULE}codes": torch.zeros(2)}
+    with pytest.raises(BuilderError, match="quantized, by aqlm, in a format that is not read"):
+        quantized_directory(directory(tmp_path, tensors, {"quant_method": "aqlm"}))
+
+
+def test_plain_weights(tmp_path: Path) -> None:
+    tensors = {f"{MODULE}weight": torch.zeros(4, 4), f"{MODULE}input_scale": torch.ones(1), "bias": torch.zeros(2)}
+    assert quantized_directory(directory(tmp_path, tensors, None)) is None

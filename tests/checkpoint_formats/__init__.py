@@ -1,0 +1,1 @@
+"""Weights in the formats that checkpoints are published in."""

@@ -1,0 +1,129 @@
+"""The tensors of a safetensors file, or of a folder of them, read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.external_data import inside
+from trt_nvfp4.common.json_text import parse_json
+
+_INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsFiles(Mapping[str, Path]):
+    """Which file holds each tensor; nothing is read but the headers until a tensor is asked for.
+
+    Raises CalibrationError for files that are no safetensors, incomplete or not there, and for an index that names
+    others than lie beside it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file_of = _tensor_files(self.path)
+        self._opened: dict[Path, Any] = {}  # kept: a model has thousands of tensors, and opening reads all their names
+
+    def __getitem__(self, name: str) -> Path:
+        return self._file_of[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """A tensor, or some of its rows without reading the others."""
+        with self._file(name) as file:
+            tensor: Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        with self._file(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """A tensor's type as safetensors names it, such as "BF16" or "F8_E4M3"."""
+        with self._file(name) as file:
+            return str(file.get_slice(name).get_dtype())
+
+    @contextmanager
+    def _file(self, name: str) -> Iterator[Any]:
+        """The file that holds a tensor, opened."""
+        if name not in self._file_of:
+            raise CalibrationError(f"{self.path}: tensor {name} is missing")
+        path = self._file_of[name]
+        with _readable(path):
+            if path not in self._opened:
+                self._opened[path] = safe_open(path, framework="pt")
+            yield self._opened[path]
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise CalibrationError(
+            f"{file}: not a safetensors file, or an incomplete one (then download it again): {error}"
+        ) from error
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Which file holds each tensor."""
+    if not path.exists():
+        raise CalibrationError(f"{path}: no such file or folder")
+    index = path / _INDEX
+    if index.is_file():
+        return _indexed_files(index)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise CalibrationError(f"{path}: no *.safetensors file in this folder")
+    tensors: dict[str, Path] = {}
+    for file in files:
+        for name in _names(file):
+            if name in tensors:
+                raise CalibrationError(
+                    f"{path}: tensor {name} is in {tensors[name].name} and in {file.name}; keep the checkpoint's own "
+                    f"files alone in the folder, or add its {_INDEX}"
+                )
+            tensors[name] = file
+    return tensors
+
+
+def _indexed_files(index: Path) -> dict[str, Path]:
+    try:
+        content = parse_json(index.read_text(encoding="utf-8"))
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise CalibrationError(f"{index}: not JSON: {error}; download it again") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CalibrationError(f"{index}: expected an object with a weight_map from tensor to file; download it again")
+    files = sorted(set(weight_map.values()))
+    try:
+        places = {file: inside(index.parent, file) for file in files}
+    except ValueError as error:
+        raise CalibrationError(f"{index}: {error}") from error
+    absent = [file for file, place in places.items() if not place.is_file()]
+    if absent:
+        raise CalibrationError(
+            f"{index}: lists {', '.join(absent)}, not found beside it ({len(absent)} of {len(files)} files); "
+            "download the whole checkpoint"
+        )
+    names = {file: _names(place) for file, place in places.items()}
+    for name, file in weight_map.items():
+        if name not in names[file]:
+            raise CalibrationError(f"{index}: tensor {name} is not in {file}; download both again")
+    return {name: places[file] for name, file in weight_map.items()}
+
+
+def _names(file: Path) -> set[str]:
+    with _readable(file), safe_open(file, framework="pt") as opened:
+        return set(opened.keys())
