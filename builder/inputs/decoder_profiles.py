@@ -37,4 +37,5 @@ def decoder_profiles(
 
 
 def _of_one_token(profile: Profile, axis: int) -> Profile:
-    return Profile(*((*s[:axis], 1, *s[axis + 1 :]) for s in (profile.least, profile.typical, profile.most)))
+    least, typical, most = ((*s[:axis], 1, *s[axis + 1 :]) for s in (profile.least, profile.typical, profile.most))
+    return Profile(least, typical, most)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.inputs.dimension_names import Expression
 from trt_nvfp4.calibration.samples.samples import CACHE
 from trt_nvfp4.plugins.ops.definition import shapes_fit
 
@@ -23,6 +24,8 @@ RANGES = {
 _NUMBERED = re.compile(r"s\d+")
 # The largest that TensorRT takes.
 LARGEST_DIMENSION = 2**31 - 1
+# What no sum of names has.
+_ARITHMETIC = re.compile(r"[*/()]|-\s*\w")
 # Within names of lengths of a decoder's cache, and of the cache with the new tokens.
 _PAST = re.compile(r"past_?", re.IGNORECASE)
 _TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
@@ -30,11 +33,12 @@ _TOTAL = re.compile(r"total_?|kv_?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Profile:
-    """Least, typical and most shape of one input."""
+    """Least, typical and most shape of one input; its values, where these are the shape of something."""
 
     least: Shape
     typical: Shape
     most: Shape
+    is_values: bool = False
 
 
 #: Of every input with a dynamic dimension.
@@ -43,7 +47,7 @@ Profiles: TypeAlias = dict[str, Profile]
 
 def typical_of(profiles: Mapping[str, Profile]) -> dict[str, Shape]:
     """The shapes that an engine is tuned for."""
-    return {name: profile.typical for name, profile in profiles.items()}
+    return {name: profile.typical for name, profile in profiles.items() if not profile.is_values}
 
 
 def parse_shapes(text: str, flag: str) -> dict[str, Shape]:
@@ -76,7 +80,8 @@ def derive_profiles(
     `inputs`: name -> dimensions, a number or the name of a dynamic one ("" or -1 unnamed). An override of one bound
     leaves the others derived, widened so that it fits; in a dimension without defaults, one given bound holds for all
     three; it holds for other inputs' dimensions of the same name, too. A dimension that is the sum of others by its
-    name, as a decoder's cached and new tokens, takes the sums of their ranges. The least override of a cache may be 0.
+    name, as a decoder's cached and new tokens, takes the sums of their ranges; `2*batch` takes twice that of `batch`.
+    The least override of a cache may be 0.
     `longest` is the model's longest sequence, where it is known; `flags` are the options that errors name, where there
     is one alone it is that of the typical shapes.
 
@@ -143,8 +148,9 @@ class _Ranges:
         same = [(name, axis), *self._places(dim)]
         given = [next((shapes[n][a] for n, a in same if n in shapes), None) for shapes in self.bounds]
         stated = [value for value in given if value is not None]
-        terms = self._terms(dim)
-        default = self._default(dim, axis) if terms is None else self._sum(terms)
+        computed = self._computed(dim)
+        terms = None if computed is not None else self._terms(dim)
+        default = computed or (self._default(dim, axis) if terms is None else self._sum(terms))
         if default is None and not stated:
             why = "nothing says its range" if terms is None else f"not all of {' and '.join(terms)} are in the inputs"
             example = "x".join("1" if not isinstance(d, int) else str(d) for d in self.inputs[name])
@@ -153,6 +159,8 @@ class _Ranges:
                 f"input {name!r}: dimension {axis} ({dim or 'unnamed'}) is dynamic and {why}; "
                 f"add {', '.join(self.flags)} {name}:{example} with the sizes you need",
             )
+        if computed is not None:
+            self._check_computed(name, axis, given, computed)
         low, middle, high = default or (min(stated), stated[len(stated) // 2], max(stated))
         low = given[0] if given[0] is not None else min([low, *stated])
         high = given[2] if given[2] is not None else max([high, *stated])
@@ -172,6 +180,45 @@ class _Ranges:
     def _places(self, dim: str) -> list[tuple[str, int]]:
         """Where inputs have the named dimension."""
         return [(name, dims.index(dim)) for name, dims in self.inputs.items() if dim and dim in dims]
+
+    def _computed(self, dim: str) -> Range | None:
+        """The range of a dimension whose name says how others give it, such as `2*batch`; None for other names.
+
+        Sums alone are those of `_terms`."""
+        if not _ARITHMETIC.search(dim):
+            return None
+        try:
+            expression = Expression(dim)
+            ranges = {name: self._named(name) for name in expression.names}
+            known = {name: range_ for name, range_ in ranges.items() if range_ is not None}
+            if known.keys() < ranges.keys():
+                return None
+            low, middle, high = sorted(
+                expression.value({name: range_[bound] for name, range_ in known.items()}) for bound in range(3)
+            )
+        except ValueError:
+            return None
+        return low, middle, high
+
+    def _named(self, dim: str) -> Range | None:
+        """The range of a dimension that others are computed from: that of the inputs, or what its name says."""
+        places = self._places(dim)
+        return self.of(*places[0]) if places else self._default(dim, axis=-1)
+
+    def _check_computed(self, name: str, axis: int, given: Sequence[int | None], computed: Range) -> None:
+        """Raise BuilderError (usage) where a given size is not what the dimensions that it is computed from give."""
+        dim = self.inputs[name][axis]
+        names = sorted(Expression(str(dim)).names)
+        if not all(map(self._places, names)):
+            return
+        for flag, stated, expected in zip(self.flags * (3 // len(self.flags)), given, computed, strict=True):
+            if stated not in (None, expected):
+                inputs = sorted({place for part in names for place, _ in self._places(part)})
+                raise BuilderError(
+                    USAGE,
+                    f"{flag} {name}: dimension {axis} is {dim}, which is {expected} here and not {stated}; give the "
+                    f"shapes of {', '.join(inputs)} too, so that they agree",
+                )
 
     def _default(self, dim: str, axis: int) -> Range | None:
         meaning = next((kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), None)
@@ -221,6 +268,8 @@ class _Ranges:
                 ranges.append((int(term),) * 3)
             elif places := self._places(term):
                 ranges.append(self.of(*places[0]))
+            elif computed := self._computed(term):
+                ranges.append(computed)
             else:
                 return None
         low, middle, high = map(sum, zip(*ranges, strict=True))

@@ -7,13 +7,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import onnx_ir as ir
+
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
 from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions, decoder_of
 from trt_nvfp4.builder.export.onnx_decoders import convert_decoder
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.decoder_profiles import decoder_profiles
+from trt_nvfp4.builder.inputs.possible_shapes import check_possible
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
+from trt_nvfp4.builder.inputs.shape_values import shape_values, value_profiles
 from trt_nvfp4.builder.inputs.shapes import Profiles, derive_profiles, typical_of
 from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritten_by
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
@@ -75,7 +79,8 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         model = load(path)
         check_readable(path, read(path))
         specs = input_specs(path)
-        profiles = _profiles(request, path, specs, report)
+        profiles = _profiles(request, path, specs, shape_values(model.graph), report)
+        check_possible(path, model, profiles)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         given = given_plan(request)
@@ -138,7 +143,8 @@ def _resume_from_rewritten(request: Request, report: Report, progress: Progress)
     report.warnings += slow_kernels(note_kernels(plan.subgraphs, request.target.capabilities))
     report.take_plan(plan, calibrated=rewritten_by(request.model)["calibrated"])
     check_required(request, plan)
-    profiles = _profiles(request, request.model, input_specs(request.model), report)
+    values = shape_values(ir.from_proto(read(request.model)).graph)
+    profiles = _profiles(request, request.model, input_specs(request.model), values, report)
     build(request, plan, request.model, profiles, report, progress)
     return _finish(request, report)
 
@@ -150,20 +156,28 @@ def _of_task(request: Request, path: Path) -> Request:
     return replace(request, kinds=DEFAULT_KINDS if decoder_of(read(path)) is None else KINDS)
 
 
-def _profiles(request: Request, path: Path, specs: Mapping[str, InputSpec], report: Report) -> list[Profiles]:
-    """The engine's optimization profiles: one, or a decoder's two, prefill and decode."""
-    shapes = {name: spec.shape for name, spec in specs.items()}
+def _profiles(
+    request: Request, path: Path, specs: Mapping[str, InputSpec], values: Mapping[str, int], report: Report
+) -> list[Profiles]:
+    """The engine's optimization profiles: one, or a decoder's two, prefill and decode. `values` are the inputs whose
+    values are a shape."""
+    shapes = {name: spec.shape for name, spec in specs.items() if name not in values}
+    given = (request.least, request.typical, request.most)
+    # A misspelt name is told with all names.
+    least, typical, most = ({name: bound[name] for name in bound if name not in values} for bound in given)
     decoder = decoder_of(read(path))
     if decoder is not None:
-        profiles = decoder_profiles(shapes, decoder, request.least, request.typical, request.most)
+        profiles = decoder_profiles(shapes, decoder, least, typical, most)
     else:
         longest = export.longest_sequence(request.model, request.trust_remote_code)
-        profiles = [derive_profiles(shapes, request.least, request.typical, request.most, longest)]
+        profiles = [derive_profiles(shapes, least, typical, most, longest)]
     report.profiles, *further = [
         {name: [p.least, p.typical, p.most] for name, p in profile.items()} for profile in profiles
     ]
     report.decode_profiles = further[0] if further else {}
-    return profiles
+    ranges = value_profiles(values, given)
+    report.shape_values = {name: [p.least, p.typical, p.most] for name, p in ranges.items()}
+    return [{**profile, **ranges} for profile in profiles]
 
 
 def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:

@@ -76,6 +76,8 @@ class Report:
     # What an accuracy budget led to (see `precision_choice.Choice`).
     budget: dict[str, Any] = field(default_factory=dict)
     profiles: dict[str, Any] = field(default_factory=dict)
+    # Ranges of inputs whose values are a shape.
+    shape_values: dict[str, Any] = field(default_factory=dict)
     # Caches that the engine updates at their own address.
     caches_in_place: int = 0
     # Of the engine's second optimization profile, with which a decoder generates token by token.

@@ -40,6 +40,9 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
 # Name and namespace of a creator that every plugin library has.
 ANY_PLUGIN = ("NVFP4Linear", "")
 
+# TensorRT's words for shapes that a model does not take.
+_MISFIT = re.compile(r"\bk(MIN|OPT|MAX) values\b|inherently negative length")
+
 Event = dict[str, Any]
 Report = Callable[[Event], None]
 
@@ -117,10 +120,12 @@ class Backend:
             raise BuilderError(
                 VERIFICATION_FAILED, f"{job.model}: TensorRT reads the model otherwise: {'; '.join(problems)}"
             )
-        if shapes := [tensor.name for tensor in inputs if tensor.is_shape_tensor]:
+        values = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
+        static = {tensor.name for tensor in inputs if -1 not in tuple(tensor.shape)}
+        if without := sorted(values - {name for profile in job.profiles for name in profile}):
             raise BuilderError(
                 MODEL_AT_FAULT,
-                f"{job.model}: the values of input {shapes[0]!r} are a shape, whose range nothing says; make it a "
+                f"{job.model}: the values of input {without[0]!r} are a shape, whose range nothing says; make it a "
                 "constant of the model",
             )
         if not self.has("empty_shapes") and (empty := _empty(job.profiles)):
@@ -132,8 +137,11 @@ class Backend:
         for shapes_of in filter(None, job.profiles):
             profile = builder.create_optimization_profile()
             for name, (low, typical, high) in shapes_of.items():
+                if name in static - values:
+                    continue  # values of an input that are no shape to TensorRT
+                set_range = profile.set_shape_input if name in values else profile.set_shape
                 try:
-                    profile.set_shape(name, low, typical, high)
+                    set_range(name, low, typical, high)
                 except RuntimeError as error:
                     raise BuilderError(
                         USAGE, f"TensorRT refused the shapes {low}, {typical}, {high} of {name!r}: {error}"
@@ -152,7 +160,7 @@ class Backend:
             signal.signal(number, handler)
         # Of the largest and smallest shapes a warning alone, and an engine that fails of them.
         said = (*log.errors, *log.warnings)
-        if misfit := next((text for text in said if re.search(r"\bk(MIN|OPT|MAX) values\b", text)), None):
+        if misfit := next((text for text in said if _MISFIT.search(text)), None):
             raise BuilderError(
                 USAGE,
                 f"{job.model}: does not take all shapes of the profile {_shown(job.profiles)}: {misfit}; give others "

@@ -34,6 +34,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
         Exception: whatever ONNX raises for a model that it cannot convert.
     """
     _name_default_domain(proto)
+    _forget_devices(proto)
     _forget_senseless_dimensions(proto)
     _type_outputs_as_inputs(proto)
     with _weights_aside(proto) as weights:
@@ -86,6 +87,14 @@ def _name_default_domain(proto: onnx.ModelProto) -> None:
         for named in (*part.opset_import, *all_nodes(nodes)):
             if named.domain == "ai.onnx":
                 named.domain = ""
+
+
+def _forget_devices(proto: onnx.ModelProto) -> None:
+    """An engine is for one GPU: how nodes were spread over several is of no use, and may be incomplete."""
+    proto.ClearField("configuration")
+    for part in (proto.graph, *proto.functions):
+        for node in all_nodes(part.node):
+            node.ClearField("device_configurations")
 
 
 def _forget_senseless_dimensions(proto: onnx.ModelProto) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from trt_nvfp4.common.cpu_session import cpu_session
 
@@ -63,3 +63,19 @@ def test_resized_position_tables(mode: str, dynamic_sizes: bool, opset: int, tmp
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString(), plain).run(None, {"x": x})
     (found,) = cpu_session(model, tmp_path).run(None, {"x": x})
     np.testing.assert_array_equal(found, expected)
+
+
+def test_nodes_of_one_name(tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] x, bool c) => (float[2] y) {
+            [same] a = Relu(x)
+            [same] b = Neg(a)
+            [same_2] d = Abs(b)
+            [same] e = If (c) <then_branch = yes () => (float[2] f) { [n] g = Exp(d)  [n] f = Neg(g) },
+                               else_branch = no () => (float[2] h) { [n] h = Neg(d) }>
+            y = Neg(e)
+        }""")
+    x = np.array([1, -2], np.float32)
+    (y,) = cpu_session(model, tmp_path).run(None, {"x": x, "c": np.array(True)})
+    np.testing.assert_allclose(y, np.exp([1, 0]), rtol=1e-6)
+    assert len({node.name for node in model.graph.node}) == 5

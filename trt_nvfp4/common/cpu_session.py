@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import onnx
 
+from trt_nvfp4.common.nested_graphs import nested
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
 
 def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
-    """A session of `model`, widened (see `widen`), whose external data lies in `folder`. Raises ONNX Runtime's own
-    errors, which have no common base but Exception."""
+    """A session of `model`, widened (see `widen`), whose external data lies in `folder`; nodes of one name get others
+    in `model`. Raises ONNX Runtime's own errors, which have no common base but Exception."""
+    _name_nodes_apart(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # its errors are raised as well; printed, they carry names as they are
     options.enable_cpu_mem_arena = False
@@ -32,3 +35,17 @@ def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSe
             "TransposeOptimizer_CPUExecutionProvider",
         ],
     )
+
+
+def _name_nodes_apart(model: onnx.ModelProto) -> None:
+    """TensorRT takes nodes of one name, as merged exports have them, and ONNX Runtime does not."""
+    for graph in nested(model.graph):
+        taken = {node.name for node in graph.node}
+        seen: Counter[str] = Counter()
+        for node in graph.node:
+            name = node.name
+            seen[name] += 1
+            while name and seen[name] > 1 and node.name in taken:
+                node.name = f"{name}_{seen[name]}"
+                seen[name] += node.name in taken
+            taken.add(node.name)

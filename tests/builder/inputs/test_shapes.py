@@ -212,3 +212,39 @@ def test_cache_of_a_single_run_may_be_empty() -> None:
     assert shapes["past_key_values.0.value"] == (1, 2, 0, 16)
     with pytest.raises(BuilderError, match=r"'input_ids', dimension 1 \(seq\): least 0, typical 0.*\(--shapes\)"):
         typical_shapes(inputs, {"input_ids": (1, 0)})
+
+
+@pytest.mark.parametrize(
+    ("dim", "expected"),
+    [
+        ("2*batch", (2, 2, 16)),
+        ("batch * 3", (3, 3, 24)),
+        ("2*batch + 1", (3, 3, 17)),
+        ("batch*seq", (1, 128, 4096)),
+        ("(batch + 1)*2", (4, 4, 18)),
+        ("seq//2 + 1", (1, 65, 257)),
+        ("2*tokens", (2, 256, 1024)),  # which no input has: its name says a range
+    ],
+)
+def test_dimension_that_is_computed_from_others(dim: str, expected: tuple[int, int, int]) -> None:
+    profiles = derive_profiles({"x": ["batch", "seq"], "y": [dim, 32]})
+    assert profiles["y"] == Profile(*((size, 32) for size in expected))
+    doubled = derive_profiles({"y": ["2*batch", 32], "x": ["batch"]}, typical={"x": (3,)}, most={"x": (4,)})
+    assert doubled["y"] == Profile((2, 32), (6, 32), (8, 32))
+
+
+def test_sizes_that_contradict_what_they_are_computed_from() -> None:
+    inputs = {"latents": ["batch", 64], "prompts": ["2*batch", 32]}
+    with pytest.raises(
+        BuilderError, match=r"--max-shapes prompts: .* is 2\*batch, which is 16 here and not 4; .*latents"
+    ):
+        derive_profiles(inputs, most={"prompts": (4, 32)})
+    given = derive_profiles(inputs, most={"prompts": (4, 32), "latents": (2, 64)})
+    assert (given["prompts"].most, given["latents"].most) == ((4, 32), (2, 64))
+
+
+@pytest.mark.parametrize("dim", ["2*h", "h//0", "f(h)", "h**9", "(" * 190, "a*" * 500 + "a"])
+def test_arithmetic_that_says_no_range(dim: str) -> None:
+    with pytest.raises(BuilderError, match="nothing says its range") as failure:
+        derive_profiles({"x": ["batch", dim]})
+    assert failure.value.exit_code == USAGE

@@ -57,6 +57,7 @@ GIVES = {
 PROPERTIES = {
     "INetworkDefinition.num_inputs": 1,
     "ITensor.is_shape_tensor": False,
+    "ITensor.shape": (-1, 8),
     "OnnxParser.num_errors": 1,
     "IPluginRegistry.all_creators": (),
 }

@@ -1,0 +1,51 @@
+"""Whether a model takes the shapes that its engine is to be built for, as far as ONNX can tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.inputs.shapes import Profiles, Shape
+from trt_nvfp4.graph_passes.load.normalize import without_weights
+from trt_nvfp4.graph_passes.load.source import SourceModel
+
+
+def check_possible(path: Path, model: SourceModel, profiles: Sequence[Profiles]) -> None:
+    """Raise BuilderError (usage) where ONNX's shape inference contradicts the smallest, typical or largest shapes of a
+    profile of `model`, which lies at `path`: TensorRT says so only when all weights have been quantized."""
+    proto = without_weights(model.ir_model)
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    if _contradiction(proto, {}) is not None:
+        return  # inference cannot follow the model, whatever the shapes
+    for profile in profiles:
+        for bound in ("least", "typical", "most"):
+            shapes = {name: getattr(entry, bound) for name, entry in profile.items() if not entry.is_values}
+            if (why := _contradiction(proto, shapes)) is not None:
+                shown = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
+                raise BuilderError(
+                    USAGE,
+                    f"{path}: does not take all shapes of the profile: at {shown}, {why}; give others "
+                    "with --min-shapes, --opt-shapes and --max-shapes",
+                )
+
+
+def _contradiction(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> str | None:
+    """What inference has against inputs of these shapes."""
+    sized = onnx.ModelProto()
+    sized.CopyFrom(proto)
+    for value in sized.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    try:
+        onnx.shape_inference.infer_shapes(sized, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        # The first of all that follow from each other: "(op_type:Reshape, node name: n): [ShapeInferenceError] why".
+        found = re.search(r"op_type:(\w+), node name: (.*?)\): \[\w+\] (.*?)\s*(\(op_type:|$)", str(error), re.DOTALL)
+        return f"node {found[2]!r} ({found[1]}): {found[3]}" if found else " ".join(str(error).split())
+    return None
