@@ -1,5 +1,5 @@
-// The two symbols that TensorRT's registry asks a plugin library for. No static registrar: the registry's own virtual
-// functions changed between TensorRT 10 and 11, this protocol did not.
+// The two symbols that TensorRT's registry asks a plugin library for. This protocol is the same in all versions; who
+// merely opens the library is served by self_registration.cpp.
 #include "plugin.h"
 
 #define TRT_NVFP4_EXPORT __attribute__((visibility("default")))

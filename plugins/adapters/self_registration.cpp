@@ -6,11 +6,13 @@
 #include <unwind.h>
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "plugin.h"
+#include "unversioned_name.h"
 
 extern "C" nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count);
 
@@ -66,7 +68,8 @@ int keep_name(dl_phdr_info* module, size_t, void* names) {
     return 0;
 }
 
-// Every TensorRT in the process. Python loads it without its symbols becoming global, so libraries are searched by name.
+// Every TensorRT in the process. Python loads it without its symbols becoming global, so libraries are searched by
+// name.
 std::vector<TensorRT> find_tensorrt() {
     std::vector<std::string> names;
     dl_iterate_phdr(keep_name, &names);
@@ -123,6 +126,30 @@ bool register_creators(TensorRT const& tensorrt) {
     return added;
 }
 
+// Polygraphy opens plugin libraries before it imports TensorRT: libraries that are linked to TensorRT bring it along.
+// This one is linked to none, and imports the one that Polygraphy will.
+void import_as_polygraphy() {
+    auto const python = [](char const* name) { return dlsym(RTLD_DEFAULT, name); };
+    auto const is_initialized = reinterpret_cast<int (*)()>(python("Py_IsInitialized"));
+    if (is_initialized == nullptr || is_initialized() == 0) return;
+    auto const ensure = reinterpret_cast<int (*)()>(python("PyGILState_Ensure"));
+    auto const release = reinterpret_cast<void (*)(int)>(python("PyGILState_Release"));
+    auto const modules = reinterpret_cast<void* (*)()>(python("PyImport_GetModuleDict"));
+    auto const find = reinterpret_cast<void* (*)(void*, char const*)>(python("PyDict_GetItemString"));
+    auto const import = reinterpret_cast<void* (*)(char const*)>(python("PyImport_ImportModule"));
+    auto const forget = reinterpret_cast<void (*)(void*)>(python("Py_DecRef"));
+    auto const clear_error = reinterpret_cast<void (*)()>(python("PyErr_Clear"));
+    if (!(ensure && release && modules && find && import && forget && clear_error)) return;
+    int const state = ensure();
+    if (find(modules(), "polygraphy") != nullptr) {
+        char const* const rtx = std::getenv("POLYGRAPHY_USE_TENSORRT_RTX");
+        void* const module = import(rtx != nullptr && std::strcmp(rtx, "1") == 0 ? "tensorrt_rtx" : "tensorrt");
+        if (module != nullptr) forget(module);
+        clear_error();
+    }
+    release(state);
+}
+
 // What is registered must stay where it is.
 void keep_loaded() {
     Dl_info where;
@@ -133,8 +160,13 @@ void keep_loaded() {
 
 __attribute__((constructor)) void register_in_every_tensorrt() {
     try {
-        std::vector<TensorRT> const all = find_tensorrt();
+        std::vector<TensorRT> all = find_tensorrt();
         if (loaded_by(all)) return;
+        if (all.empty()) {
+            import_as_polygraphy();
+            all = find_tensorrt();
+        }
+        offer_unversioned_name();
         bool added = false;
         for (TensorRT const& tensorrt : all) added = register_creators(tensorrt) || added;
         if (added) keep_loaded();
