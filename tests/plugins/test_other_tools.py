@@ -1,4 +1,4 @@
-"""The library in the hands of tools that merely open it: it registers itself, and TensorRT's parser takes its plugins."""
+"""The library in tools that merely open it: it registers itself, and the parser takes its plugins."""
 
 from __future__ import annotations
 
