@@ -24,15 +24,19 @@ from trt_nvfp4.builder.targets import find_target
 POLICY = Path(__file__).parents[3] / "examples" / "vla" / "policy.py"
 
 
-@pytest.fixture
-def policy() -> Any:
-    spec = importlib.util.spec_from_file_location("vla_policy", POLICY)
+def load(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"vla_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def policy() -> Any:
+    return load(POLICY)
 
 
 @pytest.mark.parametrize("unroll", [False, True], ids=["loop", "unrolled"])
@@ -151,6 +155,15 @@ def test_a_policy_becomes_engines_calibrated_through_the_chain(
     assert all("engine" in text for text in found["built"].values())
     shown = " ".join(str(cell) for table in tables(found) for column in table.columns for cell in column.cells)
     assert "2 times; next_actions -> actions" in shown
+    rows = list(load(POLICY.with_name("predict.py")).rows_of(out))
+    assert [(row.part, row.times, row.left_out) for row in rows] == [
+        ("vision", 1, 0),
+        ("prefix", 1, 0),
+        ("action", 2, 0),
+    ]
+    # Of 10 actions and the state; the time is one row, and as wide as the actions when it meets them.
+    assert set(rows[2].rows) <= {1, 10, 11}
+    assert all(0 < row.milliseconds["W4A4"] < row.milliseconds["BF16"] for row in rows)
     with Pipeline(out) as pipeline:
         sample = dict(np.load(samples / "0.npz"))
         assert np.isfinite(pipeline.run(sample)["action.next_actions"]).all()
