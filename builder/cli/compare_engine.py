@@ -91,6 +91,18 @@ def compare_engine(
         Path | None,
         typer.Option(help="Write the worst sample of each output here, to replay with --data.", metavar="DIR"),
     ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Decoders: feed prompts, then N of REFERENCE's greedy tokens over the caches, and show KL and equal "
+            "tokens per step.",
+            metavar="N",
+        ),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Of --steps; repeatable (default: random tokens).", metavar="TEXT")
+    ] = None,
     trust_remote_code: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
@@ -109,11 +121,20 @@ def compare_engine(
         from trt_nvfp4.builder.accuracy.compare import compare
         from trt_nvfp4.builder.accuracy.metrics import Thresholds
         from trt_nvfp4.builder.accuracy.runners import Side
-        from trt_nvfp4.builder.errors import VERIFICATION_FAILED
+        from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
 
         limits = dict(zip(RANGES, (min_cosine, min_sqnr, max_abs, max_rel, max_kl), strict=True))
         _check_limits(limits, check)
+        if steps is not None:
+            others = {option: value for option, value in limits.items() if option != "--max-kl"}
+            given = {"--data": data, "--shapes": shapes or None, "--plan": plan, "--save-worst": save_worst, **others}
+            given["--check all"] = True if check == "all" else None
+            _check_steps(given)
+            _compare_steps(reference, result, steps, prompt or [], samples, seed, max_kl, as_json)
+            return
+        if prompt:
+            raise BuilderError(USAGE, "--prompt: is for decoders over their caches; add --steps N")
         _check_data(data, {"--shapes": shapes or None, "--samples": samples, "--seed": seed})
         sides = Side.of(reference), Side.of(result)
         given_shapes = parse_shapes(shapes, "--shapes")
@@ -158,6 +179,39 @@ def compare_engine(
                 f"error: {len(found.failures)} of the thresholds missed: {listed}", style="red", soft_wrap=True
             )
             raise typer.Exit(VERIFICATION_FAILED)
+
+
+def _check_steps(given: Mapping[str, object]) -> None:
+    """Raise BuilderError (usage) for options that say nothing of a decoder's steps."""
+    from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+    if unused := [option for option, value in given.items() if value is not None]:
+        raise BuilderError(USAGE, f"--steps compares logits token by token: {', '.join(unused)} cannot apply")
+
+
+def _compare_steps(
+    reference: Path,
+    result: Path,
+    steps: int,
+    prompts: list[str],
+    count: int | None,
+    seed: int | None,
+    max_kl: float | None,
+    as_json: bool,
+) -> None:
+    from trt_nvfp4.builder.accuracy.decoding import DRAWN, compare_decoding, table
+    from trt_nvfp4.builder.errors import VERIFICATION_FAILED
+
+    with ProgressBar() as progress:
+        progress.stage(f"decoding with {reference.name} and {result.name}")
+        found = compare_decoding(reference, result, steps, prompts, count or DRAWN, seed or 0)
+    if as_json:
+        print_json(json.dumps(found.as_dict(), indent=2))
+    else:
+        output.print(table(found))
+    if max_kl is not None and not found.kl <= max_kl:
+        status.print(f"error: --max-kl {max_kl} is not met: {found.kl:.4g} over all steps", style="red", soft_wrap=True)
+        raise typer.Exit(VERIFICATION_FAILED)
 
 
 def _check_limits(limits: Mapping[str, float | None], check: str) -> None:

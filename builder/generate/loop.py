@@ -106,7 +106,7 @@ def _run(
     running = list(range(len(texts)))
     choose = Sampler(sampling, len(texts))
     runner.start(len(texts))
-    logits = _prefill(runner, texts)
+    logits = prefill(runner, texts)
     while True:
         if not np.isfinite(logits[running]).all():
             raise BuilderError(MODEL_AT_FAULT, f"{runner.name}: the model's logits hold NaN or Inf")
@@ -127,20 +127,24 @@ def _run(
             return
         # Sequences that have ended run along: their last cached token is written once more, which changes nothing.
         rows = [text if number in running else text[:-1] for number, text in enumerate(texts)]
-        if decoder.recompute_length is not None and any(
-            len(rows[number]) == decoder.recompute_length + 1 for number in running
-        ):
-            _check_recompute(runner, rows)
-            logits = _prefill(runner, rows)
-        else:
-            logits = runner.step(
-                np.array([[row[-1]] for row in rows], np.int64),
-                np.array([len(row) - 1 for row in rows], np.int64),
-                np.ones(len(rows), np.int64),
-            )
+        logits = advance(runner, rows, running)
 
 
-def _prefill(runner: Runner, rows: Sequence[Sequence[int]]) -> np.ndarray:
+def advance(runner: Runner, rows: Sequence[Sequence[int]], running: Sequence[int]) -> np.ndarray:
+    """Append each row's last token to the caches, which hold those before; logits of it. `running`: the rows that have
+    not ended."""
+    recompute = runner.decoder.recompute_length
+    if recompute is not None and any(len(rows[number]) == recompute + 1 for number in running):
+        _check_recompute(runner, rows)
+        return prefill(runner, rows)
+    return runner.step(
+        np.array([[row[-1]] for row in rows], np.int64),
+        np.array([len(row) - 1 for row in rows], np.int64),
+        np.ones(len(rows), np.int64),
+    )
+
+
+def prefill(runner: Runner, rows: Sequence[Sequence[int]]) -> np.ndarray:
     """Run all tokens of every row from its first; logits of the last ones. In pieces where a step takes fewer."""
     longest = max(map(len, rows))
     for start in range(0, longest, runner.longest_step):
