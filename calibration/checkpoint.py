@@ -45,7 +45,7 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         self._files = SafetensorsFiles(path)
         self._path = self._files.path
         self._modules = {
-            (module := name.removesuffix(".weight_scale")): _without_model(module)
+            (module := name.removesuffix(".weight_scale")): without_model(module)
             for name in sorted(self._files)
             if name.endswith(".weight_scale")
             and {f"{name}_2", name.removesuffix("scale") + "global_scale"} & self._files.keys()
@@ -131,7 +131,7 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         """
         if path in self._modules or not path:
             return path or None
-        wanted = _without_model(path)
+        wanted = without_model(path)
         found = [module for module, own in self._modules.items() if own.endswith(wanted) or wanted.endswith(own)]
         return found[0] if len(found) == 1 else None
 
@@ -165,5 +165,6 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             raise CalibrationError(f"{self._path}: {module}.weight_scale holds negative or NaN block scales")
 
 
-def _without_model(module: str) -> str:
+def without_model(module: str) -> str:
+    """A module's path without components "model", which libraries put in different places; "." in front."""
     return "." + ".".join(part for part in module.split(".") if part != "model")

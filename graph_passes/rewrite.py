@@ -37,6 +37,7 @@ from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor, MadeWeights
 from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
+from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 from trt_nvfp4.graph_passes.weights.quantization import Quantization, weight_readers
 from trt_nvfp4.plugins.ops import OPS
 
@@ -172,6 +173,7 @@ def lower(
         foldings, _ = find_foldings([part for entry, part in planned if entry.decision in NVFP4])
         statistics = fold(foldings, parse(plan.recipe), statistics)
     amax = {} if statistics is None else _known(statistics.amax)
+    amax = _known(published_ranges(part for _, part in planned)) | amax
     if checkpoint is not None:
         amax = _known(packed_ranges(checkpoint, (part for _, part in planned))) | amax
     realized: dict[str, list[str]] = {}

@@ -23,6 +23,7 @@ from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, has_ranges
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
+from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 
 LARGEST_FLOAT16 = 65504
 
@@ -34,9 +35,12 @@ def calibrated_tensors(
     request: Request, checkpoint: NVFP4Checkpoint | None, subgraphs: Sequence[Subgraph]
 ) -> bool | Collection[str]:
     """Whether there will be statistics of activations, or of which tensors the checkpoint has the ranges."""
-    if request.calib_data is not None or checkpoint is None:
-        return request.calib_data is not None
-    return packed_ranges(checkpoint, subgraphs).keys()
+    if request.calib_data is not None:
+        return True
+    ranges = published_ranges(subgraphs)
+    if checkpoint is not None:
+        ranges |= packed_ranges(checkpoint, subgraphs)
+    return ranges.keys() or False
 
 
 def convert_network(

@@ -1,10 +1,12 @@
-"""Which checkpoint NVFP4 weights are taken from, byte by byte: one beside the model, or the model's own directory."""
+"""What is taken from checkpoints, byte by byte: NVFP4 weights of one beside the model or of the model's own directory,
+and FP8 weights of the latter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.export.checkpoints.directory import quantized_directory
 from trt_nvfp4.builder.export.huggingface import is_model_directory
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
@@ -25,6 +27,19 @@ def nvfp4_checkpoint(request: Request) -> NVFP4Checkpoint | None:
     if not is_model_directory(request.model) or not any(request.model.glob("*.safetensors")):
         return None
     return NVFP4Checkpoint(request.model, of_model=True) or None
+
+
+def attach_fp8(request: Request, subgraphs: Sequence[Subgraph], report: Report) -> None:
+    """Note the scales of weights that the model's directory has in FP8; say what is not used of the directory."""
+    quantized = quantized_directory(request.model) if is_model_directory(request.model) else None
+    if quantized is None:
+        return
+    quantized.fp8().attach(subgraphs)
+    if quantized.cache_scales:
+        report.warnings.append(
+            f"{request.model} has scales for {len(quantized.cache_scales)} FP8 caches of keys and values, which are "
+            "not used: caches keep their own"
+        )
 
 
 def check_checkpoint(

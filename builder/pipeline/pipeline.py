@@ -23,7 +23,7 @@ from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritt
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
 from trt_nvfp4.builder.pipeline.build_step import build
 from trt_nvfp4.builder.pipeline.calibrate_step import calibrate, calibrated_tensors, check_data, convert_network
-from trt_nvfp4.builder.pipeline.checkpoint_step import check_checkpoint, nvfp4_checkpoint
+from trt_nvfp4.builder.pipeline.checkpoint_step import attach_fp8, check_checkpoint, nvfp4_checkpoint
 from trt_nvfp4.builder.pipeline.plan_step import (
     check_plan_target,
     check_required,
@@ -86,6 +86,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         given = given_plan(request)
         model = convert_network(request, model, given, specs, report, progress)
         subgraphs = find_subgraphs(model)
+        attach_fp8(request, subgraphs, report)
         if given is not None:
             given.check(model, request.target.capabilities, subgraphs)
         calibrated = calibrated_tensors(request, checkpoint, subgraphs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import ml_dtypes
@@ -23,6 +24,7 @@ from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, check_not_empty, constant, torch_dtype
+from trt_nvfp4.graph_passes.weights.published_fp8 import published_scales
 from trt_nvfp4.plugins.ops.number_formats import E4M3_MAX
 
 _CHUNK_VALUES = 1 << 23
@@ -165,6 +167,10 @@ def _channel_scales(linear: Linear) -> np.ndarray:
     stored = linear.weight.stored
     tensor = get_const_tensor(stored)
     assert tensor is not None
+    # Of the stored weight: of a packed one, all rows.
+    published = published_scales(replace(linear.weight, rows=slice(None), scale=1.0))
+    if published is not None:
+        return published.numpy().astype(tensor.dtype.numpy())
     if linear.weight.stored_transposed:
         channel_amax = torch.stack([chunk.abs().amax(0) for chunk in _chunks(stored)]).amax(0)
     else:

@@ -30,6 +30,7 @@ from trt_nvfp4.graph_passes.planning.plan_file import PlanError
 from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.awq_folding import find_foldings
+from trt_nvfp4.graph_passes.weights.published_fp8 import is_published_in_fp8
 from trt_nvfp4.plugins.ops import OPS
 
 __all__ = [
@@ -445,6 +446,8 @@ def _candidates(
     uncalibrated = "activation scales computed at run time" if plugin else "weights only"
     scales = "calibrated activation scales" if calibrated else f"{uncalibrated}, for want of calibration data"
     candidates = []
+    if precision == "auto" and subgraph.moe is None and is_published_in_fp8(subgraph):
+        candidates.append(("fp8", f"FP8, {scales}: the checkpoint holds its weights in FP8"))
     most = most_decode_tokens(subgraph, calibrated)
     if precision == "auto" and not capabilities.nvfp4_w4a4 and (plugin or calibrated) and tokens > most:
         why = f"faster than NVFP4 weights with more than {most} tokens, and {tokens} are typical (--opt-shapes)"

@@ -13,6 +13,7 @@ from trt_nvfp4.graph_passes.load.source import ModelError
 from trt_nvfp4.graph_passes.subgraphs.types import Mlp
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, Matrix, initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of
+from trt_nvfp4.graph_passes.weights.published_fp8 import published_scales
 from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 
 
@@ -66,6 +67,9 @@ def activation_scales(prefix: str, largest: Sequence[float | None]) -> dict[str,
 
 
 def _row_scales(matrix: Matrix) -> torch.Tensor:
+    published = [scales for part in matrix.parts if (scales := published_scales(part)) is not None]
+    if len(published) == len(matrix.parts):
+        return torch.stack(published, 1).reshape(-1)
     amax = torch.cat([chunk.abs().amax(1) for chunk in matrix.chunks()])
     if not torch.isfinite(amax).all():
         stored = " or ".join(dict.fromkeys(f"'{part.stored.name}'" for part in matrix.parts))

@@ -17,11 +17,12 @@ from trt_nvfp4.builder.export.checkpoints.bitsandbytes import bitsandbytes_4bit
 from trt_nvfp4.builder.export.checkpoints.fp4 import gpt_oss_mxfp4, mxfp4, nvfp4
 from trt_nvfp4.builder.export.checkpoints.packed_integers import awq, gptq, modelopt_int4, pack_quantized
 from trt_nvfp4.builder.export.checkpoints.parts import Parts, quantized_parts
-from trt_nvfp4.builder.export.checkpoints.scaled import bitsandbytes_int8, scaled
+from trt_nvfp4.builder.export.checkpoints.scaled import bitsandbytes_int8, row_scales, scaled
 from trt_nvfp4.builder.export.checkpoints.settings import Settings, quantization_config, read_config
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.safetensors_files import SafetensorsFiles
+from trt_nvfp4.graph_passes.weights.published_fp8 import PublishedFP8
 
 # Each says by a weight's parts whether it reads them. Another format is read by another function here.
 READERS: tuple[Callable[[Parts], QuantizedWeight | None], ...] = (
@@ -83,6 +84,18 @@ class QuantizedDirectory:
             **{key: _WhenIndexed(self, partial(self._files.read, key)) for key in self.plain},
             **{name: _WhenIndexed(self, weight.read) for name, weight in self.weights.items()},
         }
+
+    def fp8(self) -> PublishedFP8:
+        """The scales of FP8 weights that FP8 layers can take: those with one per tensor or row."""
+        rows: dict[str, Tensor] = {}
+        inputs: dict[str, float] = {}
+        for name, weight in self.weights.items():
+            if (scales := row_scales(weight)) is not None:
+                module = name.removesuffix(".weight")
+                rows[module] = scales
+                if "input_scale" in weight.parts.keys and (of_input := weight.parts.scale("input_scale")).numel() == 1:
+                    inputs[module] = float(of_input)
+        return PublishedFP8(rows, inputs)
 
     @property
     def dtype(self) -> torch.dtype:

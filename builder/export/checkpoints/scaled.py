@@ -26,6 +26,20 @@ def scaled(parts: Parts) -> QuantizedWeight | None:
     )
 
 
+def row_scales(weight: QuantizedWeight) -> Tensor | None:
+    """The scales, float32 [N], of FP8 weights that have one per tensor or row, and nothing else; None for others."""
+    role = next((role for role in ("scale", "scale_inv") if role in weight.parts.keys), None)
+    if role is None or weight.format != "FP8" or len(weight.shape) != 2:
+        return None
+    rows = weight.shape[0]
+    if weight.parts.roles - {"weight", "qdata", role} or "pre_quant_scale" in weight.parts.keys:
+        return None
+    if weight.parts.shape(role) not in ((), (1,), (1, 1), (rows,), (rows, 1)):
+        return None
+    scale = weight.parts.scale(role).reshape(-1).expand(rows).contiguous()
+    return scale if (scale > 0).all() else None
+
+
 def bitsandbytes_int8(parts: Parts) -> QuantizedWeight | None:
     """int8 [N, K] and the largest magnitude of each row, `SCB` [N]."""
     if not parts.has({"weight", "SCB"}, {"weight_format"}) or parts.dtype("weight") != "I8":
