@@ -60,4 +60,4 @@ def published_ranges(subgraphs: Iterable[Subgraph]) -> dict[str, float]:
 def _stored_rows(linear: Linear) -> int:
     shape = linear.weight.stored.shape
     assert shape is not None
-    return int(shape[1 if linear.weight.stored_transposed else 0])
+    return shape.numpy()[1 if linear.weight.stored_transposed else 0]
