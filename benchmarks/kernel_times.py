@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_nvfp4.builder.roofline import LIMITS, WEIGHT_BYTES
+from trt_nvfp4.builder.roofline import LIMITS
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
+from trt_nvfp4.graph_passes.lowerings.registry import NVFP4_W4A16
 
 RESULTS = Path(__file__).resolve().parent / "results"
 # Bytes per second as these GPUs read them (`read_bandwidth` of the records), not as published.
@@ -84,7 +85,7 @@ class Run:
             weights = n * k / limits.sm_count
             if self.kernel == "small":
                 weights = max(weights, TILE * k)
-            memory = n * k * WEIGHT_BYTES["nvfp4_w4a16"] / READ_BANDWIDTH[self.gpu] * 1e6
+            memory = n * k * (NVFP4_W4A16.weight_bytes or 0.0) / READ_BANDWIDTH[self.gpu] * 1e6
             for rows in [kernel.rows] * passes + ([rest] if rest else []):
                 clocks = kernel.issue * word_clocks(family, self.dtype, rows)
                 work = weights / WORD_WEIGHTS / SCHEDULERS * clocks / limits.sm_clock * 1e6

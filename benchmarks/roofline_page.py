@@ -13,9 +13,7 @@ import kernel_times
 
 from trt_nvfp4.builder.report.charts import number
 from trt_nvfp4.builder.roofline import (
-    ARITHMETIC,
     LIMITS,
-    WEIGHT_BYTES,
     Cost,
     Limits,
     grouped_seconds,
@@ -25,12 +23,14 @@ from trt_nvfp4.builder.roofline import (
     subgraph_cost,
 )
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, NVFP4_W4A16
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "roofline.md"
 TARGETS = ("thor", "b200", "rtx-blackwell")
-DECISIONS = ("nvfp4_w4a4", "nvfp4_w4a16")
-NVFP4_BYTES = WEIGHT_BYTES["nvfp4_w4a16"]
+DECISIONS = (Decision.NVFP4_W4A4, Decision.NVFP4_W4A16)
+NVFP4_BYTES = NVFP4_W4A16.weight_bytes or 0.0
 
 INTRODUCTION = """# Roofline
 
@@ -99,8 +99,8 @@ def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: 
     n, k = shapes["out_features"], shapes["in_features"]
     moved = shapes["groups"] * n * k * NVFP4_BYTES + 2 * tokens * (n + k)
     limits = LIMITS[target]
-    found = roofline(moved, 2.0 * tokens * n * k, limits, ARITHMETIC[decision])
-    if decision != "nvfp4_w4a16":
+    found = roofline(moved, 2.0 * tokens * n * k, limits, LOWERINGS[decision].arithmetic)
+    if decision != Decision.NVFP4_W4A16:
         return found
     rows = math.ceil(tokens / shapes["groups"])
     return slower(found, issue_seconds(shapes["groups"] * n * k, rows, limits, "bfloat16"), "issue")
@@ -188,7 +188,7 @@ def page() -> str:
         lines.append(f"| `{target}` | {limits.gpu} | {limits.bandwidth / 1e12:g} | {peaks} | {limits.source} |")
     lines += [CROSSOVERS, "| target | W4A4 | W4A16 |", "|---|---|---|"]
     for target, limits in LIMITS.items():
-        counts = [_crossover(limits, ARITHMETIC[decision]) for decision in DECISIONS]
+        counts = [_crossover(limits, LOWERINGS[decision].arithmetic) for decision in DECISIONS]
         lines.append(f"| `{target}` | {' | '.join(counts)} |")
     lines += [ISSUE, *issue_section(), RECORDED, *kernel_times.section(), FAR]
     section = ""

@@ -78,7 +78,7 @@ def check_plan(rewritten: Path, plan: Plan) -> None:
     holds, and reports would say what is not so."""
     followed = rewritten_by(rewritten)
     theirs = {"its target": followed["target"], "its recipe": followed["recipe"], **followed["decisions"]}
-    ours = {entry.name: entry.decision for entry in plan.subgraphs}
+    ours = {entry.name: str(entry.decision) for entry in plan.subgraphs}
     ours |= {"its target": plan.target, "its recipe": plan.recipe}
     for name in {**theirs, **ours}:
         there, here = theirs.get(name, "missing"), ours.get(name, "missing")

@@ -13,21 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
+from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, NVFP4_W4A4
 from trt_nvfp4.graph_passes.planning.kernels import kernel_class
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Capabilities, Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 
-# Bytes of a weight: 4 bits and an E4M3 scale per 16 of them; 8 bits (a channel's scale is beneath notice).
-WEIGHT_BYTES = dict.fromkeys(NVFP4, 0.5 + 1 / 16) | {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
-# The type that the tensor cores multiply in. W4A16 decodes its weights to 16 bits first.
-ARITHMETIC = {
-    "nvfp4_w4a4": "fp4",
-    "nvfp4_w4a16": "bf16",
-    "native_nvfp4": "fp4",
-    "fp8": "fp8",
-    "bf16": "bf16",
-    "fp16": "bf16",
-}
-# What "keep" leaves: the model's own type, float32 as TF32.
+# What decisions without a type of their own leave: the model's own type, float32 as TF32.
 KEPT = {"float32": (4.0, "tf32"), "float16": (2.0, "bf16"), "bfloat16": (2.0, "bf16")}
 
 
@@ -160,7 +151,7 @@ def _weights(kind: str, shapes: Mapping[str, int], tokens: int) -> tuple[float, 
 
 
 def subgraph_cost(
-    kind: str, shapes: Mapping[str, int], decision: str, tokens: int, limits: Limits, dtype: str = "bfloat16"
+    kind: str, shapes: Mapping[str, int], decision: Decision, tokens: int, limits: Limits, dtype: str = "bfloat16"
 ) -> Cost:
     """The roofline of one subgraph of a plan at `tokens` rows of input.
 
@@ -170,13 +161,14 @@ def subgraph_cost(
     """
     if kind == "attention":
         return _attention_cost(shapes, decision, tokens, limits, dtype)
-    weight_bytes, arithmetic = (
-        KEPT[dtype] if decision in ("keep", "native") else (WEIGHT_BYTES[decision], ARITHMETIC[decision])
-    )
+    lowering = LOWERINGS[decision]
+    weight_bytes, arithmetic = lowering.weight_bytes, lowering.arithmetic
+    if weight_bytes is None:
+        weight_bytes, arithmetic = KEPT[dtype]
     read, multiplied = _weights(kind, shapes, tokens)
     activations = tokens * (shapes["in_features"] + shapes["out_features"])
     cost = roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
-    if decision != "nvfp4_w4a16" or dtype == "float32":
+    if decision != Decision.NVFP4_W4A16 or dtype == "float32":
         return cost
     # An expert's rows are those of the tokens that choose it.
     rows = math.ceil(tokens * multiplied / read)
@@ -194,11 +186,13 @@ def slower(cost: Cost, seconds: float, bound: str) -> Cost:
     return cost if seconds <= cost.seconds else replace(cost, seconds=seconds, bound=bound)
 
 
-def _attention_cost(shapes: Mapping[str, int], decision: str, rows: int, limits: Limits, dtype: str) -> Cost:
+def _attention_cost(shapes: Mapping[str, int], decision: Decision, rows: int, limits: Limits, dtype: str) -> Cost:
     """One new token each of `rows` sequences whose caches are full; keys and values are read once."""
     element, arithmetic = KEPT[dtype]
     seen = min(shapes["capacity"], shapes["window"] or shapes["capacity"])
-    cached = 2 * shapes["kv_heads"] * shapes["head_dim"] * seen * (1 if decision.endswith("fp8") else element)
+    cached = (
+        2 * shapes["kv_heads"] * shapes["head_dim"] * seen * (1 if LOWERINGS[decision].weight_bytes == 1 else element)
+    )
     activations = 2 * (shapes["heads"] + shapes["kv_heads"]) * shapes["head_dim"] * element
     operations = 4.0 * rows * shapes["heads"] * shapes["head_dim"] * seen
     return roofline(rows * (cached + activations), operations, limits, arithmetic)
@@ -212,7 +206,8 @@ def grouped_seconds(tokens: Sequence[int], n: int, k: int) -> dict[str, float]:
     """
     tiles = sum(math.ceil(rows / GROUPED_TILE) for rows in tokens) * math.ceil(n / GROUPED_TILE)
     rounds = math.ceil(tiles / B200_SM_COUNT)
-    limits, weight_bytes = LIMITS["b200"], WEIGHT_BYTES["nvfp4_w4a4"]
+    limits, weight_bytes = LIMITS["b200"], NVFP4_W4A4.weight_bytes
+    assert weight_bytes is not None
     moved = sum(rows > 0 for rows in tokens) * n * k * weight_bytes + 2 * sum(tokens) * (n + k)
     multiplied = 2 * GROUPED_TILE**2 * k * B200_SM_COUNT
     return {
@@ -240,7 +235,7 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities:
         if kernels is None or kernels.is_generic:
             continue
         rows = tokens[subgraph.name]
-        decisions = {"nvfp4": subgraph.decision, "fp8": "fp8", "bf16": "bf16"}
+        decisions = {"nvfp4": subgraph.decision, "fp8": Decision.FP8, "bf16": Decision.BF16}
         costs = {
             name: subgraph_cost(subgraph.kind, subgraph.shapes, decision, rows, limits, subgraph.dtype)
             for name, decision in decisions.items()
@@ -267,7 +262,7 @@ def slow_decoding(predicted: Sequence[Mapping[str, Any]], capabilities: Capabili
     would not: at most one."""
     if not capabilities.nvfp4_w4a4:
         return []
-    slow = [entry for entry in predicted if entry["decision"] == "nvfp4_w4a16" and entry["bound"] == "issue"]
+    slow = [entry for entry in predicted if entry["decision"] == Decision.NVFP4_W4A16 and entry["bound"] == "issue"]
     if not slow:
         return []
     first = slow[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.tensorrt import backend
-from trt_nvfp4.graph_passes.planning.plan import Capabilities
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 
 TENSORRT = {"tensorrt": "10.13"}
 MOE_LAYER_SINCE = {"tensorrt": "10.16"}

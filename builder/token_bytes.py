@@ -9,9 +9,10 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.builder.export.decoder_contract import Decoder
-from trt_nvfp4.builder.roofline import KEPT, WEIGHT_BYTES, Limits, weights_read
+from trt_nvfp4.builder.roofline import KEPT, Limits, weights_read
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, constant_source, is_op
 from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 
 # Bytes of a cached value, by the contract's names of types.
@@ -44,11 +45,11 @@ def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits
     found = TokenBytes(limits.gpu, cache_tokens=decoder.capacity)
     counted: set[str] = set()
     # A linear of an MLP that is replaced one by one stands in the plan twice.
-    for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == "keep"):
+    for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == Decision.KEEP):
         if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
             continue
         counted.update(entry.nodes)
-        if entry.decision in ("keep", "native"):
+        if entry.lowering.weight_bytes is None:
             found.kept[entry.name] = _weight_bytes(entry)
         else:
             found.quantized[entry.decision] = found.quantized.get(entry.decision, 0.0) + _weight_bytes(entry)
@@ -64,8 +65,8 @@ def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits
 
 
 def _weight_bytes(entry: PlannedSubgraph) -> float:
-    each = KEPT[entry.dtype][0] if entry.decision in ("keep", "native") else WEIGHT_BYTES[entry.decision]
-    return weights_read(entry.kind, entry.shapes, 1) * each
+    each = entry.lowering.weight_bytes
+    return weights_read(entry.kind, entry.shapes, 1) * (KEPT[entry.dtype][0] if each is None else each)
 
 
 def _other_constants(graph: ir.Graph, planned: set[str]) -> Iterator[float]:

@@ -13,36 +13,24 @@ import torch
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
-from trt_nvfp4.calibration.recipes import Recipe, parse
+from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.ir.save import Progress, write
 from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.source import SourceModel
-from trt_nvfp4.graph_passes.lowerings.attention import cache_scales, join_projections, lower_attention
-from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import lower_fp8_moe
-from trt_nvfp4.graph_passes.lowerings.fp8_plugin import lower_fp8_mlp
-from trt_nvfp4.graph_passes.lowerings.fp8_qdq import Quantized, lower_fp8
-from trt_nvfp4.graph_passes.lowerings.half import Converted, lower_half
-from trt_nvfp4.graph_passes.lowerings.nvfp4_moe_plugin import lower_nvfp4_moe
-from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_nvfp4
-from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
-from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
-from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import OLDEST_IR_VERSION, lower_native_nvfp4
-from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions as native_nvfp4_functions
-from trt_nvfp4.graph_passes.planning.attention import FP8_CACHE, PLUGIN
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.lowerings.attention import join_projections
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.rebind import rebind
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
-from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor, MadeWeights
+from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor
 from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
-from trt_nvfp4.graph_passes.weights.quantization import Quantization, weight_readers
-from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.graph_passes.weights.quantization import weight_readers
 
-# Decisions that can use the largest magnitude of activations.
-_CALIBRATED = ("nvfp4_w4a4", "native_nvfp4", "fp8")
 # What a rewritten model's metadata says about the plan that it follows; by subgraph, its decisions and what became of
 # them.
 METADATA = "trt_nvfp4.plan"
@@ -73,11 +61,10 @@ class RewriteResult:
 def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
     """The model's tensors whose statistics the plan can use, and of which kinds (see `statistics.collect`)."""
     wanted: dict[str, frozenset[str]] = {}
+    recipe = parse(plan.recipe)
     for entry in plan.subgraphs:
-        kinds = _recipe(plan, entry.decision).needs if entry.decision in NVFP4 else frozenset()
-        if entry.decision == FP8_CACHE:
-            kinds = frozenset({"head_amax"})
-        if kinds or entry.decision in _CALIBRATED:
+        kinds = entry.lowering.needs(recipe)
+        if kinds or entry.lowering.ranges:
             for name in entry.linear_inputs:
                 wanted[name] = wanted.get(name, frozenset()) | kinds
     return wanted
@@ -86,7 +73,7 @@ def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
 def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
     """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there."""
     for entry in plan.subgraphs:
-        for tensor in entry.linear_inputs if entry.decision == "native_nvfp4" else ():
+        for tensor in entry.linear_inputs if entry.lowering.ranges == "required" else ():
             if statistics is None or not statistics.amax.get(tensor):
                 known = "none" if statistics is None or tensor not in statistics.amax else "only zeros"
                 raise CalibrationError(
@@ -111,17 +98,12 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
             if "head_amax" in kinds:
                 raise CalibrationError(
                     f"FP8 caches need the largest magnitudes of tensor '{tensor}' by head, and {where}: give input "
-                    f"samples with --calib-data, or plan {PLUGIN}"
+                    f"samples with --calib-data, or plan {Decision.ATTENTION}"
                 )
             raise CalibrationError(
                 f"recipe '{plan.recipe}' needs {', '.join(missing)} of the activations, and {where}: give input "
                 "samples with --calib-data, or choose a recipe that needs none, such as mse"
             )
-
-
-def _recipe(plan: Plan, decision: str) -> Recipe:
-    recipe = parse(plan.recipe)
-    return recipe.for_16_bit_activations() if decision == "nvfp4_w4a16" else recipe
 
 
 def rewrite(
@@ -170,50 +152,32 @@ def lower(
     planned = list(zip((entry for entry, _ in checked), parts, strict=True))
     foldings: list[Folding] = []
     if statistics is not None and parse(plan.recipe).awq:
-        foldings, _ = find_foldings([part for entry, part in planned if entry.decision in NVFP4])
+        foldings, _ = find_foldings([part for entry, part in planned if entry.lowering.weights == "nvfp4"])
         statistics = fold(foldings, parse(plan.recipe), statistics)
     amax = {} if statistics is None else _known(statistics.amax)
     amax = _known(published_ranges(part for _, part in planned)) | amax
     if checkpoint is not None:
         amax = _known(packed_ranges(checkpoint, (part for _, part in planned))) | amax
     realized: dict[str, list[str]] = {}
-    fp8_operands: Quantized = {}
-    nvfp4_inputs: dict[ir.Value, ir.Value] = {}
-    converted: Converted = {}
-    made_weights: MadeWeights = {}
-    readers = weight_readers(target.graph)
-    position = {node: index for index, node in enumerate(target.graph)}
+    recipe = parse(plan.recipe)
+    context = LoweringContext(
+        target.ir_model,
+        recipe,
+        amax,
+        statistics,
+        checkpoint,
+        weight_readers(target.graph),
+        {node: index for index, node in enumerate(target.graph)},
+    )
     # One for each initializer; those that are made follow the model's own.
     owners: list[PlannedSubgraph | None] = [None] * len(target.graph.initializers)
     # From the last to the first, so that no subgraph is replaced before those that read its output.
     for entry, subgraph in reversed(planned):
-        recipe = _recipe(plan, entry.decision)
-        if entry.decision.startswith("nvfp4"):
-            lowering = lower_nvfp4_moe if subgraph.kind == "moe" else lower_nvfp4
-            quantization = Quantization(recipe, statistics, checkpoint, readers, made_weights)
-            w4a4 = entry.decision == "nvfp4_w4a4"
-            realized[entry.name] = lowering(target.graph, subgraph, w4a4, amax, quantization)
-        elif entry.decision == "native_nvfp4":
-            quantization = Quantization(recipe, statistics, None, readers, made_weights)
-            realized[entry.name] = lower_native_nvfp4(target.graph, subgraph, amax, quantization, nvfp4_inputs)
-            target.ir_model.ir_version = max(target.ir_model.ir_version, OLDEST_IR_VERSION)
-        elif entry.decision in (PLUGIN, FP8_CACHE):
-            scales = None if entry.decision == PLUGIN or statistics is None else cache_scales(statistics, subgraph)
-            realized[entry.name] = lower_attention(target.graph, subgraph, scales, made_weights)
-        elif entry.decision == "native":
-            realized[entry.name] = lower_native_moe(target.graph, subgraph, made_weights)
-        elif entry.fp8_plugin:
-            lowering_fp8 = lower_fp8_moe if subgraph.kind == "moe" else lower_fp8_mlp
-            realized[entry.name] = lowering_fp8(target.graph, subgraph, amax, made_weights)
-        elif entry.decision == "fp8":
-            realized[entry.name] = lower_fp8(target.graph, subgraph, amax, fp8_operands)
-        elif entry.decision in ("bf16", "fp16"):
-            realized[entry.name] = lower_half(target.graph, subgraph, entry.decision, position, converted)
-        else:
-            realized[entry.name] = []
+        lowering = entry.lowering
+        realized[entry.name] = lowering.lower(replace(context, recipe=lowering.recipe(recipe)), subgraph)
         owners += [entry] * (len(target.graph.initializers) - len(owners))
     made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
-    fp8 = set(fp8_operands.values())
+    fp8 = set(context.fp8_operands.values())
     join_projections(target.graph)
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
@@ -247,16 +211,9 @@ def _known(amax: Mapping[str, float]) -> dict[str, float]:
 
 def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) -> list[onnx.FunctionProto]:
     """What the operators that a plan puts in compute, each once, by name."""
-    decisions = {entry.decision for entry, _ in planned}
-    ops = {subgraph.op for entry, subgraph in planned if entry.decision.startswith("nvfp4")}
-    ops |= {entry.op for entry, _ in planned if entry.decision in (PLUGIN, FP8_CACHE)}
-    ops |= {entry.fp8_plugin for entry, _ in planned if entry.fp8_plugin}
-    functions = [OPS[op].function(opset) for op in ops]
-    if "native" in decisions:
-        functions.append(native_function(opset))
-    if "native_nvfp4" in decisions:
-        functions += native_nvfp4_functions()
-    return sorted(functions, key=lambda function: function.name)
+    made = {(entry.lowering.functions, entry.lowering.op(subgraph)) for entry, subgraph in planned}
+    functions = {function.name: function for make, op in made for function in make(op, opset)}
+    return [functions[name] for name in sorted(functions)]
 
 
 def original_weights_bytes(graph: ir.Graph) -> int:

@@ -33,8 +33,12 @@ from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import SourceModel
-from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph, allowed_decisions, replacing_op
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, lowering_on
+from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import lower
+from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 # Of the calibration samples, every fourth is held out.
@@ -50,7 +54,7 @@ class Option:
     """One precision of one subgraph: the op that computes it, if any, the least time it takes, and what it does to the
     model's outputs alone, or with those that read its weights, to the `worst_output` most (see `Score`)."""
 
-    decision: str
+    decision: Decision
     seconds: float
     loss: float
     value: float
@@ -161,8 +165,8 @@ class Trials:
     def _made_as(self, entry: PlannedSubgraph) -> str:
         """What its weights depend on beside its op: W4A16 has those of W4A4, unless the recipe rounds for inputs in
         NVFP4."""
-        alike = entry.decision == "nvfp4_w4a16" and not parse(self._plan.recipe).quantized_inputs
-        return "nvfp4_w4a4" if alike else entry.decision
+        lowering = entry.lowering
+        return f"nvfp4 {lowering.recipe(parse(self._plan.recipe))}" if lowering.is_nvfp4_plugin else entry.decision
 
     def _on_disk(
         self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None, scaled: tuple[str, ...]
@@ -190,7 +194,7 @@ def with_all_statistics(plan: Plan, model: SourceModel, found: Sequence[Subgraph
     entries = [
         replace(entry, decision=decision)
         for entry, subgraph in plan.check(model, found=found)
-        if entry.decision != "keep"
+        if entry.decision != Decision.KEEP
         for decision in _decisions(entry, subgraph, target, plan.precision)
     ]
     return replace(plan, subgraphs=entries)
@@ -227,7 +231,7 @@ def choose_precisions(
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
         planned = plan.check(model, found=found)
-        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision != "keep"])
+        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision != Decision.KEEP])
         options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]
@@ -302,15 +306,15 @@ def _measure(
     progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph, of the same decisions in the same order within a group."""
-    enough = {None: ("",), "nvfp4": ("nvfp4",), "fp8": ("nvfp4", "fp8")}[require]
     wanted = [
         [
-            replace(entry, decision=decision, op=replacing_op(subgraph, decision, target.capabilities))
+            replace(entry, decision=decision, op=lowering_on(decision, subgraph, target.capabilities).op(subgraph))
             for entry, subgraph in group
         ]
         for group in groups
         for decision in _decisions(*group[0], target, precision)
-        if decision.startswith(enough) and all(decision in _decisions(*other, target, precision) for other in group[1:])
+        if (require is None or LOWERINGS[decision].meets(require))
+        and all(decision in _decisions(*other, target, precision) for other in group[1:])
     ]
     options: dict[str, list[Option]] = {}
     for done, entries in enumerate(wanted):
@@ -349,10 +353,11 @@ def _by_subgraph(
     }
 
 
-def _decisions(entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str) -> list[str]:
+def _decisions(entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str) -> list[Decision]:
     """What may be chosen; where the plan has TensorRT's own MoE layer, that stands for 16 bits."""
     allowed = allowed_decisions(subgraph, target.capabilities, precision)
-    return ["native" if (entry.decision, decision) == ("native", "keep") else decision for decision in allowed]
+    is_native = entry.decision == Decision.NATIVE
+    return [Decision.NATIVE if is_native and decision == Decision.KEEP else decision for decision in allowed]
 
 
 def mixes_by_cost(options: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
@@ -424,7 +429,7 @@ def _decided(
     )
     how = f"with {others} of the same weights" if others else "alone"
     reason = f"chosen for {budget}; {how}, {budget.metric} and least time: {measured}"
-    return replace(_carried_out(entry, chosen), reason=reason)
+    return replace(_carried_out(entry, chosen), reason=reason, reason_code=ReasonCode.ACCURACY_BUDGET)
 
 
 def _of(output: str) -> str:

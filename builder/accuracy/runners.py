@@ -23,6 +23,7 @@ from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 
@@ -65,7 +66,7 @@ class Side:
         if plan is not None or beside.is_file():
             followed = Plan.load(plan or beside)
             check_plan(self.model, followed)
-            seen = {entry.output: entry.name for entry in followed.subgraphs if entry.decision != "keep"}
+            seen = {entry.output: entry.name for entry in followed.subgraphs if entry.decision != Decision.KEEP}
         else:
             seen = {node.output[0]: node.name for node in _plugin_nodes(self._structure)}
         return seen | self._joined(set(seen.values()))

@@ -43,11 +43,13 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
-from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, make_plan
+from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes, rewrite
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.plugins.compile.library import build_library
@@ -322,7 +324,7 @@ def _why_kept(plan: Plan) -> str:
 def _left_out(plan: Plan, timed: list[dict[str, Any]]) -> list[str]:
     """What the sums over the timed subgraphs do not hold."""
     names = {name for entry in timed for name in entry["names"]}
-    untimed = [entry.name for entry in plan.subgraphs if entry.decision != "keep" and entry.name not in names]
+    untimed = [entry.name for entry in plan.subgraphs if entry.decision != Decision.KEEP and entry.name not in names]
     notes = [f"not timed, as only dense NVFP4 subgraphs are: {', '.join(untimed)}"] if untimed else []
     missing = {(name, reason): entry["names"][0] for entry in timed for name, reason in entry["missing"].items()}
     return notes + [f"no {name} baseline of {subgraph}: {reason}" for (name, reason), subgraph in missing.items()]
@@ -371,7 +373,7 @@ def _builds(
     The baselines have TensorRT's own layers for the subgraphs that the plan replaces, and no plugin.
     """
     model = subject.model
-    ours = {entry.name for entry in subject.plan.subgraphs if entry.decision != "keep"}
+    ours = {entry.name for entry in subject.plan.subgraphs if entry.decision != Decision.KEEP}
     capabilities = replace(subject.target.capabilities, fp8_plugins=False)
     plans, notes = {"nvfp4": subject.plan}, []
     for name in (NATIVE, *BASELINES):

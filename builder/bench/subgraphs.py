@@ -53,7 +53,7 @@ def bench_subgraphs(
     groups: dict[tuple[Any, ...], list[PlannedSubgraph]] = {}
     for entry in plan.subgraphs:
         # The experts of an MoE block have no dense product to be compared with.
-        if entry.decision.startswith("nvfp4") and entry.name in nodes and entry.kind != "moe":
+        if entry.lowering.is_nvfp4_plugin and entry.name in nodes and entry.kind != "moe":
             shapes = tuple(entry.shapes.items())
             key = (entry.op, shapes, entry.decision, entry.activation, entry.dtype, tokens[entry.name])
             groups.setdefault(key, []).append(entry)

@@ -18,7 +18,7 @@ from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.tensorrt import build_process as engine
 from trt_nvfp4.builder.tensorrt import bundle
-from trt_nvfp4.builder.tensorrt.verify import PLUGINS
+from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.compile.library import build_library
@@ -33,7 +33,7 @@ def build(
     report: Report,
     progress: Progress,
 ) -> None:
-    planned = bundle.planned_entries(plan, model)
+    planned = bundle.planned_nodes(plan, model)
     with report.timed("compile"):
         library, with_sources = _plugins(request, planned, report, progress)
     destination = request.bundle or request.output
@@ -80,10 +80,10 @@ def build(
 
 
 def _plugins(
-    request: Request, planned: list[dict[str, Any]], report: Report, progress: Progress
+    request: Request, planned: Sequence[PlannedNodes], report: Report, progress: Progress
 ) -> tuple[Path | None, bool]:
     """The plugin library of the target, and whether its sources must travel because it cannot be built here."""
-    if not any(entry["decision"] in PLUGINS for entry in planned):
+    if not any(entry.carrier == "plugin" for entry in planned):
         return None, False
     progress.stage(f"compiling the plugin library for {request.target.arch} (once; cached)")
     try:

@@ -19,7 +19,7 @@ from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, has_ranges
+from trt_nvfp4.graph_passes.planning.plan import Plan, has_ranges
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, check_statistics
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
@@ -118,9 +118,9 @@ def calibrate(
     """Activation statistics from the user's samples, or from an earlier run's statistics file; None without data."""
     if request.calib_data is None:
         unknown = [entry for entry in plan.subgraphs if not has_ranges(entry, calibrated)]
-        if not any(entry.decision in (*NVFP4, "fp8") for entry in unknown):
+        if not any(entry.lowering.weights for entry in unknown):
             return None  # data would change nothing
-        scaled = any(entry.decision == "nvfp4_w4a4" or entry.fp8_plugin for entry in unknown)
+        scaled = any(entry.lowering.scales_at_run_time for entry in unknown)
         consequence = "quantized activations are scaled at run time" if scaled else "activations are not quantized"
         report.warnings.append(f"no calibration data, so {consequence}; add --calib-data FILE|DIR with input samples")
         return None

@@ -47,7 +47,7 @@ def check_checkpoint(
 ) -> None:
     """Raise BuilderError (usage) where nothing in the plan takes weights of `--packed-weights`, or the recipe changes
     those of the model; name what is quantized anew."""
-    planned = {entry.name for entry in plan.subgraphs if entry.decision.startswith("nvfp4")}
+    planned = {entry.name for entry in plan.subgraphs if entry.lowering.is_nvfp4_plugin}
     held = {part.name: held_matrices(checkpoint, part) for part in subgraphs if part.name in planned}
     absent = [name for name, matrices in held.items() if not all(matrices)]
     if checkpoint.of_model:

@@ -16,8 +16,9 @@ from trt_nvfp4.builder.token_bytes import token_bytes
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
+from trt_nvfp4.graph_passes.planning.decide import make_plan, selection
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Plan, PlannedSubgraph, make_plan, selection
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
@@ -137,13 +138,12 @@ def check_required(request: Request, plan: Plan) -> None:
     require = request.require
     if require is None:
         return
-    enough = NVFP4 if require == "nvfp4" else (*NVFP4, "fp8")
     selected = selected_entries(request, plan)
     if request.require_fast:
         slow = list(slow_kernels(note_kernels(selected, request.target.capabilities)))
         if slow:
             raise BuilderError(VERIFICATION_FAILED, f"--require-fast cannot be met: {'; '.join(slow)}")
-    short = [entry for entry in selected if entry.decision not in enough and not _apart(entry, plan, enough)]
+    short = [entry for entry in selected if not entry.lowering.meets(require) and not _apart(entry, plan, require)]
     if short or not (selected or request.is_part):
         listed = (
             "; ".join(f"{entry.name}: {entry.decision} ({entry.reason})" for entry in short) or "no subgraph at all"
@@ -161,14 +161,14 @@ def kinds_of(request: Request) -> tuple[str, ...]:
     return request.kinds
 
 
-def _apart(entry: PlannedSubgraph, plan: Plan, enough: Collection[str]) -> bool:
+def _apart(entry: PlannedSubgraph, plan: Plan, require: str) -> bool:
     """Whether the linears of an MLP that cannot be replaced as one, all of its weights, are planned well enough."""
     if entry.kind not in ("mlp", "gated_mlp"):
         return False
     linears = [
         part
         for part in plan.subgraphs
-        if part.kind == "linear" and part.decision in enough and set(part.nodes) <= set(entry.nodes)
+        if part.kind == "linear" and part.lowering.meets(require) and set(part.nodes) <= set(entry.nodes)
     ]
     return sum(map(_weights, linears)) == _weights(entry)
 

@@ -20,7 +20,8 @@ from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.external_data import external_files
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, NVFP4, Plan, selection
+from trt_nvfp4.graph_passes.planning.decide import selection
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, Plan
 
 #: Types of ONNX tensors that no version of TensorRT has.
 UNKNOWN_TO_TENSORRT = {
@@ -253,7 +254,7 @@ def _check_recipe_is_heard(request: Request) -> None:
     if request.recipe is None:
         return
     if request.plan is not None:
-        without = all(entry.decision not in NVFP4 for entry in Plan.load(request.plan).subgraphs)
+        without = all(entry.lowering.weights != "nvfp4" for entry in Plan.load(request.plan).subgraphs)
         why = f"{request.plan} has no NVFP4 subgraph"
     else:
         without = request.precision in ("fp8", "bf16")

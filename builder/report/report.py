@@ -19,22 +19,13 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
-from trt_nvfp4.graph_passes.planning.plan import KINDS, NVFP4, has_ranges
+from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from trt_nvfp4.graph_passes.planning.plan import Plan
 
-ACTIVATIONS = {
-    ("nvfp4_w4a4", True): "NVFP4, calibrated scales",
-    ("nvfp4_w4a4", False): "NVFP4, scales computed at run time",
-    ("native_nvfp4", True): "NVFP4, calibrated scales",
-    ("fp8", True): "FP8, calibrated scales",
-    ("fp8", False): "as in the model (weights alone are FP8)",
-    ("fp8_plugin", True): "FP8, calibrated scales",
-    ("fp8_plugin", False): "FP8, scales computed at run time",
-}
 # The option that asks for linears as well as for what is asked for by default.
 LINEARS_TOO = f"--kinds {','.join(KINDS)}"
 # What a report says of each subgraph, see `take_plan`.
@@ -114,7 +105,7 @@ class Report:
         """
         network = plan.activations
         self.network = {"type": network.type, "note": network.note, "float32": dict(network.float32)}
-        self.recipe = plan.recipe if any(entry.decision in NVFP4 for entry in plan.subgraphs) else None
+        self.recipe = plan.recipe if any(entry.lowering.weights == "nvfp4" for entry in plan.subgraphs) else None
         if self.recipe is None and plan.precision not in ("fp8", "bf16"):
             self.warnings.append(
                 "the plan has no subgraph in NVFP4, and says why; --require nvfp4 takes it, or ends with exit code 5"
@@ -127,10 +118,7 @@ class Report:
                 "shapes": dict(subgraph.shapes),
                 "decision": subgraph.decision,
                 "reason": subgraph.reason,
-                "activations": ACTIVATIONS.get(
-                    ("fp8_plugin" if subgraph.fp8_plugin else subgraph.decision, has_ranges(subgraph, calibrated)),
-                    "as in the model",
-                ),
+                "activations": subgraph.lowering.activations[0 if has_ranges(subgraph, calibrated) else 1],
                 "kernels": subgraph.kernels,
                 "realized": None,
             }

@@ -27,7 +27,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from trt_nvfp4.builder.errors import (
     printable,
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
-from trt_nvfp4.builder.tensorrt.verify import check_layers, copied_caches
+from trt_nvfp4.builder.tensorrt.verify import PlannedNodes, check_layers, copied_caches
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
 
@@ -76,7 +76,7 @@ class Job:
     embed_plugins: bool
     timing_cache: Path | None
     profiles: list[dict[str, tuple[tuple[int, ...], ...]]]
-    planned: list[dict[str, Any]]
+    planned: tuple[PlannedNodes, ...]
     attentions: dict[str, bool]
     caches: dict[str, str]
     checksums: dict[Path, str]
@@ -108,13 +108,18 @@ class Job:
                     {name: tuple(tuple(shape) for shape in shapes) for name, shapes in profile.items()}
                     for profile in data["profiles"]
                 ],
-                planned=data["planned"],
+                planned=tuple(_planned(entry) for entry in data["planned"]),
                 attentions=dict(data["attentions"]),
                 caches=dict(data["caches"]),
                 checksums={folder / name: digest for name, digest in data["checksums"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
+
+
+def _planned(entry: dict[str, Any]) -> PlannedNodes:
+    lists = {key: tuple(entry[key]) for key in ("datatypes", "engine_nodes", "quantized")}
+    return PlannedNodes(**{**entry, **lists})
 
 
 def _check_output(job: Job, manifest: Path) -> None:
@@ -253,9 +258,9 @@ def run(job: Job, report: Report) -> dict[str, Any]:
     if reason := _plugin_error(library):
         raise BuilderError(VERIFICATION_FAILED, f"a plugin failed during the build and TensorRT went on: {reason}")
     realized = check_layers(layers, job.planned, max(1, len(job.profiles)))
-    short = [entry for entry in realized if entry["problem"]]
+    short = [entry for entry in realized if entry.problem]
     if short:
-        listed = "; ".join(f"{entry['name']}: {entry['problem']}" for entry in short)
+        listed = "; ".join(f"{entry.name}: {entry.problem}" for entry in short)
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
     if copied := list(copied_caches(layers, job.planned, job.caches, max(1, len(job.profiles)))):
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
@@ -283,7 +288,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "plugin_library": beside,
         "plugin_layers": sum(layer.is_plugin for layer in layers if layer.profile == 0),
         "caches_in_place": len(job.caches),
-        "subgraphs": realized,
+        "subgraphs": [asdict(entry) for entry in realized],
         "timings_s": timings,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "versions": {job.module: backend.version, "python": platform.python_version()},

@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -24,8 +24,10 @@ from trt_nvfp4.builder.onnx_file import check_plan, read, rewritten_by
 from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 from trt_nvfp4.builder.tensorrt import build_script
 from trt_nvfp4.builder.tensorrt.preflight import attentions
-from trt_nvfp4.builder.tensorrt.verify import PLUGINS
+from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.common.external_data import external_files, rename
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.registry import EngineLayers
 from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
@@ -69,6 +71,7 @@ if sys.version_info < (3, {minor}):  # before what would not be understood
     print(f"error: Python {{found}} is too old; {{hint}}", file=sys.stderr)
     sys.exit({UNAVAILABLE})
 
+from dataclasses import asdict
 from pathlib import Path
 
 folder = Path(__file__).resolve().parent
@@ -85,12 +88,11 @@ sys.exit(main(folder))
 '''
 
 
-def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
-    """What the engine is checked against: per replaced subgraph its decision and the nodes of `model` that carry it.
+def planned_nodes(plan: Plan, model: Path) -> list[PlannedNodes]:
+    """What the engine is checked against: for each replaced subgraph the nodes of `model` that carry it.
 
-    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. `quantized`
-    names the products whose operands both are of the planned type. Raises BuilderError: usage where `model` was
-    rewritten by another plan, model where it lacks a node that the rewrite made.
+    Where weights alone are FP8, those are the DequantizeLinear nodes that read them and not the products. Raises
+    BuilderError: usage where `model` was rewritten by another plan, model where it lacks a node that the rewrite made.
     """
     check_plan(model, plan)
     proto = read(model)
@@ -113,35 +115,36 @@ def planned_entries(plan: Plan, model: Path) -> list[dict[str, Any]]:
 
     entries = []
     for subgraph in plan.subgraphs:
-        if subgraph.decision == "keep":
+        layers = subgraph.lowering.layers
+        if layers is None:
             continue
-        decision = "nvfp4" if subgraph.decision.startswith("nvfp4") else subgraph.decision
-        if subgraph.fp8_plugin:
-            decision = "fp8_plugin"
         carriers, quantized = [], []
         for name in followed["realized"].get(subgraph.name, []):
             node = nodes.get(name)
-            if node is None or not _carries(node, decision):
-                raise BuilderError(MODEL_AT_FAULT, _changed(model, name, node, subgraph.name, decision))
-            if decision == "native_nvfp4" or (decision == "fp8" and reads_fp8_activations(node)):
+            if node is None or not _carries(node, layers):
+                raise BuilderError(MODEL_AT_FAULT, _changed(model, name, node, subgraph.name, layers))
+            calibrated = layers.operands == "calibrated"
+            if layers.operands == "both" or (calibrated and reads_fp8_activations(node)):
                 quantized.append(name)
-            carriers.append(dequantizing(node) if decision == "fp8" and name not in quantized else name)
-        entries.append({"name": subgraph.name, "decision": decision, "engine_nodes": carriers, "quantized": quantized})
+            carriers.append(dequantizing(node) if calibrated and name not in quantized else name)
+        found = (layers.name, layers.shown, layers.carrier, layers.datatypes)
+        caches = layers.updates_caches
+        entries.append(PlannedNodes(subgraph.name, *found, tuple(carriers), tuple(quantized), caches))
     return entries
 
 
-def _carries(node: onnx.NodeProto, decision: str) -> bool:
-    if decision in PLUGINS:
+def _carries(node: onnx.NodeProto, layers: EngineLayers) -> bool:
+    if layers.carrier == "plugin":
         return node.domain == DOMAIN
-    return node.op_type in ((NATIVE_MOE,) if decision == "native" else ("MatMul", "Gemm"))
+    return node.op_type in ((NATIVE_MOE,) if layers.carrier == "moe_layer" else ("MatMul", "Gemm"))
 
 
-def _changed(model: Path, name: str, node: onnx.NodeProto | None, subgraph: str, decision: str) -> str:
-    expected = "a plugin node" if decision in PLUGINS else NATIVE_MOE if decision == "native" else "a MatMul or Gemm"
+def _changed(model: Path, name: str, node: onnx.NodeProto | None, subgraph: str, layers: EngineLayers) -> str:
+    expected = {"plugin": "a plugin node", "moe_layer": NATIVE_MOE, "product": "a MatMul or Gemm"}[layers.carrier]
     found = "it has no such node" if node is None else f"it is of type {node.op_type}"
     return (
-        f"{model}: node {name!r} should be {expected}, which carries {subgraph} in {decision}, and {found}: the model "
-        "was changed after it was rewritten; rewrite the original model again"
+        f"{model}: node {name!r} should be {expected}, which carries {subgraph} in {layers.name}, and {found}: the "
+        "model was changed after it was rewritten; rewrite the original model again"
     )
 
 
@@ -149,7 +152,7 @@ def write_folder(
     folder: Path,
     target: Target,
     model: Path,
-    planned: list[dict[str, Any]],
+    planned: Sequence[PlannedNodes],
     profiles: Sequence[Mapping[str, Profile]],
     library: Path | None,
     with_sources: bool = False,
@@ -192,7 +195,7 @@ def write_folder(
         "embed_plugins": embed_plugins,
         "timing_cache": "timing.cache" if timing_cache is not None else None,
         "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
-        "planned": planned,
+        "planned": [asdict(entry) for entry in planned],
         "attentions": attentions(proto),
         "decoder": None if decoder is None else json.loads(decoder.json()),
         "caches": {} if decoder is None else dict(zip(decoder.caches, decoder.presents, strict=True)),
@@ -223,12 +226,12 @@ def source_of(name: str) -> Path:
     return Path(module.__path__[0]) / file
 
 
-def _modules(target: Target, planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _modules(target: Target, planned: Sequence[PlannedNodes]) -> dict[str, str]:
     """The TensorRT packages that can build this plan, each with its oldest version."""
-    decisions = {entry["decision"] for entry in planned}
-    if "native" in decisions:
+    decisions = {entry.decision for entry in planned}
+    if Decision.NATIVE in decisions:
         return MOE_LAYER_SINCE
-    if "native_nvfp4" in decisions:
+    if Decision.NATIVE_NVFP4 in decisions:
         return {module: NATIVE_NVFP4_SINCE[module] for module in target.modules}
     return target.modules
 

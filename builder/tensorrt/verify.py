@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,43 +99,56 @@ def _inspected(tensors: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(str(tensor.get("Datatype") or tensor.get("Format/Datatype", "")) for tensor in tensors)
 
 
-PLUGINS = {
-    "nvfp4": "nvfp4 plugin",
-    "fp8_plugin": "fp8 plugin",
-    "attention": "attention plugin",
-    "attention_fp8": "attention plugin, FP8 caches",
-}
-# How TensorRT's layer lists spell the precision a GEMM reads its operands in.
-DATATYPES = {"native_nvfp4": {"FP4E2M1", "FP4"}, "fp8": {"FP8"}, "bf16": {"BFloat16", "BF16"}, "fp16": {"Half", "FP16"}}
+@dataclass(frozen=True)
+class PlannedNodes:
+    """What a replaced subgraph of the plan should be in the engine; one of a manifest's `planned`.
 
-
-def check_layers(layers: list[Layer], planned: list[dict[str, Any]], profiles: int = 1) -> list[dict[str, Any]]:
-    """What became of each planned subgraph, in each of the engine's optimization profiles.
-
-    `planned`: name, decision (one of PLUGINS or DATATYPES, or native), `engine_nodes`, the ONNX nodes that carry it:
-    plugin nodes for those of PLUGINS, TRT_MoE for native, matrix products otherwise (or
-    what dequantizes their weights), and `quantized`, the products among them whose operands both have that precision.
-    Returns name, realized and problem (None when it is as planned).
+    `decision` names how it is computed and `realized` how a report calls that. `carrier`: it is computed by "plugin"
+    layers, TensorRT's "moe_layer", or by the layers of matrix "product"s that read `datatypes`, as TensorRT's layer
+    lists spell them. `engine_nodes` are the ONNX nodes that these layers come from (or those that dequantize the
+    products' weights), `quantized` the products among them whose operands both have that precision. `updates_caches`:
+    each node updates two caches of the network in place.
     """
+
+    name: str
+    decision: str
+    realized: str
+    carrier: str
+    datatypes: tuple[str, ...]
+    engine_nodes: tuple[str, ...]
+    quantized: tuple[str, ...] = ()
+    updates_caches: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a planned subgraph in the engine; `problem` is None when it is as planned."""
+
+    name: str
+    realized: str
+    problem: str | None
+
+
+def check_layers(layers: list[Layer], planned: Sequence[PlannedNodes], profiles: int = 1) -> list[Outcome]:
+    """What became of each planned subgraph, in each of the engine's optimization profiles."""
     results = []
     for subgraph in planned:
-        decision = subgraph["decision"]
-        problems = [] if subgraph["engine_nodes"] else ["no node carries it"]
+        problems = [] if subgraph.engine_nodes else ["no node carries it"]
         for profile in range(profiles):
             mine = [layer for layer in layers if layer.profile == profile]
             where = f"profile {profile}: " if profiles > 1 else ""
             problems += [where + problem for problem in _problems(subgraph, mine)]
-        realized = "missing" if problems else PLUGINS.get(decision, decision)
-        results.append({"name": subgraph["name"], "realized": realized, "problem": "; ".join(problems) or None})
+        realized = "missing" if problems else subgraph.realized
+        results.append(Outcome(subgraph.name, realized, "; ".join(problems) or None))
     return results
 
 
 def copied_caches(
-    layers: list[Layer], planned: list[dict[str, Any]], caches: Mapping[str, str], profiles: int = 1
+    layers: list[Layer], planned: Sequence[PlannedNodes], caches: Mapping[str, str], profiles: int = 1
 ) -> Iterator[str]:
     """What of the attention plugins' caches, two for each, is not updated in place: where a plugin's ports are not the
     network's, one address for input and output would not make it so."""
-    nodes = {node for entry in planned if entry["decision"].startswith("attention") for node in entry["engine_nodes"]}
+    nodes = {node for entry in planned if entry.updates_caches for node in entry.engine_nodes}
     for profile in range(profiles):
         ports = [layer.tensors for layer in layers if layer.profile == profile and not layer.nodes.isdisjoint(nodes)]
         bound = sum(any({past, present} <= names for names in ports) for past, present in caches.items())
@@ -146,21 +159,20 @@ def copied_caches(
             )
 
 
-def _problems(subgraph: dict[str, Any], layers: list[Layer]) -> Iterator[str]:
+def _problems(subgraph: PlannedNodes, layers: list[Layer]) -> Iterator[str]:
     """What differs from the plan among the layers of one profile."""
-    decision = subgraph["decision"]
-    for node in subgraph["engine_nodes"]:
+    for node in subgraph.engine_nodes:
         mine = [layer for layer in layers if node in layer.nodes]
-        if decision in PLUGINS:
+        if subgraph.carrier == "plugin":
             plugins = [layer for layer in mine if layer.is_plugin]
             if len(plugins) != 1:
                 yield f"node {node!r}: {len(plugins)} plugin layers in the engine, expected 1"
-        elif decision == "native":
+        elif subgraph.carrier == "moe_layer":
             if not mine:
                 yield f"node {node!r}: TensorRT's MoE layer is not in the engine"
         else:
-            types, both = DATATYPES[decision], node in subgraph["quantized"]
+            types, both = set(subgraph.datatypes), node in subgraph.quantized
             if not any(layer.multiplies(types) if both else layer.datatypes & types for layer in mine):
-                expected = f"activations and weights in {decision}" if both else decision
+                expected = f"activations and weights in {subgraph.decision}" if both else subgraph.decision
                 seen = sorted(set().union(*(layer.datatypes for layer in mine))) if mine else "no layer"
                 yield f"node {node!r}: expected a layer that reads {expected}, TensorRT built {seen}"

@@ -10,6 +10,7 @@ import torch
 
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.graph_passes.ir.nodes import constant_integers, insert_behind, is_op, operand, register
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.patterns.attention.match import attributes, constants
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout, Projection
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -20,16 +21,15 @@ from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 OP = "CachedAttention"
 
 
-def lower_attention(
-    graph: ir.Graph, subgraph: Subgraph, scales: tuple[torch.Tensor, torch.Tensor] | None, made: MadeWeights
-) -> list[str]:
+def lower_attention(context: LoweringContext, subgraph: Subgraph, fp8_cache: bool) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
-    `scales` [kv_heads] of keys and values make the caches E4M3 bytes; None leaves them in their type. `made` holds the
-    tables that layers share.
+    With `fp8_cache`, scales by head from the statistics make the caches E4M3 bytes; else they keep their type.
     """
     block = subgraph.attention
     assert block is not None
+    graph, made = context.graph, context.made
+    scales = _cache_scales(context.statistics, subgraph) if fp8_cache and context.statistics is not None else None
     name, dtype = subgraph.name, block.query.value.dtype
     assert dtype is not None
     nodes: list[ir.Node] = []
@@ -79,7 +79,7 @@ def join_projections(graph: ir.Graph) -> None:
             node.replace_input_with(0, whole)
 
 
-def cache_scales(statistics: Statistics, subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor]:
+def _cache_scales(statistics: Statistics, subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor]:
     """Of keys and values [kv_heads]: the largest magnitude of each head becomes E4M3's largest number."""
     arrays = [statistics.of(name).head_amax for name in subgraph.linear_inputs]
     key, value = (e4m3_scale(amax) for amax in arrays if amax is not None)

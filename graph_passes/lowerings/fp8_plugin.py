@@ -8,6 +8,8 @@ from functools import partial
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.ir.nodes import flatten, register
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights
 from trt_nvfp4.graph_passes.weights.fp8 import activation_scales, mlp_weights
@@ -18,24 +20,23 @@ from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 OP = "FP8GatedMLP"
 
 
-def fp8_mlp_obstacle(subgraph: Subgraph) -> str | None:
+def fp8_mlp_obstacle(subgraph: Subgraph) -> Reason | None:
     """Why `FP8GatedMLP` cannot compute the subgraph."""
     if subgraph.kind != "gated_mlp":
-        return f"{OP} is for gated MLPs, this is a {subgraph.kind}"
+        return Reason(ReasonCode.KIND_UNSUPPORTED, f"{OP} is for gated MLPs, this is a {subgraph.kind}")
     return subgraph.mixed_types or subgraph.k_obstacle(OP)
 
 
-def lower_fp8_mlp(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], made: MadeWeights) -> list[str]:
+def lower_fp8_mlp(context: LoweringContext, subgraph: Subgraph) -> list[str]:
     """Replaces each MLP by one node; returns their names: the subgraph's, numbered where there are several.
 
-    `amax` holds largest magnitudes of activations by tensor name; those without one are scaled at run time.
-    `made` collects weights, which subgraphs may share. Raises ModelError where a weight holds NaN or Inf.
+    Activations without known range are scaled at run time. Raises ModelError where a weight holds NaN or Inf.
     """
     mlps = [block.mlp for block in subgraph.blocks]
     names = [subgraph.name] if len(mlps) == 1 else [f"{subgraph.name}/{i}" for i in range(len(mlps))]
     # From the last to the first, so that no MLP is replaced before those that read its output.
     for name, mlp in reversed(list(zip(names, mlps, strict=True))):
-        _lower(graph, name, mlp, amax, made)
+        _lower(context.graph, name, mlp, context.amax, context.made)
     return names
 
 

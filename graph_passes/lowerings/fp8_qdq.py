@@ -8,9 +8,8 @@ weight has one scale, a power of two, and a Mul behind the product has what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +21,8 @@ from trt_nvfp4.common import fp8
 from trt_nvfp4.graph_passes.ir.nodes import insert_behind, is_op, operand, optional_operand, register
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import ModelError
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext, Quantized
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, check_not_empty, constant, torch_dtype
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_scales
@@ -32,25 +33,24 @@ _CHUNK_VALUES = 1 << 23
 _MOVED_THROUGH = ("Add", "Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _TAKES_APART = ("Gather", "Slice", "Split")
 
-# What was quantized, by the value and whether its scales are behind the product.
-Quantized: TypeAlias = dict[tuple[ir.Value, bool], ir.Value]
 
-
-def fp8_obstacle(subgraph: Subgraph) -> str | None:
+def fp8_obstacle(subgraph: Subgraph) -> Reason | None:
     """Why the linears of the subgraph, no "moe", cannot be FP8: one weight has scales of one axis."""
     transposed: dict[ir.Value, bool] = {}
     for weight in (linear.weight for linear in subgraph.linears):
         if transposed.setdefault(weight.stored, weight.stored_transposed) != weight.stored_transposed:
-            return f"its linears read weight '{weight.stored.name}' in both orientations, and FP8 scales serve one"
+            return Reason(
+                ReasonCode.ORIENTATION,
+                f"its linears read weight '{weight.stored.name}' in both orientations, and FP8 scales serve one",
+            )
     return None
 
 
-def lower_fp8(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], quantized: Quantized) -> list[str]:
-    """Quantizes weights per output channel, and inputs per tensor where `amax` has them; returns the multiplying nodes.
-
-    Without statistics only the weights are FP8. `quantized` collects operands, which subgraphs may share.
+def lower_fp8(context: LoweringContext, subgraph: Subgraph) -> list[str]:
+    """Quantizes weights per output channel, and inputs per tensor where their range is known; returns the multiplying
+    nodes. Without statistics only the weights are FP8.
     """
-    names = []
+    graph, quantized, names = context.graph, context.fp8_operands, []
     # A fused projection is one multiplication that two linears share.
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
@@ -58,7 +58,7 @@ def lower_fp8(graph: ir.Graph, subgraph: Subgraph, amax: Mapping[str, float], qu
         node.replace_input_with(1, _quantized_weight(graph, linear, operand(node, 1), is_packed, quantized))
         if is_packed:
             _scale_behind(graph, linear)
-        if (largest := amax.get(linear.observed)) is not None:
+        if (largest := context.amax.get(linear.observed)) is not None:
             if (linear.x, False) not in quantized:
                 quantized[linear.x, False] = _quantize_input(graph, linear, largest)
             node.replace_input_with(0, quantized[linear.x, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -12,31 +11,25 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, register
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
+from trt_nvfp4.graph_passes.lowerings.context import Converted, LoweringContext
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import as_torch, constant, torch_dtype
 
-_TYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16}
 _CHUNK_VALUES = 1 << 23
-# Constants, and what nodes make of them, in the types that they were converted to.
-Converted: TypeAlias = dict[tuple[ir.Value, ir.DataType], ir.Value]
 
 
-def lower_half(
-    graph: ir.Graph, subgraph: Subgraph, decision: str, position: Mapping[ir.Node, int], converted: Converted
-) -> list[str]:
-    """Computes the MLPs, the linears, or every linear of the experts of `subgraph` in 16 bits.
+def lower_half(context: LoweringContext, subgraph: Subgraph, to: ir.DataType) -> list[str]:
+    """Computes the MLPs, the linears, or every linear of the experts of `subgraph` in 16 bits, `to`.
 
-    Norms and residuals of merged blocks stay, as does the routing. `position` orders the nodes as the graph does,
-    `converted` collects constants, which subgraphs may share. Returns the names of the multiplying nodes.
+    Norms and residuals of merged blocks stay, as does the routing. Returns the names of the multiplying nodes.
     """
-    to = _TYPES[decision]
     parts: list[Mlp | Linear] = [block.mlp for block in subgraph.blocks]
     parts += subgraph.projections
     if subgraph.moe is not None:
         parts += {linear.multiply: _whole(linear) for linear in subgraph.moe.linears}.values()
     # From the last to the first, so that no part is lowered before those that read its output.
     for part in reversed(parts):
-        _lower(graph, part, to, position, converted)
+        _lower(context.graph, part, to, context.position, context.converted)
     return list(dict.fromkeys(linear.multiply.name or "" for linear in subgraph.linears))
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
 
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.moe_node import expert_inputs, largest_inputs, replace_moe
 from trt_nvfp4.graph_passes.subgraphs.types import Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import initializer
 from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
 from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializers
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of
-from trt_nvfp4.graph_passes.weights.quantization import Quantization
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 from trt_nvfp4.plugins.ops.weight_format import NVFP4
@@ -21,20 +21,14 @@ from trt_nvfp4.plugins.ops.weight_format import NVFP4
 _OP = OPS["NVFP4MoE"]
 
 
-def lower_nvfp4_moe(
-    graph: ir.Graph,
-    subgraph: Subgraph,
-    quantize_activations: bool,
-    amax: Mapping[str, float],
-    quantization: Quantization,
-) -> list[str]:
+def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activations: bool) -> list[str]:
     """Replaces the nodes of `subgraph`, a "moe", by one node of its name; returns that name.
 
-    `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
-    `quantization` says how the weights are made.
+    4-bit activations without known range are scaled at run time.
     """
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
+    quantization = context.quantization
     packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, name)
 
     def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
@@ -49,14 +43,14 @@ def lower_nvfp4_moe(
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
     constants = expert_inputs(_OP, moe, name, weights, NVFP4)
-    given = largest_inputs(moe, amax)
+    given = largest_inputs(moe, context.amax)
     for label, largest in zip(("input", "hidden"), given, strict=True):
         scale = torch.tensor(0.0)
         if quantize_activations and largest is not None:
             scale = tensor_scale(torch.tensor(largest))
         constants[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
     return replace_moe(
-        graph,
+        context.graph,
         subgraph,
         _OP,
         constants,

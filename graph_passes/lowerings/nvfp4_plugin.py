@@ -9,6 +9,9 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import flatten, register
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
+from trt_nvfp4.graph_passes.lowerings.nvfp4_moe_plugin import lower_nvfp4_moe
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer, norm_weight
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_sources, separate_scales
@@ -20,19 +23,20 @@ from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 
-def lower_nvfp4(
-    graph: ir.Graph,
-    subgraph: Subgraph,
-    quantize_activations: bool,
-    amax: Mapping[str, float],
-    quantization: Quantization,
-) -> list[str]:
+def nvfp4_obstacle(subgraph: Subgraph) -> Reason | None:
+    """Why plugins with NVFP4 weights cannot compute the subgraph."""
+    return subgraph.mixed_types or subgraph.k_obstacle("NVFP4")
+
+
+def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activations: bool) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name, or by one for each of its linears where a checkpoint
     has these with tensor scales of their own; returns the names.
 
-    `amax` holds largest magnitudes of activations by tensor name; without one, 4-bit ones are scaled at run time.
-    `quantization` says how the weights are made.
+    4-bit activations without known range are scaled at run time.
     """
+    if subgraph.kind == "moe":
+        return lower_nvfp4_moe(context, subgraph, quantize_activations)
+    graph, amax, quantization = context.graph, context.amax, context.quantization
     if subgraph.projections:
         groups = separate_scales(quantization.checkpoint, subgraph.projections)
         names = [subgraph.name] if len(groups) == 1 else [f"{subgraph.name}/{n}" for n in range(len(groups))]

@@ -13,6 +13,8 @@ import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import register
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Moe, Routing, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import (
     MadeWeights,
@@ -26,8 +28,7 @@ from trt_nvfp4.graph_passes.subgraphs.values import (
 DOMAIN, OP = "trt", "TRT_MoE"
 
 
-def native_obstacle(moe: Moe, dtype: str) -> str | None:
-    """Why TensorRT's MoE layer cannot compute the block, or None if it can."""
+def _layer_obstacle(moe: Moe, dtype: str) -> str | None:
     first = moe.experts[0]
     if moe.shared is not None and moe.routed is None:
         return "its shared expert cannot be told apart from the routed ones"
@@ -46,12 +47,18 @@ def native_obstacle(moe: Moe, dtype: str) -> str | None:
     return None
 
 
-def lower_native_moe(graph: ir.Graph, subgraph: Subgraph, made: MadeWeights) -> list[str]:
-    """Replaces the routed experts of `subgraph`, a "moe"; a shared one stays. Returns the name of the TRT_MoE node.
+def native_obstacle(subgraph: Subgraph) -> Reason | None:
+    """Why TensorRT's MoE layer cannot compute the subgraph, or None if it can."""
+    if subgraph.moe is None:
+        return Reason(ReasonCode.KIND_UNSUPPORTED, f"TensorRT's own MoE layer is none for a {subgraph.kind}")
+    why = _layer_obstacle(subgraph.moe, subgraph.dtype)
+    return None if why is None else Reason(ReasonCode.MOE_LAYER, why)
 
-    `made` collects weights, which blocks may share.
-    """
+
+def lower_native_moe(context: LoweringContext, subgraph: Subgraph) -> list[str]:
+    """Replaces the routed experts of `subgraph`, a "moe"; a shared one stays. Returns the name of the TRT_MoE node."""
     assert subgraph.moe is not None
+    graph, made = context.graph, context.made
     moe, name = subgraph.moe.routed or subgraph.moe, subgraph.name
     bias = moe.routing.correction_bias
     given = {

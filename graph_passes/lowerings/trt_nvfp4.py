@@ -6,7 +6,6 @@ https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import onnx.parser
@@ -15,7 +14,9 @@ import torch
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import insert_behind, register
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.trt_moe import DOMAIN
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import initializer
 from trt_nvfp4.graph_passes.weights.nvfp4 import Layout
@@ -24,38 +25,32 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK, tensor_scale
 
 QUANTIZE, DEQUANTIZE = "TRT_FP4DynamicQuantize", "DequantizeLinear"
 # The first IR version with FP4.
-OLDEST_IR_VERSION = 11
+_OLDEST_IR_VERSION = 11
 
 
-def native_nvfp4_obstacle(subgraph: Subgraph) -> str | None:
+def native_nvfp4_obstacle(subgraph: Subgraph) -> Reason | None:
     """Why TensorRT's own NVFP4 layers cannot compute the subgraph, or None if they can."""
     if subgraph.kind == "moe":
-        return "TensorRT's own NVFP4 of MoE blocks is not implemented"
+        return Reason(ReasonCode.KIND_UNSUPPORTED, "TensorRT's own NVFP4 of MoE blocks is not implemented")
     for linear in subgraph.linears:
         if linear.x.shape is not None and len(linear.x.shape) not in (2, 3):
-            return f"TensorRT quantizes tensors of rank 2 or 3 to NVFP4: '{linear.x.name}' has {len(linear.x.shape)}"
+            return Reason(
+                ReasonCode.RANK,
+                f"TensorRT quantizes tensors of rank 2 or 3 to NVFP4: '{linear.x.name}' has {len(linear.x.shape)}",
+            )
     return None
 
 
-def lower_native_nvfp4(
-    graph: ir.Graph,
-    subgraph: Subgraph,
-    amax: Mapping[str, float],
-    quantization: Quantization,
-    quantized_inputs: dict[ir.Value, ir.Value],
-) -> list[str]:
-    """Quantizes both operands of every product; returns the multiplying nodes.
-
-    `amax` holds the largest magnitude of every linear's input by tensor name, `quantized_inputs` collects inputs that
-    subgraphs may share.
-    """
-    names = []
+def lower_native_nvfp4(context: LoweringContext, subgraph: Subgraph) -> list[str]:
+    """Quantizes both operands of every product, whose inputs' ranges must be known; returns the multiplying nodes."""
+    graph, quantized_inputs, names = context.graph, context.nvfp4_inputs, []
+    context.model.ir_version = max(context.model.ir_version, _OLDEST_IR_VERSION)
     # A fused projection is one multiplication that two linears share.
     for linear in {linear.multiply: linear for linear in subgraph.linears}.values():
         node = linear.multiply
         if linear.x not in quantized_inputs:
-            quantized_inputs[linear.x] = _quantized_input(graph, linear, amax[linear.observed])
-        node.replace_input_with(1, _quantized_weight(graph, linear, quantization))
+            quantized_inputs[linear.x] = _quantized_input(graph, linear, context.amax[linear.observed])
+        node.replace_input_with(1, _quantized_weight(graph, linear, context.quantization))
         node.replace_input_with(0, quantized_inputs[linear.x])
         names.append(node.name or "")
     return names

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 KIND = "attention"
-PLUGIN, FP8_CACHE = "attention", "attention_fp8"
 #: Who computes it: auto is the plugin where it has kernels for tensor cores.
 ATTENTIONS = ("auto", "plugin", "native")
 KV_CACHES = ("auto", "fp16", "bf16", "fp8")
 _TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 # The kernels multiply 16 dimensions of a head at a time.
 _HEAD_STEP = 16
+_NATIVE = "TensorRT's own attention and cache update"
+_PLUGIN = "one plugin that reads the cached length alone"
 
 
 def generic_reason(subgraph_dtype: str, head_dim: int) -> str | None:
@@ -23,13 +26,13 @@ def generic_reason(subgraph_dtype: str, head_dim: int) -> str | None:
     return None
 
 
-def decide_attention(subgraph: Subgraph, attention: str, kv_cache: str, calibrated: bool) -> tuple[str, str]:
-    """(decision, reason), for `attention` of ATTENTIONS and `kv_cache` of KV_CACHES.
+def decide_attention(subgraph: Subgraph, attention: str, kv_cache: str, calibrated: bool) -> tuple[Decision, Reason]:
+    """Decision and reason, for `attention` of ATTENTIONS and `kv_cache` of KV_CACHES.
 
     Raises ValueError where the caches cannot have the type that was asked for.
     """
     if subgraph.refusal is not None:
-        return "keep", f"TensorRT's own attention and cache update: {subgraph.refusal}"
+        return Decision.KEEP, Reason(ReasonCode.NOT_REPLACEABLE, f"{_NATIVE}: {subgraph.refusal}")
     if kv_cache in ("fp16", "bf16") and _TYPES.get(subgraph.dtype) != kv_cache:
         raise ValueError(
             f"--kv-cache {kv_cache}: the caches of subgraph '{subgraph.name}' have the network's type, "
@@ -38,14 +41,16 @@ def decide_attention(subgraph: Subgraph, attention: str, kv_cache: str, calibrat
     if attention == "native":
         if kv_cache == "fp8":
             raise ValueError("--kv-cache fp8: TensorRT's own cache update takes no FP8; leave out --attention native")
-        return "keep", "TensorRT's own attention and cache update, as asked for"
+        return Decision.KEEP, Reason(ReasonCode.PREFERRED, f"{_NATIVE}, as asked for")
     slow = generic_reason(subgraph.dtype, subgraph.shapes["head_dim"])
     if slow is not None and attention == "auto" and kv_cache != "fp8":
-        return "keep", f"TensorRT's own attention and cache update: the plugin's kernels are slow here, {slow}"
+        why = f"{_NATIVE}: the plugin's kernels are slow here, {slow}"
+        return Decision.KEEP, Reason(ReasonCode.NO_KERNELS, why)
     if kv_cache == "fp8":
         if not calibrated:
             raise ValueError(
                 "--kv-cache fp8 scales keys and values by calibration data: add --calib-data FILE|DIR with samples"
             )
-        return FP8_CACHE, "one plugin that reads the cached length alone; FP8 caches, a calibrated scale per head"
-    return PLUGIN, f"one plugin that reads the cached length alone; caches in {subgraph.dtype}"
+        why = f"{_PLUGIN}; FP8 caches, a calibrated scale per head"
+        return Decision.ATTENTION_FP8, Reason(ReasonCode.PREFERRED, why)
+    return Decision.ATTENTION, Reason(ReasonCode.PREFERRED, f"{_PLUGIN}; caches in {subgraph.dtype}")

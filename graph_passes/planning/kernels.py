@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
+from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import OP as FP8_MOE
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import generic_reason
-from trt_nvfp4.graph_passes.planning.plan import NVFP4, Capabilities, PlannedSubgraph
+from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 
 # plugins/kernels/heuristics: a step of the tensor cores along K; outputs of an FP8 product come in vectors of 8.
 _K_STEP, _FP8_OUTPUTS = 32, 8
@@ -34,21 +36,21 @@ class KernelClass:
 
 def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass | None:
     """What serves a replaced subgraph; None for one that stays as it is."""
-    if entry.decision == "keep":
+    lowering = entry.lowering
+    if entry.decision == Decision.KEEP:
         return None
     if entry.kind == ATTENTION:
         why = generic_reason(entry.dtype, entry.shapes["head_dim"])
         if why is not None:
             return KernelClass("generic", why, "plan keep, or export the model in 16 bits")
         return KernelClass("attention", "split over keys for few tokens, tensor cores for many")
-    is_nvfp4 = entry.decision in NVFP4 and entry.decision != "native_nvfp4"
-    if not is_nvfp4 and not entry.fp8_plugin:
+    if not lowering.is_plugin:
         return KernelClass("TensorRT", "TensorRT's own layers")
     if entry.dtype == "float32":
         return KernelClass(
             "generic", "its activations are float32", "leave --activations at auto, or export the model in 16 bits"
         )
-    if not is_nvfp4:
+    if lowering.weights == "fp8":
         return _fp8(entry, capabilities)
     if odd := [k for k in _depths(entry) if k % _K_STEP]:
         return KernelClass(
@@ -56,7 +58,7 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
             f"K = {odd[0]} is not a multiple of {_K_STEP}",
             f"leave it in {entry.dtype} with --exclude, or plan fp8",
         )
-    if entry.decision == "nvfp4_w4a4":
+    if lowering.arithmetic == "fp4":
         if not capabilities.nvfp4_w4a4:
             return KernelClass(
                 "generic", f"{capabilities.target} has no FP4 tensor cores", "plan nvfp4_w4a16 or fp8 instead"
@@ -66,7 +68,7 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
 
 
 def _fp8(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass:
-    if entry.fp8_plugin == FP8_MLP:
+    if entry.kind != "moe":
         served = capabilities.fp8_mlp_plugin
         if (outputs := entry.shapes["out_features"]) % _FP8_OUTPUTS:
             why = f"its {outputs} outputs are not a multiple of {_FP8_OUTPUTS}"
@@ -74,7 +76,8 @@ def _fp8(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass:
     else:
         served = capabilities.fp8_plugins and bool(entry.shapes["gated"])
     if not served:
-        where = f"{entry.fp8_plugin} has no kernels of its own for it on {capabilities.target}"
+        op = FP8_MOE if entry.kind == "moe" else FP8_MLP
+        where = f"{op} has no kernels of its own for it on {capabilities.target}"
         return KernelClass("generic", where, f"plan NVFP4, or keep it in {entry.dtype}")
     return KernelClass("FP8", "FP8 tensor cores")
 

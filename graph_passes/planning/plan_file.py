@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,8 @@ from trt_nvfp4.graph_passes.load.source import ModelError
 
 _HEADER = """\
 # What becomes of each subgraph of the model. Edit `decision` and hand this file back with --plan.
-#   decision: {decisions}
-#     nvfp4_w4a4   NVFP4 weights and activations      nvfp4_w4a16  NVFP4 weights, 16-bit activations
-#     fp8          FP8: one plugin, or Q/DQ nodes     bf16, fp16   Casts around the subgraph
-#     native       TensorRT's own MoE layer           native_nvfp4 TensorRT's own NVFP4 layers
-#     attention    attention over a cache: one plugin attention_fp8 the same with FP8 caches
-#     keep         left as it is
+#   decision, one of:
+{decisions}
 #   activations: what the rest of a float32 model computes in (bf16, fp16, keep), and which nodes stay float32, and why
 #   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
 # An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
@@ -32,9 +29,10 @@ class PlanError(ModelError):
     exit_code = 2
 
 
-def write(path: Path, plan: dict[str, Any], decisions: tuple[str, ...]) -> None:
-    """Writes a plan; the file appears only when it is complete."""
-    text = _HEADER.format(decisions=" | ".join(decisions)) + yaml.safe_dump(plan, sort_keys=False, width=120)
+def write(path: Path, plan: dict[str, Any], decisions: Mapping[str, str]) -> None:
+    """Writes a plan, and in its header what each decision means; the file appears only when it is complete."""
+    listed = "\n".join(f"#     {decision:<14}{meaning}" for decision, meaning in decisions.items())
+    text = _HEADER.format(decisions=listed) + yaml.safe_dump(plan, sort_keys=False, width=120)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class Subgraph:
         return "NVFP4GatedMLP" if self.kind == "gated_mlp" and len(self.blocks) == 1 else "NVFP4PersistentMLP"
 
     @property
-    def mixed_types(self) -> str | None:
+    def mixed_types(self) -> Reason | None:
         """Why no one type serves an MLP: its linears multiply in different ones, as those of T5 in float16 do.
 
         None where they all multiply in one.
@@ -245,7 +246,10 @@ class Subgraph:
         for mlp in (block.mlp for block in self.blocks):
             first, last = (linear.weight.dtype.numpy().name for linear in (mlp.up, mlp.down))
             if first != last:
-                return f"its linears multiply in different types: {first}, and '{mlp.down.multiply.name}' in {last}"
+                return Reason(
+                    ReasonCode.MIXED_TYPES,
+                    f"its linears multiply in different types: {first}, and '{mlp.down.multiply.name}' in {last}",
+                )
         return None
 
     @property
@@ -273,12 +277,13 @@ class Subgraph:
         mlps = [block.mlp for block in self.blocks]
         return [*(mlp.linears[:-1] for mlp in mlps), *((mlp.down,) for mlp in mlps)]
 
-    def k_obstacle(self, what: str) -> str | None:
+    def k_obstacle(self, what: str) -> Reason | None:
         """Why the K of a weight keeps `what`, whose scales or kernels take 16 values at a time, from computing it."""
         for linear in self.linears:
             if (k := linear.weight.shape[1]) % BLOCK:
-                return (
+                return Reason(
+                    ReasonCode.K_ALIGNMENT,
                     f"{what} needs K to be a multiple of {BLOCK}: weight '{linear.weight.stored.name}' of node "
-                    f"'{linear.multiply.name}' has K = {k}"
+                    f"'{linear.multiply.name}' has K = {k}",
                 )
         return None

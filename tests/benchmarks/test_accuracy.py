@@ -20,7 +20,7 @@ from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,9 @@ from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, predict, slow_decoding, subgraph_cost
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 
 STACK = {"in_features": 2048, "intermediate_features": 16384, "out_features": 2048, "layers": 18}
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trt_nvfp4.builder.accuracy.budget import METRICS
-from trt_nvfp4.graph_passes.planning.plan import DECISIONS, KINDS
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.planning.plan import KINDS
 from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
@@ -24,7 +25,7 @@ def _first_cells(header: str) -> list[str]:
 
 
 def test_decisions() -> None:
-    assert sorted(_first_cells("decision")) == sorted(DECISIONS)
+    assert sorted(_first_cells("decision")) == sorted(Decision)
 
 
 def test_kinds() -> None:

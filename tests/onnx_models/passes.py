@@ -6,8 +6,10 @@ from pathlib import Path
 
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Capabilities, Plan, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, rewrite
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 

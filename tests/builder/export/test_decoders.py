@@ -18,8 +18,9 @@ from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions, Decoder, decoder_of
 from trt_nvfp4.builder.export.huggingface import export
 from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 
 transformers = pytest.importorskip("transformers")

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import yaml
 from onnx import TensorProto, helper
+from planned_nodes import planned_nodes
 from rich.filesize import decimal
 
 from trt_nvfp4.builder import errors
@@ -23,6 +24,7 @@ from trt_nvfp4.builder.pipeline import build_step, pipeline
 from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.report.report import summary_table
 from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
@@ -361,10 +363,10 @@ def test_engine_of_an_earlier_run_stays_when_a_build_fails(gated_mlps: Path, mon
     run(gated_mlps)
     before = (gated_mlps.parent / "out" / "o.engine").read_bytes()
 
-    def nothing_carries(*arguments: Any) -> list[dict[str, Any]]:
-        return [{"name": "gated_mlp_0", "decision": "nvfp4", "engine_nodes": ["not there"]}]
+    def nothing_carries(*arguments: Any) -> list[PlannedNodes]:
+        return [planned_nodes("gated_mlp_0", "nvfp4", "not there")]
 
-    monkeypatch.setattr(build_step.bundle, "planned_entries", nothing_carries)
+    monkeypatch.setattr(build_step.bundle, "planned_nodes", nothing_carries)
     with pytest.raises(BuilderError, match="the engine is not what was planned") as failure:
         run(gated_mlps)
     assert failure.value.exit_code == errors.VERIFICATION_FAILED

@@ -13,7 +13,7 @@ from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.coverage import UnplannedProducts
-from trt_nvfp4.graph_passes.planning.plan import make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 
 
 @pytest.mark.parametrize(

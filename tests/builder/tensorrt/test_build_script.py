@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx import parser
+from planned_nodes import planned_nodes
 
 from trt_nvfp4.builder.errors import (
     BUILD_FAILED,
@@ -33,7 +34,7 @@ from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.builder.tensorrt.backend import Backend
 from trt_nvfp4.builder.tensorrt.build_process import estimate_memory, run_script
-from trt_nvfp4.builder.tensorrt.verify import Layer
+from trt_nvfp4.builder.tensorrt.verify import Layer, PlannedNodes
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
@@ -41,7 +42,11 @@ PROFILES = {"x": Profile((1, 64), (4, 64), (8, 64))}
 
 
 def folder_of(
-    tmp_path: Path, model: Path, planned: list[dict[str, Any]], profiles: dict[str, Profile] = PROFILES, **options: Any
+    tmp_path: Path,
+    model: Path,
+    planned: Sequence[PlannedNodes],
+    profiles: dict[str, Profile] = PROFILES,
+    **options: Any,
 ) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -49,12 +54,8 @@ def folder_of(
     return folder
 
 
-def carried(name: str, decision: str, *nodes: str) -> dict[str, Any]:
-    return {"name": name, "decision": decision, "engine_nodes": list(nodes), "quantized": []}
-
-
 def test_engine_is_built_and_checked(tmp_path: Path, fp8_and_bf16: Path) -> None:
-    planned = [carried("first", "fp8", "mm8"), carried("second", "bf16", "mm16")]
+    planned = [planned_nodes("first", "fp8", "mm8"), planned_nodes("second", "bf16", "mm16")]
     events: list[dict[str, Any]] = []
     engine = tmp_path / "out.engine"
     result = run_script(folder_of(tmp_path, fp8_and_bf16, planned), engine, events.append)
@@ -73,7 +74,7 @@ def test_fp8_weights_alone_are_no_fp8_product(tmp_path: Path, fp8_and_bf16: Path
     if not quantized:
         next(node for node in model.graph.node if node.name == "mm8").input[0] = "x"
         onnx.save(model, fp8_and_bf16)
-    folder = folder_of(tmp_path, fp8_and_bf16, [carried("first", "fp8", "mm8") | {"quantized": ["mm8"]}])
+    folder = folder_of(tmp_path, fp8_and_bf16, [planned_nodes("first", "fp8", "mm8", quantized=("mm8",))])
     if quantized:
         assert run_script(folder, tmp_path / "out.engine", lambda event: None)["subgraphs"][0]["realized"] == "fp8"
         return
@@ -82,7 +83,7 @@ def test_fp8_weights_alone_are_no_fp8_product(tmp_path: Path, fp8_and_bf16: Path
 
 
 def test_another_precision_than_planned_fails_and_leaves_no_engine(tmp_path: Path, fp8_and_bf16: Path) -> None:
-    folder = folder_of(tmp_path, fp8_and_bf16, [carried("second", "fp8", "mm16")])
+    folder = folder_of(tmp_path, fp8_and_bf16, [planned_nodes("second", "fp8", "mm16")])
     with pytest.raises(BuilderError, match="second: node 'mm16': expected a layer that reads fp8") as failure:
         run_script(folder, tmp_path / "out.engine", lambda event: None)
     assert failure.value.exit_code == VERIFICATION_FAILED
@@ -91,7 +92,7 @@ def test_another_precision_than_planned_fails_and_leaves_no_engine(tmp_path: Pat
 
 
 def test_external_data_travels_under_the_folders_own_names(tmp_path: Path, gated_mlps: Path) -> None:
-    planned = [carried("mlp", "fp16", "up_proj0", "down_proj1")]
+    planned = [planned_nodes("mlp", "fp16", "up_proj0", "down_proj1")]
     folder = folder_of(tmp_path, gated_mlps, planned)
     moved = tmp_path / "elsewhere" / "folder"
     moved.parent.mkdir()

@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 import pytest
+from planned_nodes import planned_nodes
 from typer.testing import CliRunner
 
 from onnx_models.graphs import mlp_model, spec
@@ -128,7 +129,7 @@ def bundle_with_sources(tmp_path: Path, gated_mlps: Path) -> Path:
         model=gated_mlps, target=find_target("rtx-blackwell"), output=tmp_path / "o.engine", stop_after="rewrite"
     )
     pipeline.run(request)
-    planned = [{"name": "a", "decision": "nvfp4", "engine_nodes": ["gated_mlp_0"]}]
+    planned = [planned_nodes("a", "nvfp4", "gated_mlp_0")]
     profiles = {"x": bundle.Profile((1, 64), (1, 64), (4, 64))}
     folder = tmp_path / "bundle"
     folder.mkdir()
@@ -207,10 +208,10 @@ def test_fp8_is_checked_at_the_product_or_at_the_weights_alone(gated_mlps: Path,
     statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1) if calibrated else None
     path = rewritten(source, plan, statistics).path
     kinds = {node.name: node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    entries = bundle.planned_entries(plan, path)
-    carriers = [name for entry in entries for name in entry["engine_nodes"]]
+    entries = bundle.planned_nodes(plan, path)
+    carriers = [name for entry in entries for name in entry.engine_nodes]
     assert [kinds[name] for name in carriers] == ["MatMul" if calibrated else "DequantizeLinear"] * 6
-    assert [name for entry in entries for name in entry["quantized"]] == (carriers if calibrated else [])
+    assert [name for entry in entries for name in entry.quantized] == (carriers if calibrated else [])
 
 
 @pytest.mark.parametrize("calibrated", [True, False])
@@ -222,10 +223,10 @@ def test_fp8_weights_that_are_transposed(tmp_path: Path, calibrated: bool) -> No
     statistics = Statistics(dict.fromkeys(calibration_tensors(plan), 50.0), 1) if calibrated else None
     path = rewritten(source, plan, statistics).path
     weights = [node for node in onnx.load(path).graph.node if node.op_type == "Transpose"]
-    (entry,) = bundle.planned_entries(plan, path)
+    (entry,) = bundle.planned_nodes(plan, path)
     assert len(weights) == 3
-    assert calibrated == all(name in entry["quantized"] for name in entry["engine_nodes"])
-    assert calibrated or sorted(entry["engine_nodes"]) == sorted(
+    assert calibrated == all(name in entry.quantized for name in entry.engine_nodes)
+    assert calibrated or sorted(entry.engine_nodes) == sorted(
         node.input[0].replace("dequantized", "dequantize") for node in weights
     )
 
@@ -248,7 +249,7 @@ def test_node_that_is_gone_from_the_rewritten_model(tmp_path: Path, gated_mlps: 
 
     plan, path = edit_rewritten(tmp_path, gated_mlps, rename)
     with pytest.raises(BuilderError, match=f"{path}: node 'down_proj1' should be a MatMul or Gemm.*{text}") as failure:
-        bundle.planned_entries(plan, path)
+        bundle.planned_nodes(plan, path)
     assert "gated_mlp_1 in fp8" in str(failure.value)
     assert "rewrite the original model again" in str(failure.value)
     assert failure.value.exit_code == MODEL_AT_FAULT
@@ -261,9 +262,9 @@ def test_quantization_that_the_rewrite_noted_is_looked_for(tmp_path: Path, gated
         (entry,) = (entry for entry in proto.metadata_props if entry.key == REWRITTEN)
         entry.value = json.dumps(json.loads(entry.value) | {"quantized": ["up_proj0"]})
 
-    entry, _ = bundle.planned_entries(*edit_rewritten(tmp_path, gated_mlps, note))
-    assert entry["quantized"] == ["up_proj0"]
-    assert entry["engine_nodes"].count("up_proj0") == 1
+    entry, _ = bundle.planned_nodes(*edit_rewritten(tmp_path, gated_mlps, note))
+    assert entry.quantized == ("up_proj0",)
+    assert entry.engine_nodes.count("up_proj0") == 1
 
 
 def test_timing_cache_of_a_bundle_may_grow(tmp_path: Path, gated_mlps: Path) -> None:

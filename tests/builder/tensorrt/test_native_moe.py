@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from planned_nodes import planned_nodes
 from typer.testing import CliRunner
 
 from onnx_models import moe_spellings
 from onnx_models.moe_spellings import Moe, MoeSpec
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.errors import USAGE
-from trt_nvfp4.builder.tensorrt.verify import Layer, check_layers
+from trt_nvfp4.builder.tensorrt.verify import Layer, Outcome, check_layers
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
 OPTIONS = ["--moe", "native", "--kinds", "moe", "--max-shapes", "x:2x16x64", "--json"]
@@ -38,7 +39,8 @@ def test_bundle_holds_the_layer(model: Path, tmp_path: Path) -> None:
     assert manifest["modules"] == {"tensorrt": "10.16"}
     assert manifest["plugin_library"] is None
     (planned,) = manifest["planned"]
-    assert planned == {"name": entry["name"], "decision": "native", "engine_nodes": [entry["name"]], "quantized": []}
+    assert (planned["name"], planned["carrier"]) == (entry["name"], "moe_layer")
+    assert planned["engine_nodes"] == [entry["name"]]
     log = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -79,7 +81,7 @@ def test_a_model_without_plugins_is_rewritten_too(model: Path, tmp_path: Path) -
 
 
 def test_layer_is_looked_for_in_the_engine() -> None:
-    planned = [{"name": "block", "decision": "native", "engine_nodes": ["block"]}]
+    planned = [planned_nodes("block", "native", "block")]
     layer = Layer("moe", "moe", ("Half",), frozenset({"block"}))
-    assert check_layers([layer], planned)[0] == {"name": "block", "realized": "native", "problem": None}
-    assert "MoE layer is not in the engine" in check_layers([], planned)[0]["problem"]
+    assert check_layers([layer], planned)[0] == Outcome("block", "native", None)
+    assert "MoE layer is not in the engine" in str(check_layers([], planned)[0].problem)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import Result
+from planned_nodes import planned_nodes
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
@@ -76,10 +77,10 @@ def test_fp4_weights_decoded_before_the_product_are_not_it() -> None:
         Layer("decode", "kgen", (), frozenset({"up/weight.dequantize"}), ("FP4E2M1", "FP8")),
         Layer("up", "gemm", ("Half", "Half"), frozenset({"up"}), ()),
     ]
-    planned = [{"name": "mlp", "decision": "native_nvfp4", "engine_nodes": ["up"], "quantized": ["up"]}]
+    planned = [planned_nodes("mlp", "native_nvfp4", "up", quantized=("up",))]
     (found,) = check_layers(layers, planned)
-    assert found["realized"] == "missing"
+    assert found.realized == "missing"
     expected = "expected a layer that reads activations and weights in native_nvfp4"
-    assert found["problem"] == f"node 'up': {expected}, TensorRT built ['Half']"
+    assert found.problem == f"node 'up': {expected}, TensorRT built ['Half']"
     layers[1] = Layer("up", "gemm", ("FP4E2M1", "FP8"), frozenset({"up"}), ("FP4E2M1", "Float", "FP8"))
-    assert check_layers(layers, planned)[0]["realized"] == "native_nvfp4"
+    assert check_layers(layers, planned)[0].realized == "native_nvfp4"

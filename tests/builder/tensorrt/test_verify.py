@@ -5,8 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from planned_nodes import planned_nodes
 
-from trt_nvfp4.builder.tensorrt.verify import Layer, check_layers, layers_of_inspector, layers_of_log
+from trt_nvfp4.builder.tensorrt.verify import (
+    Layer,
+    Outcome,
+    PlannedNodes,
+    check_layers,
+    layers_of_inspector,
+    layers_of_log,
+)
 
 # As TensorRT-RTX 1.7 prints them, dimensions and strides shortened.
 LOG = "\n".join(
@@ -28,8 +36,8 @@ LOG = "\n".join(
 )
 
 
-def planned(decision: str, *nodes: str, quantized: tuple[str, ...] = ()) -> list[dict[str, object]]:
-    return [{"name": "layer0", "decision": decision, "engine_nodes": list(nodes), "quantized": list(quantized)}]
+def planned(decision: str, *nodes: str, quantized: tuple[str, ...] = ()) -> list[PlannedNodes]:
+    return [planned_nodes("layer0", decision, *nodes, quantized=quantized)]
 
 
 def test_log_lists_layers() -> None:
@@ -66,10 +74,8 @@ def test_inspector_lists_layers() -> None:
 
 def test_plugin_and_fp8_as_planned() -> None:
     layers = layers_of_log(LOG)
-    assert check_layers(layers, planned("nvfp4", "mlp")) == [
-        {"name": "layer0", "realized": "nvfp4 plugin", "problem": None}
-    ]
-    assert check_layers(layers, planned("fp8", "mm8"))[0]["realized"] == "fp8"
+    assert check_layers(layers, planned("nvfp4", "mlp")) == [Outcome("layer0", "nvfp4 plugin", None)]
+    assert check_layers(layers, planned("fp8", "mm8"))[0].realized == "fp8"
 
 
 @pytest.mark.parametrize(
@@ -85,13 +91,13 @@ def test_plugin_and_fp8_as_planned() -> None:
 )
 def test_shortfall_is_found(decision: str, nodes: list[str], problem: str) -> None:
     (entry,) = check_layers(layers_of_log(LOG), planned(decision, *nodes))
-    assert entry["realized"] == "missing"
-    assert problem in entry["problem"]
+    assert entry.realized == "missing"
+    assert problem in str(entry.problem)
 
 
 def test_two_plugin_layers_for_one_node_are_a_shortfall() -> None:
     layer = Layer("a", "custom_layer", (), frozenset({"mlp"}))
-    assert check_layers([layer, layer], planned("nvfp4", "mlp"))[0]["problem"]
+    assert check_layers([layer, layer], planned("nvfp4", "mlp"))[0].problem
 
 
 @pytest.mark.parametrize(
@@ -118,5 +124,5 @@ def test_both_operands_are_checked(
 ) -> None:
     layer = Layer("a", "gemm", inputs, frozenset({"mm"}), constants)
     (entry,) = check_layers([layer], planned(decision, "mm", quantized=("mm",)))
-    assert (entry["problem"] is None) == as_planned
-    assert as_planned or f"expected a layer that reads activations and weights in {decision}" in entry["problem"]
+    assert (entry.problem is None) == as_planned
+    assert as_planned or f"expected a layer that reads activations and weights in {decision}" in str(entry.problem)

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.passes import rewritten
 from trt_nvfp4.graph_passes.load.source import ModelError, load
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import Capabilities, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 
 K, M = 32, 64
 

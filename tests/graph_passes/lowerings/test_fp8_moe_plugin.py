@@ -17,8 +17,10 @@ from onnx_models.moe_spellings import HIDDEN, Expert, Moe, MoeSpec
 from onnx_models.passes import EVERYTHING, plan_all, rewritten
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import Capabilities, Plan, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.plugins.ops import OPS
 

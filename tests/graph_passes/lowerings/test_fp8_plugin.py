@@ -12,8 +12,10 @@ import pytest
 from onnx_models.graphs import mlp_model, run, spec
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import Capabilities, PlanError, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.plan import PlanError
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[..., Any]

@@ -20,7 +20,8 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.trt_nvfp4 import functions
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 

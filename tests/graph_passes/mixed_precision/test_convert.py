@@ -24,8 +24,9 @@ from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose, observed_tensors
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.planning.kernels import kernel_class
-from trt_nvfp4.graph_passes.planning.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix, constant

@@ -18,6 +18,7 @@ from onnx_models.moe_spellings import HIDDEN, Moe, MoeSpec, quantized_spelling
 from onnx_models.passes import plan_all, rewritten
 from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
 from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
@@ -120,10 +121,10 @@ def test_native_layers(spec: MoeSpec, tmp_path: Path, seed: int) -> None:
     """TensorRT's own layer, in float32 here, reads one stack of matrices in both calls."""
     source = exported(Twice(Moe(MoeSpec(spec.dispatch), seed)), tmp_path / "model.onnx", seed)
     expected = run(source.path, x := draw(seed + 1))
-    made = {}
+    context = LoweringContext(source.ir_model)
     for subgraph in reversed(find_subgraphs(source)):
         if subgraph.moe is not None:
-            lower_native_moe(source.graph, subgraph, made)
+            lower_native_moe(context, subgraph)
     model = ir.serde.serialize_model(source.ir_model)
     model.functions.append(native_function(source.opset))
     model.opset_import.append(helper.make_opsetid("trt", 1))

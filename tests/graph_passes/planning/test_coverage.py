@@ -10,9 +10,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.coverage import UnplannedProducts, unplanned_products
-from trt_nvfp4.graph_passes.planning.plan import Capabilities, Plan, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.plan import Plan
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 

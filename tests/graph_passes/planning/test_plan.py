@@ -12,17 +12,10 @@ import yaml
 from onnx_models.graphs import Graph, mlp_model, spec
 from onnx_models.passes import EVERYTHING, plan_all
 from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import (
-    DECISIONS,
-    KINDS,
-    Capabilities,
-    Plan,
-    PlanError,
-    PlannedSubgraph,
-    allowed_decisions,
-    make_plan,
-)
+from trt_nvfp4.graph_passes.planning.decide import allowed_decisions, make_plan
+from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, PlanError, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -132,7 +125,7 @@ def test_round_trip(source: SourceModel, tmp_path: Path) -> None:
     assert [{**vars(e), "line": 0} for e in read.subgraphs] == [vars(e) for e in plan.subgraphs]
     assert (read.model, read.target, read.precision) == (plan.model, plan.target, plan.precision)
     assert [entry.name for entry, _ in read.check(source)] == [entry.name for entry in plan.subgraphs]
-    assert all(decision in (tmp_path / "plan.yaml").read_text() for decision in DECISIONS)
+    assert all(decision in (tmp_path / "plan.yaml").read_text() for decision in Decision)
     assert [p.name for p in tmp_path.glob("*plan*")] == ["plan.yaml"]  # no temporary left
 
 
@@ -269,8 +262,8 @@ def test_reasons_of_fp8_without_data_know_the_plugin(dtype: str, loaded: Load) -
     h200 = Capabilities("h200", fp8=True, fp8_plugins=True)
     (entry,) = make_plan(source, find_subgraphs(source), h200, "fp8").subgraphs
     at_run_time = "FP8, activation scales computed at run time, for want of calibration data"
-    assert bool(entry.fp8_plugin) == (dtype == "float16")
-    assert (entry.reason == at_run_time) == bool(entry.fp8_plugin)
+    assert bool(entry.lowering.is_plugin) == (dtype == "float16")
+    assert (entry.reason == at_run_time) == bool(entry.lowering.is_plugin)
 
 
 @pytest.mark.parametrize(("dtype", "half"), [("float32", "bf16"), ("float16", "keep")])

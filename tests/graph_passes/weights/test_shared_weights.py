@@ -18,7 +18,7 @@ from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.rewrite import RewriteResult, calibration_tensors, rewrite
 from trt_nvfp4.graph_passes.weights.awq_folding import find_foldings
 from trt_nvfp4.plugins.ops import OPS

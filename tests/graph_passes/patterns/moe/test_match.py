@@ -26,10 +26,12 @@ from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.trt_moe import function as native_function
 from trt_nvfp4.graph_passes.lowerings.trt_moe import lower_native_moe
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.planning.plan import Plan, make_plan
+from trt_nvfp4.graph_passes.planning.decide import make_plan
+from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.graph_passes.subgraphs import values as weights
 from trt_nvfp4.graph_passes.subgraphs.types import Routing, Subgraph
@@ -474,7 +476,7 @@ def check_native_layers(path: Path, count: int, x: Tensor) -> None:
     """In float32 after all: ONNX Runtime has no 16-bit kernels to compare with."""
     source = load(path)
     for subgraph in moes(source):
-        lower_native_moe(source.graph, subgraph, {})
+        lower_native_moe(LoweringContext(source.ir_model), subgraph)
     model = ir.serde.serialize_model(source.ir_model)
     model.functions.append(native_function(source.opset))
     model.opset_import.append(helper.make_opsetid("trt", 1))

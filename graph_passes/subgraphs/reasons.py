@@ -1,0 +1,42 @@
+"""Why a subgraph is computed as it is: a text for people, and a code that programs may depend on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trt_nvfp4.common.text_enum import TextEnum
+
+
+class ReasonCode(TextEnum):
+    """What kind of reason it is. Codes are stable: plans and reports hold them."""
+
+    #: The first choice of the precision that was asked for.
+    PREFERRED = "preferred"
+    NO_CALIBRATION = "no_calibration_data"
+    FASTER_IN_FP8 = "faster_in_fp8"
+    PUBLISHED_IN_FP8 = "published_in_fp8"
+    ACCURACY_BUDGET = "accuracy_budget"
+    #: The decision was edited in the plan file.
+    EDITED = "edited"
+    KIND = "kind_not_selected"
+    NOT_INCLUDED = "not_included"
+    EXCLUDED = "excluded"
+    #: A choice, such as a router's, depends on its values.
+    FEEDS_A_CHOICE = "feeds_a_choice"
+    #: Recognised, but nothing can replace it.
+    NOT_REPLACEABLE = "not_replaceable"
+    TARGET = "unsupported_by_target"
+    NO_KERNELS = "no_kernels_of_its_own"
+    K_ALIGNMENT = "k_not_a_multiple_of_16"
+    MIXED_TYPES = "mixed_types"
+    ORIENTATION = "weight_in_both_orientations"
+    RANK = "unsupported_rank"
+    MOE_LAYER = "unsupported_by_moe_layer"
+    KIND_UNSUPPORTED = "unsupported_kind"
+
+
+class Reason(NamedTuple):
+    """A code and its text."""
+
+    code: ReasonCode
+    text: str
