@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import platform
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
 from trt_nvfp4.builder.tensorrt import backend
-from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
+
+if TYPE_CHECKING:
+    from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
 
 TENSORRT = {"tensorrt": "10.13"}
 MOE_LAYER_SINCE = {"tensorrt": "10.16"}
@@ -38,6 +42,9 @@ class Target:
     @property
     def capabilities(self) -> Capabilities:
         """What the planner needs to know; without FP4 instructions 4-bit weights are decoded to 16 bits (W4A16)."""
+        # Here: a typo is told before the planner, and torch, are imported.
+        from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
+
         return Capabilities(
             self.name,
             nvfp4_w4a4=self.fp4_instructions,
@@ -91,7 +98,9 @@ def find_target(name: str) -> Target:
     """The target of that name; BuilderError (usage) lists the known ones otherwise."""
     if name not in TARGETS:
         known = ", ".join(f"{target.name} ({target.description})" for target in TARGETS.values())
-        raise BuilderError(USAGE, f"unknown target {name!r}; known: {known}")
+        near = difflib.get_close_matches(name, TARGETS, 1)
+        hint = f"did you mean {near[0]!r}? Known" if near else "known"
+        raise BuilderError(USAGE, f"unknown target {name!r}; {hint}: {known}")
     return TARGETS[name]
 
 

@@ -120,8 +120,8 @@ def build_engine(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear. Default: all of them in a model with "
-            "key-value caches, else without linear.",
+            help="Kinds of subgraph to replace: moe, gated_mlp, mlp, linear, or all. Default: all in a model with "
+            "key-value caches, else all but linear.",
             metavar="KIND,...",
         ),
     ] = None,
@@ -247,13 +247,19 @@ def build_engine(
     Example: build-engine model.onnx -o model.engine --target rtx-blackwell --calib-data samples.npz
     """
     with failures(debug, as_json):
+        # First what needs no import that takes seconds.
+        from trt_nvfp4.builder.model_files import check_model_file
+        from trt_nvfp4.builder.targets import find_target
+
+        find_target(target)
+        check_model_file(model)
         from trt_nvfp4.builder.accuracy.budget import Budget
         from trt_nvfp4.builder.components.source import is_of_parts
         from trt_nvfp4.builder.components.user_modules import is_python_file
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
         from trt_nvfp4.builder.pipeline import pipeline
         from trt_nvfp4.builder.report import report
-        from trt_nvfp4.builder.targets import find_target
+        from trt_nvfp4.graph_passes.planning.plan import KINDS
 
         request = pipeline.Request(
             model=model,
@@ -271,7 +277,7 @@ def build_engine(
             most=parse_shapes(max_shapes, "--max-shapes"),
             include=include,
             exclude=exclude,
-            kinds=None if kinds is None else tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            kinds=_kinds(kinds, KINDS),
             task=task,
             cache=cache,
             cache_capacity=cache_capacity,
@@ -304,6 +310,13 @@ def build_engine(
         for table in report.subgraph_tables(shown["subgraphs"]):
             output.print(table)
         output.print(report.summary_table(shown))
+
+
+def _kinds(text: str | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
+    return known if "all" in kinds else kinds
 
 
 def _build_parts(request: Request, as_json: bool) -> None:

@@ -76,6 +76,9 @@ def new_plan(
     kinds = sorted({entry.kind for entry in plan.subgraphs})
     if not set(kinds) & set(kinds_of(request)):
         hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
+        convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph)
+        if convolutions:
+            hint += f"; its {convolutions} convolutions stay as they are: no Conv is replaced"
         raise BuilderError(
             MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(kinds_of(request))}{hint}"
         )

@@ -13,6 +13,7 @@ import onnx
 from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.inputs.shapes import LARGEST_DIMENSION, Shape
+from trt_nvfp4.builder.model_files import check_model_file
 from trt_nvfp4.builder.onnx_file import is_exported, read_if_any
 from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.builder.tensorrt.load import ENGINES
@@ -237,8 +238,7 @@ def _check_recipe(request: Request) -> None:
 
 
 def _check_inputs(request: Request) -> None:
-    if not request.model.exists():
-        raise BuilderError(MODEL_AT_FAULT, f"{request.model}: no such file or folder")
+    check_model_file(request.model)
     if not request.model.is_file() and not request.model.is_dir():
         raise BuilderError(
             MODEL_AT_FAULT, f"{request.model}: is a pipe or a device, and a model is read several times; give a file"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -76,3 +78,17 @@ def test_help_names_every_target() -> None:
     # The help must not import the table: it would import the graph passes.
     annotation = inspect.get_annotations(build_engine, eval_str=True)["target"]
     assert all(name in annotation.__metadata__[0].help for name in TARGETS)
+
+
+def test_a_misspelt_target_is_told_before_torch_is_imported() -> None:
+    code = """
+import sys
+from trt_nvfp4.builder.cli.build_engine import app
+try:
+    app(["model.onnx", "-o", "o.engine", "--target", "rtx-blackwel"])
+except SystemExit as end:
+    sys.exit(f"{end.code} {'torch' in sys.modules} {'onnx' in sys.modules}")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "did you mean 'rtx-blackwell'?" in " ".join(run.stderr.split())
+    assert run.stderr.splitlines()[-1] == "2 False False"

@@ -179,6 +179,9 @@ QUANTIZED = {
     "Q/DQ": "f = DequantizeLinear(w, scale)  y = MatMul(x, f)",
     "Q/DQ, transposed": "f = DequantizeLinear(w, scale)  t = Transpose<perm = [1, 0]>(f)  y = MatMul(x, t)",
     "float weights before Q/DQ": "q = QuantizeLinear(v, scale)  f = DequantizeLinear(q, scale)  y = Gemm(x, f)",
+    "a Cast, scaled": "f = Cast<to = 1>(w)  s = Mul(f, scale)  y = MatMul(x, s)",
+    "a Cast, shifted and scaled": "f = Cast<to = 1>(w)  d = Sub(f, scale)  s = Mul(scale, d)  t = Transpose(s)"
+    "  y = Gemm(x, t)",
     "integers": "q, s, z = DynamicQuantizeLinear(x)  i = MatMulInteger(q, w, z)  y = Cast<to = 1>(i)",
     "NBits": "y = com.microsoft.MatMulNBits<K = 16, N = 16, bits = 4, block_size = 16>(x, packed, scales)",
 }
@@ -201,6 +204,15 @@ def test_weights_that_are_quantized_already(body: str, loaded: Load) -> None:
     source = loaded(model)
     with pytest.raises(ModelError, match=r"its weights are quantized already, as node '.*' \(\w+\) reads them"):
         find_subgraphs(source)
+
+
+def test_integers_among_what_is_computed_are_no_weights(loaded: Load) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[16, 16] x) => (float[16, 16] y) {
+        f = Cast<to = 1>(positions)  h = Add(x, f)  y = MatMul(x, h) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16), np.int64), "positions"))
+    assert find_subgraphs(loaded(model)) == []
 
 
 def test_weights_in_float64(loaded: Load) -> None:
