@@ -21,6 +21,8 @@ from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
+from trt_nvfp4.graph_passes.lowerings.registry import FP8_PLUGIN
+from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 
 LOW_SQNR_DB = 12.0
 CONTESTANTS = {"nvfp4": "as planned", "native_nvfp4": "TRT NVFP4", "fp8": "FP8", "bf16": "BF16"}
@@ -268,15 +270,14 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name
     """Advice that follows from what is in the report."""
     subgraphs = report["subgraphs"]
     steps = []
-    if any(entry["decision"] == "nvfp4_w4a16" and "calibration" in entry["reason"] for entry in subgraphs):
+    if any(entry["reason_code"] == ReasonCode.NO_CALIBRATION for entry in subgraphs):
         steps.append("Give input samples with <code>--calib-data</code>: activations can then be 4 bits too (W4A4).")
-    in_fp8 = [entry["reason"] for entry in subgraphs if entry["decision"] == "fp8"]
-    if any("run time" in reason for reason in in_fp8):
+    if any(entry["activations"] == FP8_PLUGIN.activations[1] for entry in subgraphs):
         steps.append(
             "Give input samples with <code>--calib-data</code>: FP8 then need not find scales of activations at run "
             "time, which takes a matrix product more."
         )
-    if any("are typical" in reason for reason in in_fp8):
+    if any(entry["reason_code"] == ReasonCode.FASTER_IN_FP8 for entry in subgraphs):
         steps.append(
             "FP8 was chosen for the tokens of the typical shapes. For an engine that decodes, give its tokens with "
             "<code>--opt-shapes</code>, or <code>--precision nvfp4</code>: NVFP4 weights are half as large."

@@ -20,6 +20,7 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
+from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +37,7 @@ SUBGRAPH = {
     "shapes": dict[str, int],
     "decision": str,
     "reason": str,
+    "reason_code": str | None,
     "activations": str,
     "kernels": str,
     "realized": str | None,
@@ -116,8 +118,9 @@ class Report:
                 "kind": subgraph.kind,
                 "nodes": list(subgraph.nodes),
                 "shapes": dict(subgraph.shapes),
-                "decision": subgraph.decision,
+                "decision": str(subgraph.decision),
                 "reason": subgraph.reason,
+                "reason_code": None if subgraph.reason_code is None else str(subgraph.reason_code),
                 "activations": subgraph.lowering.activations[0 if has_ranges(subgraph, calibrated) else 1],
                 "kernels": subgraph.kernels,
                 "realized": None,
@@ -159,6 +162,9 @@ def load(path: Path) -> dict[str, Any]:
         raise BuilderError(USAGE, f"{path}: not a report of build-engine")
     missing = {entry.name for entry in fields(Report)} - found.keys()
     entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
+    for entry in entries:
+        if isinstance(entry, dict):
+            entry.setdefault("reason_code", None)  # reports of before there were codes
     if missing or not all(isinstance(entry, dict) and entry.keys() >= SUBGRAPH.keys() for entry in entries):
         lacks = f": it lacks {', '.join(sorted(missing))}" if missing else ""
         raise BuilderError(
@@ -210,9 +216,8 @@ def versions() -> dict[str, str]:
 
 
 def not_asked_for(entry: Mapping[str, Any]) -> bool:
-    """Whether this is a linear that stays for want of `--kinds linear`, as the plan's reason says, and for no other."""
-    kept = entry["kind"] == "linear" and entry["decision"] == "keep"
-    return kept and "is not among those to replace" in entry["reason"]
+    """Whether this is a linear that stays for want of `--kinds linear`, as the plan says, and for no other reason."""
+    return bool(entry["kind"] == "linear" and entry["reason_code"] == ReasonCode.KIND)
 
 
 def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:

@@ -215,7 +215,8 @@ def test_linears_that_were_refused_are_not_offered_again(out: Path) -> None:
     data = json.loads((out / "o.report.json").read_text())
     reason, others = "it is a router's: rounding its weights", "kind linear is not among those to replace (mlp)"
     for entry, why in zip(data["subgraphs"], (reason, others), strict=True):
-        entry |= {"kind": "linear", "decision": "keep", "reason": why}
+        code = "feeds_a_choice" if why is reason else "kind_not_selected"
+        entry |= {"kind": "linear", "decision": "keep", "reason": why, "reason_code": code}
     for subgraphs, counted in ((data["subgraphs"], 1), (data["subgraphs"][:1], 0)):
         (out / "o.report.json").write_text(json.dumps(data | {"subgraphs": subgraphs}))
         shown = " ".join(CliRunner().invoke(app, [str(out / "o.report.json")]).stdout.split())

@@ -65,7 +65,15 @@ def test_products_that_the_plan_has_no_entry_for(gated_mlps: Path) -> None:
 
 
 def test_shapes_of_experts_and_layers() -> None:
-    entry = {"name": "m", "kind": "moe", "decision": "keep", "reason": "why", "kernels": "", "realized": None}
+    entry = {
+        "name": "m",
+        "kind": "moe",
+        "decision": "keep",
+        "reason": "why",
+        "reason_code": None,
+        "kernels": "",
+        "realized": None,
+    }
     widths = {"in_features": 64, "intermediate_features": 128, "out_features": 32}
     for more, shown in (
         ({"layers": 1}, "64-128-32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -13,9 +14,10 @@ from onnx_models.graphs import Graph, mlp_model, spec
 from onnx_models.passes import EVERYTHING, plan_all
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
+from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import allowed_decisions, make_plan
-from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, PlanError, PlannedSubgraph
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan, PlanError, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[[onnx.ModelProto], SourceModel]
@@ -277,3 +279,40 @@ def test_entries_may_be_deleted(source: SourceModel) -> None:
     plan = plan_all(source, kinds=KINDS)
     del plan.subgraphs[0]
     assert [entry.kind for entry, _ in plan.check(source)] == ["linear"]
+
+
+def test_every_decision_has_a_lowering() -> None:
+    assert set(LOWERINGS) == set(Decision)
+
+
+def test_reasons_have_codes(loaded: Load) -> None:
+    source, narrow = loaded(mlp_model(spec(dtype="float16"))[0]), loaded(mlp_model(spec(k=24))[0])
+
+    def code(model: SourceModel, **options: Any) -> str | None:
+        return plan_all(model, kinds=options.pop("kinds", DEFAULT_KINDS), **options).subgraphs[0].reason_code
+
+    assert code(source) == "no_calibration_data"
+    assert code(source, calibrated=True) == "preferred"
+    assert code(narrow) == "k_not_a_multiple_of_16"
+    assert code(source, kinds=("moe",)) == "kind_not_selected"
+    assert code(source, exclude=".") == "excluded"
+    (entry,) = make_plan(source, find_subgraphs(source), Capabilities("none"), "nvfp4").subgraphs
+    assert (entry.decision, entry.reason_code) == (Decision.KEEP, "unsupported_by_target")
+
+
+def test_plans_of_before_there_were_codes(source: SourceModel, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    plan_all(source).save(path)
+    content = yaml.safe_load(path.read_text())
+    assert all(entry.pop("reason_code") for entry in content["subgraphs"])
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    plan = Plan.load(path)
+    assert [entry.reason_code for entry in plan.subgraphs] == [None] * len(content["subgraphs"])
+    plan.check(source)
+    content["subgraphs"][0]["decision"] = "keep"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert Plan.load(path).subgraphs[0].reason_code == "edited"
+    content["subgraphs"][0]["reason_code"] = "because"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    with pytest.raises(PlanError, match="unknown reason_code 'because'"):
+        Plan.load(path)
