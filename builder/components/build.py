@@ -164,8 +164,8 @@ def _folder(request: Request, destination: Path) -> Iterator[Path]:
     if request.bundle is None:
         if destination.exists() and not (destination.is_dir() and _is_free(destination)):
             raise BuilderError(USAGE, f"{destination}: holds other files; name a new folder with -o")
-        destination.mkdir(exist_ok=True)
-        yield destination
+        with made_folder(destination):
+            yield destination
         return
     if destination.exists():
         raise BuilderError(USAGE, f"--bundle {destination}: exists already; choose a new folder or remove this one")

@@ -140,7 +140,7 @@ class DecoderStep(torch.nn.Module):
             extra["decoder_position_ids"] = past_length[:, None] + torch.minimum(index, new_length[:, None] - 1)
         with (
             cached_attention(self.model, _attend, _mask),
-            _biases_per_sequence(self.model),
+            _positions_per_sequence(self.model),
             of_last_tokens(self.model, new_length),
         ):
             found = self.model(
@@ -189,16 +189,29 @@ def _attend(
 
 
 @contextmanager
-def _biases_per_sequence(model: Any) -> Iterator[None]:
-    """Within, biases that follow from relative positions (T5) are each sequence's own."""
+def _positions_per_sequence(model: Any) -> Iterator[None]:
+    """Within, biases that follow from relative positions (T5), and positions that are looked up (BART), are each
+    sequence's own."""
     changed = [part for part in model.modules() if hasattr(part, "compute_bias")]
     for part in changed:
         part.compute_bias = _bias_of(part)
+    hooks = [
+        part.register_forward_hook(_without_a_batch_more)
+        for name, part in model.named_modules()
+        if name.endswith("embed_positions")
+    ]
     try:
         yield
     finally:
         for part in changed:
             del part.compute_bias
+        for hook in hooks:
+            hook.remove()
+
+
+def _without_a_batch_more(_: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """BART's positions are of one sequence, and get a batch in front: each sequence's have one already."""
+    return output.squeeze(0) if output.ndim == 4 else output
 
 
 def _bias_of(part: Any) -> Any:

@@ -164,6 +164,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "marian": ("MarianMTModel", "MarianConfig", {**_BART, "max_position_embeddings": 64}),
+    "bart": ("BartForConditionalGeneration", "BartConfig", {**_BART, "max_position_embeddings": 64}),
     "whisper": (
         "WhisperForConditionalGeneration",
         "WhisperConfig",

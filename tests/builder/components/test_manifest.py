@@ -1,0 +1,113 @@
+"""What a manifest refuses: parts that do not fit each other, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trt_nvfp4.builder.components.manifest import FILE, Flow, Loop, Manifest, Part, Port
+from trt_nvfp4.builder.components.prompts import with_features
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+
+X, Y = Port("float32", ("n", 4)), Port("float32", ("n", 8))
+FIRST = Part("first", {"x": X}, {"y": Y})
+SECOND = Part("second", {"y": Y, "time": Port("float32", (1,))}, {"z": Y})
+GOOD = Manifest("run", [FIRST, SECOND], [Flow("first.y", "second.y")])
+
+
+def test_a_manifest_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    looped = replace(SECOND, loop=Loop(2, {"z": "y"}, {"time": [1.0, 0.5]}))
+    manifest = replace(GOOD, parts=[FIRST, looped], settings={"a": 1}, model="m").check()
+    manifest.save(tmp_path)
+    found = Manifest.load(tmp_path)
+    assert json.loads(json.dumps(found.part("second").inputs["y"].shape)) == ["n", 8]
+    assert (found.task, list(found.flows), found.settings, found.model) == ("run", GOOD.flows, {"a": 1}, "m")
+    assert found.part("second").loop == looped.loop
+    assert found.given().keys() == {"x"}  # the loop gives the time
+    assert found.results().keys() == {"second.z"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"flows": [Flow("third.y", "second.y")]}, "the part 'third' is missing; it has first, second"),
+        ({"flows": [Flow("first.a", "second.y")]}, "first has no output 'a'; it has y"),
+        ({"flows": [Flow("first.y", "second.a")]}, "second has no input 'a'; it has y, time"),
+        ({"flows": [Flow("second.z", "first.x")]}, "second runs after first; list it before"),
+        (
+            {"parts": [FIRST, replace(SECOND, inputs={"y": X})]},
+            r"first.y -> second.y: float32 \[n, 8\] does not fit float32 \[n, 4\]",
+        ),
+        (
+            {"parts": [FIRST, replace(SECOND, inputs={"y": Port("float16", ("n", 8))})]},
+            r"float32 \[n, 8\] does not fit float16 \[n, 8\]",
+        ),
+        ({"parts": [FIRST, FIRST], "flows": []}, "two parts are called 'first'"),
+        ({"parts": [replace(FIRST, name="../a")], "flows": []}, "a part is called '../a'"),
+        ({"parts": [], "flows": []}, "there is no part"),
+        ({"task": "dance"}, "the task is 'dance', expected run or generate"),
+        ({"parts": [FIRST, replace(SECOND, loop=Loop(0))]}, "second runs 0 times"),
+        ({"parts": [FIRST, replace(SECOND, loop=Loop(2, {"a": "y"}))]}, "output 'a' cannot go into its input 'y'"),
+        ({"parts": [FIRST, replace(SECOND, loop=Loop(2, {"z": "time"}))]}, r"does not fit its input time"),
+        ({"parts": [FIRST, replace(SECOND, loop=Loop(2, {}, {"time": [1.0]}))]}, "1 numbers for time, and it runs 2"),
+        (
+            {"parts": [FIRST, replace(SECOND, loop=Loop(1, {}, {"y": [1.0]}))]},
+            "is given numbers and has no fixed shape",
+        ),
+        (
+            {"parts": [FIRST, Part("second", {"x": Y}, {"z": Y})], "flows": []},
+            r"first and second both take the input x, as float32 \[n, 4\] and as float32 \[n, 8\]",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    manifest = replace(GOOD, **changed)
+    manifest.save(tmp_path)
+    with pytest.raises(BuilderError, match=message) as failure:
+        Manifest.load(tmp_path)
+    assert failure.value.exit_code == MODEL_AT_FAULT
+    assert str(tmp_path / FILE) in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2}', "[" * 100000, '{"format": 1, "parts": [{"name": 1}]}']
+)
+def test_files_that_are_no_manifest(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(BuilderError, match="cannot be read") as failure:
+        Manifest.load(tmp_path)
+    assert failure.value.exit_code == MODEL_AT_FAULT
+
+
+def test_a_folder_without_parts(tmp_path: Path) -> None:
+    with pytest.raises(BuilderError, match="holds no parts of a model") as failure:
+        Manifest.load(tmp_path)
+    assert failure.value.exit_code == USAGE
+
+
+def test_every_image_gets_its_features() -> None:
+    assert list(with_features([[1, 9, 2, 9], [9]], 3, 9, 2)) == [[1, 9, 9, 2, 9, 9], [9, 9]]
+    assert list(with_features([[1, 9, 9]], 1, 9, 2)) == [[1, 9, 9]]
+    assert list(with_features([[1, 2]], 0, 9, 2)) == [[1, 2]]
+    with pytest.raises(BuilderError, match="hold the image token 9 1 times, and 2 images of 2 features"):
+        list(with_features([[9]], 2, 9, 2))
+
+
+def test_commands_know_parts(tmp_path: Path) -> None:
+    from trt_nvfp4.builder.cli import build_engine, inspect_engine
+
+    GOOD.save(tmp_path)
+    shown = CliRunner().invoke(inspect_engine.app, [str(tmp_path), "--json"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["built"] == {"first": "no engine yet", "second": "no engine yet"}
+    (tmp_path / "model.py").write_text("raise SystemExit('no')")
+    arguments = ["--target", "rtx-blackwell", "-o", str(tmp_path / "out")]
+    refused = CliRunner().invoke(build_engine.app, [f"{tmp_path / 'model.py'}:components", *arguments])
+    assert refused.exit_code == USAGE
+    assert "does not run: SystemExit" in refused.output.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
