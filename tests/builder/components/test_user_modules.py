@@ -197,3 +197,24 @@ def test_options_of_one_graph(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BuilderError, match=message) as failure:
         build.run(Request(POLICY, find_target("rtx-blackwell"), **options))
     assert failure.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("head", ["smolvla", "gr00t"])
+def test_other_heads(head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The chain of parts against their modules, on fresh inputs."""
+    monkeypatch.setenv("VLA_STEPS", "2")
+    source = of_file(Path(f"{POLICY.with_name('heads.py')}:{head}"))
+    manifest = Manifest(source.task, [p.export(head, tmp_path) for p in source.parts], source.flows, {}, head).check()
+    manifest.save(tmp_path)
+    torch.manual_seed(seed)
+    given = {name: torch.randn(array.shape) for name, array in source.example.inputs.items()}
+    prefix, action = (part.module.module for part in source.parts)
+    actions = given["actions"]
+    with torch.no_grad():
+        context = prefix(given["features"])
+        for time in (1.0, 0.5):
+            state = [given["state"]] if "state" in given else []
+            actions = action(actions, torch.tensor([time]), *state, *context)
+    with Pipeline(tmp_path) as pipeline:
+        found = pipeline.run({name: tensor.numpy() for name, tensor in given.items()})
+    np.testing.assert_allclose(found["action.next_actions"], actions.numpy(), rtol=1e-4, atol=1e-4)
