@@ -7,7 +7,7 @@ divides. Both pack the even element into the low nibble and hold row-major E4M3 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +34,13 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
     ("model.layers.0.mlp.up_proj"); nothing is read but the headers until a weight is asked for.
 
     `of_model`: the folder is the model's own, of which other weights may be in other formats: it may have no NVFP4
-    weights, and those whose inputs AWQ scales are left out.
+    weights, and those whose inputs AWQ scales are left out, as are `changed` modules.
 
     Raises CalibrationError for files that are no safetensors or not there, for a file or folder without NVFP4 weights,
     and for tensors that are not NVFP4.
     """
 
-    def __init__(self, path: str | Path, of_model: bool = False) -> None:
+    def __init__(self, path: str | Path, of_model: bool = False, changed: Collection[str] = ()) -> None:
         self.of_model = of_model
         self._files = SafetensorsFiles(path)
         self._path = self._files.path
@@ -51,8 +51,12 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             and {f"{name}_2", name.removesuffix("scale") + "global_scale"} & self._files.keys()
         }
         if of_model:
-            scaled = {module for module in self._modules if f"{module}.pre_quant_scale" in self._files}
-            self._modules = {module: name for module, name in self._modules.items() if module not in scaled}
+            others = set(map(without_model, changed))
+            self._modules = {
+                module: name
+                for module, name in self._modules.items()
+                if f"{module}.pre_quant_scale" not in self._files and name not in others
+            }
         elif not self._modules:
             found = sorted({name.rpartition(".")[2] for name in self._files})
             raise CalibrationError(

@@ -19,6 +19,7 @@ from trt_nvfp4.builder.components.build import PartsReport
 from trt_nvfp4.builder.components.manifest import Loop
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import Component
+from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.pipeline import pipeline
@@ -83,6 +84,7 @@ def build(
     kinds: Sequence[str] | None = None,
     attention: Literal["auto", "plugin", "native"] = "auto",
     kv_cache: Literal["auto", "fp16", "bf16", "fp8"] = "auto",
+    adapter: PathLike | None = None,
     packed_weights: PathLike | None = None,
     require: Literal["nvfp4", "fp8"] | None = None,
     require_fast: bool = False,
@@ -130,6 +132,7 @@ def build(
             include=include,
             exclude=exclude,
             kinds=_kinds(kinds),
+            adapter=None if adapter is None else Adapter.parse(str(adapter)),
             packed_weights=_path(packed_weights),
             require=require,
             require_fast=require_fast,

@@ -143,6 +143,14 @@ def build_engine(
             "with --accuracy-budget fp8 where that meets it."
         ),
     ] = "auto",
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            help="LoRA adapter as PEFT saves it, merged into the model of the Hugging Face directory before anything "
+            "else; with a factor for what it changes, 1 by default.",
+            metavar="DIR[:SCALE]",
+        ),
+    ] = None,
     packed_weights: Annotated[
         Path | None,
         typer.Option(
@@ -256,6 +264,7 @@ def build_engine(
         from trt_nvfp4.builder.accuracy.budget import Budget
         from trt_nvfp4.builder.components.source import is_of_parts
         from trt_nvfp4.builder.components.user_modules import is_python_file
+        from trt_nvfp4.builder.export.adapter import Adapter
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
         from trt_nvfp4.builder.pipeline import pipeline
         from trt_nvfp4.builder.report import report
@@ -286,6 +295,7 @@ def build_engine(
             moe=moe,
             attention=attention,
             kv_cache=kv_cache,
+            adapter=None if adapter is None else Adapter.parse(adapter),
             packed_weights=packed_weights,
             require=require,
             require_fast=require_fast,

@@ -75,6 +75,12 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
     """
     progress = progress or Silent()
     _check(request)
+    if request.adapter is not None:
+        raise BuilderError(
+            USAGE,
+            f"--adapter {request.adapter.directory}: adapters are merged into models of one graph; merge it with peft "
+            "(merge_and_unload), save that and give its directory",
+        )
     destination = request.bundle or request.output
     assert destination is not None
     with made_folder(destination.parent), _folder(request, destination) as folder:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
+from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import DECODER, CacheOptions
 from trt_nvfp4.builder.export.loading import EXPORT_IT, load_directory
 from trt_nvfp4.builder.onnx_file import EXPORTED
@@ -75,6 +76,7 @@ def export(
     task: str = "features",
     cache: CacheOptions | None = None,
     trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
 ) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
 
@@ -82,12 +84,12 @@ def export(
     `features` any model without, `auto` chooses by the model's class. Without caches, text models take input_ids and
     attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values (float [batch, channels, height,
     width], batch dynamic). The outputs are those of the model's head under their names in transformers, most often
-    `logits` alone; without a head `last_hidden_state`. The directory's own Python code runs only with
-    `trust_remote_code`. Raises BuilderError: for a model of another kind, for one that
+    `logits` alone; without a head `last_hidden_state`. `adapter` is merged into the model before. The directory's own
+    Python code runs only with `trust_remote_code`. Raises BuilderError: for a model of another kind, for one that
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
-    model, absent = load_model(directory, trust_remote_code)
+    model, absent = load_model(directory, trust_remote_code, adapter)
     from trt_nvfp4.builder.export import torch_module
 
     with quiet():
@@ -115,16 +117,19 @@ def export(
     return destination
 
 
-def load_model(directory: Path, trust_remote_code: bool = False) -> tuple[Any, Set[str]]:
-    """The model of a Hugging Face directory, and the weights that its files lack, which transformers makes up.
+def load_model(
+    directory: Path, trust_remote_code: bool = False, adapter: Adapter | None = None
+) -> tuple[Any, Set[str]]:
+    """The model of a Hugging Face directory, with `adapter` merged into it; and the weights that its files lack, which
+    transformers makes up.
 
     Raises BuilderError: unavailable without transformers, model for a directory that holds none or a broken one.
     """
     if (directory / "adapter_config.json").is_file():
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{directory}: holds an adapter (adapter_config.json); merge it into its model (peft's merge_and_unload), "
-            "save that and give its directory",
+            f"{directory}: holds an adapter (adapter_config.json); give the directory of the model that it was trained "
+            f"on, and add --adapter {directory}",
         )
     if not is_model_directory(directory):
         raise BuilderError(MODEL_AT_FAULT, f"{directory}: not a Hugging Face model directory (it has no config.json)")
@@ -151,6 +156,8 @@ def load_model(directory: Path, trust_remote_code: bool = False) -> tuple[Any, S
                 f"{directory}: transformers cannot load this model: "
                 f"{reason if 'trust_remote_code' in str(error) else error}",
             ) from error
+    if adapter is not None:
+        adapter.merge(loaded.model)
     return loaded.model, loaded.absent
 
 

@@ -26,7 +26,8 @@ def nvfp4_checkpoint(request: Request) -> NVFP4Checkpoint | None:
         return NVFP4Checkpoint(request.packed_weights)
     if not is_model_directory(request.model) or not any(request.model.glob("*.safetensors")):
         return None
-    return NVFP4Checkpoint(request.model, of_model=True) or None
+    changed = request.adapter.modules() if request.adapter is not None else ()
+    return NVFP4Checkpoint(request.model, of_model=True, changed=changed) or None
 
 
 def attach_fp8(request: Request, subgraphs: Sequence[Subgraph], report: Report) -> None:
@@ -34,7 +35,7 @@ def attach_fp8(request: Request, subgraphs: Sequence[Subgraph], report: Report) 
     quantized = quantized_directory(request.model) if is_model_directory(request.model) else None
     if quantized is None:
         return
-    quantized.fp8().attach(subgraphs)
+    quantized.fp8().attach(subgraphs, request.adapter.modules() if request.adapter is not None else ())
     if quantized.cache_scales:
         report.warnings.append(
             f"{request.model} has scales for {len(quantized.cache_scales)} FP8 caches of keys and values, which are "

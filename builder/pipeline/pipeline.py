@@ -192,7 +192,9 @@ def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
         return request.model
     progress.stage(f"exporting {request.model.name} to ONNX")
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1, request.all_logits)
-    exported = export.export(request.model, request.file(".onnx"), request.task, cache, request.trust_remote_code)
+    exported = export.export(
+        request.model, request.file(".onnx"), request.task, cache, request.trust_remote_code, request.adapter
+    )
     report.files["exported model"] = str(exported)
     if decoder_of(read(exported)) is not None:
         copied = copy_tokenizer(request.model, exported.parent / TOKENIZER)

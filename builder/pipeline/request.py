@@ -12,6 +12,7 @@ import onnx
 
 from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.inputs.shapes import LARGEST_DIMENSION, Shape
 from trt_nvfp4.builder.model_files import check_model_file
 from trt_nvfp4.builder.onnx_file import is_exported, read_if_any
@@ -80,6 +81,8 @@ class Request:
     max_batch: int | None = None
     all_logits: bool = False
     trust_remote_code: bool = False
+    #: Merged into the model of a Hugging Face directory before anything else.
+    adapter: Adapter | None = None
     #: HEIGHTxWIDTH of the images that a vision encoder is built for.
     image_size: str | None = None
     #: One graph of a model of several, which may have nothing to replace.
@@ -112,6 +115,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_calibration(request)
     _check_selection(request)
     _check_recipe(request)
+    _check_adapter(request)
     _check_inputs(request)
     _check_recipe_is_heard(request)
     _check_interface(request)
@@ -219,6 +223,22 @@ def _check_selection(request: Request) -> None:
         selection(DEFAULT_KINDS if request.kinds is None else request.kinds, request.include, request.exclude)
     except ValueError as error:
         raise BuilderError(USAGE, str(error)) from error
+
+
+def _check_adapter(request: Request) -> None:
+    if request.adapter is None:
+        return
+    if not request.model.is_dir():
+        raise BuilderError(
+            USAGE,
+            f"--adapter {request.adapter.directory}: {request.model} is no Hugging Face directory, into whose model an "
+            "adapter is merged; give that of the model it was trained on",
+        )
+    if request.packed_weights is not None:
+        raise BuilderError(
+            USAGE,
+            "--packed-weights are those of a model without --adapter; leave one of them out, or merge both before",
+        )
 
 
 def _check_recipe(request: Request) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +23,11 @@ class PublishedFP8:
     rows: Mapping[str, torch.Tensor]
     inputs: Mapping[str, float]
 
-    def attach(self, subgraphs: Iterable[Subgraph]) -> None:
-        """Notes the scales at the weights of the subgraphs' linears; experts of MoE blocks have none."""
-        names = {without_model(module): module for module in self.rows}
+    def attach(self, subgraphs: Iterable[Subgraph], changed: Collection[str] = ()) -> None:
+        """Notes the scales at the weights of the subgraphs' linears, but for those of `changed` modules; experts of MoE
+        blocks have none."""
+        others = set(map(without_model, changed))
+        names = {name: module for module in self.rows if (name := without_model(module)) not in others}
         for linear in (linear for part in subgraphs if part.moe is None for linear in part.linears):
             module = names.get(without_model(".".join(module_path(linear.multiply))))
             stored = linear.weight.stored

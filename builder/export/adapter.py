@@ -1,0 +1,176 @@
+"""Merges a LoRA adapter, as PEFT saves it, into the model that it was trained on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.safetensors_files import SafetensorsFiles
+
+_CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+_MERGE_IT = "merge it with peft (merge_and_unload), save that and give its directory"
+# The two factors of a weight's change, with A first, by their names in linears and in embeddings.
+_FACTORS = (("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B"))
+# Ways to begin a training that leave the base as it is.
+_PLAIN_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A directory with adapter_config.json and adapter_model.safetensors, and a factor of all that it changes."""
+
+    directory: Path
+    factor: float = 1.0
+
+    @staticmethod
+    def parse(text: str) -> Adapter:
+        """Of `DIR` or `DIR:factor`. Raises BuilderError (usage) for a factor that is no finite number."""
+        directory, colon, factor = text.rpartition(":")
+        if not colon or Path(text).is_dir():
+            return Adapter(Path(text))
+        try:
+            value = float(factor)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise BuilderError(USAGE, f"--adapter {text}: '{factor}' is not a number; give DIR or DIR:scale")
+        return Adapter(Path(directory), value)
+
+    def modules(self) -> set[str]:
+        """The modules of the model whose weights it changes. Raises BuilderError (model) where it cannot be read."""
+        names = {_module(key) for key in self._files()}
+        return {name.removesuffix(".weight").removesuffix(".bias") for name in names}
+
+    def merge(self, model: torch.nn.Module) -> None:
+        """Change the model's weights, in float32 and rounded once to their type.
+
+        Raises BuilderError (model): no LoRA adapter, one of another model, or of a kind that is not merged here.
+        """
+        files, config = self._files(), self._config()
+        changes: list[tuple[str, str]] = []
+        for a_name, b_name in _FACTORS:
+            for key in sorted(key for key in files if key.endswith(f".{a_name}")):
+                other = key.removesuffix(a_name) + b_name
+                if other not in files:
+                    raise self._error(f"it has {key} and no {other}; download it again")
+                changes.append((key, other))
+        # First whole weights: those of embeddings, which peft saves beside their changes.
+        for key in sorted(files.keys() - {key for pair in changes for key in pair}):
+            self._replace(model, key, files.read(key))
+        for key, other in changes:
+            self._merge(model, _module(key), files.read(key), files.read(other), config)
+
+    def _merge(self, model: torch.nn.Module, name: str, a: Tensor, b: Tensor, config: Mapping[str, Any]) -> None:
+        module = self._find(model, name)
+        weight = getattr(module, "weight", None)
+        rank = a.shape[0] if a.dim() == 2 else 0
+        if not isinstance(weight, Tensor) or weight.dim() != 2:
+            raise self._error(f"{name} is a {type(module).__name__}, whose change is not merged here; {_MERGE_IT}")
+        if rank == 0 or b.dim() != 2 or b.shape[1] != rank:
+            raise self._error(f"{name} must change by factors of one rank, found {list(a.shape)} and {list(b.shape)}")
+        # The rows of A are inputs; embeddings and GPT-2's linears hold them first.
+        is_transposed = isinstance(module, torch.nn.Embedding) or type(module).__name__ == "Conv1D"
+        change = b.float() @ a.float()
+        if is_transposed:
+            change = change.T
+        if change.shape != weight.shape:
+            raise self._error(
+                f"{name} is {list(weight.shape)} in the model and {list(change.shape)} in the adapter: it was trained "
+                "on another one"
+            )
+        alpha = _of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+            raise self._error(f"{_CONFIG} must state lora_alpha, a number, found {alpha!r}")
+        scale = self.factor * alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        merged = weight.data.float() + scale * change
+        if not merged.isfinite().all():
+            raise self._error(f"{name} becomes infinite or NaN")
+        weight.data = merged.to(weight.dtype)
+
+    def _replace(self, model: torch.nn.Module, key: str, value: Tensor) -> None:
+        """A whole parameter, of `modules_to_save` or a bias."""
+        module_name, _, parameter = key.removeprefix(_PREFIX).replace(".base_layer.", ".").rpartition(".")
+        if "lora_" in key:
+            raise self._error(f"{key} is of a kind of LoRA that is not merged here; {_MERGE_IT}")
+        module = self._find(model, module_name)
+        own = getattr(module, parameter, None)
+        if not isinstance(own, torch.nn.Parameter) or own.shape != value.shape:
+            found = list(own.shape) if isinstance(own, Tensor) else "none"
+            raise self._error(f"{key} is {list(value.shape)}, and {found} in the model: it was trained on another one")
+        if self.factor != 1:
+            raise self._error(
+                f"{key} replaces a weight of the model, which no scale is for; leave :{self.factor:g} out"
+            )
+        setattr(module, parameter, torch.nn.Parameter(value.to(own.dtype), requires_grad=False))
+
+    def _find(self, model: torch.nn.Module, name: str) -> torch.nn.Module:
+        try:
+            return model.get_submodule(name)
+        except AttributeError as error:
+            raise self._error(
+                f"it changes {name}, which {type(model).__name__} does not have: it is of another model"
+            ) from error
+
+    def _config(self) -> Mapping[str, Any]:
+        file = self.directory / _CONFIG
+        try:
+            config = parse_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._error(f"{_CONFIG} cannot be read ({error}); give the directory that peft saved") from error
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        if kind != "LORA":
+            raise self._error(f"peft_type in {_CONFIG} is {kind!r}, and LORA alone is merged here; {_MERGE_IT}")
+        rank = config.get("r")
+        if not isinstance(rank, int) or rank < 1:
+            raise self._error(f"its rank (r in {_CONFIG}) is {rank!r}: it changes nothing")
+        for option in ("use_dora", "lora_bias", "target_parameters", "layer_replication", "trainable_token_indices"):
+            if config.get(option):
+                raise self._error(f"{option} in {_CONFIG} is not merged here; {_MERGE_IT}")
+        if config.get("init_lora_weights", True) not in _PLAIN_BEGINNINGS:
+            raise self._error(
+                f"init_lora_weights in {_CONFIG} is {config['init_lora_weights']!r}, which changes the base; "
+                f"{_MERGE_IT}"
+            )
+        return dict(config)
+
+    def _files(self) -> SafetensorsFiles:
+        file = self.directory / _WEIGHTS
+        if not file.is_file():
+            raise self._error(f"holds no {_WEIGHTS}; save it with peft's save_pretrained (safetensors)")
+        try:
+            return SafetensorsFiles(file)
+        except CalibrationError as error:
+            raise self._error(str(error)) from error
+
+    def _error(self, what: str) -> BuilderError:
+        return BuilderError(MODEL_AT_FAULT, f"{self.directory}: {what}")
+
+
+def _module(key: str) -> str:
+    """The module that a tensor changes, as the model names it; of whole parameters, their own name."""
+    name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    for factors in _FACTORS:
+        for factor in factors:
+            name = name.removesuffix(f".{factor}")
+    return name
+
+
+def _of_module(pattern: Any, module: str, default: Any) -> Any:
+    """The value of a module in peft's patterns: names or regular expressions of their last parts."""
+    for key, value in pattern.items() if isinstance(pattern, dict) else ():
+        try:
+            if re.match(rf"(.*\.)?({key})$", module):
+                return value
+        except re.error:
+            continue
+    return default

@@ -1,0 +1,152 @@
+"""A LoRA adapter merges as PEFT merges it; what cannot be merged is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.export.adapter import Adapter
+from trt_nvfp4.builder.export.huggingface import load_model
+
+transformers = pytest.importorskip("transformers")
+
+
+def base(folder: Path, kind: str = "llama", hidden: int = 32) -> Path:
+    """A directory of a language model."""
+    if kind == "gpt2":  # its linears hold inputs first
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=hidden, vocab_size=48))
+    else:
+        sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 48}
+        config = transformers.LlamaConfig(hidden_size=hidden, intermediate_size=64, **sizes)
+        model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+def saved_adapter(directory: Path, folder: Path, **options: Any) -> dict[str, torch.Tensor]:
+    """Saves an adapter with random weights; returns the state dict that peft merges it to."""
+    peft = pytest.importorskip("peft")
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(torch.randn(parameter.shape) / 4)
+    tuned.save_pretrained(folder)
+    # As loaded: what is saved is what counts.
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    merged: dict[str, torch.Tensor] = peft.PeftModel.from_pretrained(model, folder).merge_and_unload().state_dict()
+    return merged
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"]}),
+    "rslora": ("llama", {"r": 4, "lora_alpha": 6, "use_rslora": True, "target_modules": "all-linear"}),
+    "patterns": (
+        "llama",
+        {"r": 4, "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+    ),
+    "whole modules": ("llama", {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "embedding": ("llama", {"r": 2, "target_modules": ["embed_tokens"]}),
+    "inputs first": ("gpt2", {"r": 4, "target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_as_peft_merges(case: str, tmp_path: Path) -> None:
+    kind, options = KINDS[case]
+    directory = base(tmp_path / "base", kind)
+    expected = saved_adapter(directory, tmp_path / "adapter", **options)
+    plain = load_model(directory)[0].state_dict()
+    model, _ = load_model(directory, adapter=Adapter(tmp_path / "adapter"))
+    changed = 0
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6)
+        changed += not torch.equal(value, plain[name])
+    assert changed >= 1
+
+
+@pytest.fixture
+def handmade(tmp_path: Path) -> Path:
+    """An adapter of one module, written by hand."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    prefix = "base_model.model.model.layers.0.self_attn.o_proj"
+    tensors = {f"{prefix}.lora_A.weight": torch.randn(4, 32), f"{prefix}.lora_B.weight": torch.randn(32, 4)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    return folder
+
+
+def test_factor(handmade: Path, tmp_path: Path) -> None:
+    directory = base(tmp_path / "base")
+    before = load_model(directory)[0].state_dict()
+    after = load_model(directory, adapter=Adapter.parse(f"{handmade}:0.5"))[0].state_dict()
+    tensors = load_file(handmade / "adapter_model.safetensors")
+    a, b = (next(t for name, t in tensors.items() if f"lora_{factor}" in name) for factor in "AB")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    torch.testing.assert_close(after[name], before[name] + 0.5 * 8 / 4 * b @ a)
+    assert Adapter(handmade).modules() == {name.removesuffix(".weight")}
+
+
+@pytest.mark.parametrize("text", ["adapter:big", "adapter:inf", "adapter:"])
+def test_factors_that_are_none(text: str) -> None:
+    with pytest.raises(BuilderError, match="is not a number") as raised:
+        Adapter.parse(text)
+    assert raised.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"r": 0}, "its rank .* is 0"),
+        ({"peft_type": "IA3"}, "peft_type .* is 'IA3'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, "changes the base"),
+        ({"lora_alpha": "much"}, "must state lora_alpha"),
+        ({"lora_alpha": 1e300}, "infinite or NaN"),
+    ],
+)
+def test_configurations_that_are_refused(changes: dict[str, Any], message: str, handmade: Path, tmp_path: Path) -> None:
+    file = handmade / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(BuilderError, match=message) as raised:
+        load_model(base(tmp_path / "base"), adapter=Adapter(handmade))
+    assert raised.value.exit_code == MODEL_AT_FAULT
+
+
+def test_another_base(handmade: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuilderError, match=r"o_proj is \[64, 64\] in the model and \[32, 32\] in the adapter"):
+        load_model(base(tmp_path / "base", hidden=64), adapter=Adapter(handmade))
+    with pytest.raises(BuilderError, match="GPT2LMHeadModel does not have: it is of another model"):
+        load_model(base(tmp_path / "gpt2", "gpt2"), adapter=Adapter(handmade))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {k: v for k, v in t.items() if "lora_B" not in k}, "and no .*lora_B"),
+        (lambda t: {k: v[:0] if "lora_A" in k else v[:, :0] for k, v in t.items()}, "factors of one rank"),
+        (lambda t: {k.replace("o_proj", "x_proj"): v for k, v in t.items()}, "it changes .*x_proj"),
+        (lambda t: t | {"base_model.model.lm_head.weight": torch.zeros(3, 3)}, r"lm_head.weight is \[3, 3\]"),
+        (lambda t: t | {"base_model.model.lm_head.lora_magnitude_vector": torch.zeros(3)}, "not merged here"),
+    ],
+)
+def test_weights_that_are_refused(change: Any, message: str, handmade: Path, tmp_path: Path) -> None:
+    file = handmade / "adapter_model.safetensors"
+    save_file({name: t.contiguous() for name, t in change(load_file(file)).items()}, file)
+    with pytest.raises(BuilderError, match=message) as raised:
+        load_model(base(tmp_path / "base"), adapter=Adapter(handmade))
+    assert raised.value.exit_code == MODEL_AT_FAULT
+
+
+def test_pickled_adapters(handmade: Path, tmp_path: Path) -> None:
+    (handmade / "adapter_model.safetensors").rename(handmade / "adapter_model.bin")
+    with pytest.raises(BuilderError, match="holds no adapter_model"):
+        load_model(base(tmp_path / "base"), adapter=Adapter(handmade))
