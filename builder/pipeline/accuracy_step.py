@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.calibration.statistics.store import is_statistics
+from trt_nvfp4.common.replacing import scratch
 from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -87,8 +87,8 @@ def measure_accuracy(
         }
         if converted:
             progress.stage(f"comparing the network in {model.activations.type} with the original")
-            with tempfile.TemporaryDirectory(prefix=".network-", dir=request.base.parent) as folder:
-                network = Path(folder) / "network.onnx"
+            with scratch(request.base.parent) as folder:
+                network = folder / "network.onnx"
                 write(model.ir_model, network)
                 alone = compare(original, replace(Side.of(network), rounding=True), samples)
             accuracy["network"] = [row.as_dict() for row in alone.agreements]

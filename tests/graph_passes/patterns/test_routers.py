@@ -179,7 +179,7 @@ class WithTemperature(Moe):
 
     def __init__(self, spec: MoeSpec, seed: int) -> None:
         super().__init__(spec, seed)
-        self.temperature = nn.Parameter(torch.tensor(0.5))
+        self.temperature = nn.Parameter(torch.tensor(4.0))
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         weights, chosen = torch.topk(logits * nn.functional.softplus(self.temperature), self.spec.top_k, -1)
@@ -187,6 +187,16 @@ class WithTemperature(Moe):
 
 
 def test_a_learned_temperature(tmp_path: Path, seed: int) -> None:
+    """It is part of the block that is found: what replaces it weighs the experts as the model does."""
     moe_spellings.export(WithTemperature(MoeSpec(), seed), tmp_path / "model.onnx", seed)
-    (moe,) = [entry for entry in plan_all(load(tmp_path / "model.onnx")).subgraphs if entry.kind == "moe"]
-    assert moe.decision in ("nvfp4_w4a16", "keep")
+    source = load(tmp_path / "model.onnx")
+    plan = plan_all(source, kinds=("moe",))
+    (moe,) = [entry for entry in plan.subgraphs if entry.kind == "moe"]
+    assert (moe.decision, moe.op) == ("nvfp4_w4a16", "NVFP4MoE")
+    result = rewritten(source, plan)
+    x = np.random.default_rng(seed).standard_normal((3, 40, moe_spellings.HIDDEN)).astype(np.float32)
+    (expected,), (found,) = run(source.path, x), run(result.path, x)
+    moe_spellings.export(Moe(MoeSpec(), seed), tmp_path / "plain.onnx", seed)
+    (without,) = run(tmp_path / "plain.onnx", x)
+    size = np.linalg.norm(expected)
+    assert np.linalg.norm(found - expected) < 0.2 * size < np.linalg.norm(without - expected)
