@@ -81,7 +81,8 @@ def build_engine(
         Path | None,
         typer.Option(
             help="Input samples: .npz, a folder of .npz, a folder of .npy named by input, Polygraphy JSON, a Python "
-            "loader (loader.py:function), or .txt for a Hugging Face model; or the .statistics.json of an earlier run. "
+            "loader (loader.py:function), or .txt or .jsonl for a Hugging Face model; or the .statistics.json of an "
+            "earlier run. "
             "An interrupted calibration continues where it stopped.",
             metavar="FILE|DIR",
         ),

@@ -13,6 +13,7 @@ from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange, load_samples
+from trt_nvfp4.calibration.samples.text import SUFFIXES as TEXTS
 from trt_nvfp4.calibration.statistics.collection import observable
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.calibration.statistics.store import is_statistics
@@ -29,6 +30,8 @@ LARGEST_FLOAT16 = 65504
 
 # So many samples are calibrated on before some are held out to measure accuracy with.
 ENOUGH_SAMPLES = 4
+# Texts, of which fewer are warned of.
+FEW_TEXTS = 32
 
 
 def calibrated_tensors(
@@ -137,6 +140,11 @@ def calibrate(
     statistics = collect(model.path, tensors, samples, progress=progress.step, resume=destination)
     statistics.save(destination)
     report.warnings += _doubts(plan, tensors, statistics, str(request.calib_data))
+    if request.calib_data.suffix in TEXTS and isinstance(samples, Sized) and len(samples) < FEW_TEXTS:
+        report.warnings.append(
+            f"calibrated on {len(samples)} sample(s) of {request.calib_data}, which may not show the ranges of other "
+            f"text: {FEW_TEXTS} or more are usual (one per paragraph, or per line where no line is blank)"
+        )
     report.files["statistics"] = str(destination)
     return statistics
 

@@ -36,7 +36,20 @@ UNKNOWN_TO_TENSORRT = {
     onnx.TensorProto.COMPLEX128,
 }
 # Samples, and what models and checkpoints of Hugging Face consist of; an engine of an earlier run may lie among them.
-READ_IN_FOLDERS = {".npz", ".npy", ".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt", ".jinja", ".py"}
+READ_IN_FOLDERS = {
+    ".npz",
+    ".npy",
+    ".json",
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".model",
+    ".txt",
+    ".jsonl",
+    ".jinja",
+    ".py",
+}
 
 
 @dataclass(frozen=True)

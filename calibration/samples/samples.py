@@ -59,9 +59,9 @@ def load_samples(
     `path` is one of: an .npz file, one sample, arrays by input name; a folder of .npz files, one sample each; a folder
     with one .npy file per input, named as the input ("/" as "_"), samples along the first axis, each keeping it with
     length 1; a .json file of Polygraphy (`--save-inputs`); a Python file and a function in it, `loader.py:function`
-    (`load_data` where none is named, as in Polygraphy), that returns an iterable of samples; a .txt file, tokenized by
-    the tokenizer in the folder `tokenizer`, the model's (see `calibration.text`); its own Python code runs only with
-    `trust_remote_code`.
+    (`load_data` where none is named, as in Polygraphy), that returns an iterable of samples; a .txt or .jsonl file,
+    tokenized by the tokenizer in the folder `tokenizer`, the model's (see `calibration.text`); its own Python code runs
+    only with `trust_remote_code`.
 
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
     that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.
@@ -144,7 +144,7 @@ def _reader(
         return [(str(path), partial(_npz, path))]
     if path.suffix == ".json":
         return _polygraphy(path)
-    if path.suffix == ".txt":
+    if path.suffix in text.SUFFIXES:
         caches = _empty_caches(specs)
         inputs = {name: spec.dtype for name, spec in specs.items() if name not in caches}
         capacity = min((cache.shape[2] for cache in caches.values()), default=None)
@@ -152,7 +152,7 @@ def _reader(
         return [(f"{path}, sample {i}", partial(dict, sample | caches)) for i, sample in enumerate(samples)]
     raise CalibrationError(
         f"{path}: expected an .npz file, a folder of .npz or .npy files, a .json file of Polygraphy, a Python loader "
-        "(loader.py:function) or a .txt file"
+        "(loader.py:function), a .txt or a .jsonl file"
     )
 
 

