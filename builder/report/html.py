@@ -316,7 +316,7 @@ def _build(report: Mapping[str, Any]) -> str:
     if report["timings_s"]:
         seconds = ", ".join(f"{stage} {value:.1f}" for stage, value in report["timings_s"].items())
         rows.append(["seconds", escape(seconds)])
-    rows.append(["peak memory", decimal(report["peak_rss_bytes"])])
+    rows.append(["peak memory", f"{decimal(report['peak_rss_bytes'])} resident, mapped files included"])
     for key, shapes in report["profiles"].items():
         least, typical, most = ("x".join(map(str, shape)) for shape in shapes)
         rows.append([escape(f"input {key}"), escape(f"from {least} to {most}, typically {typical}")])

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+import psutil
+
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
@@ -97,9 +99,10 @@ class Report:
             self.record_peak(0)
 
     def record_peak(self, child_bytes: int) -> None:
-        """Note this process's peak, together with that of a process it ran."""
+        """Note this process's peak, and that of a process that it ran together with what this one holds beside it."""
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.peak_rss_bytes = max(self.peak_rss_bytes, own + child_bytes)
+        beside = psutil.Process().memory_info().rss if child_bytes else 0
+        self.peak_rss_bytes = max(self.peak_rss_bytes, own, beside + child_bytes)
 
     def take_plan(self, plan: Plan, calibrated: bool | Collection[str]) -> None:
         """List the planned subgraphs, none of them realized yet, and the recipe of NVFP4 weights; warn where there are
@@ -359,7 +362,7 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         table.add_row("bundle", f"{report['bundle']} (run build_engine.py in it on the device)")
     timings = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report["timings_s"].items())
     table.add_row("seconds", timings)
-    table.add_row("peak memory", decimal(report["peak_rss_bytes"]))
+    table.add_row("peak memory", f"{decimal(report['peak_rss_bytes'])} resident, mapped files included")
     for what, file in report["files"].items():
         table.add_row(what, file)
     for warning in report["warnings"]:
