@@ -1,0 +1,86 @@
+"""What `polygraphy plugin match|list|replace --plugin-dir` asks of a pattern.py.
+
+The folder is `trt_nvfp4.polygraphy_patterns.PLUGIN_DIR`. `match` finds what build-engine finds, and writes config.yaml:
+instances name the tensors x and y, and as attributes the tensors of the weights. Instances for MLPs that no pattern
+knows are written by hand in the same way; `replace` quantizes the weights and puts the nodes in.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from trt_nvfp4.graph_passes.load.source import load
+from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
+from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
+from trt_nvfp4.surgeon import method
+
+PLUGIN_DIR = Path(__file__).with_name("polygraphy_plugins")
+
+#: Attributes of an instance that name tensors.
+_TENSORS = ("weight", "bias", "gate", "gate_bias", "up", "up_bias", "down", "down_bias")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The functions of one op's pattern.py."""
+
+    op: str
+
+    def get_plugin_metadata(self) -> dict[str, str]:
+        return {"name": self.op, "op": self.op}
+
+    def get_matching_subgraphs(self, graph: Any) -> list[dict[str, Any]]:
+        """Instances that Polygraphy can name: x, y and whole weights are tensors of the model as it is."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            onnx.save(gs.export_onnx(graph.copy()), path)
+            subgraphs = find_subgraphs(load(path))
+        tensors = graph.tensors()
+        found = [_instance(subgraph) for subgraph in subgraphs if subgraph.op == self.op]
+        return [each for each in found if each is not None and _names(each) <= tensors.keys()]
+
+    def replace_with_plugin(
+        self, graph: Any, input_tensors: Sequence[Any], output_tensors: Sequence[Any], attrs: Mapping[str, Any], op: str
+    ) -> Any:
+        tensors = graph.tensors()
+        given = {key: tensors[value] if key in _TENSORS else value for key, value in (attrs or {}).items()}
+        return method(graph, f"replace_with_{op}")(input_tensors[0], output_tensors[0], **given)
+
+
+def _instance(subgraph: Subgraph) -> dict[str, Any] | None:
+    attributes: dict[str, Any] = {"name": subgraph.name, "recipe": "mse"}
+    if len(subgraph.linears) == 1:
+        linear = subgraph.linears[0]
+        x, y, linears = linear.x, linear.y, {"": linear}
+    elif len(subgraph.blocks) == 1 and (mlp := subgraph.blocks[0].mlp).gate is not None and not mlp.flattens:
+        x, y = subgraph.blocks[0].x, subgraph.blocks[0].y
+        linears = {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+        attributes |= {"activation": mlp.activation, "alpha": mlp.alpha, "limit": mlp.limit}
+    else:
+        return None
+    layouts = {linear.weight.stored_transposed for linear in linears.values()}
+    if len(layouts) > 1 or not all(_is_whole(linear) for linear in linears.values()):
+        return None
+    for name, linear in linears.items():
+        attributes[name or "weight"] = linear.weight.stored.name
+        if linear.bias is not None:
+            attributes[f"{name}_bias".lstrip("_")] = linear.bias.stored.name
+    return {"inputs": [x.name], "outputs": [y.name], "attributes": attributes | {"transposed": layouts.pop()}}
+
+
+def _is_whole(linear: Linear) -> bool:
+    weight, bias = linear.weight, linear.bias
+    plain = weight.scale == 1 and weight.rows == slice(None) and weight.expert is None
+    return plain and (bias is None or (bias.scale == 1 and bias.rows == slice(None) and bias.expert is None))
+
+
+def _names(instance: Mapping[str, Any]) -> set[str]:
+    weights = {value for key, value in instance["attributes"].items() if key in _TENSORS}
+    return weights | set(instance["inputs"]) | set(instance["outputs"])
