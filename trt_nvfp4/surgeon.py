@@ -10,7 +10,7 @@
 Importing this module gives `gs.Graph` two methods for every op of the domain `trt_nvfp4`, in snake case:
 `graph.nvfp4_gated_mlp(x, ...)` adds a node and returns its output (several: a list), and
 `graph.replace_with_nvfp4_gated_mlp(x, y, ...)` puts it in the place of what computes `y`. Inputs and attributes are
-given by their names (docs/ops.md). Float weights [out_features, in_features] (arrays, tensors of Torch, or gs.Constant) are
+given by their names (docs/ops.md). Float weights [out_features, in_features] (arrays, Torch tensors, gs.Constant) are
 quantized: `weight` of NVFP4Linear; `gate`, `up` and `down` of NVFP4GatedMLP, with `gate_bias`, `up_bias`, `down_bias`.
 """
 
