@@ -33,6 +33,10 @@ def prepared(path: Path, made: ExitStack) -> Path:
     return export(path, folder / "model.onnx", "generate", CacheOptions(max_batch=_LARGEST_BATCH))
 
 
+# The manifest of a model of several parts; bundles of decoders carry this module, and not those that read it.
+_PARTS = "components.json"
+
+
 def open_runner(path: Path, manifest: Path | None = None) -> Runner:
     """The runner of an engine (on this machine's GPU), an ONNX model, or a bundle: its engine once that is built, its
     model in ONNX Runtime before.
@@ -64,6 +68,8 @@ def tokenizer_folder(path: Path) -> Path:
 
 
 def _of_folder(folder: Path) -> Path:
+    if (folder / _PARTS).is_file():
+        raise BuilderError(USAGE, f"{folder}: holds the parts of a model, which trt_nvfp4.Pipeline runs in Python")
     from ..report.inspection import read_manifest
 
     manifest = read_manifest(folder)

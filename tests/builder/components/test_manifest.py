@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from trt_nvfp4.builder.components.manifest import FILE, Flow, Loop, Manifest, Part, Port
 from trt_nvfp4.builder.components.prompts import with_features
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.generate.open import open_runner
 
 X, Y = Port("float32", ("n", 4)), Port("float32", ("n", 8))
 FIRST = Part("first", {"x": X}, {"y": Y})
@@ -96,6 +97,13 @@ def test_every_image_gets_its_features() -> None:
     assert list(with_features([[1, 2]], 0, 9, 2)) == [[1, 2]]
     with pytest.raises(BuilderError, match="hold the image token 9 1 times, and 2 images of 2 features"):
         list(with_features([[9]], 2, 9, 2))
+
+
+def test_a_generator_names_what_runs_parts(tmp_path: Path) -> None:
+    GOOD.save(tmp_path)
+    with pytest.raises(BuilderError, match="which trt_nvfp4.Pipeline runs") as failure:
+        open_runner(tmp_path)
+    assert failure.value.exit_code == USAGE
 
 
 def test_commands_know_parts(tmp_path: Path) -> None:
