@@ -101,7 +101,7 @@ def test_every_image_gets_its_features() -> None:
 
 def test_a_generator_names_what_runs_parts(tmp_path: Path) -> None:
     GOOD.save(tmp_path)
-    with pytest.raises(BuilderError, match="which trt_nvfp4.Pipeline runs") as failure:
+    with pytest.raises(BuilderError, match=r"which trt_nvfp4\.Pipeline runs") as failure:
         open_runner(tmp_path)
     assert failure.value.exit_code == USAGE
 

@@ -189,6 +189,7 @@ def test_a_bundle_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ({"output": Path("o.engine")}, "becomes several engines; name a folder, such as -o o"),
         ({"output": Path("o"), "plan": Path("p.yaml")}, "--plan: .* is built part by part"),
+        ({"output": Path("o"), "stop_after": "plan"}, "--stop-after: .* is built part by part"),
         ({"output": Path("o"), "all_logits": True}, "--all-logits"),
         ({}, "add -o FOLDER or --bundle FOLDER"),
     ],
