@@ -15,8 +15,9 @@ TRT_NVFP4_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& 
     static trt_nvfp4::PluginCreator fp8_moe(trt_nvfp4::fp8_moe_op());
     static trt_nvfp4::PluginCreator quantize(trt_nvfp4::quantize_op());
     static trt_nvfp4::PluginCreator attention(trt_nvfp4::cached_attention_op());
+    static trt_nvfp4::PluginCreator decoder(trt_nvfp4::decoder_op());
     static nvinfer1::IPluginCreatorInterface* const creators[] = {
-        &linear, &gated_mlp, &persistent_mlp, &moe, &fp8_moe, &fp8_gated_mlp, &quantize, &attention};
+        &linear, &gated_mlp, &persistent_mlp, &moe, &fp8_moe, &fp8_gated_mlp, &quantize, &attention, &decoder};
     count = static_cast<int32_t>(sizeof(creators) / sizeof(creators[0]));
     return creators;
 }

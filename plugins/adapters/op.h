@@ -166,5 +166,6 @@ Op const& moe_op();
 Op const& fp8_moe_op();
 Op const& quantize_op();
 Op const& cached_attention_op();
+Op const& decoder_op();
 
 }  // namespace trt_nvfp4

@@ -5,6 +5,7 @@ from trt_nvfp4.plugins.ops.cached_attention import CACHED_ATTENTION
 from trt_nvfp4.plugins.ops.definition import DOMAIN, VERSION, Formal, OpDefinition, OpError
 from trt_nvfp4.plugins.ops.fp8_gated_mlp import FP8_GATED_MLP
 from trt_nvfp4.plugins.ops.fp8_moe import FP8_MOE
+from trt_nvfp4.plugins.ops.nvfp4_decoder import NVFP4_DECODER
 from trt_nvfp4.plugins.ops.nvfp4_gated_mlp import NVFP4_GATED_MLP
 from trt_nvfp4.plugins.ops.nvfp4_linear import NVFP4_LINEAR
 from trt_nvfp4.plugins.ops.nvfp4_moe import NVFP4_MOE
@@ -22,6 +23,7 @@ OPS = {
         FP8_GATED_MLP,
         FP8_MOE,
         CACHED_ATTENTION,
+        NVFP4_DECODER,
     )
 }
 

@@ -49,7 +49,7 @@ def _values(cache: Tensor, scale: Tensor, fp8: int) -> Tensor:
     return cache.view(torch.float8_e4m3fn).float() * scale[:, None, None] if fp8 else cache.float()
 
 
-def _reference(
+def cached_attention(
     qkv: Tensor,
     past_key: Tensor,
     past_value: Tensor,
@@ -72,6 +72,7 @@ def _reference(
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The op in Torch: y, present_key, present_value."""
     batch, new, _ = qkv.shape
     _, kv_heads, capacity, head_dim = past_key.shape
     past_length = past_length.long().clamp(0, capacity)
@@ -232,27 +233,22 @@ def _append_onnx(present: str, values: str, new: str, past: str, scale: str) -> 
         >"""
 
 
-_BODY = f"""
-        {text.e4m3_constants()}
-        {text.attribute_int("heads")}
-        {text.attribute_int("rope")}
-        {text.attribute_int("window")}
-        {text.attribute_flag("qk_norm")}
-        {text.attribute_flag("has_sinks")}
-        {text.attribute_flag("fp8_cache")}
-        {text.attribute_float("epsilon")}
-        {text.attribute_float("scale")}
-        {text.attribute_float("softcap")}
-        e4m3_largest = Constant<value = float {{448}}>()
-        scalar_0 = Constant<value = int64 {{0}}>()
-        scalar_1 = Constant<value = int64 {{1}}>()
-        scalar_2 = Constant<value = int64 {{2}}>()
-        index_0 = Constant<value = int64[1] {{0}}>()
-        index_1 = Constant<value = int64[1] {{1}}>()
-        index_2 = Constant<value = int64[1] {{2}}>()
-        axes_of_cache = Constant<value = int64[2] {{1, 2}}>()
-        axis_token = Constant<value = int64[1] {{2}}>()
-        axes_of_slots = Constant<value = int64[2] {{1, 3}}>()
+#: What ATTENTION_STATEMENTS use besides text.e4m3_constants() and the op's attributes.
+ATTENTION_CONSTANTS = """
+        e4m3_largest = Constant<value = float {448}>()
+        scalar_0 = Constant<value = int64 {0}>()
+        scalar_1 = Constant<value = int64 {1}>()
+        scalar_2 = Constant<value = int64 {2}>()
+        index_0 = Constant<value = int64[1] {0}>()
+        index_1 = Constant<value = int64[1] {1}>()
+        index_2 = Constant<value = int64[1] {2}>()
+        axes_of_cache = Constant<value = int64[2] {1, 2}>()
+        axis_token = Constant<value = int64[1] {2}>()
+        axes_of_slots = Constant<value = int64[2] {1, 3}>()
+"""
+
+#: From the op's inputs to present_key, present_value and attended, its y.
+ATTENTION_STATEMENTS = f"""
         no_rope = Equal(rope, scalar_0)
         interleaved = Equal(rope, scalar_2)
         batch = Shape<start = 0, end = 1>(qkv)
@@ -363,9 +359,25 @@ _BODY = f"""
         sums_shape = Concat<axis = 0>(batch, head_count, new, head_dim)
         sums = Reshape<allowzero = 1>(grouped_sums, sums_shape)
         by_token = Transpose<perm = [0, 2, 1, 3]>(sums)
-        y_shape = Concat<axis = 0>(batch, new, k_start)
-        y_float = Reshape<allowzero = 1>(by_token, y_shape)
-        y = CastLike(y_float, qkv)
+        attended_shape = Concat<axis = 0>(batch, new, k_start)
+        attended_float = Reshape<allowzero = 1>(by_token, attended_shape)
+        attended = CastLike(attended_float, qkv)
+"""
+
+_BODY = f"""
+        {text.e4m3_constants()}
+        {text.attribute_int("heads")}
+        {text.attribute_int("rope")}
+        {text.attribute_int("window")}
+        {text.attribute_flag("qk_norm")}
+        {text.attribute_flag("has_sinks")}
+        {text.attribute_flag("fp8_cache")}
+        {text.attribute_float("epsilon")}
+        {text.attribute_float("scale")}
+        {text.attribute_float("softcap")}
+        {ATTENTION_CONSTANTS}
+        {ATTENTION_STATEMENTS}
+        y = Identity(attended)
 """
 
 CACHED_ATTENTION = OpDefinition(
@@ -409,7 +421,7 @@ at positions from the capacity on are not cached, and their y is not specified."
         "softcap": 0.0,
     },
     body=_BODY,
-    torch_reference=_reference,
+    torch_reference=cached_attention,
     shape_rule=_shapes,
     ranges={"heads": (1, 65535), "rope": (ROPE_NONE, ROPE_INTERLEAVED), "window": (0, 2**31 - 1)},
     takes_no_tokens=True,

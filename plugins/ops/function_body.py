@@ -46,16 +46,21 @@ def constants() -> str:
 
 def e4m3_constants() -> str:
     """What `through_e4m3` and `dequantize_e4m3` use: once at the head of a body."""
-    values = ", ".join(map(repr, (*E4M3_VALUES, float("nan"), *(-v for v in E4M3_VALUES), float("nan"))))
     return f"""
         zero_f = Constant<value = float {{0}}>()
         one_f = Constant<value = float {{1}}>()
         axis_last = Constant<value = int64[1] {{-1}}>()
         origin = Constant<value = int64[2] {{0, 0}}>()
         byte_count = Constant<value = int32 {{256}}>()
-        e4m3_bytes = Constant<value = float[256] {{{values}}}>()
+        {e4m3_table()}
         e4m3_steps = Constant<value = float[15] {{{", ".join(map(repr, E4M3_STEPS))}}}>()
     """
+
+
+def e4m3_table() -> str:
+    """e4m3_bytes: byte -> value. Part of e4m3_constants(), not of constants()."""
+    values = ", ".join(map(repr, (*E4M3_VALUES, float("nan"), *(-v for v in E4M3_VALUES), float("nan"))))
+    return f"e4m3_bytes = Constant<value = float[256] {{{values}}}>()"
 
 
 def attribute_int(name: str) -> str:

@@ -54,6 +54,9 @@ typedef enum {
     // sequence; by blocks of queries.
     TRT_NVFP4_TACTIC_ATTENTION_DECODE = 9,
     TRT_NVFP4_TACTIC_ATTENTION_PREFILL = 10,
+    // A decoder's layers in one launch: float16 or bfloat16, at most 16 tokens in all, heads of a multiple of 16 up to
+    // 128, every K and number of rows a multiple of 32, on a GPU that can launch all blocks together.
+    TRT_NVFP4_TACTIC_DECODER = 11,
 } TrtNvfp4Tactic;
 
 #define TRT_NVFP4_MAX_TACTICS 8
@@ -232,6 +235,39 @@ typedef struct {
     void* present_value;
 } TrtNvfp4AttentionArgs;
 
+// Per layer l: a = attention of qkv(rmsnorm(x)) over cache l, see CachedAttention in docs/ops.md; r = T(output(a) + x);
+// x = T(down(act(gate(rmsnorm(r))) * up(rmsnorm(r))) + r). Arrays over layers are dense. The generic tactic rounds
+// output(a) to T before it adds x.
+typedef struct {
+    TrtNvfp4DataType dtype;
+    TrtNvfp4Activation activation;
+    TrtNvfp4Rope rope;
+    int32_t fp8_cache;     // 1: caches are E4M3, 0: T
+    int32_t wide_lengths;  // 1: past_length is int64, 0: int32
+    int32_t qk_norm;
+    int32_t window;                               // 0: none
+    float epsilon, scale, softcap, alpha, limit;  // scale 0: 1 / sqrt(head_dim); softcap 0: none
+    TrtNvfp4Tactic tactic;
+    int64_t layers, batch, tokens, hidden, intermediate, heads, kv_heads, head_dim, capacity, rotary_dim, positions;
+    void const* x;                      // T [batch, tokens, hidden]
+    void const* past;                   // [layers, 2, batch, kv_heads, capacity, head_dim]: keys, values
+    void const* past_length;            // [batch]
+    float const* cos;                   // [positions, rotary_dim / 2]; read with rope, as sin
+    float const* sin;                   // [positions, rotary_dim / 2]
+    void const* attention_norm_weight;  // T [layers, hidden]
+    void const* q_norm_weight;          // T [layers, head_dim]; read when qk_norm, as k_norm_weight
+    void const* k_norm_weight;          // T [layers, head_dim]
+    float const* key_scale;             // [layers, kv_heads]; read when fp8_cache, as value_scale
+    float const* value_scale;           // [layers, kv_heads]
+    TrtNvfp4Weight qkv;                 // rows = (heads + 2 kv_heads) head_dim, K = hidden
+    TrtNvfp4Weight output;              // rows = hidden, K = heads head_dim
+    void const* mlp_norm_weight;        // T [layers, hidden]
+    TrtNvfp4Weight up;                  // rows = 2 intermediate: 2i = gate i, 2i + 1 = up i; K = hidden
+    TrtNvfp4Weight down;                // rows = hidden, K = intermediate
+    void* y;                            // T [batch, tokens, hidden]
+    void* present;                      // where it is not past, all is copied first
+} TrtNvfp4DecoderArgs;
+
 // Workspace in bytes. Needs no GPU, reads no pointer and grows with m, so a query at the largest m serves all: TensorRT
 // asks on a machine without a GPU. Of AUTO it is what any sensible tactic needs on any GPU.
 TrtNvfp4Status trtNvfp4LinearWorkspace(TrtNvfp4LinearArgs const* args, size_t* bytes);
@@ -241,6 +277,7 @@ TrtNvfp4Status trtNvfp4Fp8MlpWorkspace(TrtNvfp4Fp8MlpArgs const* args, size_t* b
 TrtNvfp4Status trtNvfp4MoeWorkspace(TrtNvfp4MoeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4Fp8MoeWorkspace(TrtNvfp4Fp8MoeArgs const* args, size_t* bytes);
 TrtNvfp4Status trtNvfp4AttentionWorkspace(TrtNvfp4AttentionArgs const* args, size_t* bytes);
+TrtNvfp4Status trtNvfp4DecoderWorkspace(TrtNvfp4DecoderArgs const* args, size_t* bytes);
 
 // Reads no pointer, nor args->tactic. Without a GPU the answer is that of a GPU that has no kernels of its own.
 TrtNvfp4Status trtNvfp4LinearTactics(TrtNvfp4LinearArgs const* args, TrtNvfp4Tactics* tactics);
@@ -250,6 +287,7 @@ TrtNvfp4Status trtNvfp4Fp8MlpTactics(TrtNvfp4Fp8MlpArgs const* args, TrtNvfp4Tac
 TrtNvfp4Status trtNvfp4MoeTactics(TrtNvfp4MoeArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4Fp8MoeTactics(TrtNvfp4Fp8MoeArgs const* args, TrtNvfp4Tactics* tactics);
 TrtNvfp4Status trtNvfp4AttentionTactics(TrtNvfp4AttentionArgs const* args, TrtNvfp4Tactics* tactics);
+TrtNvfp4Status trtNvfp4DecoderTactics(TrtNvfp4DecoderArgs const* args, TrtNvfp4Tactics* tactics);
 
 // `workspace` is 256-byte aligned device memory of at least the queried size; its content is arbitrary before and
 // after.
@@ -261,6 +299,7 @@ TrtNvfp4Status trtNvfp4Moe(TrtNvfp4MoeArgs const* args, void* workspace, size_t 
 TrtNvfp4Status trtNvfp4Fp8Moe(TrtNvfp4Fp8MoeArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 TrtNvfp4Status trtNvfp4Attention(TrtNvfp4AttentionArgs const* args, void* workspace, size_t bytes,
                                  TrtNvfp4Stream stream);
+TrtNvfp4Status trtNvfp4Decoder(TrtNvfp4DecoderArgs const* args, void* workspace, size_t bytes, TrtNvfp4Stream stream);
 
 // The first error recorded in this process since the last call, or "" if none; reading it clears it. Exported from the
 // plugin library, because TensorRT swallows what fails in a workspace query or in serialization.

@@ -7,6 +7,7 @@
 #include "device/w4a16_device.h"
 #include "heuristics/in_flight.h"
 #include "w4a16/stream/sm80_w4a16_mlp.cuh"
+#include "w4a16/stream/sm80_w4a16_plan.h"
 #include "w4a16/stream/sm80_w4a16_token.cuh"
 
 namespace trt_nvfp4::w4a16 {
@@ -19,35 +20,6 @@ bool serves_tokens(Args const& args) {
 
 // Copies are 16 bytes: 32 codes of a row.
 bool serves_k(int64_t k) { return k % 32 == 0; }
-
-Projection make_projection(TrtNvfp4Weight const& weight, int64_t rows, int64_t k) {
-    Projection p{};
-    p.codes = static_cast<uint8_t const*>(weight.packed);
-    p.scales = static_cast<uint8_t const*>(weight.block_scales);
-    p.tensor_scale = weight.tensor_scale;
-    p.bias = weight.bias;
-    p.codes_per_layer = rows * k / 2;
-    p.scales_per_layer = scale_bytes(rows, k);
-    p.rows = static_cast<int>(rows);
-    p.k = static_cast<int>(k);
-    return p;
-}
-
-// Partial sums of a projection at the most splits that choose_split may take on any GPU.
-int64_t most_partials(int64_t rows, int64_t k, int64_t m) {
-    Projection const p = make_projection({}, rows, k);
-    int const splits = std::min({p.chunks(), kMaxSplits, kMaxSplitTiles / p.tiles()});
-    return splits > 1 ? int64_t{1} * p.tiles() * splits * m * kTileRows : 0;
-}
-
-template <typename T, int kProjections>
-void take_partials(PhasesArgs<T, kProjections>& args, Workspace& workspace) {
-    Projection const* const p = args.program.projections;
-    for (int i = 0; i < kProjections; ++i) {
-        int64_t const parts = int64_t{1} * p[i].tiles() * p[i].split.splits * args.m * kTileRows;
-        args.partials[i] = p[i].split.splits > 1 ? workspace.take<Partial>(parts) : nullptr;
-    }
-}
 
 // What a launch lays out in its workspace; everything in it is erased before.
 template <typename T, int kProjections>
@@ -109,15 +81,7 @@ TrtNvfp4Status launch_phases(PhasesKernel<Args> const& kernel, Args args, void* 
         // Layers take turns with one buffer of partial sums. A layer's are read before the next one's are written,
         // because every tile has a row that the next layer waits for; a tile of padding alone would have none.
         assert(args.layers == 1 || p.rows % kTileRows == 0);
-        p.split = choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, kernel.whole, device);
-        p.group_tiles = p.tiles() / p.split.groups;
-        p.larger_groups = p.tiles() % p.split.groups;
-        p.split_chunks = p.chunks() / p.split.splits;
-        p.larger_splits = p.chunks() % p.split.splits;
-        p.tasks = p.split.groups * p.split.splits;
-        p.by_splits = Divisor(p.split.splits);
-        p.by_tiles[0] = Divisor(p.group_tiles);
-        p.by_tiles[1] = Divisor(p.group_tiles + 1);
+        set_split(p, choose_split({p.tiles(), p.chunks()}, args.m, capacity, split_cost, kernel.whole, device));
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         tasks = std::max(tasks, p.tasks);
         args.blocks = std::min(args.blocks, p.tasks);

@@ -84,12 +84,12 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 
 // kThreads threads copy kKeys rows from `rows` on, row_bytes each; those from `count` on and what a row lacks become
 // zero: a value there is multiplied by probability 0, and no NaN may be.
-template <bool kFp8, int kHeadDim, int kKeys, int kThreads>
+template <bool kFp8, int kHeadDim, int kKeys, int kThreads, int kUnrolled = kHeadDim <= 128 ? 64 : 2>
 __device__ __forceinline__ void copy_tile(uint32_t tile, uint8_t const* rows, int row_bytes, int count, int thread) {
     using Sizes = Tile<kFp8, kHeadDim, kKeys>;
     static_assert(kKeys * Sizes::kUnits % kThreads == 0, "the same for every thread");
     constexpr int kSteps = kKeys * Sizes::kUnits / kThreads;
-#pragma unroll(kHeadDim > 128 ? 2 : kSteps)  // long heads leave few registers
+#pragma unroll(kUnrolled)  // long heads leave few registers
     for (int step = 0; step < kSteps; ++step) {
         int const i = thread + step * kThreads;
         int const row = i / Sizes::kUnits, unit = i % Sizes::kUnits;

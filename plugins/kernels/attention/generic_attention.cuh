@@ -29,7 +29,7 @@ __global__ __launch_bounds__(kGenericThreads) void generic_attention(Args<T> arg
 
     float query[kLaneDims], sum[kLaneDims] = {};
     float const scale = args.scale * (kFp8 ? args.key_scale[kv_head] : 1.0f);
-    head_row(query, args, batch, token, head, position);
+    head_row(query, args, given_row(args, batch, token, head), head, position);
     for (float& x : query) x = ptx::to_float(ptx::from_float<T>(x));
 
     float largest = -INFINITY, weight = 0.0f;

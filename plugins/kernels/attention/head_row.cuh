@@ -9,14 +9,19 @@
 
 namespace trt_nvfp4::attention {
 
-// Elements lane, lane + 32, ... of a head, up to kLaneDims of them. All that is read is asked for at once. `head`
-// counts queries, then keys, then values. All lanes of a warp call this.
+// What the call has of a head of a token. `head` counts queries, then keys, then values.
+template <typename T>
+__device__ __forceinline__ T const* given_row(Args<T> const& args, int batch, int token, int head) {
+    int const all = args.heads + 2 * args.kv_heads;
+    return args.qkv + ((int64_t{batch} * args.tokens + token) * all + head) * args.head_dim;
+}
+
+// Elements lane, lane + 32, ... of a head that is given as x [head_dim], up to kLaneDims of them. All that is read is
+// asked for at once. All lanes of a warp call this.
 template <int kLaneDims, typename T>
-__device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const& args, int batch, int token, int head,
+__device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const& args, T const* x, int head,
                                          int position) {
     int const lane = threadIdx.x % 32;
-    int const all = args.heads + 2 * args.kv_heads;
-    T const* const x = args.qkv + ((int64_t{batch} * args.tokens + token) * all + head) * args.head_dim;
     bool const is_value = head >= args.heads + args.kv_heads;
     T const* const norm = is_value ? nullptr : head < args.heads ? args.query_norm : args.key_norm;
     int const rotary = is_value ? 0 : args.rotary, half = rotary / 2;
@@ -54,13 +59,13 @@ __device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const&
     }
 }
 
-// The warp writes one new key (kv_index < kv_heads) or value (from kv_heads on) into its cache.
+// The warp writes one new key (kv_index < kv_heads) or value (from kv_heads on), given as x, into its cache.
 template <int kLaneDims, bool kFp8, typename T>
-__device__ __forceinline__ void append_row(Args<T> const& args, int batch, int token, int kv_index, int position) {
+__device__ __forceinline__ void append_row(Args<T> const& args, T const* x, int batch, int kv_index, int position) {
     bool const is_value = kv_index >= args.kv_heads;
     int const kv_head = is_value ? kv_index - args.kv_heads : kv_index;
     float row[kLaneDims];
-    head_row(row, args, batch, token, args.heads + kv_index, position);
+    head_row(row, args, x, args.heads + kv_index, position);
     int64_t const offset = cache_row(args, batch, kv_head, position) * args.head_dim;
     void* const cache = is_value ? args.values : args.keys;
 #pragma unroll

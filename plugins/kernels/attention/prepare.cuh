@@ -24,16 +24,17 @@ __global__ __launch_bounds__(kPrepareThreads, 2) void prepare(Args<T> args, Oper
     if (token >= args.tokens) return;
     Sequence const sequence(args, batch);
     int const position = sequence.past + token;
+    T const* const x = given_row(args, batch, token, head);
     if (head >= args.heads) {
         if (position < args.capacity) {
-            append_row<kLaneDims, kFp8>(args, batch, token, head - args.heads, position);
+            append_row<kLaneDims, kFp8>(args, x, batch, head - args.heads, position);
         }
         return;
     }
     int64_t const row =
         (int64_t{batch} * args.kv_heads + head / args.group) * args.rows() + token * args.group + head % args.group;
     float query[kLaneDims];
-    head_row(query, args, batch, token, head, position);
+    head_row(query, args, x, head, position);
     store_query<T, kFp8, false>(query, args.head_dim, queries + row * args.head_dim);
 }
 

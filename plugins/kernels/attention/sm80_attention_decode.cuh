@@ -90,9 +90,9 @@ __global__ __launch_bounds__(
     if (queries == nullptr) {
         int const first_new = max(begin, sequence.past);
         for (int job = warp; job < 2 * (end - first_new); job += Config::kWarps) {
-            int const position = first_new + job / 2;
-            append_row<Config::kLaneDims, kFp8>(args, share.batch, position - sequence.past,
-                                                kv_head + job % 2 * args.kv_heads, position);
+            int const position = first_new + job / 2, kv_index = kv_head + job % 2 * args.kv_heads;
+            T const* const x = given_row(args, share.batch, position - sequence.past, args.heads + kv_index);
+            append_row<Config::kLaneDims, kFp8>(args, x, share.batch, kv_index, position);
         }
     }
     for (int row = Config::kWarps - 1 - warp; row < kRows; row += Config::kWarps) {
@@ -107,7 +107,7 @@ __global__ __launch_bounds__(
         float query[Config::kLaneDims] = {};
         if (row < rows) {
             int const token = row / args.group, head = kv_head * args.group + row % args.group;
-            head_row(query, args, share.batch, token, head, sequence.past + token);
+            head_row(query, args, given_row(args, share.batch, token, head), head, sequence.past + token);
         }
         store_query<T, kFp8, true>(query, args.head_dim, out);
     }

@@ -1,0 +1,59 @@
+// A decoder's layers in one launch as its kernel sees them.
+//
+// What blocks hand each other are words of a value and its layer (sm80_w4a16_token.cuh): nothing is erased and no fence
+// keeps an order. One layer's words are enough. A value of a layer's input needs all of the layer before: every
+// residual and every hidden value, all of attention's sums, every query, key and value, and so the end of every task
+// that read what is now overwritten. Tasks that read nothing that matters wait for it all the same.
+#pragma once
+
+#include "attention/partials.cuh"
+#include "w4a16/stream/sm80_w4a16_phases.cuh"
+
+namespace trt_nvfp4::decoder {
+
+// A layer's projections; attention comes before kOutput.
+enum Which { kQkv, kOutput, kUp, kDown, kProjections };
+
+template <typename T>
+struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
+    // A word a value, of every token.
+    uint32_t* input;     // of the layer, [m, hidden]
+    uint32_t* qkv;       // [m, (heads + 2 kv_heads) head_dim]
+    uint32_t* attended;  // [m, heads head_dim]
+    uint32_t* middle;    // the layer's input plus attention, [m, hidden]
+    uint32_t* hidden;    // [m, intermediate]
+
+    attention::Args<T> attention;  // of layer 0; its qkv and y are not read
+    int64_t cache_bytes;           // of a layer's keys, which its values follow
+    // Attention's jobs: `slots` for every KV head and 16 rows of it, each of as many `job_rows` as the call has.
+    int slots, job_rows, attention_warps;
+    w4a16::Partial* sums;       // [kv_heads * chunks, slots, job_rows, head_dim]
+    w4a16::Partial* softmaxes;  // [kv_heads * chunks, slots, job_rows, 2]
+
+    __device__ __forceinline__ int chunks() const {
+        return (attention.rows() + attention::kRows - 1) / attention::kRows;
+    }
+    __device__ __forceinline__ int64_t place(int pair, int slot, int row) const {
+        return (int64_t{pair} * slots + slot) * job_rows + row;
+    }
+    // A layer's keys from their first row on.
+    __device__ __forceinline__ uint8_t* keys_of(int layer) const {
+        return static_cast<uint8_t*>(attention.keys) + 2 * layer * cache_bytes;
+    }
+    // Made anew wherever it is asked for: kept in registers, a layer's pointers would spill.
+    __device__ __forceinline__ attention::Args<T> attention_of(int layer) const {
+        asm volatile("" : "+r"(layer));
+        attention::Args<T> call = attention;
+        call.keys = keys_of(layer);
+        call.values = keys_of(layer) + cache_bytes;
+        if (call.query_norm != nullptr) {
+            call.query_norm += int64_t{layer} * call.head_dim;
+            call.key_norm += int64_t{layer} * call.head_dim;
+        }
+        call.key_scale += int64_t{layer} * call.kv_heads;
+        call.value_scale += int64_t{layer} * call.kv_heads;
+        return call;
+    }
+};
+
+}  // namespace trt_nvfp4::decoder

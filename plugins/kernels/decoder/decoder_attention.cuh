@@ -1,0 +1,343 @@
+// Attention between two projections of a launch: as sm80_attention_decode.cuh, but queries, keys and values of new
+// tokens come as words from other blocks, while the first old keys and the next projection's weights are under way.
+//
+// A job is up to 16 rows of a KV head by a part of one sequence's keys. Its block stages the new rows, appends keys and
+// values (blocks that share a KV head write the same), and leaves sums that all blocks add up then.
+#pragma once
+
+#include "attention/head_row.cuh"
+#include "decoder/decoder_args.cuh"
+#include "ptx/named_barrier.cuh"
+#include "w4a16/stream/sm80_w4a16_token.cuh"
+
+namespace trt_nvfp4::decoder {
+
+using attention::kRows;
+
+template <typename T, bool kFp8, int kHeadDim>
+struct Attend {
+    static_assert(kHeadDim <= 128, "sums of longer heads need more registers than a thread has");
+    static constexpr int kKeys = kFp8 ? 32 : 16;  // of a tile
+    using Sizes = attention::Tile<kFp8, kHeadDim, kKeys>;
+    static constexpr int kWarpBytes = 2 * Sizes::kBytes;  // a tile of keys, one of values
+    static constexpr int kLaneDims = kHeadDim / 32;
+    static constexpr int kSumPitch = kHeadDim + 8;  // of a warp's sums, in place of its tiles
+    static constexpr int kQueryBytes = kRows * attention::kQueryPitch<kHeadDim>;
+    static_assert(kWarpBytes >= kRows * kSumPitch * 4, "a warp's sums take the place of its tiles");
+
+    // New rows, as they are given: of queries, and of `tokens` keys and values.
+    static __host__ __device__ constexpr int given_bytes(int tokens) { return (kRows + 2 * tokens) * kHeadDim * 2; }
+    static __host__ __device__ constexpr int shared_bytes(int tokens, int warps) {
+        return kQueryBytes + given_bytes(tokens) + warps * kWarpBytes;
+    }
+};
+
+using Softmaxes = float2[w4a16::kWarps][kRows];
+
+// Rows [0, count) of `width` words each, wherever row(i) is, to shared memory as T.
+template <typename T, typename Row>
+__device__ __forceinline__ void stage_rows(int count, int width, int layer, T* out, Row&& row) {
+    int const units = width / 8;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * units; i += w4a16::kThreads) {
+        uint32_t const* const words = row(i / units) + i % units * 8;
+        w4a16::TaggedEight eight;
+        eight.load(words);
+        while (!eight.is_of(layer)) {
+            __nanosleep(w4a16::kPollPause);
+            eight.load(words);
+        }
+        *reinterpret_cast<uint4*>(out + i * 8) = eight.values();
+    }
+}
+
+// What a block does: rows [row0, row0 + rows) of a KV head by keys [begin, end) of a sequence. It lies in shared memory,
+// and is read there wherever it is needed, because registers are few.
+struct Job {
+    int index, layer;
+    int pair, slot;
+    int batch;       // below 0: nothing
+    int splits;      // of the sequence
+    int kv_head, row0, rows;
+    int past;  // the sequence's length before the call
+    int begin, end;
+    int seen_by_all;  // the first key that not every row attends to, but for a window
+    int first_new, new_tokens;  // positions of the call's in reach
+
+    template <typename T>
+    __device__ int head_of(attention::Args<T> const& call, int row) const {
+        return kv_head * call.group + (row0 + row) % call.group;
+    }
+    template <typename T>
+    __device__ int token_of(attention::Args<T> const& call, int row) const {  // of the sequence
+        return (row0 + row) / call.group;
+    }
+};
+
+struct AttentionShared {
+    Softmaxes softmaxes;
+    Job job;
+};
+
+// By the first warp.
+template <int kKeys, typename T>
+__device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, int layer, Job& job) {
+    attention::Args<T> const& call = args.attention;
+    int const pair = index / args.slots, slot = index % args.slots;
+    attention::Share const share =
+        attention::find_share(call, args.slots, kKeys,
+                              [&](int, int first, int splits) { return first <= slot && slot < first + splits; });
+    if (threadIdx.x != 0) return;
+    job.index = index;
+    job.layer = layer;
+    job.pair = pair;
+    job.slot = slot;
+    job.batch = share.batch;
+    if (share.batch < 0) return;
+    job.splits = share.splits;
+    job.kv_head = pair / args.chunks();
+    job.row0 = pair % args.chunks() * kRows;
+    job.rows = min(call.rows() - job.row0, kRows);
+    attention::Sequence const sequence(call, share.batch);
+    int const key_blocks = (sequence.keys() + kKeys - 1) / kKeys;
+    auto const border = [&](int split) {
+        int const block = static_cast<int>(int64_t{key_blocks} * split / share.splits);
+        return min(sequence.first + block * kKeys, sequence.length);
+    };
+    job.past = sequence.past;
+    job.begin = border(slot - share.first_slot);
+    job.end = border(slot - share.first_slot + 1);
+    job.seen_by_all = min(job.end, job.past + job.token_of(call, 0) + 1);
+    job.first_new = max(job.begin, job.past);
+    job.new_tokens = max(job.end - job.first_new, 0);
+}
+
+// New rows come as words, queries, and keys and values of tokens in reach; these are appended.
+template <typename T, bool kFp8, int kHeadDim>
+__device__ __forceinline__ void prepare_job(DecoderArgs<T> const& args, Job const& job, uint8_t* shared) {
+    using Config = Attend<T, kFp8, kHeadDim>;
+    attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
+    int const warp = threadIdx.x / 32;
+    T* const given = reinterpret_cast<T*>(shared + Config::kQueryBytes);
+    T* const given_new = given + kRows * kHeadDim;
+    auto const given_words = [&](int token, int head) {
+        int const all = call.heads + 2 * call.kv_heads;
+        return args.qkv + ((job.batch * call.tokens + token) * all + head) * call.head_dim;
+    };
+    // All queries, in jobs without keys too: what is handed over then is nobody's of the layer before.
+    stage_rows(job.rows, call.head_dim, job.layer, given,
+               [&](int row) { return given_words(job.token_of(call, row), job.head_of(call, row)); });
+    stage_rows(2 * job.new_tokens, call.head_dim, job.layer, given_new, [&](int i) {
+        return given_words(job.first_new - job.past + i / 2, call.heads + job.kv_head + i % 2 * call.kv_heads);
+    });
+    w4a16::meet();
+#pragma unroll 1
+    for (int i = warp; i < 2 * job.new_tokens; i += w4a16::kWarps) {
+        attention::append_row<Config::kLaneDims, kFp8>(args.attention_of(job.layer), given_new + i * call.head_dim,
+                                                       job.batch, job.kv_head + i % 2 * call.kv_heads,
+                                                       job.first_new + i / 2);
+    }
+#pragma unroll 1
+    for (int row = w4a16::kWarps - 1 - warp; row < kRows; row += w4a16::kWarps) {
+        float query[Config::kLaneDims] = {};
+        if (row < job.rows) {
+            attention::head_row(query, args.attention_of(job.layer), given + row * call.head_dim, job.head_of(call, row),
+                                job.past + job.token_of(call, row));
+        }
+        using Op = attention::Operand<T, kFp8>;
+        attention::store_query<T, kFp8, true>(
+            query, call.head_dim, reinterpret_cast<Op*>(shared + row * attention::kQueryPitch<kHeadDim>));
+    }
+    w4a16::meet();
+}
+
+// Adds up what the warps have, and hands it over: divided where no other job has keys of the sequence.
+template <typename T, bool kFp8, int kHeadDim>
+__device__ __forceinline__ void finish_job(DecoderArgs<T> const& args, Job const& job, uint8_t const* tiles,
+                                           Softmaxes const& softmaxes) {
+    using Config = Attend<T, kFp8, kHeadDim>;
+    attention::Args<T> const& call = args.attention;
+    int const warps = args.attention_warps;
+#pragma unroll 1
+    for (int unit = threadIdx.x / 32; unit < job.rows * Config::kLaneDims; unit += w4a16::kWarps) {
+        int const row = unit / Config::kLaneDims, i = unit % Config::kLaneDims * 32 + threadIdx.x % 32;
+        float largest = -INFINITY, weight = 0.0f, sum = 0.0f;
+#pragma unroll 1
+        for (int w = 0; w < warps; ++w) largest = fmaxf(largest, softmaxes[w][row].x);
+#pragma unroll 1
+        for (int w = 0; w < warps; ++w) {
+            float const shrink = largest == -INFINITY ? 0.0f : ptx::exp2(softmaxes[w][row].x - largest);
+            weight += softmaxes[w][row].y * shrink;
+            sum += reinterpret_cast<float const*>(tiles + w * Config::kWarpBytes)[row * Config::kSumPitch + i] * shrink;
+        }
+        if (i >= call.head_dim) continue;
+        int const head = job.head_of(call, row);
+        if (job.splits == 1) {
+            attention::Finish<T, kFp8> const finish(args.attention_of(job.layer), head, largest, weight);
+            int const token = job.batch * call.tokens + job.token_of(call, row);
+            w4a16::store_tagged(args.attended + (token * call.heads + head) * call.head_dim + i,
+                                ptx::from_float<T>(sum * finish.factor), job.layer);
+        } else {
+            int64_t const place = args.place(job.pair, job.slot, row);
+            w4a16::store_partial(args.sums + place * call.head_dim + i, sum, job.layer);
+            if (i < 2) w4a16::store_partial(args.softmaxes + place * 2 + i, i == 0 ? largest : weight, job.layer);
+        }
+    }
+}
+
+template <typename T, bool kFp8, int kHeadDim>
+__device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const& job, uint8_t* shared,
+                                           Softmaxes& softmaxes) {
+    using Config = Attend<T, kFp8, kHeadDim>;
+    constexpr int kKeys = Config::kKeys;
+    constexpr int kCopied = 2;  // at once, so that few registers hold addresses
+    attention::Args<T> const& call = args.attention;
+    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int const warps = args.attention_warps;
+    uint8_t* const tiles = shared + Config::kQueryBytes + Config::given_bytes(call.tokens);
+    uint32_t const tile = ptx::shared_address(tiles) + warp * Config::kWarpBytes;
+    int const row_bytes = call.head_dim * (kFp8 ? 1 : 2);
+    uint8_t const* const keys =
+        args.keys_of(job.layer) + attention::cache_row(call, job.batch, job.kv_head, 0) * row_bytes;
+    auto const load = [&](int key, bool values) {
+        if (key < job.end && warp < warps) {
+            uint8_t const* const rows = keys + (values ? args.cache_bytes : 0) + int64_t{key} * row_bytes;
+            attention::copy_tile<kFp8, kHeadDim, kKeys, 32, kCopied>(tile + (values ? Config::Sizes::kBytes : 0), rows,
+                                                                     row_bytes, job.end - key, lane);
+        }
+        ptx::cp_async_commit();
+    };
+    int key0 = job.begin + warp * kKeys;
+    // Keys that were cached before the call need not wait for those that the block appends.
+    bool const early = key0 + kKeys <= job.past;
+    if (early) {
+        load(key0, false);
+        load(key0, true);
+    }
+    prepare_job<T, kFp8, kHeadDim>(args, job, shared);
+    if (!early) {
+        load(key0, false);
+        load(key0, true);
+    }
+
+    attention::ScoreScale const scale(args.attention_of(job.layer), job.kv_head, kFp8);
+    int const row = lane / 4, column = lane % 4 * 2;
+    attention::Softmax softmax;
+    float sums[1][kHeadDim / 8][4] = {};
+#pragma unroll 1
+    for (; key0 < job.end && warp < warps; key0 += warps * kKeys) {
+        ptx::cp_async_wait<1>();
+        __syncwarp();
+        float scores[1][kKeys / 8][4] = {};
+        attention::multiply_keys<T, kFp8, kHeadDim, kKeys, 1>(scores, tile, [&](int, int step, uint32_t (&a)[4]) {
+            attention::load_query(a, ptx::shared_address(shared), attention::kQueryPitch<kHeadDim>, step);
+        });
+        __syncwarp();
+        load(key0 + warps * kKeys, false);
+        bool const every = call.window == 0 && key0 + kKeys <= job.seen_by_all;
+        softmax.update(scores[0], sums[0], scale, every, [&](int offset, int half) {
+            int const key = key0 + column + offset;
+            return key < job.end && attention::visible(key, job.past + job.token_of(call, row + 8 * half), call.window);
+        });
+        ptx::cp_async_wait<1>();
+        __syncwarp();
+        attention::multiply_values<T, kFp8, kHeadDim, kKeys, 1>(sums, scores, tile + Config::Sizes::kBytes);
+        __syncwarp();
+        load(key0 + warps * kKeys, true);
+    }
+    ptx::cp_async_wait<0>();
+    __syncwarp();
+
+    if (warp < warps) {
+        float* const own = reinterpret_cast<float*>(tiles + warp * Config::kWarpBytes);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float const weight = attention::quad_sum(softmax.weight[half]);
+            if (lane % 4 == 0) softmaxes[warp][row + 8 * half] = make_float2(softmax.top(half, scale), weight);
+            if (row + 8 * half >= job.rows) continue;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n) {
+                for (int c = 0; c < 2; ++c) {
+                    own[(row + 8 * half) * Config::kSumPitch + attention::output_column<kFp8>(n, column + c)] =
+                        sums[0][n][2 * half + c];
+                }
+            }
+        }
+    }
+    w4a16::meet();
+    finish_job<T, kFp8, kHeadDim>(args, job, tiles, softmaxes);
+}
+
+// Adds what the jobs of split sequences left, in the order of the keys: 32 dimensions of a row per warp.
+template <typename T, bool kFp8, int kHeadDim>
+__device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer) {
+    using Config = Attend<T, kFp8, kHeadDim>;
+    attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
+    constexpr int kAtOnce = 4;
+    int const lane = threadIdx.x % 32;
+    int const units = args.m * call.heads * Config::kLaneDims;
+#pragma unroll 1
+    for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < units; unit += w4a16::kWarps * gridDim.x) {
+        int const i = unit % Config::kLaneDims * 32 + lane;
+        int const head = unit / Config::kLaneDims % call.heads, token = unit / Config::kLaneDims / call.heads;
+        int const batch = token / call.tokens;
+        attention::Share const share = attention::find_share(call, args.slots, Config::kKeys,
+                                                             [&](int found, int, int) { return found == batch; });
+        if (share.splits == 1) continue;  // the block that had it handed over the output
+        int const row = token % call.tokens * call.group + head % call.group;
+        int const pair = head / call.group * args.chunks() + row / kRows;
+        float largest = -INFINITY, weight = 0.0f, sum = 0.0f;
+#pragma unroll 1
+        for (int split = 0; split < share.splits; split += kAtOnce) {
+            w4a16::Partial parts[3 * kAtOnce];
+            auto const load = [&](int j, bool wanted) {
+                int64_t const place = args.place(pair, share.first_slot + split + j / 3, row % kRows);
+                w4a16::load_partial_if(wanted,
+                                       j % 3 == 0 ? args.sums + place * call.head_dim + i
+                                                  : args.softmaxes + place * 2 + (j % 3 - 1),
+                                       parts[j]);
+            };
+#pragma unroll
+            for (int j = 0; j < 3 * kAtOnce; ++j) {
+                parts[j] = {j % 3 == 1 ? -INFINITY : 0.0f, layer};
+                load(j, split + j / 3 < share.splits && (j % 3 != 0 || i < call.head_dim));
+            }
+            w4a16::await_all<3 * kAtOnce>([&](int j) { return parts[j].phase != layer; }, load);
+            __syncwarp();
+            float top = largest;
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) top = fmaxf(top, parts[3 * j + 1].value);
+            float const base = top == -INFINITY ? 0.0f : top;
+            float const shrink = ptx::exp2(largest - base);
+            largest = top;
+            weight *= shrink;
+            sum *= shrink;
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                float const part = ptx::exp2(parts[3 * j + 1].value - base);
+                weight += parts[3 * j + 2].value * part;
+                sum += parts[3 * j].value * part;
+            }
+        }
+        if (i >= call.head_dim) continue;
+        attention::Finish<T, kFp8> const finish(args.attention_of(layer), head, largest, weight);
+        w4a16::store_tagged(args.attended + (token * call.heads + head) * call.head_dim + i,
+                            ptx::from_float<T>(sum * finish.factor), layer);
+    }
+}
+
+template <typename T, bool kFp8, int kHeadDim>
+__device__ __forceinline__ void attend(DecoderArgs<T> const& args, int layer, uint8_t* shared, AttentionShared& own) {
+    int const jobs = args.attention.kv_heads * args.chunks() * args.slots;
+#pragma unroll 1
+    for (int index = blockIdx.x; index < jobs;) {
+        w4a16::meet();  // others may still read what is here
+        if (threadIdx.x < 32) find_job<Attend<T, kFp8, kHeadDim>::kKeys>(args, index, layer, own.job);
+        w4a16::meet();
+        if (own.job.batch >= 0) attend_job<T, kFp8, kHeadDim>(args, own.job, shared, own.softmaxes);
+        index = own.job.index + gridDim.x;
+    }
+    combine<T, kFp8, kHeadDim>(args, layer);
+}
+
+}  // namespace trt_nvfp4::decoder

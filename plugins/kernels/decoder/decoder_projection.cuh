@@ -1,0 +1,189 @@
+// One projection of a layer by all blocks: each awaits what it reads, multiplies its tiles of rows by its part of K, and
+// hands over what becomes of the sums.
+#pragma once
+
+#include "decoder/decoder_args.cuh"
+#include "decoder/decoder_tiles.cuh"
+
+namespace trt_nvfp4::decoder {
+
+template <class Tile>
+struct ProjectionShared {
+    // What warps have of their tile and of the next one.
+    typename Tile::Sums own[kWarps], next[kWarps];
+    float squares[16], rms[16];
+    w4a16::RingPosition positions[kWarps];  // between projections
+};
+
+// What becomes of a row of a tile, a lane each. What does not depend on products is read when the tile is opened.
+template <class Tile, typename T>
+class Epilogue {
+ public:
+    __device__ __forceinline__ Epilogue(DecoderArgs<T> const& args, int which, int layer, int tile)
+        : args_(args), which_(which), layer_(layer) {
+        w4a16::Projection const& p = args.program.projections[which];
+        int const lane = threadIdx.x % 32;
+        row_ = tile / w4a16::kTilesPerGroup * 128 + lane / 8 * 32 + tile % w4a16::kTilesPerGroup * 8 + lane % 8;
+        rows_ = p.rows;
+        tensor_scale_ = p.tensor_scale[layer];
+        if (row_ < rows_) bias_ = static_cast<T const*>(p.bias)[int64_t{layer} * rows_ + row_];
+    }
+
+    // Of a token; asked for early, since it is a trip to L2.
+    __device__ __forceinline__ float residual(int token) const {
+        if ((which_ != kOutput && which_ != kDown) || row_ >= rows_) return 0.0f;
+        uint32_t const* const words = which_ == kOutput ? args_.input : args_.middle;
+        return ptx::to_float(w4a16::load_tagged<T>(words + token * rows_ + row_, layer_));
+    }
+
+    // By a whole warp.
+    __device__ __forceinline__ void write(int token, float sum, float residual) const {
+        float const scale = tensor_scale_ * static_cast<float>(1 << Tile::kShift);
+        float value = fmaf(sum, scale, ptx::to_float(bias_)) + residual;
+        bool mine = row_ < rows_;
+        int at = token * rows_ + row_;
+        if (which_ == kUp) {
+            // Rows 2 i and 2 i + 1 are gate and up.
+            float const up = __shfl_xor_sync(0xffffffffu, value, 1);
+            value = gate_one(args_.surroundings[kUp].activation, args_.alpha, args_.limit, value, up);
+            mine = mine && row_ % 2 == 0;
+            at /= 2;
+        }
+        if (!mine) return;
+        T const rounded = ptx::from_float<T>(value);
+        if (which_ != kDown) {
+            uint32_t* const words = which_ == kQkv ? args_.qkv : which_ == kOutput ? args_.middle : args_.hidden;
+            w4a16::store_tagged(words + at, rounded, layer_);
+        } else if (layer_ + 1 < args_.layers) {
+            w4a16::store_tagged(args_.input + at, rounded, layer_ + 1);
+        } else {
+            args_.y[at] = rounded;
+        }
+    }
+
+ private:
+    DecoderArgs<T> const& args_;
+    int const which_, layer_;
+    int row_, rows_;
+    float tensor_scale_;
+    T bias_ = ptx::from_float<T>(0.0f);
+};
+
+template <typename T>
+__device__ __forceinline__ Words<T> words_of(DecoderArgs<T> const& args, int which, int layer) {
+    uint32_t const* const words = which == kQkv      ? args.input
+                                  : which == kOutput ? args.attended
+                                  : which == kUp     ? args.middle
+                                                     : args.hidden;
+    int const k = args.program.projections[which].k;
+    T const* norm = args.surroundings[which].norm_weight;
+    if (norm != nullptr) norm += int64_t{layer} * k;
+    return {words, layer, args.m, k, norm, args.by_tokens};
+}
+
+// Sums the parts of split tiles in their order, whoever computed them: a tile's token per warp.
+template <class Tile, typename T>
+__device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, int phase) {
+    int const which = phase % kProjections;
+    w4a16::Projection const& p = args.program.projections[which];
+    int const units = p.tiles() * args.m;
+#pragma unroll 1
+    for (int unit = blockIdx.x + threadIdx.x / 32 * args.blocks; unit < units; unit += kWarps * args.blocks) {
+        int const tile = args.by_tokens.of(unit);
+        int const token = unit - tile * args.m;
+        Epilogue<Tile, T> const epilogue(args, which, phase / kProjections, tile);
+        float const residual = epilogue.residual(token);
+        w4a16::Partial const* const parts =
+            args.partials[which] +
+            (int64_t{tile} * p.split.splits * args.m + token) * w4a16::kTileRows + threadIdx.x % 32;
+        epilogue.write(token, w4a16::add_partials<4>(parts, args.m * w4a16::kTileRows, p.split.splits, phase), residual);
+    }
+}
+
+// Adds up what the warps of a tile have of it, in the order of K; they take the tokens in turn.
+template <class Tile, typename T>
+__device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& products, Epilogue<Tile, T> const& epilogue,
+                                            int index, int phase, ProjectionShared<Tile>& shared) {
+    w4a16::Projection const& p = args.program.projections[phase % kProjections];
+    int const lane = threadIdx.x % 32;
+    // Found anew, so that products have the registers.
+    asm volatile("" : "+r"(index));
+    w4a16::WarpTask const task(p, index, threadIdx.x / 32);
+    w4a16::Sharers const sharers(task);
+#pragma unroll 1
+    for (int column = 0; column < Tile::kColumns; ++column) {
+        w4a16::meet();  // others may still add up what is here
+        products.take_column(shared.own[task.warp], shared.next[task.warp]);
+        w4a16::meet();
+        int const end = min(args.m, column * 8 + 8);
+#pragma unroll 1
+        for (int token = column * 8 + task.warp - sharers.first; token < end; token += sharers.end - sharers.first) {
+            float const residual = p.split.splits == 1 ? epilogue.residual(token) : 0.0f;
+            float sum = sharers.before != 0 ? shared.next[sharers.first - 1][token % 8][lane] : 0.0f;
+            for (int warp = sharers.first; warp < sharers.end; ++warp) sum += shared.own[warp][token % 8][lane];
+            if (p.split.splits == 1) {
+                epilogue.write(token, sum, residual);
+            } else {
+                int64_t const part = int64_t{task.first_tile + task.tile} * p.split.splits + task.split;
+                w4a16::Partial* const parts = args.partials[phase % kProjections];
+                w4a16::store_partial(parts + (part * args.m + token) * w4a16::kTileRows + lane, sum, phase);
+            }
+        }
+    }
+}
+
+template <class Tile, typename T>
+__device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w4a16::Rings<kWarps> const& rings,
+                                        uint8_t* panel, ProjectionShared<Tile>& shared) {
+    int const which = phase % kProjections, layer = phase / kProjections;
+    int const warp = threadIdx.x / 32;
+    int const chunk_bytes = Tile::chunk_bytes(args.m);
+    w4a16::Projection const& p = args.program.projections[which];
+    Words<T> const from = words_of(args, which, layer);
+    // Not in blocks without a task: nobody waits for these, so what they read might be gone.
+    if (from.norm_weight != nullptr && static_cast<int>(blockIdx.x) < p.tasks) {
+        inverse_rms(from, args.epsilon, shared.squares, shared.rms);
+    }
+    w4a16::RingPosition position = shared.positions[warp];
+    int staged = -1;
+#pragma unroll 1
+    for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
+        w4a16::WarpTask const task(p, index, warp);
+        Epilogue<Tile, T> const epilogue(args, which, layer, task.first_tile + task.tile);
+        Tile products;
+        for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
+            int const end = min(begin + args.shared.panel_chunks, task.end);
+            if (staged != begin) {
+                w4a16::meet();
+                Tile::stage(from, shared.rms, begin, end, panel);
+                staged = begin;
+                w4a16::meet();
+            }
+            w4a16::WarpTask::Part const part = task.part(end - begin);
+            // In the program once, for its size.
+#pragma unroll 1
+            for (int of = 0; of < 2; ++of) {
+                int const first = of == 0 ? part.first : 0;
+                int const behind = first + (of == 0 ? part.of_tile : part.of_next);
+#pragma unroll 1
+                for (int chunk = first; chunk < behind; ++chunk) {
+                    uint8_t const* const stage = rings.acquire(warp, position);
+                    products.multiply(stage, panel + chunk * chunk_bytes, args.m, args.one);
+                    rings.release(warp, position);
+                }
+                products.swap();
+            }
+            for (int chunk = part.of_tile + part.of_next; chunk < part.most; ++chunk) {
+                rings.acquire(warp, position);
+                rings.release(warp, position);
+            }
+        }
+        finish_tile(args, products, epilogue, index, phase, shared);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.positions[warp] = position;
+    __syncwarp();
+    if (p.split.splits > 1 && static_cast<int>(blockIdx.x) < args.blocks) finish_split_tiles<Tile>(args, phase);
+}
+
+}  // namespace trt_nvfp4::decoder

@@ -1,0 +1,23 @@
+// The persistent kernels of decoder layers, by number of tokens and head size; types and caches in sources of their own.
+#pragma once
+
+#include "api/launch.h"
+#include "decoder/decoder_args.cuh"
+
+namespace trt_nvfp4::decoder {
+
+constexpr int kMostTokens = 16;     // of a launch, whatever their sequences
+constexpr int kLargestHead = 128;
+
+template <typename T>
+struct DecoderKernel {
+    void (*function)(DecoderArgs<T>);
+    int chunk_bytes;                                // of activations in shared memory
+    int (*attention_bytes)(int tokens, int warps);  // that attention takes in their place
+};
+
+// For m tokens.
+template <typename T, bool kFp8>
+DecoderKernel<T> find_kernel(int m, int head_dim);
+
+}  // namespace trt_nvfp4::decoder

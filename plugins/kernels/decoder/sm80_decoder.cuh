@@ -1,0 +1,59 @@
+// Layers of a decoder of up to 16 tokens in one launch: RMSNorm, queries, keys and values, attention over the caches,
+// output projection, residual, RMSNorm, gated MLP, residual. One block per SM, all co-resident.
+//
+// Warps of every block keep weights on their way through all phases (sm80_w4a16_phases.cuh), so that while blocks wait
+// for each other, and while they read caches, the next projections' weights come in.
+#pragma once
+
+#include "common/programmatic_launch.cuh"
+#include "decoder/decoder_attention.cuh"
+#include "decoder/decoder_projection.cuh"
+
+namespace trt_nvfp4::decoder {
+
+// The caller's x as words of layer 0.
+template <typename T>
+__device__ __forceinline__ void hand_over_input(DecoderArgs<T> const& args) {
+    int const eights = args.m * args.program.projections[kQkv].k / 8;
+    uint32_t const tag = w4a16::tag_of(0) << 16;
+    for (int i = blockIdx.x * w4a16::kThreads + threadIdx.x; i < eights; i += gridDim.x * w4a16::kThreads) {
+        uint4 const x = w4a16::load_eight(args.x + i * 8);
+        uint32_t* const words = args.input + i * 8;
+        auto const word = [&](uint32_t pair, uint32_t half) { return (half == 0 ? pair & 0xffffu : pair >> 16) | tag; };
+        w4a16::store_eight(words, make_uint4(word(x.x, 0), word(x.x, 1), word(x.y, 0), word(x.y, 1)));
+        w4a16::store_eight(words + 4, make_uint4(word(x.z, 0), word(x.z, 1), word(x.w, 0), word(x.w, 1)));
+    }
+}
+
+template <class Tile, bool kFp8, int kHeadDim>
+__global__ __launch_bounds__(w4a16::kBlockThreads, 1) void sm80_decoder(
+    __grid_constant__ DecoderArgs<typename Tile::Element> const args) {
+    using T = typename Tile::Element;
+    static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
+    extern __shared__ __align__(128) uint8_t decoder_bytes[];
+    __shared__ uint64_t ring_barriers[w4a16::Rings<kWarps>::kBarriers];
+    __shared__ __align__(16) ProjectionShared<Tile> shared;
+    __shared__ AttentionShared attention;
+    int const warp = threadIdx.x / 32;
+    w4a16::Rings<kWarps> const rings(decoder_bytes, ring_barriers, args.shared.stages);
+    if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
+    __syncthreads();
+    if (warp >= kWarps) {
+        w4a16::fill_phases(args, warp - kWarps, rings);
+        return;
+    }
+    hand_over_input(args);
+    // Activations, or what attention stages.
+    if (threadIdx.x % 32 == 0) shared.positions[warp] = {};
+    __syncwarp();
+#pragma unroll 1
+    for (int phase = args.program.first_phase; phase < args.program.last_phase; ++phase) {
+        uint8_t* panel = decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes;
+        if (phase % kProjections == kOutput) attend<T, kFp8, kHeadDim>(args, phase / kProjections, panel, attention);
+        // Made anew, so that attention has the registers.
+        w4a16::Rings<kWarps> const own(decoder_bytes, ring_barriers, args.shared.stages);
+        project<Tile>(args, phase, own, panel, shared);
+    }
+}
+
+}  // namespace trt_nvfp4::decoder

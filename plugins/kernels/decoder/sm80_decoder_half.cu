@@ -1,0 +1,7 @@
+#include "decoder/find_kernel.cuh"
+
+namespace trt_nvfp4::decoder {
+
+template DecoderKernel<__half> find_kernel<__half, false>(int m, int head_dim);
+
+}  // namespace trt_nvfp4::decoder

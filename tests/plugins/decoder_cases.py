@@ -1,0 +1,145 @@
+"""Random calls of NVFP4Decoder, and what float64 makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import attention_cases
+import numpy as np
+import torch
+from nvfp4_reference import Array, Weight
+from op_inputs import float64, random_t
+
+PROJECTIONS = ("qkv", "output", "up", "down")
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    capacity: int
+    new: int
+    lengths: tuple[int, ...]
+    options: dict[str, int | float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = "".join(f" {name} {value}" for name, value in self.options.items())
+        heads = f"{self.heads}/{self.kv_heads}x{self.head_dim}"
+        return f"{self.layers}x{self.hidden}/{self.intermediate} {heads} {self.new} after {list(self.lengths)}{options}"
+
+    @property
+    def tokens(self) -> int:
+        return self.new * len(self.lengths)
+
+    def attributes(self, fp8: bool) -> dict[str, int | float]:
+        return {"heads": self.heads, "rope": 1, "epsilon": 1e-5, "fp8_cache": int(fp8)} | self.options
+
+    def attention(self) -> attention_cases.Shape:
+        options = {name: value for name, value in self.options.items() if name != "activation"}
+        return attention_cases.Shape(
+            self.heads, self.kv_heads, self.head_dim, self.capacity, self.new, self.lengths, self.head_dim, options
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: Shape
+    inputs: list[torch.Tensor]
+    weights: dict[str, Weight]
+    fp8: bool
+
+
+#: Splits of K and of keys, several tasks a block, head layouts, ragged batches, none cached, borders of blocks of keys
+#: (16, 32) and a full cache; padded heads.
+SHAPES = [
+    Shape(2, 64, 96, 4, 2, 64, 40, 1, (17,)),
+    Shape(3, 256, 544, 8, 2, 64, 150, 1, (0,), {"qk_norm": 1}),
+    Shape(2, 288, 320, 4, 1, 128, 300, 1, (299,), {"window": 100}),
+    Shape(2, 128, 160, 6, 2, 32, 70, 2, (0, 31, 64), {"softcap": 20.0}),
+    Shape(2, 160, 96, 4, 4, 64, 200, 1, (0, 1, 15, 16, 31, 32, 198, 199), {"qk_norm": 1}),
+    Shape(2, 96, 128, 8, 1, 48, 90, 5, (0, 80, 63), {"rope": 2}),
+    Shape(2, 96, 64, 8, 2, 128, 130, 16, (101,), {"scale": 0.25}),
+]
+
+
+def random_case(rng: np.random.Generator, shape: Shape, dtype: torch.dtype, fp8: bool) -> Case:
+    """What is not cached is NaN: nothing may read it."""
+    layers, k, i = shape.layers, shape.hidden, shape.intermediate
+    attended = shape.heads * shape.head_dim
+    qkv_rows = attended + 2 * shape.kv_heads * shape.head_dim
+    sizes = {"qkv": (qkv_rows, k), "output": (k, attended), "up": (2 * i, k), "down": (k, i)}
+    weights = {name: Weight.random(rng, *size, (layers,)) for name, size in sizes.items()}
+    for weight in weights.values():  # sums near one, whatever the seed
+        weight.tensor_scale /= 4
+        weight.values /= 4
+    calls = [attention_cases.inputs(rng, shape.attention(), dtype, fp8) for _ in range(layers)]
+    past = torch.stack([torch.stack(call[1:3]) for call in calls])
+
+    def stacked(index: int) -> torch.Tensor:
+        return torch.stack([call[index] for call in calls])
+
+    def projection(name: str) -> list[torch.Tensor]:
+        return [*weights[name].tensors, random_t(rng, (layers, sizes[name][0]), dtype) * 0.1]
+
+    norms = [1 + random_t(rng, (layers, k), dtype) * 0.1 for _ in range(2)]
+    return Case(
+        shape,
+        [
+            random_t(rng, (len(shape.lengths), shape.new, k), dtype),
+            past,
+            *calls[0][3:6],
+            norms[0],
+            stacked(6),
+            stacked(7),
+            stacked(9),
+            stacked(10),
+            *projection("qkv"),
+            *projection("output"),
+            norms[1],
+            *projection("up"),
+            *projection("down"),
+        ],
+        weights,
+        fp8,
+    )
+
+
+def _norm(x: Array, weight: Array, epsilon: float) -> Array:
+    result: Array = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + epsilon) * weight
+    return result
+
+
+def expected(case: Case, present: torch.Tensor) -> tuple[Array, list[tuple[Array, Array]]]:
+    """y, and each layer's keys and values of the new tokens [batch, new, kv_heads, head_dim], none rounded. Attention
+    reads what is cached in `present`."""
+    shape, tensors = case.shape, case.inputs
+    epsilon: Any = shape.attributes(case.fp8)["epsilon"]
+    x = float64(tensors[0])
+    names = dict(zip(PROJECTIONS, (13, 17, 22, 26), strict=True))
+    appended = []
+
+    def product(rows: Array, name: str, layer: int) -> Array:
+        result: Array = rows @ case.weights[name].values[layer].T + float64(tensors[names[name]])[layer]
+        return result
+
+    for layer in range(shape.layers):
+        qkv = product(_norm(x, float64(tensors[5])[layer], epsilon), "qkv", layer)
+        call = [torch.from_numpy(qkv), *tensors[1][layer], *tensors[2:5], tensors[6][layer], tensors[7][layer]]
+        call += [torch.zeros(shape.heads), tensors[8][layer], tensors[9][layer]]
+        q, *new = attention_cases.new_rows(call, shape.attention())
+        held = [
+            attention_cases.cached_values(cache, scale)
+            for cache, scale in zip(present[layer], (tensors[8][layer], tensors[9][layer]), strict=True)
+        ]
+        a = attention_cases.attend(q, *held, np.zeros(shape.heads), shape.attention())
+        x = product(a, "output", layer) + x
+        up = product(_norm(x, float64(tensors[18])[layer], epsilon), "up", layer)
+        gate = up[..., 0::2]
+        x = product(gate / (1 + np.exp(-gate)) * up[..., 1::2], "down", layer) + x
+        appended.append((new[0], new[1]))
+    return x, appended

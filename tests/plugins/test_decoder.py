@@ -1,0 +1,126 @@
+"""NVFP4Decoder's launch for all layers, and its parts, against float64, on this machine's GPU and on emulated ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import cached_values
+from decoder_cases import SHAPES, Case, Shape, expected, random_case
+from op_inputs import float64
+
+from ptx_emulator.shim import Gpu
+from trt_nvfp4.plugins.host import HostError, PluginHost
+
+AUTO, GENERIC, DECODER = 0, 1, 11
+OP = "NVFP4Decoder"
+#: Of the outputs' norm: what layers hand over is rounded to T.
+TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
+#: Of new keys and values, of their norm: these are rounded once more, to E4M3 in 16ths.
+CACHE_TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2.4e-2, torch.int8: 5e-2}
+
+
+def check(host: PluginHost, case: Case, tactic: int, device: str) -> None:
+    shape, inputs = case.shape, [x.to(device) for x in case.inputs]
+    with host.session(OP, inputs, shape.attributes(case.fp8), tactic=tactic) as session:
+        y, present = (x.cpu() for x in session.run(inputs))
+        again = [x.cpu() for x in session.run(inputs)]
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip((y, present), again, strict=True))
+
+    wanted, appended = expected(case, present)
+    assert np.linalg.norm(float64(y) - wanted) <= TOLERANCE[y.dtype] * np.linalg.norm(wanted)
+    for layer, rows in enumerate(appended):
+        for which, new in enumerate(rows):
+            past, now = case.inputs[1][layer, which], present[layer, which]
+            values = cached_values(now, case.inputs[8 + which][layer])
+            tolerance = max(CACHE_TOLERANCE[now.dtype], CACHE_TOLERANCE[y.dtype])
+            for b, length in enumerate(shape.lengths):
+                end = length + shape.new
+                for part in (slice(length), slice(end, None)):
+                    assert torch.equal(past[b, :, part].view(torch.uint8), now[b, :, part].view(torch.uint8))
+                given = new[b].swapaxes(0, 1)
+                if case.fp8:
+                    bound = float64(case.inputs[8 + which][layer])[:, None, None] * 448
+                    given = np.clip(given, -bound, bound)
+                assert np.linalg.norm(values[b, :, length:end] - given) <= tolerance * np.linalg.norm(given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_float64(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, seed: int) -> None:
+    case = random_case(np.random.default_rng(seed), shape, dtype, fp8)
+    for tactic in (DECODER, GENERIC):
+        check(host, case, tactic, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("shape", [
+    Shape(4, 2048, 6144, 16, 8, 128, 3000, 1, (2999,), {"qk_norm": 1}),
+    Shape(3, 1024, 3072, 16, 8, 128, 1200, 1, (1199, 0, 600, 77, 1, 2, 3, 1100), {"qk_norm": 1}),
+    Shape(3, 1024, 3072, 16, 2, 64, 1200, 16, (1184,)),
+    Shape(40, 64, 64, 2, 1, 32, 64, 1, (40,)),  # more hand-overs than work
+], ids=str)  # fmt: skip
+def test_many_tasks(host: PluginHost, shape: Shape, fp8: bool, seed: int) -> None:
+    case = random_case(np.random.default_rng(seed), shape, torch.float16, fp8)
+    check(host, case, DECODER, "cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("number", [0, 2, 4, 5])
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any) -> None:
+    """On few SMs, so that blocks have several tasks and wait for each other."""
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=6))
+    dtype = (torch.float16, torch.bfloat16)[(seed + number + fp8) % 2]
+    case = random_case(np.random.default_rng(seed), SHAPES[number], dtype, fp8)
+    check(emulated, case, DECODER, "cpu")
+    assert "sm80_decoder" in emulated_gpu.launches[-1].kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_parts_emulated(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
+    """More tokens than one launch takes, by AUTO: the parts."""
+    shape = Shape(2, 64, 96, 4, 2, 64, 40, 20, (3,))
+    case = random_case(np.random.default_rng(seed), shape, torch.float16, False)
+    emulated_gpu.launches.clear()
+    check(emulated, case, AUTO, "cpu")
+    assert not any("sm80_decoder" in launch.kernel for launch in emulated_gpu.launches)
+
+
+MISFITS = [
+    ({"heads": 3}, "kv_heads must divide heads|must have shape"),
+    ({"heads": 8}, "qkv_weight must have shape"),
+    ({"fp8_cache": 1}, "caches must be INT8"),
+    ({"rope": 3}, "rope must be 0, 1 or 2"),
+    ({"activation": 99}, "activation must be 0 to 8"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "message"), MISFITS)
+def test_misfits_are_named(host: PluginHost, attributes: dict[str, int | float], message: str, seed: int) -> None:
+    shape = SHAPES[0]
+    case = random_case(np.random.default_rng(seed), shape, torch.float16, False)
+    with pytest.raises(HostError, match=message):
+        host.session(OP, case.inputs, shape.attributes(False) | attributes)
+
+
+def test_tactics(host: PluginHost, seed: int) -> None:
+    """One launch where it serves; the parts always."""
+    rng = np.random.default_rng(seed)
+    for shape, tactics in (
+        (SHAPES[0], [DECODER, GENERIC]),
+        (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), [GENERIC]),
+        (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), [GENERIC]),
+        (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), [GENERIC]),
+    ):
+        case = random_case(rng, shape, torch.float16, False)
+        with host.session(OP, case.inputs, shape.attributes(False)) as session:
+            assert session.tactics == tactics
