@@ -15,6 +15,16 @@ struct Share {
 // At least so many blocks of keys for each block of threads.
 constexpr int kLeastKeyBlocks = 4;
 
+// a * b / c, rounded down, for a, b >= 0 and c > 0. A division of 64-bit integers would be a call, around which registers
+// spill.
+__device__ __forceinline__ int share_of(int a, int b, int64_t c) {
+    int64_t const product = int64_t{a} * b;
+    int quotient = static_cast<int>(static_cast<float>(product) / static_cast<float>(c));
+    while (quotient * c > product) --quotient;
+    while ((quotient + int64_t{1}) * c <= product) ++quotient;
+    return quotient;
+}
+
 // Of the sequence for which wanted(batch, first_slot, splits) holds. All lanes of a warp call this.
 template <typename T, typename Wanted>
 __device__ Share find_share(Args<T> const& args, int slots, int block_keys, Wanted wanted) {
@@ -25,13 +35,13 @@ __device__ Share find_share(Args<T> const& args, int slots, int block_keys, Want
     int64_t total = 0;
     for (int base = 0; base < args.batch; base += 32) total += blocks_of(base + lane);
     for (int offset = 16; offset > 0; offset >>= 1) total += __shfl_xor_sync(0xffffffffu, total, offset);
-    int64_t const spare = slots - args.batch;
+    int const spare = slots - args.batch;
     int first = 0;
     Share share;
     for (int base = 0; base < args.batch; base += 32) {
         int const batch = base + lane, blocks = blocks_of(batch);
         int const most = (blocks + kLeastKeyBlocks - 1) / kLeastKeyBlocks;
-        int const given = total > 0 ? 1 + static_cast<int>(spare * blocks / total) : 1;
+        int const given = total > 0 ? 1 + share_of(spare, blocks, total) : 1;
         int const splits = batch >= args.batch ? 0 : most < 1 ? 1 : given < most ? given : most;
         int end = splits;
         for (int offset = 1; offset < 32; offset <<= 1) {

@@ -101,7 +101,7 @@ __device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, 
     attention::Sequence const sequence(call, share.batch);
     int const key_blocks = (sequence.keys() + kKeys - 1) / kKeys;
     auto const border = [&](int split) {
-        int const block = static_cast<int>(int64_t{key_blocks} * split / share.splits);
+        int const block = attention::share_of(key_blocks, split, share.splits);
         return min(sequence.first + block * kKeys, sequence.length);
     };
     job.past = sequence.past;

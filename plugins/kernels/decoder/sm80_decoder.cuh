@@ -43,12 +43,18 @@ __global__ __launch_bounds__(w4a16::kBlockThreads, 1) void sm80_decoder(
         return;
     }
     hand_over_input(args);
-    // Activations, or what attention stages.
     if (threadIdx.x % 32 == 0) shared.positions[warp] = {};
     __syncwarp();
+    // Places of tokens that the call does not have are multiplied, too.
+    for (int i = threadIdx.x; i < args.shared.panel_chunks * Tile::chunk_bytes(args.m) / 16; i += w4a16::kThreads) {
+        reinterpret_cast<uint4*>(decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes)[i] =
+            make_uint4(0u, 0u, 0u, 0u);
+    }
+    w4a16::meet();
 #pragma unroll 1
     for (int phase = args.program.first_phase; phase < args.program.last_phase; ++phase) {
-        uint8_t* panel = decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes;
+        // Activations, or what attention stages.
+        uint8_t* const panel = decoder_bytes + kWarps * args.shared.stages * w4a16::kStageBytes;
         if (phase % kProjections == kOutput) attend<T, kFp8, kHeadDim>(args, phase / kProjections, panel, attention);
         // Made anew, so that attention has the registers.
         w4a16::Rings<kWarps> const own(decoder_bytes, ring_barriers, args.shared.stages);
