@@ -137,7 +137,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
         constexpr float kSplitCost = 2.0f;  // as of sm80_w4a16_mlp.cuh
         w4a16::Shape const shape{p.tiles(), p.chunks()};
         w4a16::set_split(
-            p, w4a16::choose_split(shape, args.m, args.shared.panel_chunks, kSplitCost, false, device));
+            p, w4a16::choose_split(shape, args.m, args.shared.panel_chunks, kSplitCost, kernel.whole, device));
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         args.blocks = std::min(args.blocks, p.tasks);
     }

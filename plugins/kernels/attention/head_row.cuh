@@ -59,13 +59,13 @@ __device__ __forceinline__ void head_row(float (&row)[kLaneDims], Args<T> const&
     }
 }
 
-// The warp writes one new key (kv_index < kv_heads) or value (from kv_heads on), given as x, into its cache.
+// The warp writes elements of one new key (kv_index < kv_heads) or value (from kv_heads on), as head_row has them, into
+// its cache.
 template <int kLaneDims, bool kFp8, typename T>
-__device__ __forceinline__ void append_row(Args<T> const& args, T const* x, int batch, int kv_index, int position) {
+__device__ __forceinline__ void store_row(Args<T> const& args, float const (&row)[kLaneDims], int batch, int kv_index,
+                                          int position) {
     bool const is_value = kv_index >= args.kv_heads;
     int const kv_head = is_value ? kv_index - args.kv_heads : kv_index;
-    float row[kLaneDims];
-    head_row(row, args, x, args.heads + kv_index, position);
     int64_t const offset = cache_row(args, batch, kv_head, position) * args.head_dim;
     void* const cache = is_value ? args.values : args.keys;
 #pragma unroll
@@ -79,6 +79,14 @@ __device__ __forceinline__ void append_row(Args<T> const& args, T const* x, int 
             static_cast<T*>(cache)[offset + i] = ptx::from_float<T>(row[j]);
         }
     }
+}
+
+// The same of one that is given as x.
+template <int kLaneDims, bool kFp8, typename T>
+__device__ __forceinline__ void append_row(Args<T> const& args, T const* x, int batch, int kv_index, int position) {
+    float row[kLaneDims];
+    head_row(row, args, x, args.heads + kv_index, position);
+    store_row<kLaneDims, kFp8>(args, row, batch, kv_index, position);
 }
 
 }  // namespace trt_nvfp4::attention

@@ -11,6 +11,8 @@
 
 namespace trt_nvfp4::decoder {
 
+constexpr int kMostTokens = 16;  // of a launch, whatever their sequences
+
 // A layer's projections; attention comes before kOutput.
 enum Which { kQkv, kOutput, kUp, kDown, kProjections };
 

@@ -8,6 +8,7 @@
 #include "attention/head_row.cuh"
 #include "decoder/decoder_args.cuh"
 #include "ptx/named_barrier.cuh"
+#include "ptx/prefetch.cuh"
 #include "w4a16/stream/sm80_w4a16_token.cuh"
 
 namespace trt_nvfp4::decoder {
@@ -74,42 +75,86 @@ struct Job {
     }
 };
 
+// What is cached of a sequence, and its slots: the same for all layers (attention/shares.cuh).
+struct SharedSequence {
+    int past, first, length;
+    int first_slot, splits;
+};
+
 struct AttentionShared {
     Softmaxes softmaxes;
+    SharedSequence sequences[kMostTokens];
     Job job;
 };
 
-// By the first warp.
+// By the first warp, once.
 template <int kKeys, typename T>
-__device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, int layer, Job& job) {
+__device__ __forceinline__ void share_slots(DecoderArgs<T> const& args, AttentionShared& own) {
     attention::Args<T> const& call = args.attention;
-    int const pair = index / args.slots, slot = index % args.slots;
-    attention::Share const share =
-        attention::find_share(call, args.slots, kKeys,
-                              [&](int, int first, int splits) { return first <= slot && slot < first + splits; });
-    if (threadIdx.x != 0) return;
-    job.index = index;
+    int const batch = threadIdx.x;
+    bool const inside = batch < call.batch;
+    attention::Sequence const sequence(call, inside ? batch : 0);
+    int const blocks = inside ? (sequence.keys() + kKeys - 1) / kKeys : 0;
+    int total = blocks;
+    for (int offset = 16; offset > 0; offset >>= 1) total += __shfl_xor_sync(0xffffffffu, total, offset);
+    int const most = (blocks + attention::kLeastKeyBlocks - 1) / attention::kLeastKeyBlocks;
+    int const given = total > 0 ? 1 + attention::share_of(args.slots - call.batch, blocks, total) : 1;
+    int const splits = inside ? max(min(given, most), 1) : 0;
+    int end = splits;
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        int const before = __shfl_up_sync(0xffffffffu, end, offset);
+        if (static_cast<int>(threadIdx.x) >= offset) end += before;
+    }
+    if (inside) own.sequences[batch] = {sequence.past, sequence.first, sequence.length, end - splits, splits};
+    if (threadIdx.x == 0) own.job.index = -1;
+}
+
+// By one thread. A block's only job is the same for all layers.
+template <int kKeys, typename T>
+__device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, int layer, AttentionShared& own) {
+    attention::Args<T> const& call = args.attention;
+    Job& job = own.job;
     job.layer = layer;
-    job.pair = pair;
-    job.slot = slot;
-    job.batch = share.batch;
-    if (share.batch < 0) return;
-    job.splits = share.splits;
-    job.kv_head = pair / args.chunks();
-    job.row0 = pair % args.chunks() * kRows;
+    if (job.index == index) return;
+    job.index = index;
+    job.pair = index / args.slots;
+    job.slot = index % args.slots;
+    job.batch = -1;
+    for (int batch = 0; batch < call.batch; ++batch) {
+        int const split = job.slot - own.sequences[batch].first_slot;
+        if (split >= 0 && split < own.sequences[batch].splits) job.batch = batch;
+    }
+    if (job.batch < 0) return;
+    SharedSequence const sequence = own.sequences[job.batch];
+    job.splits = sequence.splits;
+    job.kv_head = job.pair / args.chunks();
+    job.row0 = job.pair % args.chunks() * kRows;
     job.rows = min(call.rows() - job.row0, kRows);
-    attention::Sequence const sequence(call, share.batch);
-    int const key_blocks = (sequence.keys() + kKeys - 1) / kKeys;
+    int const key_blocks = (max(sequence.length - sequence.first, 0) + kKeys - 1) / kKeys;
     auto const border = [&](int split) {
-        int const block = attention::share_of(key_blocks, split, share.splits);
+        int const block = attention::share_of(key_blocks, split, sequence.splits);
         return min(sequence.first + block * kKeys, sequence.length);
     };
     job.past = sequence.past;
-    job.begin = border(slot - share.first_slot);
-    job.end = border(slot - share.first_slot + 1);
+    job.begin = border(job.slot - sequence.first_slot);
+    job.end = border(job.slot - sequence.first_slot + 1);
     job.seen_by_all = min(job.end, job.past + job.token_of(call, 0) + 1);
     job.first_new = max(job.begin, job.past);
     job.new_tokens = max(job.end - job.first_new, 0);
+}
+
+// To L2, while the new rows are awaited: what their norm and rotation take.
+template <typename T>
+__device__ __forceinline__ void prefetch_tables(DecoderArgs<T> const& args, Job const& job) {
+    attention::Args<T> const& call = args.attention;
+    int const half = call.rotary / 2, warp = threadIdx.x / 32, at = threadIdx.x % 32;
+    if (warp < 2 && call.query_norm != nullptr && at * 64 < call.head_dim) {
+        ptx::prefetch((warp == 0 ? call.query_norm : call.key_norm) + job.layer * call.head_dim + at * 64);
+    }
+    if (warp >= 2 && warp - 2 < call.tokens && at < 8 && at % 4 * 32 < half) {
+        int64_t const row = int64_t{min(job.past + warp - 2, call.positions - 1)} * half;
+        ptx::prefetch((at < 4 ? call.cosines : call.sines) + row + at % 4 * 32);
+    }
 }
 
 // New rows come as words, queries, and keys and values of tokens in reach; these are appended.
@@ -117,7 +162,6 @@ template <typename T, bool kFp8, int kHeadDim>
 __device__ __forceinline__ void prepare_job(DecoderArgs<T> const& args, Job const& job, uint8_t* shared) {
     using Config = Attend<T, kFp8, kHeadDim>;
     attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
-    int const warp = threadIdx.x / 32;
     T* const given = reinterpret_cast<T*>(shared + Config::kQueryBytes);
     T* const given_new = given + kRows * kHeadDim;
     auto const given_words = [&](int token, int head) {
@@ -131,22 +175,27 @@ __device__ __forceinline__ void prepare_job(DecoderArgs<T> const& args, Job cons
         return given_words(job.first_new - job.past + i / 2, call.heads + job.kv_head + i % 2 * call.kv_heads);
     });
     w4a16::meet();
-#pragma unroll 1
-    for (int i = warp; i < 2 * job.new_tokens; i += w4a16::kWarps) {
-        attention::append_row<Config::kLaneDims, kFp8>(args.attention_of(job.layer), given_new + i * call.head_dim,
-                                                       job.batch, job.kv_head + i % 2 * call.kv_heads,
-                                                       job.first_new + i / 2);
+    constexpr int kPitch = attention::kQueryPitch<kHeadDim>;
+    for (int i = job.rows * (kPitch / 16) + threadIdx.x; i < kRows * (kPitch / 16); i += w4a16::kThreads) {
+        reinterpret_cast<uint4*>(shared)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
+    // In the program once, for its size.
 #pragma unroll 1
-    for (int row = w4a16::kWarps - 1 - warp; row < kRows; row += w4a16::kWarps) {
-        float query[Config::kLaneDims] = {};
-        if (row < job.rows) {
-            attention::head_row(query, args.attention_of(job.layer), given + row * call.head_dim, job.head_of(call, row),
-                                job.past + job.token_of(call, row));
+    for (int i = threadIdx.x / 32; i < job.rows + 2 * job.new_tokens; i += w4a16::kWarps) {
+        int const of_new = i - job.rows, kv_index = job.kv_head + of_new % 2 * call.kv_heads;
+        bool const is_query = of_new < 0;
+        int const head = is_query ? job.head_of(call, i) : call.heads + kv_index;
+        int const position = is_query ? job.past + job.token_of(call, i) : job.first_new + of_new / 2;
+        attention::Args<T> const own = args.attention_of(job.layer);
+        float row[Config::kLaneDims] = {};
+        attention::head_row(row, own, (is_query ? given + i * call.head_dim : given_new + of_new * call.head_dim), head,
+                            position);
+        if (is_query) {
+            using Op = attention::Operand<T, kFp8>;
+            attention::store_query<T, kFp8, true>(row, call.head_dim, reinterpret_cast<Op*>(shared + i * kPitch));
+        } else {
+            attention::store_row<Config::kLaneDims, kFp8>(own, row, job.batch, kv_index, position);
         }
-        using Op = attention::Operand<T, kFp8>;
-        attention::store_query<T, kFp8, true>(
-            query, call.head_dim, reinterpret_cast<Op*>(shared + row * attention::kQueryPitch<kHeadDim>));
     }
     w4a16::meet();
 }
@@ -214,6 +263,7 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
         load(key0, false);
         load(key0, true);
     }
+    prefetch_tables(args, job);
     prepare_job<T, kFp8, kHeadDim>(args, job, shared);
     if (!early) {
         load(key0, false);
@@ -270,7 +320,7 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
 
 // Adds what the jobs of split sequences left, in the order of the keys: 32 dimensions of a row per warp.
 template <typename T, bool kFp8, int kHeadDim>
-__device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer) {
+__device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer, AttentionShared const& own) {
     using Config = Attend<T, kFp8, kHeadDim>;
     attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
     constexpr int kAtOnce = 4;
@@ -280,9 +330,7 @@ __device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer) {
     for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < units; unit += w4a16::kWarps * gridDim.x) {
         int const i = unit % Config::kLaneDims * 32 + lane;
         int const head = unit / Config::kLaneDims % call.heads, token = unit / Config::kLaneDims / call.heads;
-        int const batch = token / call.tokens;
-        attention::Share const share = attention::find_share(call, args.slots, Config::kKeys,
-                                                             [&](int found, int, int) { return found == batch; });
+        SharedSequence const& share = own.sequences[token / call.tokens];
         if (share.splits == 1) continue;  // the block that had it handed over the output
         int const row = token % call.tokens * call.group + head % call.group;
         int const pair = head / call.group * args.chunks() + row / kRows;
@@ -332,12 +380,12 @@ __device__ __forceinline__ void attend(DecoderArgs<T> const& args, int layer, ui
 #pragma unroll 1
     for (int index = blockIdx.x; index < jobs;) {
         w4a16::meet();  // others may still read what is here
-        if (threadIdx.x < 32) find_job<Attend<T, kFp8, kHeadDim>::kKeys>(args, index, layer, own.job);
+        if (threadIdx.x == 0) find_job<Attend<T, kFp8, kHeadDim>::kKeys>(args, index, layer, own);
         w4a16::meet();
         if (own.job.batch >= 0) attend_job<T, kFp8, kHeadDim>(args, own.job, shared, own.softmaxes);
         index = own.job.index + gridDim.x;
     }
-    combine<T, kFp8, kHeadDim>(args, layer);
+    combine<T, kFp8, kHeadDim>(args, layer, own);
 }
 
 }  // namespace trt_nvfp4::decoder

@@ -10,7 +10,7 @@ namespace trt_nvfp4::decoder {
 template <class Tile>
 struct ProjectionShared {
     // What warps have of their tile and of the next one.
-    typename Tile::Sums own[kWarps], next[kWarps];
+    typename Tile::Sums own[kWarps], next[Tile::kShares ? kWarps : 1];
     float squares[16], rms[16];
     w4a16::RingPosition positions[kWarps];  // between projections
 };
@@ -102,7 +102,7 @@ __device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, i
 
 // Adds up what the warps of a tile have of it, in the order of K; they take the tokens in turn.
 template <class Tile, typename T>
-__device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& products, Epilogue<Tile, T> const& epilogue,
+__device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& products, Epilogue<Tile, T> const& early,
                                             int index, int phase, ProjectionShared<Tile>& shared) {
     w4a16::Projection const& p = args.program.projections[phase % kProjections];
     int const lane = threadIdx.x % 32;
@@ -110,16 +110,20 @@ __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& pr
     asm volatile("" : "+r"(index));
     w4a16::WarpTask const task(p, index, threadIdx.x / 32);
     w4a16::Sharers const sharers(task);
+    // Of several tokens also what it read early.
+    int const layer = phase / kProjections, tile = task.first_tile + task.tile;
+    Epilogue<Tile, T> const epilogue =
+        Tile::kTokens == 1 ? early : Epilogue<Tile, T>(args, phase % kProjections, layer, tile);
 #pragma unroll 1
     for (int column = 0; column < Tile::kColumns; ++column) {
         w4a16::meet();  // others may still add up what is here
-        products.take_column(shared.own[task.warp], shared.next[task.warp]);
+        products.take_column(shared.own[task.warp], shared.next[Tile::kShares ? task.warp : 0]);
         w4a16::meet();
         int const end = min(args.m, column * 8 + 8);
 #pragma unroll 1
         for (int token = column * 8 + task.warp - sharers.first; token < end; token += sharers.end - sharers.first) {
             float const residual = p.split.splits == 1 ? epilogue.residual(token) : 0.0f;
-            float sum = sharers.before != 0 ? shared.next[sharers.first - 1][token % 8][lane] : 0.0f;
+            float sum = Tile::kShares && sharers.before != 0 ? shared.next[sharers.first - 1][token % 8][lane] : 0.0f;
             for (int warp = sharers.first; warp < sharers.end; ++warp) sum += shared.own[warp][token % 8][lane];
             if (p.split.splits == 1) {
                 epilogue.write(token, sum, residual);
@@ -141,15 +145,26 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
     w4a16::Projection const& p = args.program.projections[which];
     Words<T> const from = words_of(args, which, layer);
     // Not in blocks without a task: nobody waits for these, so what they read might be gone.
+    int staged = -1;
     if (from.norm_weight != nullptr && static_cast<int>(blockIdx.x) < p.tasks) {
-        inverse_rms(from, args.epsilon, shared.squares, shared.rms);
+        prefetch_norm(from);
+        bool together = false;
+        if constexpr (Tile::kTokens == 1) {
+            together = p.split.splits == 1 && p.chunks() <= min(args.shared.panel_chunks, Tile::kHeldChunks);
+            if (together) {
+                w4a16::meet();  // others may still multiply what is in the panel
+                Tile::stage_normalized(from, args.epsilon, shared.squares, p.chunks(), panel);
+                w4a16::meet();
+                staged = 0;
+            }
+        }
+        if (!together) inverse_rms(from, args.epsilon, shared.squares, shared.rms);
     }
     w4a16::RingPosition position = shared.positions[warp];
-    int staged = -1;
 #pragma unroll 1
     for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
         w4a16::WarpTask const task(p, index, warp);
-        Epilogue<Tile, T> const epilogue(args, which, layer, task.first_tile + task.tile);
+        Epilogue<Tile, T> const early(args, which, layer, task.first_tile + task.tile);
         Tile products;
         for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
             int const end = min(begin + args.shared.panel_chunks, task.end);
@@ -160,25 +175,30 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
                 w4a16::meet();
             }
             w4a16::WarpTask::Part const part = task.part(end - begin);
-            // In the program once, for its size.
+            auto const multiply_chunks = [&](int first, int count) {
 #pragma unroll 1
-            for (int of = 0; of < 2; ++of) {
-                int const first = of == 0 ? part.first : 0;
-                int const behind = first + (of == 0 ? part.of_tile : part.of_next);
-#pragma unroll 1
-                for (int chunk = first; chunk < behind; ++chunk) {
+                for (int chunk = first; chunk < first + count; ++chunk) {
                     uint8_t const* const stage = rings.acquire(warp, position);
                     products.multiply(stage, panel + chunk * chunk_bytes, args.m, args.one);
                     rings.release(warp, position);
                 }
-                products.swap();
+            };
+            if constexpr (Tile::kShares) {
+                // In the program once, for its size.
+#pragma unroll 1
+                for (int of = 0; of < 2; ++of) {
+                    multiply_chunks(of == 0 ? part.first : 0, of == 0 ? part.of_tile : part.of_next);
+                    products.swap();
+                }
+            } else {
+                multiply_chunks(part.first, part.of_tile);
             }
             for (int chunk = part.of_tile + part.of_next; chunk < part.most; ++chunk) {
                 rings.acquire(warp, position);
                 rings.release(warp, position);
             }
         }
-        finish_tile(args, products, epilogue, index, phase, shared);
+        finish_tile(args, products, early, index, phase, shared);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.positions[warp] = position;

@@ -20,6 +20,12 @@ struct Words {
     Divisor by_tokens;
 };
 
+// A phase's norm weights to L2, while its activations are awaited.
+template <typename T>
+__device__ __forceinline__ void prefetch_norm(Words<T> const& from) {
+    for (int i = threadIdx.x * 64; i < from.k; i += w4a16::kThreads * 64) ptx::prefetch(from.norm_weight + i);
+}
+
 // 1 / rms of every token, by all warps that multiply: a token is read by several of them where there are few.
 template <typename T>
 __device__ __forceinline__ void inverse_rms(Words<T> const& from, float epsilon, float* squares, float* rms) {
@@ -62,6 +68,7 @@ class TokenTile {
     using Sums = float[1][w4a16::kTurnPitch];  // [token][row]
     static constexpr int kColumns = 1;
     static constexpr int kTokens = 1;
+    static constexpr bool kShares = true;  // a warp may have parts of two tiles
     static constexpr int kShift = w4a16::Decoder<__half>::kSumShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int) { return w4a16::kTokenChunkBytes; }
@@ -71,6 +78,48 @@ class TokenTile {
                                                  uint8_t* panel) {
         w4a16::TokenInput<T, false> const row{nullptr, from.words, from.layer, from.k, from.norm_weight, rms[0]};
         w4a16::stage_token<2>(row, begin, end, panel);
+    }
+    // The same of all chunks, and the norm in front: x is read once where few enough chunks are a warp's.
+    static constexpr int kHeldChunks = 2 * kWarps;
+    static __device__ __forceinline__ void stage_normalized(Words<T> const& from, float epsilon, float* squares,
+                                                            int chunks, uint8_t* panel) {
+        constexpr int kHeld = kHeldChunks / kWarps;
+        int const lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        int const t = lane / 2 % 4;
+        int const word = lane / 8 * 2 + lane % 2;
+        auto const offset = [&](int i) { return (warp + i * kWarps) * kChunk + t * 64 + word * 8; };
+        w4a16::TokenInput<T, false> const row{nullptr, from.words, from.layer, from.k, nullptr, 0.0f};
+        uint4 held[kHeld], weights[kHeld];
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+            weights[i] = make_uint4(0u, 0u, 0u, 0u);
+            if (offset(i) < from.k) weights[i] = *reinterpret_cast<uint4 const*>(from.norm_weight + offset(i));
+        }
+        float sum = 0.0f;
+        row.template read<kHeld>(offset, [&](int i, uint4 eight) {
+            held[i] = eight;
+            T const* const values = reinterpret_cast<T const*>(&eight);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sum = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), sum);
+        });
+        sum = ptx::warp_sum(sum);
+        if (lane == 0) squares[warp] = sum;
+        w4a16::meet();
+        sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i) sum += squares[i];
+        float const rms = 1.0f / sqrtf(sum / static_cast<float>(from.k) + epsilon);
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+            int const chunk = warp + i * kWarps;
+            if (chunk >= chunks) break;
+            uint4 const eight = w4a16::normalize(held[i], reinterpret_cast<T const*>(&weights[i]), rms);
+            HalfScale const scale(ptx::warp_max(greatest_of<T>(eight)), w4a16::Decoder<__half>::kSumExponent);
+            uint8_t* const place = panel + chunk * w4a16::kTokenChunkBytes;
+            *reinterpret_cast<uint4*>(place + (word * 4 + t) * 16) =
+                w4a16::pair_activations<__half>(scale.of<T>(eight));
+            if (lane == 0) *reinterpret_cast<float*>(place + w4a16::kTokenFactor) = scale.factor();
+        }
     }
     __device__ __forceinline__ void multiply(uint8_t const* stage, uint8_t const* chunk, int, uint32_t one) {
         w4a16::multiply_token(stage, chunk, one, sums_);
@@ -103,6 +152,7 @@ class ColumnTile {
     using Sums = w4a16::Turned;
     static constexpr int kColumns = kOfTokens;
     static constexpr int kTokens = P::kTokens;
+    static constexpr bool kShares = kColumns == 1;  // of more columns two tiles' accumulators would spill
     static constexpr int kShift = w4a16::Decoder<typename P::Operand>::kScaleShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int m) { return P::chunk_bytes(m); }
@@ -152,9 +202,11 @@ class ColumnTile {
     __device__ __forceinline__ void swap() { w4a16::swap(acc_, next_); }
     __device__ __forceinline__ void take_column(Sums& own, Sums& next) {
         w4a16::turn(acc_[0][0], acc_[1][0], own);
-        w4a16::turn(next_[0][0], next_[1][0], next);
         w4a16::shift(acc_);
-        w4a16::shift(next_);
+        if constexpr (kShares) {
+            w4a16::turn(next_[0][0], next_[1][0], next);
+            w4a16::shift(next_);
+        }
     }
 
  private:

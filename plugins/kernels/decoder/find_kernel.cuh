@@ -9,7 +9,7 @@ template <class Tile, bool kFp8, int kHeadDim>
 DecoderKernel<typename Tile::Element> kernel_of(int m) {
     return {sm80_decoder<Tile, kFp8, kHeadDim>, Tile::chunk_bytes(m), [](int tokens, int warps) {
                 return Attend<typename Tile::Element, kFp8, kHeadDim>::shared_bytes(tokens, warps);
-            }};
+            }, !Tile::kShares};
 }
 
 template <typename T, bool kFp8, int kHeadDim>

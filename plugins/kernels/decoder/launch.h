@@ -6,7 +6,6 @@
 
 namespace trt_nvfp4::decoder {
 
-constexpr int kMostTokens = 16;     // of a launch, whatever their sequences
 constexpr int kLargestHead = 128;
 
 template <typename T>
@@ -14,6 +13,7 @@ struct DecoderKernel {
     void (*function)(DecoderArgs<T>);
     int chunk_bytes;                                // of activations in shared memory
     int (*attention_bytes)(int tokens, int warps);  // that attention takes in their place
+    bool whole;                                     // warps may not have parts of two tiles
 };
 
 // For m tokens.

@@ -43,6 +43,7 @@ __global__ __launch_bounds__(w4a16::kBlockThreads, 1) void sm80_decoder(
         return;
     }
     hand_over_input(args);
+    if (warp == 0) share_slots<Attend<T, kFp8, kHeadDim>::kKeys>(args, attention);
     if (threadIdx.x % 32 == 0) shared.positions[warp] = {};
     __syncwarp();
     // Places of tokens that the call does not have are multiplied, too.
