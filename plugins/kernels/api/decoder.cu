@@ -104,8 +104,8 @@ class Parts {
 
     TrtNvfp4AttentionArgs attention_of(int64_t layer) const {
         int64_t const element = element_size(args_.dtype);
-        int64_t const cache = args_.batch * args_.kv_heads * args_.capacity * args_.head_dim *
-                              (args_.fp8_cache != 0 ? 1 : element);
+        int64_t const cache =
+            args_.batch * args_.kv_heads * args_.capacity * args_.head_dim * (args_.fp8_cache != 0 ? 1 : element);
         auto const bytes = [](void const* all, int64_t at) { return static_cast<uint8_t const*>(all) + at; };
         TrtNvfp4AttentionArgs result{};
         result.dtype = args_.dtype;
@@ -154,8 +154,8 @@ class Parts {
         result.hidden_in = result.hidden_out = args_.hidden;
         result.intermediate = args_.intermediate;
         result.x = middle_;
-        result.norm_weight = static_cast<uint8_t const*>(args_.mlp_norm_weight) +
-                             layer * args_.hidden * element_size(args_.dtype);
+        result.norm_weight =
+            static_cast<uint8_t const*>(args_.mlp_norm_weight) + layer * args_.hidden * element_size(args_.dtype);
         result.up = weight_of(args_, args_.up, 2 * args_.intermediate, args_.hidden, layer);
         result.down = weight_of(args_, args_.down, args_.hidden, args_.intermediate, layer);
         result.y = args_.y;
@@ -222,9 +222,8 @@ TrtNvfp4Status trtNvfp4Decoder(TrtNvfp4DecoderArgs const* args, void* workspace,
     if (args->past != args->present) {
         int64_t const elements = args->layers * 2 * args->batch * args->kv_heads * args->capacity * args->head_dim;
         auto const size = static_cast<size_t>(elements * (args->fp8_cache != 0 ? 1 : element_size(args->dtype)));
-        TRT_NVFP4_RETURN_IF_ERROR(
-            check_cuda(cudaMemcpyAsync(args->present, args->past, size, cudaMemcpyDeviceToDevice, stream),
-                       "cudaMemcpyAsync"));
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(
+            cudaMemcpyAsync(args->present, args->past, size, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync"));
     }
     if (args->tokens == 0) return TRT_NVFP4_SUCCESS;
     if (one_launch) return decoder::launch(*args, workspace, stream);

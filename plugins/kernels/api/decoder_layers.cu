@@ -1,8 +1,7 @@
-#include "api/decoder_layers.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "api/decoder_layers.h"
 #include "common/programmatic_launch.cuh"
 #include "decoder/launch.h"
 #include "device/w4a16_device.h"
@@ -161,8 +160,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     args.limit = call.limit;
     args.x = static_cast<T const*>(call.x);
     args.y = static_cast<T*>(call.y);
-    args.in_flight =
-        choose_in_flight(w4a16::kFillers * w4a16::kStageBytes, device.sm_count, device.bandwidth);
+    args.in_flight = choose_in_flight(kernel.fillers * w4a16::kStageBytes, device.sm_count, device.bandwidth);
     args.one = 1;
     int64_t const elements = call.batch * call.kv_heads * call.capacity * call.head_dim;
     args.cache_bytes = elements * (kFp8 ? 1 : 2);
@@ -180,7 +178,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     attribute.val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(device.sm_count);
-    config.blockDim = w4a16::kBlockThreads;
+    config.blockDim = static_cast<unsigned>(w4a16::kThreads + 32 * kernel.fillers);
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
     config.attrs = &attribute;

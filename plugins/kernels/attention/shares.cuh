@@ -15,8 +15,8 @@ struct Share {
 // At least so many blocks of keys for each block of threads.
 constexpr int kLeastKeyBlocks = 4;
 
-// a * b / c, rounded down, for a, b >= 0 and c > 0. A division of 64-bit integers would be a call, around which registers
-// spill.
+// a * b / c, rounded down, for a, b >= 0 and c > 0. A division of 64-bit integers would be a call, around which
+// registers spill.
 __device__ __forceinline__ int share_of(int a, int b, int64_t c) {
     int64_t const product = int64_t{a} * b;
     int quotient = static_cast<int>(static_cast<float>(product) / static_cast<float>(c));

@@ -52,18 +52,19 @@ __device__ __forceinline__ void stage_rows(int count, int width, int layer, T* o
     }
 }
 
-// What a block does: rows [row0, row0 + rows) of a KV head by keys [begin, end) of a sequence. It lies in shared memory,
-// and is read there wherever it is needed, because registers are few.
+// What a block does: rows [row0, row0 + rows) of a KV head by keys [begin, end) of a sequence. It lies in shared
+// memory, and is read there wherever it is needed, because registers are few.
 struct Job {
     int index, layer;
     int pair, slot;
-    int batch;       // below 0: nothing
-    int splits;      // of the sequence
+    int batch;   // below 0: nothing
+    int splits;  // of the sequence
     int kv_head, row0, rows;
     int past;  // the sequence's length before the call
     int begin, end;
-    int seen_by_all;  // the first key that not every row attends to, but for a window
+    int seen_by_all;            // the first key that not every row attends to, but for a window
     int first_new, new_tokens;  // positions of the call's in reach
+    uint8_t const* keys;        // the sequence's, of the KV head
 
     template <typename T>
     __device__ int head_of(attention::Args<T> const& call, int row) const {
@@ -110,12 +111,16 @@ __device__ __forceinline__ void share_slots(DecoderArgs<T> const& args, Attentio
 }
 
 // By one thread. A block's only job is the same for all layers.
-template <int kKeys, typename T>
+template <int kKeys, int kBytes, typename T>
 __device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, int layer, AttentionShared& own) {
     attention::Args<T> const& call = args.attention;
     Job& job = own.job;
+    if (job.index == index) {
+        job.layer = layer;
+        job.keys += 2 * args.cache_bytes;
+        return;
+    }
     job.layer = layer;
-    if (job.index == index) return;
     job.index = index;
     job.pair = index / args.slots;
     job.slot = index % args.slots;
@@ -135,6 +140,7 @@ __device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, 
         int const block = attention::share_of(key_blocks, split, sequence.splits);
         return min(sequence.first + block * kKeys, sequence.length);
     };
+    job.keys = args.keys_of(layer) + attention::cache_row(call, job.batch, job.kv_head, 0) * (call.head_dim * kBytes);
     job.past = sequence.past;
     job.begin = border(job.slot - sequence.first_slot);
     job.end = border(job.slot - sequence.first_slot + 1);
@@ -239,35 +245,38 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
                                            Softmaxes& softmaxes) {
     using Config = Attend<T, kFp8, kHeadDim>;
     constexpr int kKeys = Config::kKeys;
-    constexpr int kCopied = 2;  // at once, so that few registers hold addresses
+    constexpr int kCopied = 2;    // at once, so that few registers hold addresses
+    constexpr int kUnrolled = 2;  // steps of a product, for the same reason
     attention::Args<T> const& call = args.attention;
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int const warps = args.attention_warps;
     uint8_t* const tiles = shared + Config::kQueryBytes + Config::given_bytes(call.tokens);
     uint32_t const tile = ptx::shared_address(tiles) + warp * Config::kWarpBytes;
-    int const row_bytes = call.head_dim * (kFp8 ? 1 : 2);
-    uint8_t const* const keys =
-        args.keys_of(job.layer) + attention::cache_row(call, job.batch, job.kv_head, 0) * row_bytes;
     auto const load = [&](int key, bool values) {
         if (key < job.end && warp < warps) {
-            uint8_t const* const rows = keys + (values ? args.cache_bytes : 0) + int64_t{key} * row_bytes;
+            // What follows from it is made anew for every tile, instead of being kept in registers.
+            int of_tile = lane;
+            asm volatile("" : "+r"(of_tile));
+            int const row_bytes = call.head_dim * (kFp8 ? 1 : 2);
+            uint8_t const* const rows = job.keys + (values ? args.cache_bytes : 0) + int64_t{key} * row_bytes;
             attention::copy_tile<kFp8, kHeadDim, kKeys, 32, kCopied>(tile + (values ? Config::Sizes::kBytes : 0), rows,
-                                                                     row_bytes, job.end - key, lane);
+                                                                     row_bytes, job.end - key, of_tile);
         }
         ptx::cp_async_commit();
     };
     int key0 = job.begin + warp * kKeys;
     // Keys that were cached before the call need not wait for those that the block appends.
     bool const early = key0 + kKeys <= job.past;
-    if (early) {
-        load(key0, false);
-        load(key0, true);
-    }
-    prefetch_tables(args, job);
-    prepare_job<T, kFp8, kHeadDim>(args, job, shared);
-    if (!early) {
-        load(key0, false);
-        load(key0, true);
+    // In the program once, for its size.
+#pragma unroll 1
+    for (int time = 0; time < 2; ++time) {
+        if (early == (time == 0)) {
+            load(key0, false);
+            load(key0, true);
+        }
+        if (time == 1) break;
+        prefetch_tables(args, job);
+        prepare_job<T, kFp8, kHeadDim>(args, job, shared);
     }
 
     attention::ScoreScale const scale(args.attention_of(job.layer), job.kv_head, kFp8);
@@ -279,16 +288,24 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
         ptx::cp_async_wait<1>();
         __syncwarp();
         float scores[1][kKeys / 8][4] = {};
-        attention::multiply_keys<T, kFp8, kHeadDim, kKeys, 1>(scores, tile, [&](int, int step, uint32_t (&a)[4]) {
-            attention::load_query(a, ptx::shared_address(shared), attention::kQueryPitch<kHeadDim>, step);
-        });
+        attention::multiply_keys<T, kFp8, kHeadDim, kKeys, 1, kUnrolled>(
+            scores, tile, [&](int, int step, uint32_t (&a)[4]) {
+                attention::load_query(a, ptx::shared_address(shared), attention::kQueryPitch<kHeadDim>, step);
+            });
         __syncwarp();
         load(key0 + warps * kKeys, false);
         bool const every = call.window == 0 && key0 + kKeys <= job.seen_by_all;
-        softmax.update(scores[0], sums[0], scale, every, [&](int offset, int half) {
-            int const key = key0 + column + offset;
-            return key < job.end && attention::visible(key, job.past + job.token_of(call, row + 8 * half), call.window);
-        });
+        // Of each row, the keys between these.
+        int before[2] = {}, last[2] = {};
+        if (!every) {
+            for (int half = 0; half < 2; ++half) {
+                int const position = job.past + job.token_of(call, row + 8 * half);
+                before[half] = (call.window == 0 ? -1 : position - call.window) - key0 - column;
+                last[half] = min(position, job.end - 1) - key0 - column;
+            }
+        }
+        softmax.update(scores[0], sums[0], scale, every,
+                       [&](int offset, int half) { return offset > before[half] && offset <= last[half]; });
         ptx::cp_async_wait<1>();
         __syncwarp();
         attention::multiply_values<T, kFp8, kHeadDim, kKeys, 1>(sums, scores, tile + Config::Sizes::kBytes);
@@ -340,10 +357,10 @@ __device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer, A
             w4a16::Partial parts[3 * kAtOnce];
             auto const load = [&](int j, bool wanted) {
                 int64_t const place = args.place(pair, share.first_slot + split + j / 3, row % kRows);
-                w4a16::load_partial_if(wanted,
-                                       j % 3 == 0 ? args.sums + place * call.head_dim + i
-                                                  : args.softmaxes + place * 2 + (j % 3 - 1),
-                                       parts[j]);
+                w4a16::load_partial_if(
+                    wanted,
+                    j % 3 == 0 ? args.sums + place * call.head_dim + i : args.softmaxes + place * 2 + (j % 3 - 1),
+                    parts[j]);
             };
 #pragma unroll
             for (int j = 0; j < 3 * kAtOnce; ++j) {
@@ -380,7 +397,7 @@ __device__ __forceinline__ void attend(DecoderArgs<T> const& args, int layer, ui
 #pragma unroll 1
     for (int index = blockIdx.x; index < jobs;) {
         w4a16::meet();  // others may still read what is here
-        if (threadIdx.x == 0) find_job<Attend<T, kFp8, kHeadDim>::kKeys>(args, index, layer, own);
+        if (threadIdx.x == 0) find_job<Attend<T, kFp8, kHeadDim>::kKeys, kFp8 ? 1 : 2>(args, index, layer, own);
         w4a16::meet();
         if (own.job.batch >= 0) attend_job<T, kFp8, kHeadDim>(args, own.job, shared, own.softmaxes);
         index = own.job.index + gridDim.x;

@@ -1,5 +1,5 @@
-// One projection of a layer by all blocks: each awaits what it reads, multiplies its tiles of rows by its part of K, and
-// hands over what becomes of the sums.
+// One projection of a layer by all blocks: each awaits what it reads, multiplies its tiles of rows by its part of K,
+// and hands over what becomes of the sums.
 #pragma once
 
 #include "decoder/decoder_args.cuh"
@@ -93,10 +93,11 @@ __device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, i
         int const token = unit - tile * args.m;
         Epilogue<Tile, T> const epilogue(args, which, phase / kProjections, tile);
         float const residual = epilogue.residual(token);
-        w4a16::Partial const* const parts =
-            args.partials[which] +
-            (int64_t{tile} * p.split.splits * args.m + token) * w4a16::kTileRows + threadIdx.x % 32;
-        epilogue.write(token, w4a16::add_partials<4>(parts, args.m * w4a16::kTileRows, p.split.splits, phase), residual);
+        w4a16::Partial const* const parts = args.partials[which] +
+                                            (int64_t{tile} * p.split.splits * args.m + token) * w4a16::kTileRows +
+                                            threadIdx.x % 32;
+        epilogue.write(token, w4a16::add_partials<4>(parts, args.m * w4a16::kTileRows, p.split.splits, phase),
+                       residual);
     }
 }
 

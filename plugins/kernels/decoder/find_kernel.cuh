@@ -7,9 +7,11 @@ namespace trt_nvfp4::decoder {
 
 template <class Tile, bool kFp8, int kHeadDim>
 DecoderKernel<typename Tile::Element> kernel_of(int m) {
-    return {sm80_decoder<Tile, kFp8, kHeadDim>, Tile::chunk_bytes(m), [](int tokens, int warps) {
+    return {sm80_decoder<Tile, kFp8, kHeadDim>, Tile::chunk_bytes(m),
+            [](int tokens, int warps) {
                 return Attend<typename Tile::Element, kFp8, kHeadDim>::shared_bytes(tokens, warps);
-            }, !Tile::kShares};
+            },
+            Tile::kFillers, !Tile::kShares};
 }
 
 template <typename T, bool kFp8, int kHeadDim>

@@ -1,4 +1,5 @@
-// The persistent kernels of decoder layers, by number of tokens and head size; types and caches in sources of their own.
+// The persistent kernels of decoder layers, by number of tokens and head size; types and caches in sources of their
+// own.
 #pragma once
 
 #include "api/launch.h"
@@ -13,6 +14,7 @@ struct DecoderKernel {
     void (*function)(DecoderArgs<T>);
     int chunk_bytes;                                // of activations in shared memory
     int (*attention_bytes)(int tokens, int warps);  // that attention takes in their place
+    int fillers;                                    // warps that keep weights on their way
     bool whole;                                     // warps may not have parts of two tiles
 };
 

@@ -25,9 +25,12 @@ __device__ __forceinline__ void hand_over_input(DecoderArgs<T> const& args) {
     }
 }
 
+template <class Tile>
+constexpr int kBlockThreads = w4a16::kThreads + 32 * Tile::kFillers;
+
 template <class Tile, bool kFp8, int kHeadDim>
-__global__ __launch_bounds__(w4a16::kBlockThreads, 1) void sm80_decoder(
-    __grid_constant__ DecoderArgs<typename Tile::Element> const args) {
+__global__ __launch_bounds__(kBlockThreads<Tile>,
+                             1) void sm80_decoder(__grid_constant__ DecoderArgs<typename Tile::Element> const args) {
     using T = typename Tile::Element;
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
     extern __shared__ __align__(128) uint8_t decoder_bytes[];
@@ -39,7 +42,7 @@ __global__ __launch_bounds__(w4a16::kBlockThreads, 1) void sm80_decoder(
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
     __syncthreads();
     if (warp >= kWarps) {
-        w4a16::fill_phases(args, warp - kWarps, rings);
+        w4a16::fill_phases<Tile::kFillers>(args, warp - kWarps, rings);
         return;
     }
     hand_over_input(args);

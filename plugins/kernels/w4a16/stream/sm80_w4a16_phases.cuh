@@ -111,13 +111,13 @@ struct WarpCopies {
     __device__ __forceinline__ bool copy(uint32_t stage) { return of_tile.copy(stage) || of_next.copy(stage); }
 };
 
-// The weights of all phases, by one warp, for some of the warps that multiply.
-template <typename T, int kProjections>
+// The weights of all phases, by one warp of kOfFillers, for some of the warps that multiply.
+template <int kOfFillers = kFillers, typename T, int kProjections>
 __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& args, int filler,
                                             Rings<kWarps> const& rings) {
     Program<kProjections> const& program = args.program;
     int const panel_chunks = args.shared.panel_chunks;
-    constexpr int kRings = kWarps / kFillers;
+    constexpr int kRings = kWarps / kOfFillers;
     int const first = uniform(filler) * kRings;
     RingPosition at;
     for (int phase = program.first_phase; phase < program.last_phase; ++phase) {
