@@ -209,33 +209,50 @@ __device__ __forceinline__ void prepare_job(DecoderArgs<T> const& args, Job cons
 // Adds up what the warps have, and hands it over: divided where no other job has keys of the sequence.
 template <typename T, bool kFp8, int kHeadDim>
 __device__ __forceinline__ void finish_job(DecoderArgs<T> const& args, Job const& job, uint8_t const* tiles,
-                                           Softmaxes const& softmaxes) {
+                                           Softmaxes& softmaxes) {
     using Config = Attend<T, kFp8, kHeadDim>;
     attention::Args<T> const& call = args.attention;
     int const warps = args.attention_warps;
+    // A row's factor for each warp, and the row's maximum and weight.
+    __shared__ float2 rows[kRows];
+    if (threadIdx.x < kRows) {
+        float largest = -INFINITY, weight = 0.0f;
+#pragma unroll
+        for (int w = 0; w < w4a16::kWarps; ++w) {
+            if (w < warps) largest = fmaxf(largest, softmaxes[w][threadIdx.x].x);
+        }
+        float const base = largest == -INFINITY ? 0.0f : largest;
+#pragma unroll
+        for (int w = 0; w < w4a16::kWarps; ++w) {
+            float2& softmax = softmaxes[w][threadIdx.x];
+            if (w >= warps) continue;
+            softmax.x = ptx::exp2(softmax.x - base);
+            weight += softmax.y * softmax.x;
+        }
+        rows[threadIdx.x] = make_float2(largest, weight);
+    }
+    w4a16::meet();
 #pragma unroll 1
     for (int unit = threadIdx.x / 32; unit < job.rows * Config::kLaneDims; unit += w4a16::kWarps) {
         int const row = unit / Config::kLaneDims, i = unit % Config::kLaneDims * 32 + threadIdx.x % 32;
-        float largest = -INFINITY, weight = 0.0f, sum = 0.0f;
-#pragma unroll 1
-        for (int w = 0; w < warps; ++w) largest = fmaxf(largest, softmaxes[w][row].x);
-#pragma unroll 1
-        for (int w = 0; w < warps; ++w) {
-            float const shrink = largest == -INFINITY ? 0.0f : ptx::exp2(softmaxes[w][row].x - largest);
-            weight += softmaxes[w][row].y * shrink;
-            sum += reinterpret_cast<float const*>(tiles + w * Config::kWarpBytes)[row * Config::kSumPitch + i] * shrink;
+        float const* const values = reinterpret_cast<float const*>(tiles) + row * Config::kSumPitch + i;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < w4a16::kWarps; ++w) {
+            if (w < warps) sum = fmaf(values[w * (Config::kWarpBytes / 4)], softmaxes[w][row].x, sum);
         }
         if (i >= call.head_dim) continue;
-        int const head = job.head_of(call, row);
+        float2 const of_row = rows[row];
         if (job.splits == 1) {
-            attention::Finish<T, kFp8> const finish(args.attention_of(job.layer), head, largest, weight);
+            int const head = job.head_of(call, row);
+            attention::Finish<T, kFp8> const finish(args.attention_of(job.layer), head, of_row.x, of_row.y);
             int const token = job.batch * call.tokens + job.token_of(call, row);
             w4a16::store_tagged(args.attended + (token * call.heads + head) * call.head_dim + i,
                                 ptx::from_float<T>(sum * finish.factor), job.layer);
         } else {
             int64_t const place = args.place(job.pair, job.slot, row);
             w4a16::store_partial(args.sums + place * call.head_dim + i, sum, job.layer);
-            if (i < 2) w4a16::store_partial(args.softmaxes + place * 2 + i, i == 0 ? largest : weight, job.layer);
+            if (i < 2) w4a16::store_partial(args.softmaxes + place * 2 + i, i == 0 ? of_row.x : of_row.y, job.layer);
         }
     }
 }
@@ -335,28 +352,33 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
     finish_job<T, kFp8, kHeadDim>(args, job, tiles, softmaxes);
 }
 
-// Adds what the jobs of split sequences left, in the order of the keys: 32 dimensions of a row per warp.
+// Adds what the jobs of split sequences left: eight dimensions of a row per warp. Of these, each of four groups of
+// lanes takes every fourth split, so that few trips to L2 follow one another; then the groups' sums are added, in
+// order.
 template <typename T, bool kFp8, int kHeadDim>
 __device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer, AttentionShared const& own) {
-    using Config = Attend<T, kFp8, kHeadDim>;
     attention::Args<T> const& call = args.attention;  // of layer 0: for its sizes
-    constexpr int kAtOnce = 4;
-    int const lane = threadIdx.x % 32;
-    int const units = args.m * call.heads * Config::kLaneDims;
+    constexpr int kAtOnce = 4, kGroups = 4, kDims = 8;
+    int const lane = threadIdx.x % 32, group = lane / kDims;
+    int const of_row = (call.head_dim + kDims - 1) / kDims;
+    int const units = args.m * call.heads * of_row;
 #pragma unroll 1
     for (int unit = blockIdx.x + threadIdx.x / 32 * gridDim.x; unit < units; unit += w4a16::kWarps * gridDim.x) {
-        int const i = unit % Config::kLaneDims * 32 + lane;
-        int const head = unit / Config::kLaneDims % call.heads, token = unit / Config::kLaneDims / call.heads;
-        SharedSequence const& share = own.sequences[token / call.tokens];
+        int const query = unit / of_row, i = (unit - query * of_row) * kDims + lane % kDims;
+        int const token = query / call.heads, head = query - token * call.heads;
+        int const batch = token / call.tokens;
+        SharedSequence const& share = own.sequences[batch];
         if (share.splits == 1) continue;  // the block that had it handed over the output
-        int const row = token % call.tokens * call.group + head % call.group;
-        int const pair = head / call.group * args.chunks() + row / kRows;
+        int const kv_head = head / call.group;
+        int const row = (token - batch * call.tokens) * call.group + head - kv_head * call.group;
+        int const pair = kv_head * args.chunks() + row / kRows;
         float largest = -INFINITY, weight = 0.0f, sum = 0.0f;
 #pragma unroll 1
-        for (int split = 0; split < share.splits; split += kAtOnce) {
+        for (int first = 0; first < share.splits; first += kGroups * kAtOnce) {
             w4a16::Partial parts[3 * kAtOnce];
             auto const load = [&](int j, bool wanted) {
-                int64_t const place = args.place(pair, share.first_slot + split + j / 3, row % kRows);
+                int const split = first + j / 3 * kGroups + group;
+                int64_t const place = args.place(pair, share.first_slot + split, row % kRows);
                 w4a16::load_partial_if(
                     wanted,
                     j % 3 == 0 ? args.sums + place * call.head_dim + i : args.softmaxes + place * 2 + (j % 3 - 1),
@@ -365,7 +387,7 @@ __device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer, A
 #pragma unroll
             for (int j = 0; j < 3 * kAtOnce; ++j) {
                 parts[j] = {j % 3 == 1 ? -INFINITY : 0.0f, layer};
-                load(j, split + j / 3 < share.splits && (j % 3 != 0 || i < call.head_dim));
+                load(j, first + j / 3 * kGroups + group < share.splits);
             }
             w4a16::await_all<3 * kAtOnce>([&](int j) { return parts[j].phase != layer; }, load);
             __syncwarp();
@@ -384,10 +406,18 @@ __device__ __forceinline__ void combine(DecoderArgs<T> const& args, int layer, A
                 sum += parts[3 * j].value * part;
             }
         }
-        if (i >= call.head_dim) continue;
+#pragma unroll
+        for (int bit = kDims; bit < 32; bit *= 2) {
+            float const other = __shfl_xor_sync(0xffffffffu, largest, bit);
+            float const top = fmaxf(largest, other), base = top == -INFINITY ? 0.0f : top;
+            float const own_part = ptx::exp2(largest - base), others = ptx::exp2(other - base);
+            weight = weight * own_part + __shfl_xor_sync(0xffffffffu, weight, bit) * others;
+            sum = sum * own_part + __shfl_xor_sync(0xffffffffu, sum, bit) * others;
+            largest = top;
+        }
+        if (group != 0) continue;
         attention::Finish<T, kFp8> const finish(args.attention_of(layer), head, largest, weight);
-        w4a16::store_tagged(args.attended + (token * call.heads + head) * call.head_dim + i,
-                            ptx::from_float<T>(sum * finish.factor), layer);
+        w4a16::store_tagged(args.attended + query * call.head_dim + i, ptx::from_float<T>(sum * finish.factor), layer);
     }
 }
 

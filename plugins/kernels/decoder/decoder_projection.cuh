@@ -104,7 +104,8 @@ __device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, i
 // Adds up what the warps of a tile have of it, in the order of K; they take the tokens in turn.
 template <class Tile, typename T>
 __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& products, Epilogue<Tile, T> const& early,
-                                            int index, int phase, ProjectionShared<Tile>& shared) {
+                                            float early_residual, int index, int phase,
+                                            ProjectionShared<Tile>& shared) {
     w4a16::Projection const& p = args.program.projections[phase % kProjections];
     int const lane = threadIdx.x % 32;
     // Found anew, so that products have the registers.
@@ -123,7 +124,9 @@ __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& pr
         int const end = min(args.m, column * 8 + 8);
 #pragma unroll 1
         for (int token = column * 8 + task.warp - sharers.first; token < end; token += sharers.end - sharers.first) {
-            float const residual = p.split.splits == 1 ? epilogue.residual(token) : 0.0f;
+            float const residual = Tile::kTokens == 1    ? early_residual
+                                   : p.split.splits == 1 ? epilogue.residual(token)
+                                                         : 0.0f;
             float sum = Tile::kShares && sharers.before != 0 ? shared.next[sharers.first - 1][token % 8][lane] : 0.0f;
             for (int warp = sharers.first; warp < sharers.end; ++warp) sum += shared.own[warp][token % 8][lane];
             if (p.split.splits == 1) {
@@ -166,6 +169,8 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
     for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
         w4a16::WarpTask const task(p, index, warp);
         Epilogue<Tile, T> const early(args, which, layer, task.first_tile + task.tile);
+        // It is there: all of it came before what is awaited now.
+        float const residual = Tile::kTokens == 1 ? early.residual(0) : 0.0f;
         Tile products;
         for (int begin = task.begin; begin < task.end; begin += args.shared.panel_chunks) {
             int const end = min(begin + args.shared.panel_chunks, task.end);
@@ -199,7 +204,7 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
                 rings.release(warp, position);
             }
         }
-        finish_tile(args, products, early, index, phase, shared);
+        finish_tile(args, products, early, residual, index, phase, shared);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.positions[warp] = position;
