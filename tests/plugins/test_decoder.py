@@ -117,6 +117,7 @@ def test_tactics(host: PluginHost, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for shape, tactics in (
         (SHAPES[0], [DECODER, GENERIC]),
+        (SHAPES[3], [GENERIC, DECODER]),
         (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), [GENERIC]),
         (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), [GENERIC]),
         (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), [GENERIC]),

@@ -8,8 +8,12 @@
 namespace trt_nvfp4 {
 namespace {
 
+// Of one token the launch for all layers takes two thirds of its parts' time, of 8 as much (benchmarks/NOTES.md).
+bool prefers_layers(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens == 1 && decoder::serves(args); }
+
 bool takes_layers(TrtNvfp4DecoderArgs const& args) {
-    return (args.tactic == TRT_NVFP4_TACTIC_AUTO || args.tactic == TRT_NVFP4_TACTIC_DECODER) && decoder::serves(args);
+    return args.tactic == TRT_NVFP4_TACTIC_AUTO ? prefers_layers(args)
+                                                : args.tactic == TRT_NVFP4_TACTIC_DECODER && decoder::serves(args);
 }
 
 // The weight of a layer.
@@ -203,8 +207,11 @@ TrtNvfp4Status trtNvfp4DecoderWorkspace(TrtNvfp4DecoderArgs const* args, size_t*
 TrtNvfp4Status trtNvfp4DecoderTactics(TrtNvfp4DecoderArgs const* args, TrtNvfp4Tactics* tactics) {
     TRT_NVFP4_RETURN_IF_ERROR(trt_nvfp4::validate(args));
     *tactics = {};
-    if (trt_nvfp4::decoder::serves(*args)) tactics->list[tactics->count++] = TRT_NVFP4_TACTIC_DECODER;
-    tactics->list[tactics->count++] = TRT_NVFP4_TACTIC_GENERIC;
+    auto const add = [&](TrtNvfp4Tactic tactic) { tactics->list[tactics->count++] = tactic; };
+    bool const first = trt_nvfp4::prefers_layers(*args);
+    if (first) add(TRT_NVFP4_TACTIC_DECODER);
+    add(TRT_NVFP4_TACTIC_GENERIC);
+    if (!first && trt_nvfp4::decoder::serves(*args)) add(TRT_NVFP4_TACTIC_DECODER);
     tactics->sensible = tactics->count;
     return TRT_NVFP4_SUCCESS;
 }
