@@ -62,7 +62,9 @@ def check_resources(report: str) -> None:
     found = re.findall(r"Function properties for (\S+)\n.* (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert len(found) > 10
     for kernel, *spilled in found:
-        assert spilled == ["0", "0"], kernel
+        # Values of one phase, kept while another has the registers (benchmarks/NOTES.md).
+        allowed = 128 if "sm80_decoder" in kernel else 0
+        assert max(map(int, spilled)) <= allowed, kernel
 
 
 def test_no_spills(library: Path) -> None:
