@@ -34,7 +34,7 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales
 try:
     import onnx_graphsurgeon as gs
 except ImportError as error:
-    raise TrtNvfp4Error(f"{error}; install it: pip install onnx-graphsurgeon") from error
+    raise ImportError(f"{error}; install it: pip install 'trt-nvfp4[surgeon]'") from error
 
 __all__ = ["from_gs", "save", "to_gs"]
 

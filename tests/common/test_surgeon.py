@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-surgeon = pytest.importorskip("trt_nvfp4.surgeon", exc_type=Exception)
+surgeon = pytest.importorskip("trt_nvfp4.surgeon", exc_type=ImportError)
 
 from trt_nvfp4.graph_passes.load.source import load  # noqa: E402
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs  # noqa: E402
