@@ -92,6 +92,13 @@ def test_the_batch_is_that_of_the_profiles(tiny: TinyDecoder, tmp_path: Path) ->
     assert _runner(tiny, tmp_path, FakeRuntime(), max_batch=9).decoder.max_batch == 4
 
 
+def test_an_engine_without_a_cache_is_refused(tiny: TinyDecoder, gated_mlps: Path) -> None:
+    engine = FakeEngine(gated_mlps, FakeRuntime(), [(1, 1)], batch=1)
+    with pytest.raises(BuilderError, match="this engine has no cache; build one from a Hugging Face") as caught:
+        TensorRTRunner(engine, TRT, tiny.decoder, "model.engine", Cuda(FakeRuntime()))
+    assert caught.value.exit_code == MODEL_AT_FAULT
+
+
 def test_an_engine_without_metadata_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.engine").write_bytes(b"engine")
     with pytest.raises(BuilderError, match="keep the files together"):
