@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -119,3 +120,14 @@ def test_where_the_model_is_not_valid_it_is_named(tmp_path: Path) -> None:
     load(path)
     with pytest.raises(ModelError, match=r"model\.onnx: not valid ONNX: .*name.* of 'graph'"), blaming(path):
         failing()
+
+
+def test_how_nodes_are_spread_over_devices_is_of_no_use(tmp_path: Path) -> None:
+    """ONNX's checker takes such entries without an id, and its readers fail over them."""
+    model, _ = mlp_model(spec())
+    first(model, "MatMul").device_configurations.add()
+    model.configuration.add(num_devices=2)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    loaded = ir.to_proto(load(path).ir_model)
+    assert not any(node.device_configurations for node in loaded.graph.node)
