@@ -48,6 +48,7 @@ __global__ __launch_bounds__(kBlockThreads<Tile>,
     hand_over_input(args);
     if (warp == 0) share_slots<Attend<T, kFp8, kHeadDim>::kKeys>(args, attention);
     if (threadIdx.x % 32 == 0) shared.positions[warp] = {};
+    if (threadIdx.x < kMostTokens) shared.rms[threadIdx.x] = 0.0f;  // read, not used, where no norm is in front
     __syncwarp();
     // Places of tokens that the call does not have are multiplied, too.
     for (int i = threadIdx.x; i < args.shared.panel_chunks * Tile::chunk_bytes(args.m) / 16; i += w4a16::kThreads) {
