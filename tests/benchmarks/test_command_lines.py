@@ -12,7 +12,19 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
-    "name", ["crossovers", "decode", "fp8_mlp", "fp8_moe", "fp8_sweep", "moe", "nvfp4_or_fp8", "quantize"]
+    "name",
+    [
+        "attention",
+        "crossovers",
+        "decode",
+        "decoder",
+        "fp8_mlp",
+        "fp8_moe",
+        "fp8_sweep",
+        "moe",
+        "nvfp4_or_fp8",
+        "quantize",
+    ],
 )
 def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--out" in _help(name, monkeypatch, capsys)
