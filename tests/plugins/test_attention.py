@@ -124,3 +124,62 @@ def test_misfits_are_named(host: PluginHost, attributes: dict[str, int | float],
     tensors = inputs(np.random.default_rng(seed), shape, torch.float16, False)
     with pytest.raises(HostError, match=message):
         host.session(OP, tensors, shape.attributes(False) | attributes)
+
+
+def random_layer(capacity: int, new: int) -> tuple[Shape, list[torch.Tensor]]:
+    shape = Shape(4, 2, 64, capacity, new, (0, 0), 64, {"qk_norm": 1})
+    tensors = [x.cuda() for x in inputs(np.random.default_rng(), shape, torch.bfloat16, False)]
+    return shape, tensors
+
+
+@pytest.mark.gpu
+def test_ten_thousand_steps_are_one_prefill(host: PluginHost) -> None:
+    """Each step appends in place; the caches hold the same bits, and the last tokens see the same."""
+    steps = 10_000
+    shape, tensors = random_layer(steps, steps)
+    qkv, *rest = tensors
+    with host.session(OP, tensors, shape.attributes(False)) as session:
+        expected, *present = session.run(tensors)
+    caches = [torch.zeros_like(cache) for cache in rest[:2]]
+    length = torch.zeros_like(rest[2])
+    token, y = qkv[:, :1].clone(), torch.empty(2, 1, 256, device="cuda", dtype=torch.bfloat16)
+    given = [token, *caches, length, *rest[3:]]
+    with host.session(OP, given, shape.attributes(False)) as session:
+        workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+        for step in range(steps):
+            token.copy_(qkv[:, step : step + 1])
+            session.enqueue(given, [y, *caches], workspace)
+            length += 1
+            if step in (0, 31, 4999, steps - 1):
+                wanted = expected[:, step : step + 1].double()
+                assert (y.double() - wanted).norm() <= TOLERANCE[torch.bfloat16] * wanted.norm()
+    assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(caches, present, strict=True))
+
+
+@pytest.mark.gpu
+def test_two_streams_at_once(host: PluginHost) -> None:
+    """Calls of two contexts that overlap give the bits of calls one by one."""
+    layers = [random_layer(3000, 1) for _ in range(2)]
+    for _, tensors in layers:
+        tensors[3].fill_(2500)
+    alone, together = [], []
+    sessions = [host.session(OP, tensors, shape.attributes(False)) for shape, tensors in layers]
+    workspaces = [torch.empty(s.workspace_size, dtype=torch.uint8, device="cuda") for s in sessions]
+    streams = [torch.cuda.Stream() for _ in sessions]
+    outputs = [torch.empty(2, 1, 256, device="cuda", dtype=torch.bfloat16) for _ in sessions]
+
+    def call(index: int) -> None:
+        tensors = layers[index][1]
+        sessions[index].enqueue(tensors, [outputs[index], *tensors[1:3]], workspaces[index])
+
+    for index in range(2):
+        call(index)
+        alone.append(outputs[index].clone())
+    torch.cuda.synchronize()
+    for _ in range(200):
+        for index, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                call(index)
+                together.append((index, outputs[index].clone()))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y.view(torch.int16), alone[i].view(torch.int16)) for i, y in together)
