@@ -59,7 +59,7 @@ def plugin_linear(host: PluginHost, x: torch.Tensor, weight: Weight) -> tuple[Wo
 
 def stack_inputs(x: torch.Tensor, ups: list[Weight], downs: list[Weight]) -> list[torch.Tensor]:
     """NVFP4PersistentMLP's, of x [m, hidden] and a layer's up [rows, hidden] and down [hidden, intermediate] each."""
-    inputs = [x, x.new_ones(len(ups), x.shape[1])]
+    inputs = [x, x.new_ones(len(ups), x.shape[-1])]
     for weights in (ups, downs):
         inputs += [torch.stack([w.packed for w in weights]), torch.stack([w.block_scales for w in weights])]
         inputs += [torch.stack([w.tensor_scale for w in weights]), torch.stack([w.bias for w in weights]).to(x.dtype)]

@@ -87,6 +87,7 @@ def bench(
         "model": name,
         "batch": batch,
         "length": length,
+        "read_bandwidth": bandwidth,
         "floor_bytes": floors,
         "floor_us": {cache: read / bandwidth * 1e6 for cache, read in floors.items()},
         "fraction_of_floor": fractions,
@@ -121,7 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
     result: dict[str, Any] = {
         "environment": environment(),
-        "read_bandwidth": bandwidth,
         "shapes": {name: asdict(SHAPES[name]) for name in given.only},
         "steps": [],
         "left_out": [],

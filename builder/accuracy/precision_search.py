@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_nvfp4.builder.accuracy.budget import Budget, Score
-from trt_nvfp4.builder.accuracy.runners import session, session_of
+from trt_nvfp4.builder.accuracy.runners import session, session_of, with_byte_caches
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
@@ -30,11 +30,13 @@ from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, lowering_on
+from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import lower
@@ -159,7 +161,7 @@ class Trials:
         for sample, file in recorded:
             with np.load(file) as stored:
                 expected = {name: stored[name] for name in names}
-            score.add(sample, expected, dict(zip(names, runner.run(None, dict(sample)), strict=True)))
+            score.add(sample, expected, dict(zip(names, runner.run(None, _fed(runner, sample)), strict=True)))
         return score
 
     def _made_as(self, entry: PlannedSubgraph) -> str:
@@ -189,13 +191,19 @@ class Trials:
         )
 
 
-def with_all_statistics(plan: Plan, model: SourceModel, found: Sequence[Subgraph], target: Target) -> Plan:
+def _fed(runner: onnxruntime.InferenceSession, sample: Sample) -> dict[str, np.ndarray]:
+    return dict(with_byte_caches(sample, {entry.name for entry in runner.get_inputs() if entry.type == "tensor(int8)"}))
+
+
+def with_all_statistics(
+    plan: Plan, model: SourceModel, found: Sequence[Subgraph], target: Target, kv_cache: str
+) -> Plan:
     """A plan, not to be carried out, that asks for the statistics of every precision that may be chosen."""
     entries = [
         replace(entry, decision=decision)
         for entry, subgraph in plan.check(model, found=found)
         if entry.decision != Decision.KEEP
-        for decision in _decisions(entry, subgraph, target, plan.precision)
+        for decision in _decisions(entry, subgraph, target, plan.precision, kv_cache)
     ]
     return replace(plan, subgraphs=entries)
 
@@ -211,6 +219,7 @@ def choose_precisions(
     held_out: Iterable[Sample],
     tokens: Mapping[str, int],
     require: str | None,
+    kv_cache: str,
     progress: Progress,
     folder: Path,
 ) -> Choice:
@@ -221,6 +230,7 @@ def choose_precisions(
         choosing, held_out: samples to measure subgraphs on, and to verify the mix on.
         tokens: rows of each subgraph's input, which its cost depends on.
         require: "nvfp4" or "fp8": no lesser precision may be chosen; None: any, 16 bits included.
+        kv_cache: of `planning.attention.KV_CACHES`; auto chooses FP8 caches where they meet the budget.
         folder: where temporary files, as large as the model, go. The system's own may be in memory.
 
     Raises BuilderError: a sample set is empty, or the metric does not apply (usage); no mix meets the budget
@@ -232,7 +242,7 @@ def choose_precisions(
         recorded = trials.record("choosing", choosing)
         planned = plan.check(model, found=found)
         groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision != Decision.KEEP])
-        options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, progress)
+        options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]
         progress.step(0, 0, f"verifying the mix on {len(verifying)} held-out samples")
@@ -303,6 +313,7 @@ def _measure(
     recorded: Sequence[tuple[Sample, Path]],
     tokens: Mapping[str, int],
     require: str | None,
+    kv_cache: str,
     progress: Progress,
 ) -> dict[str, list[Option]]:
     """The options of every subgraph, of the same decisions in the same order within a group."""
@@ -312,9 +323,9 @@ def _measure(
             for entry, subgraph in group
         ]
         for group in groups
-        for decision in _decisions(*group[0], target, precision)
-        if (require is None or LOWERINGS[decision].meets(require))
-        and all(decision in _decisions(*other, target, precision) for other in group[1:])
+        for decision in _decisions(*group[0], target, precision, kv_cache)
+        if (require is None or group[0][0].kind == ATTENTION or LOWERINGS[decision].meets(require))
+        and all(decision in _decisions(*other, target, precision, kv_cache) for other in group[1:])
     ]
     options: dict[str, list[Option]] = {}
     for done, entries in enumerate(wanted):
@@ -353,8 +364,12 @@ def _by_subgraph(
     }
 
 
-def _decisions(entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str) -> list[Decision]:
+def _decisions(
+    entry: PlannedSubgraph, subgraph: Subgraph, target: Target, precision: str, kv_cache: str
+) -> list[Decision]:
     """What may be chosen; where the plan has TensorRT's own MoE layer, that stands for 16 bits."""
+    if entry.kind == ATTENTION and kv_cache != "auto":
+        return [entry.decision]
     allowed = allowed_decisions(subgraph, target.capabilities, precision)
     is_native = entry.decision == Decision.NATIVE
     return [Decision.NATIVE if is_native and decision == Decision.KEEP else decision for decision in allowed]

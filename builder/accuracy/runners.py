@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
 from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
 from trt_nvfp4.builder.tensorrt import load as runtime
-from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
+from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, input_specs
 from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.onnx_runtime import onnxruntime
@@ -119,6 +120,23 @@ class Side:
             name: InputSpec(tuple("" if int(dim) < 0 else int(dim) for dim in spec.shape), _numpy_type(spec.dtype))
             for name, spec in runner.get_input_metadata().items()
         }
+
+
+def with_byte_caches(sample: Sample, taken: AbstractSet[str]) -> Sample:
+    """The sample for a model whose inputs `taken` are FP8 caches as bytes. Raises BuilderError (usage) for caches that
+    hold numbers: by what scale they would be rounded, the model alone knows."""
+    given = dict(sample)
+    for name in taken & given.keys():
+        if given[name].dtype == np.int8:
+            continue
+        if np.any(given[name]):
+            raise BuilderError(
+                USAGE,
+                f"input {name}: cached numbers cannot be given to a model with FP8 caches; give samples with empty "
+                "caches, and the tokens themselves",
+            )
+        given[name] = np.zeros(given[name].shape, np.int8)
+    return given
 
 
 def session(model: Path, extra_outputs: Iterable[str] = (), rounding: bool = False) -> onnxruntime.InferenceSession:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ VERSION = 1
 IDS, PAST_LENGTH, NEW_LENGTH, LOGITS = "input_ids", "past_length", "new_length", "logits"
 #: Where the tokenizer's files lie, relative to the engine's or the model's folder.
 TOKENIZER = "tokenizer"
+#: onnx.TensorProto.INT8, for devices without that package.
+INT8 = 3
 #: The capacity where none is given, and the model allows for as many tokens.
 CAPACITY = 4096
 
@@ -76,6 +78,8 @@ class Decoder:
     tokens: str = IDS
     #: Whether it is a model of its own, or a part that others feed.
     alone: bool = True
+    #: Inputs whose caches hold E4M3 bytes (int8): a plan makes them so.
+    fp8_caches: Sequence[str] = ()
     version: int = VERSION
 
     @property
@@ -117,4 +121,9 @@ class Decoder:
 def decoder_of(model: onnx.ModelProto) -> Decoder | None:
     """The decoder that the model's metadata describes, None for a model without that entry; raises as `parse`."""
     entry = next((entry for entry in model.metadata_props if entry.key == DECODER), None)
-    return None if entry is None else Decoder.parse(entry.value)
+    if entry is None:
+        return None
+    decoder = Decoder.parse(entry.value)
+    # A rewritten model's inputs say which caches its plan made FP8.
+    bytes_ = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == INT8}
+    return replace(decoder, fp8_caches=[name for name in decoder.caches if name in bytes_])

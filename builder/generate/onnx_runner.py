@@ -34,8 +34,9 @@ class OnnxRunner:
     def start(self, batch: int) -> None:
         decoder = self.decoder
         dtype = _CACHE_TYPES[decoder.cache_dtype]
+        types = {name: np.int8 if name in decoder.fp8_caches else dtype for name in decoder.caches}
         self._caches = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((batch, *shape), dtype))
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((batch, *shape), types[name]))
             for name, shape in cache_shapes(decoder).items()
         }
 
@@ -89,7 +90,9 @@ def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:
         for name, shape in caches.items():
             if name not in values:
                 raise BuilderError(MODEL_AT_FAULT, f"{path}: has no {what} {name}, a cache by its metadata")
-            _check_cache(path, f"{what} {name}", values[name], element, shape)
+            is_fp8 = name.replace("present.", "past_key_values.") in decoder.fp8_caches
+            held = onnx.TensorProto.INT8 if is_fp8 else element
+            _check_cache(path, f"{what} {name}", values[name], held, shape)
     if unknown := sorted(inputs.keys() - expected.keys() - shapes.keys()):
         raise BuilderError(MODEL_AT_FAULT, f"{path}: input {unknown[0]} is none that a decoder has")
     return decoder

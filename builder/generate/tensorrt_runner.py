@@ -172,7 +172,11 @@ class TensorRTRunner:
 
     def _cache_bytes(self, batch: int) -> dict[str, int]:
         item = 4 if self.decoder.cache_dtype == "float32" else 2
-        return {name: batch * int(np.prod(shape)) * item for name, shape in cache_shapes(self.decoder).items()}
+        fp8 = self.decoder.fp8_caches
+        return {
+            name: batch * int(np.prod(shape)) * (1 if name in fp8 else item)
+            for name, shape in cache_shapes(self.decoder).items()
+        }
 
     def _drop_graph(self) -> None:
         if self._graph is not None:
@@ -199,6 +203,7 @@ class TensorRTRunner:
             )
         types = {IDS: "INT64", PAST_LENGTH: "INT64", NEW_LENGTH: "INT64"}
         types |= dict.fromkeys(decoder.caches, _TYPES.get(decoder.cache_dtype, decoder.cache_dtype))
+        types |= dict.fromkeys(decoder.fp8_caches, "INT8")
         if inputs != types.keys():
             odd = sorted(inputs ^ types.keys())[0]
             what = "is none of the decoder's inputs" if odd in inputs else "is missing among the engine's inputs"

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trt_nvfp4.builder.accuracy.compare import compare
+from trt_nvfp4.builder.accuracy.decoding import compare_decoding
 from trt_nvfp4.builder.accuracy.precision_search import Part, choose_precisions
 from trt_nvfp4.builder.accuracy.runners import Side
 from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, decoder_of
+from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.pipeline.calibrate_step import samples_of
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
@@ -24,6 +27,9 @@ from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+
+#: Steps over the caches behind the first half of each sample.
+MOST_STEPS = 32
 
 
 def choose_plan(
@@ -51,6 +57,7 @@ def choose_plan(
         held_out=samples_of(request, specs, held_out=True),
         tokens=tokens,
         require=request.require,
+        kv_cache=request.kv_cache,
         progress=progress,
         folder=request.base.parent,
     )
@@ -92,7 +99,25 @@ def measure_accuracy(
                 write(model.ir_model, network)
                 alone = compare(original, replace(Side.of(network), rounding=True), samples)
             accuracy["network"] = [row.as_dict() for row in alone.agreements]
+        if (steps := _steps(request, specs, model.path, rewritten, progress)) is not None:
+            accuracy["steps"] = steps
     except BuilderError as error:
         # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
         return {"not_measured": str(error)}
     return accuracy
+
+
+def _steps(
+    request: Request, specs: Mapping[str, InputSpec], original: Path, rewritten: Path, progress: Progress
+) -> dict[str, Any] | None:
+    """A decoder's agreement step by step over its caches, behind the first half of the same samples; None for other
+    models."""
+    decoder = decoder_of(read(original))
+    if decoder is None or IDS not in specs:
+        return None
+    progress.stage("comparing step by step over the caches")
+    samples = itertools.islice(samples_of(request, specs, held_out=True), request.accuracy_samples)
+    texts = [[int(token) for token in sample[IDS][0, : int(sample[NEW_LENGTH][0])]] for sample in samples]
+    prompts = [text[: max(1, len(text) // 2)] for text in texts]
+    steps = min(MOST_STEPS, decoder.capacity - max(map(len, prompts)) + 1)
+    return compare_decoding(original, rewritten, steps, prompts).as_dict()

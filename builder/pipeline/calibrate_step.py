@@ -129,7 +129,9 @@ def calibrate(
         return None
     progress.stage("calibrating")
     budget = request.accuracy_budget is not None
-    tensors = calibration_tensors(with_all_statistics(plan, model, found, request.target) if budget else plan)
+    tensors = calibration_tensors(
+        with_all_statistics(plan, model, found, request.target, request.kv_cache) if budget else plan
+    )
     if not tensors:
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")
         return None

@@ -15,6 +15,7 @@ from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.token_bytes import token_bytes
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
+from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
 from trt_nvfp4.graph_passes.planning.decide import make_plan, selection
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
@@ -73,7 +74,9 @@ def new_plan(
         raise BuilderError(USAGE, str(error)) from error
     if request.is_part:
         return plan
-    kinds = sorted({entry.kind for entry in plan.subgraphs})
+    if any(entry.kind == ATTENTION and entry.decision != "keep" for entry in plan.subgraphs):
+        return plan
+    kinds = sorted({entry.kind for entry in plan.subgraphs} - {ATTENTION})
     if not set(kinds) & set(kinds_of(request)):
         hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
         convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph)

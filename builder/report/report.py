@@ -292,7 +292,7 @@ def network_line(report: Mapping[str, Any]) -> str:
 
 
 def accuracy_line(report: Mapping[str, Any]) -> str:
-    """The worst output and the worst subgraph that were measured, in one line; empty where nothing was."""
+    """The worst output and subgraph and a decoder's steps, as measured, in one line; empty where nothing was."""
     found = report["accuracy"]
 
     def worst(rows: list[dict[str, Any]], kind: str) -> str:
@@ -304,6 +304,10 @@ def accuracy_line(report: Mapping[str, Any]) -> str:
     parts = [f"worst {text}" for kind in ("output", "subgraph") if (text := worst(rows, kind))]
     if parts and (alone := worst(found.get("network", []), "output")):
         parts.append(f"the network in {report['network']['type']} alone: {alone}")
+    if decoding := found.get("steps"):
+        worst_kl = max(step["kl_worst"] for step in decoding["steps"])
+        kl = f"KL {decoding['kl']:.2g} (worst {worst_kl:.2g})"
+        parts.append(f"{len(decoding['steps'])} steps over the caches: {kl}, {decoding['top1']:.1%} the same token")
     samples = found.get("samples", 0)
     if not parts:
         return ""

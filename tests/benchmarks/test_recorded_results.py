@@ -42,7 +42,9 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
             assert fraction == pytest.approx(bytes_per_second / recorded["read_bandwidth"])
 
 
-@pytest.mark.parametrize("name", ["decode", "decode_h100", "fp8_mlp", "fp8_moe", "moe", "nvfp4_or_fp8", "quantize"])
+@pytest.mark.parametrize(
+    "name", ["decode", "decode_h100", "decoder", "fp8_mlp", "fp8_moe", "moe", "nvfp4_or_fp8", "quantize"]
+)
 def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
     """No field of an old run goes by another name today."""
     known = {field.name for field in fields(Timing)}
@@ -62,3 +64,18 @@ def test_results_were_right(recorded: dict[str, Any]) -> None:
     for case in [*recorded["stack"], *recorded["linear"]]:
         for name, error in case["relative_errors"].items():
             assert error < (2e-3 if "fp16" in name else 1e-2), (case["m"], name)
+
+
+def test_decode_steps_state_their_floor() -> None:
+    """Every model at both batches and all lengths, and fractions that follow from times and bytes."""
+    run = json.loads((BENCHMARKS / "results" / "decoder.json").read_text())
+    measured = {(step["model"], step["batch"], step["length"]) for step in run["steps"]}
+    assert measured == {(name, b, n) for name in run["shapes"] for b in (1, 8) for n in (1024, 8192, 32768)}
+    for step in run["steps"]:
+        shape, batch = run["shapes"][step["model"]], step["batch"]
+        cached = 2 * shape["layers"] * batch * shape["kv_heads"] * shape["head_dim"] * step["length"]
+        assert step["floor_bytes"]["bfloat16"] - step["floor_bytes"]["e4m3"] == pytest.approx(cached)
+        for name, fraction in step["fraction_of_floor"].items():
+            read = step["floor_bytes"]["e4m3" if "FP8 caches" in name else "bfloat16"]
+            seconds = step["timings"][name]["median_us"] * 1e-6
+            assert fraction == pytest.approx(read / step["read_bandwidth"] / seconds)

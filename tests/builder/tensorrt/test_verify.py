@@ -12,6 +12,7 @@ from trt_nvfp4.builder.tensorrt.verify import (
     Outcome,
     PlannedNodes,
     check_layers,
+    copied_caches,
     layers_of_inspector,
     layers_of_log,
 )
@@ -126,3 +127,23 @@ def test_both_operands_are_checked(
     (entry,) = check_layers([layer], planned(decision, "mm", quantized=("mm",)))
     assert (entry.problem is None) == as_planned
     assert as_planned or f"expected a layer that reads activations and weights in {decision}" in str(entry.problem)
+
+
+def test_caches_that_are_copied_around_a_plugin_are_reported() -> None:
+    """TensorRT binds the network's caches to the plugin's ports, or copies them to others."""
+    planned = [planned_nodes("a", "attention", "a")]
+    caches = {f"past.{part}": f"present.{part}" for part in ("key", "value")}
+    line = (
+        "Name: a{0}, LayerType: custom_layer, Inputs: {{ {{Name: past.key{0}, Datatype: Half}}, {{Name: {1}{0}, "
+        "Datatype: Half}}}}, Outputs: {{ {{Name: present.key{0}, Datatype: Half}}, {{Name: present.value{0}, "
+        "Datatype: Half}}}}, TacticName: , StreamId: 0, Metadata: [ONNX Layer: a]"
+    )
+
+    def problems(*second: str) -> list[str]:
+        suffixes = ("", " [profile 1]")
+        log = "\n".join(["Layers:", *(line.format(s, name) for s, name in zip(suffixes, second, strict=True))])
+        return list(copied_caches(layers_of_log(log), planned, caches, profiles=2))
+
+    assert problems("past.value", "past.value") == []
+    (problem,) = problems("past.value", "copy_of_past.value")
+    assert problem.startswith("profile 1: 1 of 2 caches")
