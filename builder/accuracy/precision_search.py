@@ -192,7 +192,7 @@ class Trials:
 
 
 def _fed(runner: onnxruntime.InferenceSession, sample: Sample) -> dict[str, np.ndarray]:
-    return dict(with_byte_caches(sample, {entry.name for entry in runner.get_inputs() if entry.type == "tensor(int8)"}))
+    return with_byte_caches(sample, {entry.name for entry in runner.get_inputs() if entry.type == "tensor(int8)"})
 
 
 def with_all_statistics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
 from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
 from trt_nvfp4.builder.tensorrt import load as runtime
-from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, input_specs
+from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.external_data import follow_links, inside
 from trt_nvfp4.common.onnx_runtime import onnxruntime
@@ -122,7 +122,7 @@ class Side:
         }
 
 
-def with_byte_caches(sample: Sample, taken: AbstractSet[str]) -> Sample:
+def with_byte_caches(sample: Mapping[str, np.ndarray], taken: AbstractSet[str]) -> dict[str, np.ndarray]:
     """The sample for a model whose inputs `taken` are FP8 caches as bytes. Raises BuilderError (usage) for caches that
     hold numbers: by what scale they would be rounded, the model alone knows."""
     given = dict(sample)
