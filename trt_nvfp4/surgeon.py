@@ -113,6 +113,9 @@ def _add(
     if outputs is None:
         made = zip(definition.outputs, found, strict=True)
         outputs = [gs.Variable(f"{name}/{formal.name}", dtype, list(shape)) for formal, shape in made]
+    for output, shape in zip(outputs, found, strict=True):
+        if output.dtype is None:  # for the next node by hand, which reads it
+            output.dtype, output.shape = dtype, list(shape)
     graph.nodes.append(
         gs.Node(definition.name, name, attrs=complete, inputs=inputs, outputs=list(outputs), domain=DOMAIN)
     )
