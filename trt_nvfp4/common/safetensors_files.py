@@ -14,7 +14,7 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import parse_json
 
-_INDEX = "model.safetensors.index.json"
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class SafetensorsFiles(Mapping[str, Path]):
@@ -83,6 +83,8 @@ def _tensor_files(path: Path) -> dict[str, Path]:
     index = path / _INDEX
     if index.is_file():
         return _indexed_files(index)
+    if (whole := path / _WHOLE).is_file():  # what else lies there are variants of it, or other models
+        return dict.fromkeys(_names(whole), whole)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise CalibrationError(f"{path}: no *.safetensors file in this folder")
