@@ -11,8 +11,10 @@ import torch
 
 pytest.importorskip("transformers")
 
+from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
 from trt_nvfp4.builder.components.manifest import Manifest
+from trt_nvfp4.builder.components.parts import described
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.source import Source, is_of_parts, of_directory
 from trt_nvfp4.builder.components.vision import FEATURES
@@ -21,7 +23,6 @@ from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 
 from .families import FAMILIES, IMAGE, saved
 
-QUICK = ("paligemma", "qwen3_vl", "t5")
 NEW_TOKENS = 6
 
 
@@ -37,9 +38,8 @@ def exported(source: Source, folder: Path) -> Manifest:
     return manifest
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_chain_computes_what_the_model_does(name: str, tmp_path: Path, seed: int) -> None:
     """Logits of prompts of different lengths with images among the text, or sources of different lengths, and of the
     tokens that follow; then tokens from the pipeline, which are the model's own."""
@@ -80,6 +80,7 @@ def given(name: str, source: Source, prompts: list[list[int]]) -> dict[str, Any]
     }
 
 
+@pytest.mark.slow
 def test_images_of_another_size_and_prompts_of_another_number(tmp_path: Path, seed: int) -> None:
     saved("paligemma", tmp_path / "m", seed)
     with pytest.raises(BuilderError, match=r"--image-size 48x48: the vision tower of .* takes 32x32 alone") as failure:
@@ -115,16 +116,17 @@ def test_images_of_another_size_and_prompts_of_another_number(tmp_path: Path, se
     assert failure.value.exit_code == MODEL_AT_FAULT
 
 
-def test_a_cache_of_another_length_does_not_fit(tmp_path: Path, seed: int) -> None:
+def test_a_cache_of_another_length_does_not_fit(tmp_path: Path, rng: np.random.Generator) -> None:
     """Parts of two builds put together."""
-    saved("t5", tmp_path / "m", seed)
-    for capacity in (16, 32):
-        exported(of_directory(tmp_path / "m", CacheOptions(capacity), None), tmp_path / str(capacity))
-    (tmp_path / "16" / "decoder.onnx").replace(tmp_path / "32" / "decoder.onnx")
+    parts = [
+        described("decoder", TinyDecoder(rng, capacity=capacity).save(tmp_path / "decoder.onnx"))
+        for capacity in (16, 24)
+    ]
+    Manifest("generate", parts[:1]).save(tmp_path)
     with pytest.raises(
-        BuilderError, match=r"float32 \['?batch'?, 4, 16, 16\], and components.json says .*32, 16"
+        BuilderError, match=r"\[batch, 2, 24, 8\], and components.json says .*\[batch, 2, 16, 8\]"
     ) as failure:
-        Pipeline(tmp_path / "32")
+        Pipeline(tmp_path)
     assert failure.value.exit_code == MODEL_AT_FAULT
 
 
