@@ -117,7 +117,7 @@ __device__ __forceinline__ void find_job(DecoderArgs<T> const& args, int index, 
     Job& job = own.job;
     if (job.index == index) {
         job.layer = layer;
-        job.keys += 2 * args.cache_bytes;
+        if (job.batch >= 0) job.keys += 2 * args.cache_bytes;
         return;
     }
     job.layer = layer;
