@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,7 @@ class Decoder:
     #: Whether it is a model of its own, or a part that others feed.
     alone: bool = True
     #: Inputs whose caches hold E4M3 bytes (int8): a plan makes them so.
-    fp8_caches: Sequence[str] = ()
+    fp8_caches: Sequence[str] = field(default_factory=list)
     version: int = VERSION
 
     @property
@@ -106,7 +106,7 @@ class Decoder:
             found = parse_json(text)
             if found["version"] != VERSION:
                 raise ValueError(f"version {found['version']}, expected {VERSION}")
-            known = {field.name for field in fields(cls)}
+            known = {entry.name for entry in fields(cls)}
             decoder = cls(**{name: value for name, value in found.items() if name in known})
             if {len(decoder.head_dim), len(decoder.value_head_dim), found["layers"]} != {decoder.layers}:
                 raise ValueError("it does not list one entry per layer")

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from onnx_models import fake_gpu
 from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE
 from trt_nvfp4.builder.export.decoder_contract import Decoder
@@ -64,7 +65,7 @@ def folder(tiny: TinyDecoder, tmp_path: Path) -> Path:
 def run_on_device(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     packages = {str(Path(module.__file__ or "").parents[1]) for module in (np, onnxruntime)}
     code = _DEVICE.format(
-        paths=[str(Path(__file__).parent), *packages],
+        paths=[str(Path(fake_gpu.__file__ or "").parent), *packages],
         model=str(folder / "model.onnx"),
         sources=str(folder / bundle.SOURCES),
         script=str(folder / bundle.GENERATE_SCRIPT),
