@@ -27,6 +27,8 @@ from trt_nvfp4.common.json_text import parse_json
 if TYPE_CHECKING:
     import torch
 
+    from trt_nvfp4.builder.parallel.shard import Rank
+
 OPSET = 21
 # How the names of forward's parameters end that take images or sound.
 MEDIA = ("pixel_values", "pixel_values_videos", "flattened_patches", "input_features", "input_values")
@@ -77,6 +79,7 @@ def export(
     cache: CacheOptions | None = None,
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
+    rank: Rank | None = None,
 ) -> Path:
     """Export the model of a Hugging Face directory to `destination` (ONNX, weights beside it when they are large).
 
@@ -84,8 +87,9 @@ def export(
     `features` any model without, `auto` chooses by the model's class. Without caches, text models take input_ids and
     attention_mask (int64 [batch, sequence], both dynamic), image models pixel_values (float [batch, channels, height,
     width], batch dynamic). The outputs are those of the model's head under their names in transformers, most often
-    `logits` alone; without a head `last_hidden_state`. `adapter` is merged into the model before. The directory's own
-    Python code runs only with `trust_remote_code`. Raises BuilderError: for a model of another kind, for one that
+    `logits` alone; without a head `last_hidden_state`. `adapter` is merged into the model before; then of several
+    ranks' shares that of `rank` is taken. The directory's own Python code runs only with `trust_remote_code`. Raises
+    BuilderError: for a model of another kind, for one that
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
@@ -95,6 +99,13 @@ def export(
     with quiet():
         _check_kind(directory, model)
         longest = longest_sequence(directory, trust_remote_code)
+        split: dict[Callable[..., Any], Callable[..., Any]] = {}
+        if rank is not None:
+            from trt_nvfp4.builder.parallel.collective_ops import TRANSLATIONS
+            from trt_nvfp4.builder.parallel.shard import shard
+
+            shard(model, rank, str(directory))
+            split = TRANSLATIONS
         if task == "generate" or (task == "auto" and _generates(model)):
             wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest)
         else:
@@ -102,7 +113,8 @@ def export(
             extra = Extra(longest=longest)
         destination.parent.mkdir(parents=True, exist_ok=True)
         try:
-            program = torch_module.traced(wrapper, inputs, dynamic, extra.opset, extra.translations)
+            translations = extra.translations | split
+            program = torch_module.traced(wrapper, inputs, dynamic, extra.opset, translations)
         except Exception as error:
             # The exporter raises types of its own for whatever it cannot translate.
             raise BuilderError(

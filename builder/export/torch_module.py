@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from trt_nvfp4.builder.export.onnx_arithmetic import onnx_arithmetic
+from trt_nvfp4.common.collectives import function, is_collective
 from trt_nvfp4.common.replacing import scratch
 
 # Above this many bytes of weights they go to a file beside the ONNX (a protobuf ends at 2 GiB).
@@ -50,6 +52,9 @@ def save(
     for value, name in zip(program.model.graph.outputs, outputs, strict=True):
         value.name = name
     program.model.metadata_props.update(metadata)
+    if any(map(is_collective, program.model.graph)):
+        body = ir.from_proto(function(program.model.opset_imports[""]))
+        program.model.functions[body.identifier()] = body
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
     # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.
     with scratch(destination.parent) as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
+from trt_nvfp4.common.collectives import is_collective
 from trt_nvfp4.common.nested_graphs import within
 
 # Below opset 13 these work on all axes from theirs on, which their conversion needs the rank for.
@@ -13,12 +14,14 @@ _ONE_AXIS_SINCE = 13
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with every call of a local function replaced by its nodes, converted to the model's opset.
+    """`model` with every call of a local function replaced by its nodes, converted to the model's opset. Collectives
+    stay: their bodies stand for what other ranks do.
 
     Raises:
         ValueError: a function of another opset whose nodes cannot be converted, as the message says.
     """
-    if not model.functions:
+    kept = [function for function in model.functions if is_collective(function)]
+    if len(kept) == len(model.functions):
         return model
     opset = _opset(model)
     _share_opset(model, opset)
@@ -31,7 +34,9 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
                     f"opset {opset}, where it means something else; export both in one opset"
                 )
     try:
-        return onnx.inliner.inline_local_functions(model, convert_version=True)
+        if not kept:
+            return onnx.inliner.inline_local_functions(model, convert_version=True)
+        return onnx.inliner.inline_selected_functions(model, [(each.domain, each.name) for each in kept], exclude=True)
     except RuntimeError as error:  # of the converter
         raise ValueError(f"its local functions cannot be converted to opset {opset}: {error}") from error
 

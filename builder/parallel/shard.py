@@ -1,0 +1,194 @@
+"""One rank's share of a transformers model, by the model's own tensor-parallel plan (`tp_plan`).
+
+Every rank keeps the rows of Q, K, V, gate and up, or the columns of output and down projections, that are its own; what
+it computes of the latter is a part of a sum over all ranks. Embeddings, norms and routers are whole on every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.parallel.collective_ops import all_reduce
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Number `index` of `count` ranks."""
+
+    index: int
+    count: int
+
+    def part(self, tensor: Tensor, axis: int, what: str) -> Tensor:
+        """This rank's of `count` equal parts of `tensor` along an axis. Raises BuilderError (usage)."""
+        size = tensor.shape[axis]
+        if size % self.count:
+            raise BuilderError(
+                USAGE, f"--parallel tp={self.count}: {what} has {size} rows or columns to split, not a multiple of it"
+            )
+        return tensor.chunk(self.count, dim=axis)[self.index].clone()
+
+
+#: Styles of the plan that leave a module whole.
+_WHOLE = {"replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise", "ep_router"}
+
+
+def shard(model: Any, rank: Rank, where: str) -> None:
+    """Cut `model` down to the share of `rank`, in place. `where` names it in messages.
+
+    Raises BuilderError: model, for a family without a plan or one that says what is not known here; usage, where
+    heads or widths cannot be divided by the number of ranks.
+    """
+    plan: dict[str, str] = dict(model.tp_plan or {})
+    if not plan:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{where}: transformers has no tensor-parallel plan for {type(model).__name__}, so that --parallel does not "
+            "know how to split it; build it for one GPU",
+        )
+    _check_heads(model, rank)
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
+    for pattern, style in plan.items():
+        matches = re.compile(re.escape(pattern).replace(r"\*", r"\d+")).fullmatch
+        for name in [name for name in (*modules, *parameters) if matches(name)]:
+            if style not in _WHOLE:
+                _style(style, where, name)(modules, name, rank)
+    for module in modules.values():
+        _divide_heads(module, rank)
+
+
+def _style(style: str, where: str, name: str) -> Callable[[dict[str, Any], str, Rank], None]:
+    styles = {
+        "colwise": _colwise,
+        "rowwise": _rowwise,
+        "rowwise_rep": _rowwise,
+        "packed_colwise": _packed_colwise,
+        "colwise_rep": _head,
+        "colwise_gather_output": _head,
+        "moe_tp_experts": _summed,
+        "all_reduce": _summed,
+    }
+    if style not in styles:
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{where}: its tensor-parallel plan splits {name} as {style!r}, which --parallel does not know; build it for "
+            "one GPU",
+        )
+    return styles[style]
+
+
+def _colwise(modules: dict[str, Any], name: str, rank: Rank) -> None:
+    """Rows of a linear's weight, hence columns of its output."""
+    module = modules[name]
+    heads = _kv_heads(modules, name, rank)
+    for key, parameter in list(module.named_parameters(recurse=False)):
+        setattr(module, key, _parameter(_kv_part(parameter, heads, rank) if heads else rank.part(parameter, 0, name)))
+    if isinstance(module, nn.Linear):
+        module.out_features = module.weight.shape[0]
+
+
+def _kv_heads(modules: dict[str, Any], name: str, rank: Rank) -> int | None:
+    """The heads of a projection of keys or values that has fewer than there are ranks; else None."""
+    attention = modules[name.rpartition(".")[0]]
+    heads = getattr(getattr(attention, "config", None), "num_key_value_heads", None)
+    is_kv = name.endswith((".k_proj", ".v_proj")) and heads is not None
+    return heads if is_kv and heads < rank.count else None
+
+
+def _kv_part(parameter: Tensor, heads: int, rank: Rank) -> Tensor:
+    """The one head that this rank shares with others."""
+    return parameter.chunk(heads, dim=0)[rank.index * heads // rank.count].clone()
+
+
+def _rowwise(modules: dict[str, Any], name: str, rank: Rank) -> None:
+    """Columns of a linear's weight; of stacked experts [experts, hidden, width], whose sum is taken behind all of them."""
+    if name not in modules:
+        owner, key = modules[name.rpartition(".")[0]], name.rpartition(".")[2]
+        parameter = getattr(owner, key)
+        if key.endswith("bias"):  # added once
+            setattr(owner, key, _parameter(parameter if rank.index == 0 else torch.zeros_like(parameter)))
+        else:
+            setattr(owner, key, _parameter(rank.part(parameter, _width_axis(owner, parameter, down=True), name)))
+        return
+    module = modules[name]
+    module.weight = _parameter(rank.part(module.weight, 1, name))
+    module.in_features = module.weight.shape[1]
+    bias = module.bias
+    module.bias = None
+
+    def behind(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+        total: Tensor = all_reduce(y, rank.count)
+        return total if bias is None else total + bias
+
+    module.register_forward_hook(behind)
+
+
+def _width_axis(owner: Any, parameter: Tensor, down: bool) -> int:
+    """Stacked experts are [experts, out, in], or transposed in some families, whose modules say so."""
+    return 1 if getattr(owner, "is_transposed", False) == down else parameter.dim() - 1
+
+
+def _packed_colwise(modules: dict[str, Any], name: str, rank: Rank) -> None:
+    """Rows of gate and of up, which are one above the other in a stack of experts' matrices, or in one linear."""
+    is_module = name in modules
+    owner, key = (modules[name], "weight") if is_module else (modules[name.rpartition(".")[0]], name.rpartition(".")[2])
+    parameter = getattr(owner, key)
+    axis = 0 if is_module else 1
+    if getattr(owner, "is_transposed", False) or getattr(owner, "is_concatenated", True) is False:
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{name}: gate and up of its experts are interleaved, which --parallel does not split"
+        )
+    halves = [rank.part(half, axis, name) for half in parameter.chunk(2, dim=axis)]
+    setattr(owner, key, _parameter(torch.cat(halves, dim=axis)))
+
+
+def _head(modules: dict[str, Any], name: str, rank: Rank) -> None:
+    """Rows of the vocabulary; a rank's logits stand among zeros, so that a sum joins them."""
+    module = modules[name]
+    vocabulary = module.weight.shape[0]
+    share = -(-vocabulary // rank.count)
+    first, last = min(rank.index * share, vocabulary), min((rank.index + 1) * share, vocabulary)
+    module.weight = _parameter(module.weight[first:last].clone())
+    if module.bias is not None:
+        module.bias = _parameter(module.bias[first:last].clone())
+    module.out_features = last - first
+    module.register_forward_hook(
+        lambda _, __, y: all_reduce(nn.functional.pad(y, (first, vocabulary - last)), rank.count)
+    )
+
+
+def _summed(modules: dict[str, Any], name: str, rank: Rank) -> None:
+    """A module whose parts of sums are added up behind it."""
+    modules[name].register_forward_hook(lambda _, __, y: all_reduce(y, rank.count))
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.contiguous(), requires_grad=False)
+
+
+def _check_heads(model: Any, rank: Rank) -> None:
+    config = model.config.get_text_config(decoder=True)
+    split = any(style == "colwise" and pattern.endswith("q_proj") for pattern, style in (model.tp_plan or {}).items())
+    heads, kv_heads = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if not split or heads is None:
+        return
+    fits_kv = kv_heads is None or kv_heads % rank.count == 0 or rank.count % kv_heads == 0
+    if heads % rank.count or not fits_kv:
+        raise BuilderError(
+            USAGE,
+            f"--parallel tp={rank.count}: {heads} attention heads and {kv_heads or heads} of keys and values cannot be "
+            "divided; choose a number that divides the heads, and divides those of keys and values or is a multiple",
+        )
+
+
+def _divide_heads(module: Any, rank: Rank) -> None:
+    """Groups of queries of a head of keys that several ranks share."""
+    heads = getattr(getattr(module, "config", None), "num_key_value_heads", None)
+    if heads is not None and heads < rank.count and hasattr(module, "num_key_value_groups") and hasattr(module, "k_proj"):
+        module.num_key_value_groups = module.config.num_attention_heads // rank.count
