@@ -242,6 +242,13 @@ def build_engine(
             metavar="HxW",
         ),
     ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="Split a Hugging Face model over N GPUs, an engine for each (tensor parallel); -o names a folder.",
+            metavar="tp=N",
+        ),
+    ] = None,
     trust_remote_code: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
@@ -309,8 +316,8 @@ def build_engine(
             trust_remote_code=trust_remote_code,
             image_size=image_size,
         )
-        if is_of_parts(model, task) or is_python_file(model):
-            _build_parts(request, as_json)
+        if parallel is not None or is_of_parts(model, task) or is_python_file(model):
+            _build_parts(request, parallel, as_json)
             return
         with ProgressBar() as progress:
             result = pipeline.run(request, progress)
@@ -330,13 +337,18 @@ def _kinds(text: str | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
     return known if "all" in kinds else kinds
 
 
-def _build_parts(request: Request, as_json: bool) -> None:
-    """A model of several graphs: each becomes an engine, or a bundle."""
+def _build_parts(request: Request, parallel: str | None, as_json: bool) -> None:
+    """A model of several graphs, or one that is split: each becomes an engine, or a bundle."""
     from trt_nvfp4.builder.components import build
     from trt_nvfp4.builder.components.tables import report_tables
 
     with ProgressBar() as progress:
-        result = build.run(request, progress)
+        if parallel is None:
+            result = build.run(request, progress)
+        else:
+            from trt_nvfp4.builder.parallel import build as ranks
+
+            result = ranks.run(request, parallel, progress)
     if as_json:
         print_json(result.json())
         return

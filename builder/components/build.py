@@ -23,7 +23,7 @@ from trt_nvfp4.builder.export.decoder_contract import IDS, TOKENIZER, CacheOptio
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.shapes import RANGES
 from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.pipeline.progress import Progress, Silent
+from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.targets import require_here
@@ -104,7 +104,7 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
             samples = _samples(request, exported, manifest, temporary / "samples", progress)
             for part in manifest.parts:
                 one = _of_part(request, part, exported, folder / part.name, samples)
-                report.parts[part.name] = pipeline.run(one, _Named(progress, part.name))
+                report.parts[part.name] = pipeline.run(one, Named(progress, part.name))
                 if request.bundle is not None:  # which holds it
                     _remove_model(folder / f"{part.name}.rewritten.onnx")
                     report.parts[part.name].files.pop("rewritten model", None)
@@ -252,16 +252,3 @@ def _of_part(request: Request, part: Part, exported: Path, base: Path, samples: 
         max_batch=None,
         image_size=None,
     )
-
-
-class _Named:
-    """Progress of one part."""
-
-    def __init__(self, inner: Progress, name: str) -> None:
-        self._inner, self._name = inner, name
-
-    def stage(self, text: str) -> None:
-        self._inner.stage(f"{self._name}: {text}")
-
-    def step(self, done: int, total: int, text: str = "") -> None:
-        self._inner.step(done, total, text)

@@ -49,8 +49,8 @@ def shard(model: Any, rank: Rank, where: str) -> None:
     if not plan:
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{where}: transformers has no tensor-parallel plan for {type(model).__name__}, so that --parallel does not "
-            "know how to split it; build it for one GPU",
+            f"{where}: transformers has no tensor-parallel plan for {type(model).__name__}, so --parallel cannot "
+            "split it; build it for one GPU",
         )
     _check_heads(model, rank)
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
@@ -77,8 +77,8 @@ def _style(style: str, where: str, name: str) -> Callable[[dict[str, Any], str, 
     if style not in styles:
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{where}: its tensor-parallel plan splits {name} as {style!r}, which --parallel does not know; build it for "
-            "one GPU",
+            f"{where}: its tensor-parallel plan splits {name} as {style!r}, which --parallel does not know; build it "
+            "for one GPU",
         )
     return styles[style]
 
@@ -107,7 +107,7 @@ def _kv_part(parameter: Tensor, heads: int, rank: Rank) -> Tensor:
 
 
 def _rowwise(modules: dict[str, Any], name: str, rank: Rank) -> None:
-    """Columns of a linear's weight; of stacked experts [experts, hidden, width], whose sum is taken behind all of them."""
+    """Columns of a linear's weight; of stacked experts [experts, hidden, width], which are summed later."""
     if name not in modules:
         owner, key = modules[name.rpartition(".")[0]], name.rpartition(".")[2]
         parameter = getattr(owner, key)
@@ -190,5 +190,10 @@ def _check_heads(model: Any, rank: Rank) -> None:
 def _divide_heads(module: Any, rank: Rank) -> None:
     """Groups of queries of a head of keys that several ranks share."""
     heads = getattr(getattr(module, "config", None), "num_key_value_heads", None)
-    if heads is not None and heads < rank.count and hasattr(module, "num_key_value_groups") and hasattr(module, "k_proj"):
+    if (
+        heads is not None
+        and heads < rank.count
+        and hasattr(module, "num_key_value_groups")
+        and hasattr(module, "k_proj")
+    ):
         module.num_key_value_groups = module.config.num_attention_heads // rank.count

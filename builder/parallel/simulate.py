@@ -1,4 +1,4 @@
-"""All ranks of a model in one graph, so that ONNX Runtime runs them on a CPU: each collective becomes a Sum over them."""
+"""All ranks of a model in one graph, which ONNX Runtime runs on a CPU: each collective becomes a Sum over them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ def simulated(paths: Sequence[Path]) -> onnx.ModelProto:
 
     Raises BuilderError (model) where their collectives do not correspond.
     """
-    models = [compose.add_prefix(onnx.load(path), prefix(rank), rename_functions=False) for rank, path in enumerate(paths)]
+    models = [
+        compose.add_prefix(onnx.load(path), prefix(rank), rename_functions=False) for rank, path in enumerate(paths)
+    ]
     collectives = [[node for node in model.graph.node if is_collective(node)] for model in models]
     if len({len(found) for found in collectives}) != 1:
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{paths[0]}: the ranks have {', '.join(str(len(found)) for found in collectives)} collectives, expected as "
-            "many in each; build all ranks by one command",
+            f"{paths[0]}: the ranks have {', '.join(str(len(found)) for found in collectives)} collectives, expected "
+            "the same number in each; build all ranks by one command",
         )
     whole = models[0]
     for model in models[1:]:

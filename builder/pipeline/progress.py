@@ -21,3 +21,16 @@ class Silent:
 
     def step(self, done: int, total: int, text: str = "") -> None:
         pass
+
+
+class Named:
+    """Progress of one of several runs."""
+
+    def __init__(self, inner: Progress, name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def stage(self, text: str) -> None:
+        self._inner.stage(f"{self._name}: {text}")
+
+    def step(self, done: int, total: int, text: str = "") -> None:
+        self._inner.step(done, total, text)

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-DOMAIN, NAME = "trt_nvfp4", "DistCollective"
+DOMAIN, NAME = "trt_nvfp4.ranks", "DistCollective"
 
 
 def attributes(ranks: int) -> dict[str, Any]:
@@ -28,4 +28,6 @@ def is_collective(node: Any) -> bool:
 def function(opset: int) -> onnx.FunctionProto:
     """The body: the tensor itself."""
     node = helper.make_node("Identity", ["x"], ["y"])
-    return helper.make_function(DOMAIN, NAME, ["x"], ["y"], [node], [helper.make_opsetid("", opset)], list(attributes(1)))
+    return helper.make_function(
+        DOMAIN, NAME, ["x"], ["y"], [node], [helper.make_opsetid("", opset)], list(attributes(1))
+    )

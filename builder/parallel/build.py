@@ -1,0 +1,164 @@
+"""Builds one engine, or one bundle, for each rank of a Hugging Face model that is split over several GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.components.build import PartsReport
+from trt_nvfp4.builder.components.check import check_export, cosine, relative_error
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, TOKENIZER, CacheOptions
+from trt_nvfp4.builder.export.huggingface import export, is_model_directory
+from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.parallel.shard import Rank
+from trt_nvfp4.builder.parallel.simulate import prefix, simulated
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.targets import require_here
+from trt_nvfp4.common.replacing import made_folder, scratch
+
+#: Beside the ranks' engines: how many there are, and what each is called.
+MANIFEST = "parallel.json"
+FORMAT = 1
+_MOST_RANKS = 64
+# A graph of all ranks is one protobuf, which ends at 2 GiB.
+_MOST_BYTES = 1 << 30
+#: Options of one graph's run that ranks have no use for.
+_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
+
+
+def ranks_of(parallel: str) -> int:
+    """The number of ranks that `--parallel` asks for. Raises BuilderError (usage)."""
+    found = re.fullmatch(r"tp=(\d{1,3})", parallel.strip())
+    if found is None or not 2 <= int(found[1]) <= _MOST_RANKS:
+        raise BuilderError(
+            USAGE, f"--parallel {parallel}: expected tp=N with N from 2 to {_MOST_RANKS}, the number of GPUs"
+        )
+    return int(found[1])
+
+
+def run(request: Request, parallel: str, progress: Progress | None = None) -> PartsReport:
+    """Export and build the share of every rank of `request.model`, into the folder of `-o` or `--bundle`.
+
+    The ranks as exported are compared with the whole model, and as rewritten with those. Raises what `pipeline.run`
+    raises.
+    """
+    progress = progress or Silent()
+    count = ranks_of(parallel)
+    _check(request, parallel)
+    destination = request.bundle or request.output
+    assert destination is not None
+    if destination.exists() and any(destination.iterdir() if destination.is_dir() else [destination]):
+        raise BuilderError(USAGE, f"{destination}: exists already; name a new folder")
+    report = PartsReport(str(request.model), request.target.name, str(destination))
+    cache = CacheOptions(request.cache_capacity, request.max_batch or 1)
+    with made_folder(destination.parent), scratch(destination.parent) as temporary:
+        whole = export(request.model, temporary / "whole.onnx", "generate", cache, request.trust_remote_code)
+        exported = []
+        for index in range(count):
+            progress.stage(f"exporting rank {index} of {count}")
+            file = temporary / f"rank{index}.onnx"
+            exported.append(
+                export(request.model, file, "generate", cache, request.trust_remote_code, Rank(index, count))
+            )
+        progress.stage("comparing the ranks with the whole model")
+        expected = _logits(whole, "") if _is_small(exported) else None
+        if expected is None:
+            report.warnings.append("the ranks are too large to be run together here: they were not compared")
+        else:
+            found = _together(exported, temporary / "exported.onnx")
+            report.chain["export_error"] = check_export(str(request.model), [expected], [found], _in_16_bits(whole))
+        destination.mkdir(exist_ok=True)
+        for index, file in enumerate(exported):
+            name = f"rank{index}"
+            built = pipeline.run(_of_rank(request, file, destination / name), Named(progress, name))
+            report.parts[name] = built
+        if expected is not None:
+            progress.stage("comparing the rewritten ranks")
+            rewritten = [Path(part.files["rewritten model"]) for part in report.parts.values()]
+            found = _together(rewritten, temporary / "rewritten.onnx")
+            report.chain |= {"cosine": cosine([expected], [found]), "error": relative_error([expected], [found])}
+        report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
+        copy_tokenizer(request.model, destination / TOKENIZER)
+        manifest = {"format": FORMAT, "tp": count, "ranks": list(report.parts)}
+        (destination / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return report
+
+
+def _check(request: Request, parallel: str) -> None:
+    flag = f"--parallel {parallel}"
+    if not is_model_directory(request.model):
+        raise BuilderError(
+            USAGE, f"{flag}: {request.model} is no Hugging Face directory; a model is split where it is exported"
+        )
+    if request.calib_data is not None:
+        raise BuilderError(
+            USAGE,
+            f"--calib-data: one rank's share of a model does not compute the model's activations, so {flag} builds "
+            "without calibration (W4A16); leave --calib-data out",
+        )
+    for name in _OF_ONE_GRAPH:
+        if getattr(request, name) is not None:
+            raise BuilderError(USAGE, f"--{name.replace('_', '-')} has no use with {flag}: leave it out")
+    if request.bundle is None and request.output is None:
+        raise BuilderError(USAGE, "nothing says where to write: add -o FOLDER or --bundle FOLDER")
+    if request.bundle is None:
+        require_here(request.target)
+
+
+def _of_rank(request: Request, file: Path, base: Path) -> Request:
+    return replace(
+        request,
+        model=file,
+        output=None if request.bundle is not None else base.with_name(base.name + ".engine"),
+        bundle=base if request.bundle is not None else None,
+        # What the whole graph's names say is not known of a part of it.
+        task="auto",
+        cache_capacity=None,
+        max_batch=None,
+        accuracy_samples=0,
+    )
+
+
+def _is_small(paths: list[Path]) -> bool:
+    data = (
+        file.stat().st_size for path in paths for file in (path, path.with_name(path.name + ".data")) if file.exists()
+    )
+    return sum(data) < _MOST_BYTES
+
+
+def _in_16_bits(path: Path) -> bool:
+    types = {value.type.tensor_type.elem_type for value in onnx.load(path, load_external_data=False).graph.output}
+    return onnx.TensorProto.FLOAT not in types
+
+
+def _together(paths: list[Path], file: Path) -> np.ndarray:
+    """The first rank's logits, of all ranks run as one graph."""
+    onnx.save(simulated(paths), file)
+    return _logits(file, prefix(0))
+
+
+def _logits(path: Path, named: str) -> np.ndarray:
+    """Of a prompt of random tokens, over empty caches."""
+    runner = session(path)
+    tokens = np.random.default_rng(0).integers(3, 50, (1, 5))
+    feeds = {}
+    for port in runner.get_inputs():
+        name = port.name.partition(".")[2] if named else port.name
+        if name == IDS:
+            feeds[port.name] = tokens
+        elif name in (PAST_LENGTH, NEW_LENGTH):
+            feeds[port.name] = np.array([0 if name == PAST_LENGTH else 5], np.int64)
+        else:
+            feeds[port.name] = np.zeros([1, *port.shape[1:]], np.float32)
+    (logits,) = runner.run([named + LOGITS], feeds)
+    found: np.ndarray = logits
+    return found

@@ -1,0 +1,57 @@
+"""`--parallel`: an engine for each rank, with TensorRT's collective where ranks add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from parallel_models import DENSE, saved
+
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.parallel.build import MANIFEST, ranks_of, run
+from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.targets import find_target
+from trt_nvfp4.common.collectives import is_collective
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("parallel", ["tp=1", "tp=0", "tp=65", "ep=2", "2", "tp=2,ep=2"])
+def test_other_ways_to_split_are_refused(parallel: str) -> None:
+    with pytest.raises(BuilderError, match="expected tp=N") as error:
+        ranks_of(parallel)
+    assert error.value.exit_code == errors.USAGE
+
+
+def test_calibration_is_refused(tmp_path: Path) -> None:
+    saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
+    request = Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", calib_data=tmp_path / "x.txt")
+    with pytest.raises(BuilderError, match="leave --calib-data out"):
+        run(request, "tp=2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_onnx_file_is_refused(tmp_path: Path) -> None:
+    request = Request(tmp_path / "m.onnx", find_target("thor"), bundle=tmp_path / "out")
+    with pytest.raises(BuilderError, match="split where it is exported"):
+        run(request, "tp=2")
+
+
+@pytest.mark.slow
+def test_engines_of_two_ranks(tmp_path: Path) -> None:
+    """On a CPU, by TensorRT-RTX: its parser takes the collectives, and its builder too."""
+    pytest.importorskip("tensorrt_rtx")
+    saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
+    request = Request(tmp_path / "model", find_target("rtx-blackwell"), output=tmp_path / "out", cache_capacity=32)
+    report = run(request, "tp=2")
+    assert json.loads((tmp_path / "out" / MANIFEST).read_text())["ranks"] == ["rank0", "rank1"]
+    assert report.chain["export_error"] < 1e-4
+    assert report.chain["cosine"] > 0.95
+    for name, part in report.parts.items():
+        assert (tmp_path / "out" / f"{name}.engine").stat().st_size > 10_000
+        assert any(entry["decision"] == "nvfp4_w4a16" for entry in json.loads(part.json())["subgraphs"])
+        rewritten = onnx.load(part.files["rewritten model"], load_external_data=False)
+        assert sum(map(is_collective, rewritten.graph.node)) == 3

@@ -1,0 +1,123 @@
+"""Ranks of small random models, run together, compute what transformers computes with the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from parallel_models import DENSE, SMALL, saved
+
+from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.accuracy.runners import session
+from trt_nvfp4.builder.errors import BuilderError
+from trt_nvfp4.builder.export.decoder_contract import CacheOptions
+from trt_nvfp4.builder.export.huggingface import export
+from trt_nvfp4.builder.parallel.shard import Rank, shard
+from trt_nvfp4.builder.parallel.simulate import prefix, simulated
+from trt_nvfp4.common.collectives import is_collective
+
+transformers = pytest.importorskip("transformers")
+
+CAPACITY, NEW = 16, 5
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    **SMALL,
+    **EXPERTS,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 3,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+#: Family, its configuration, ranks, and heads in a rank's caches. Four and eight ranks share two heads of keys.
+CASES = [
+    ("Llama", DENSE, 2, 1),
+    ("Llama", {**DENSE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, 4, 1),
+    ("Qwen3Moe", {**DENSE, **EXPERTS, "num_experts": 4}, 2, 1),
+    ("DeepseekV3", LATENT, 2, 8),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "config", "count", "heads"), CASES, ids=lambda value: str(value)[:10])
+def test_ranks_together_are_the_model(
+    family: str, config: dict[str, Any], count: int, heads: int, tmp_path: Path
+) -> None:
+    model = saved(family, config, tmp_path / "model")
+    ranks = [
+        export(
+            tmp_path / "model", tmp_path / f"rank{i}.onnx", "generate", CacheOptions(CAPACITY, 2), rank=Rank(i, count)
+        )
+        for i in range(count)
+    ]
+    onnx.save(simulated(ranks), tmp_path / "together.onnx")
+    runner = session(tmp_path / "together.onnx")
+    ids = np.random.default_rng(1).integers(3, 101, (2, NEW))
+    feeds: dict[str, np.ndarray] = {}
+    for port in runner.get_inputs():
+        name = port.name.partition(".")[2]
+        given = {"input_ids": ids, "past_length": np.zeros(2, np.int64), "new_length": np.full(2, NEW)}
+        feeds[port.name] = given.get(name, np.zeros([2, *port.shape[1:]], np.float32))
+        assert name in given or port.shape[1:3] == [heads, CAPACITY]
+    found = runner.run([prefix(i) + "logits" for i in range(count)], feeds)
+    with torch.no_grad():
+        expected = model(input_ids=torch.from_numpy(ids)).logits[:, -1:].numpy()
+    for logits in found:  # which every rank has
+        assert np.linalg.norm(logits - expected) <= 1e-5 * np.linalg.norm(expected)
+    # Each rank holds a part: no two of the matrices that are split are whole.
+    sizes = [path.stat().st_size for path in ranks]
+    assert max(sizes) < 0.95 * sum(p.nbytes for p in model.parameters())
+
+
+def test_collectives_are_where_a_layer_ends(tmp_path: Path) -> None:
+    saved("Llama", DENSE, tmp_path / "model")
+    file = export(tmp_path / "model", tmp_path / "m.onnx", "generate", CacheOptions(CAPACITY), rank=Rank(0, 2))
+    proto = onnx.load(file)
+    onnx.checker.check_model(proto)
+    nodes = [node for node in proto.graph.node if is_collective(node)]
+    assert len(nodes) == 2 * DENSE["num_hidden_layers"] + 1  # attention, MLP, and the head
+    assert {next(a.i for a in node.attribute if a.name == "nb_rank") for node in nodes} == {2}
+
+
+def test_ranks_that_do_not_correspond_are_refused(tmp_path: Path) -> None:
+    for name, layers in (("a", 1), ("b", 2)):
+        saved("Llama", {**DENSE, "num_hidden_layers": layers}, tmp_path / name)
+    files = [
+        export(tmp_path / name, tmp_path / f"{name}.onnx", "generate", CacheOptions(CAPACITY), rank=Rank(i, 2))
+        for i, name in enumerate("ab")
+    ]
+    with pytest.raises(BuilderError, match="3, 5 collectives") as error:
+        simulated(files)
+    assert error.value.exit_code == errors.MODEL_AT_FAULT
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "message"),
+    [
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "6 attention heads"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 2, "12 attention heads and 3 of keys"),
+        ({"intermediate_size": 130}, 4, "mlp.gate_proj has 130 rows"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(changes: dict[str, Any], count: int, message: str) -> None:
+    config = transformers.LlamaConfig(**{**DENSE, "num_hidden_layers": 1, **changes})
+    with pytest.raises(BuilderError, match=message) as error:
+        shard(transformers.LlamaForCausalLM(config), Rank(0, count), "m")
+    assert error.value.exit_code == errors.USAGE
+
+
+def test_a_family_without_a_plan_is_refused() -> None:
+    config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=100)
+    with pytest.raises(BuilderError, match="no tensor-parallel plan for GPT2LMHeadModel"):
+        shard(transformers.GPT2LMHeadModel(config), Rank(0, 2), "m")
