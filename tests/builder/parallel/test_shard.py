@@ -105,8 +105,12 @@ def test_ranks_that_do_not_correspond_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "count", "message"),
     [
-        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "6 attention heads"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 2, "12 attention heads and 3 of keys"),
+        ({}, 3, "8 attention heads"),
+        (
+            {"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 3},
+            2,
+            "12 attention heads and 3 of keys",
+        ),
         ({"intermediate_size": 130}, 4, "mlp.gate_proj has 130 rows"),
     ],
 )
