@@ -61,14 +61,13 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
     report = PartsReport(str(request.model), request.target.name, str(destination))
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1)
     with made_folder(destination.parent), scratch(destination.parent) as temporary:
-        whole = export(request.model, temporary / "whole.onnx", "generate", cache, request.trust_remote_code)
+        own = (request.trust_remote_code, request.adapter)
+        whole = export(request.model, temporary / "whole.onnx", "generate", cache, *own)
         exported = []
         for index in range(count):
             progress.stage(f"exporting rank {index} of {count}")
             file = temporary / f"rank{index}.onnx"
-            exported.append(
-                export(request.model, file, "generate", cache, request.trust_remote_code, Rank(index, count))
-            )
+            exported.append(export(request.model, file, "generate", cache, *own, Rank(index, count)))
         progress.stage("comparing the ranks with the whole model")
         expected = _logits(whole, "") if _is_small(exported) else None
         if expected is None:
@@ -124,6 +123,7 @@ def _of_rank(request: Request, file: Path, base: Path) -> Request:
         task="auto",
         cache_capacity=None,
         max_batch=None,
+        adapter=None,
         accuracy_samples=0,
     )
 
