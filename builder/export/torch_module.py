@@ -53,7 +53,7 @@ def save(
         value.name = name
     program.model.metadata_props.update(metadata)
     if any(map(is_collective, program.model.graph)):
-        body = ir.from_proto(function(program.model.opset_imports[""]))
+        body = ir.serde.deserialize_function(function(program.model.opset_imports[""]))
         program.model.functions[body.identifier()] = body
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
     # The weights' file is named inside the ONNX file, so both are written under their final names, elsewhere.

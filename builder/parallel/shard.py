@@ -96,9 +96,9 @@ def _colwise(modules: dict[str, Any], name: str, rank: Rank) -> None:
 def _kv_heads(modules: dict[str, Any], name: str, rank: Rank) -> int | None:
     """The heads of a projection of keys or values that has fewer than there are ranks; else None."""
     attention = modules[name.rpartition(".")[0]]
-    heads = getattr(getattr(attention, "config", None), "num_key_value_heads", None)
-    is_kv = name.endswith((".k_proj", ".v_proj")) and heads is not None
-    return heads if is_kv and heads < rank.count else None
+    heads: int | None = getattr(getattr(attention, "config", None), "num_key_value_heads", None)
+    is_kv = name.endswith((".k_proj", ".v_proj"))
+    return heads if is_kv and heads is not None and heads < rank.count else None
 
 
 def _kv_part(parameter: Tensor, heads: int, rank: Rank) -> Tensor:

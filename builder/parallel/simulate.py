@@ -40,9 +40,9 @@ def simulated(paths: Sequence[Path]) -> onnx.ModelProto:
         known = {(function.domain, function.name) for function in whole.functions}
         whole.functions.extend(each for each in model.functions if (each.domain, each.name) not in known)
     sums: dict[str, onnx.NodeProto] = {}
-    for nodes in zip(*collectives, strict=True):
-        inputs = [node.input[0] for node in nodes]
-        for node in nodes:
+    for same in zip(*collectives, strict=True):
+        inputs = [node.input[0] for node in same]
+        for node in same:
             sums[node.output[0]] = helper.make_node("Sum", inputs, list(node.output), node.name)
     nodes = [sums.get(node.output[0], node) if node.output else node for node in whole.graph.node]
     del whole.graph.node[:]

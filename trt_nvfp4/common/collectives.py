@@ -22,7 +22,7 @@ def attributes(ranks: int) -> dict[str, Any]:
 
 def is_collective(node: Any) -> bool:
     """Whether a node, of ONNX or onnx-ir, is one, or a function is its body."""
-    return (getattr(node, "op_type", None) or node.name) == NAME and node.domain == DOMAIN
+    return bool((getattr(node, "op_type", None) or node.name) == NAME and node.domain == DOMAIN)
 
 
 def function(opset: int) -> onnx.FunctionProto:
