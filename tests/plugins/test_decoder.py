@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +32,14 @@ def check(host: PluginHost, case: Case, tactic: int, device: str) -> None:
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip((y, present), again, strict=True))
 
     wanted, appended = expected(case, present)
-    assert np.linalg.norm(float64(y) - wanted) <= TOLERANCE[y.dtype] * np.linalg.norm(wanted)
+    # Rounding errors of the layers add up like random steps; the tolerances are those of a few layers.
+    deep = max(1.0, math.sqrt(shape.layers / 4))
+    assert np.linalg.norm(float64(y) - wanted) <= deep * TOLERANCE[y.dtype] * np.linalg.norm(wanted)
     for layer, rows in enumerate(appended):
         for which, new in enumerate(rows):
             past, now = case.inputs[1][layer, which], present[layer, which]
             values = cached_values(now, case.inputs[8 + which][layer])
-            tolerance = max(CACHE_TOLERANCE[now.dtype], CACHE_TOLERANCE[y.dtype])
+            tolerance = deep * max(CACHE_TOLERANCE[now.dtype], CACHE_TOLERANCE[y.dtype])
             for b, length in enumerate(shape.lengths):
                 end = length + shape.new
                 for part in (slice(length), slice(end, None)):
