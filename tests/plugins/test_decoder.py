@@ -116,14 +116,14 @@ def test_misfits_are_named(host: PluginHost, attributes: dict[str, int | float],
 
 
 def test_tactics(host: PluginHost, seed: int) -> None:
-    """One launch where it serves; the parts always."""
+    """One launch where it serves; the parts always, and nothing to time where they alone do."""
     rng = np.random.default_rng(seed)
     for shape, tactics in (
         (SHAPES[0], [DECODER, GENERIC]),
         (SHAPES[3], [GENERIC, DECODER]),
-        (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), [GENERIC]),
-        (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), [GENERIC]),
-        (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), [GENERIC]),
+        (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), []),
+        (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), []),
+        (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), []),
     ):
         case = random_case(rng, shape, torch.float16, False)
         with host.session(OP, case.inputs, shape.attributes(False)) as session:

@@ -13,10 +13,14 @@ from onnx import TensorProto, helper
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.recipes import InputStatistics
 from trt_nvfp4.calibration.recipes.quantized_inputs import least_squares
-from trt_nvfp4.calibration.statistics.statistics import KINDS, collect
+from trt_nvfp4.calibration.statistics import statistics as known
+from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.plugins.ops import number_formats
+
+# Of rows of any rank; head_amax is of caches alone.
+KINDS = tuple(kind for kind in known.KINDS if kind != "head_amax")
 
 K = 64
 

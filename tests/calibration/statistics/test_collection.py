@@ -15,8 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from trt_nvfp4.calibration.statistics import collection
 from trt_nvfp4.calibration.statistics import store as statistics_file
 from trt_nvfp4.calibration.statistics.input_statistics import InputStatistics
-from trt_nvfp4.calibration.statistics.statistics import KINDS, Statistics, collect
+from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.common.errors import CalibrationError
+
+# Of rows of any rank; head_amax is of caches alone.
+KINDS = tuple(kind for kind in collection.KINDS if kind != "head_amax")
 
 K, HIDDEN = 32, 48
 Sample = dict[str, np.ndarray]
