@@ -58,6 +58,13 @@ against torch's scaled_dot_product_attention in FP16. About 10 us of a call do n
 PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and cuDNN's."
 
 
+DECODER = """## A whole decode step
+
+All layers and the head of published shapes, random weights: our plugins one after the other in a CUDA graph (parts),
+against BF16 and FP8 under torch.compile and a CUDA graph; one new token a sequence. Of the floor: NVFP4 weights and the
+16-bit cache read once, at the read bandwidth that the record states. Mixtures have no baseline here."""
+
+
 def load(name: str) -> dict[str, Any]:
     return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
 
@@ -142,6 +149,18 @@ def attention_table() -> str:
     return table("batch, cache, cached tokens, time, of bandwidth, torch", rows)
 
 
+def decoder_table() -> str:
+    rows = []
+    for run in load("decoder")["steps"]:
+        found = times(run)
+        ours = found["parts"]
+        ratios = (f"{found[other] / ours:.2f}x" if other in found else "-" for other in ("BF16", "FP8"))
+        caches = f"{found['parts, FP8 caches']:.0f} us"
+        share = f"{run['fraction_of_floor']['parts']:.0%}"
+        rows.append([run["model"], str(run["batch"]), str(run["length"]), f"{ours:.0f} us", share, *ratios, caches])
+    return table("model, batch, cached tokens, parts, of the floor, BF16, FP8, parts with FP8 caches", rows)
+
+
 def prefill_table() -> str:
     rows = []
     for run in load("attention")["prefill"]:
@@ -187,6 +206,9 @@ def page() -> str:
         attention_table(),
         PREFILL,
         prefill_table(),
+        DECODER,
+        "NVIDIA H200: [`decoder.json`](../benchmarks/results/decoder.json), `python benchmarks/decoder.py`.",
+        decoder_table(),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""Small language models with random weights, for tests of ranks."""
+"""Small language models for tests of ranks: eight query heads, and a vocabulary that no number of ranks divides."""
 
 from __future__ import annotations
 
@@ -7,28 +7,22 @@ from typing import Any
 
 import torch
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 101,  # which no number of ranks divides
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-DENSE = {**SMALL, "head_dim": 16}
+from onnx_models import small_decoders
+
+_OTHERS: dict[str, Any] = {"num_attention_heads": 8, "vocab_size": 101}
+DENSE: dict[str, Any] = {**small_decoders.DECODER, **_OTHERS}
+MIXTURE = {**DENSE, **small_decoders.EXPERTS, "num_experts": 4}
+LATENT = {**small_decoders.LATENT, **_OTHERS, "num_key_value_heads": 8}
 
 
 def saved(family: str, config: dict[str, Any], folder: Path) -> Any:
-    """The model, which also lies in `folder`."""
+    """The model of a family such as "Llama", which also lies in `folder`."""
     import transformers
 
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**config)).eval()
     for parameter in model.parameters():  # norms and biases are ones and zeros otherwise
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() == 1 else None
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return model

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from parallel_models import DENSE, SMALL, saved
+from parallel_models import DENSE, LATENT, MIXTURE, saved
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.accuracy.runners import session
@@ -23,28 +23,11 @@ from trt_nvfp4.common.collectives import is_collective
 transformers = pytest.importorskip("transformers")
 
 CAPACITY, NEW = 16, 5
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LATENT = {
-    **SMALL,
-    **EXPERTS,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 3,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-}
 #: Family, its configuration, ranks, and heads in a rank's caches. Four and eight ranks share two heads of keys.
 CASES = [
     ("Llama", DENSE, 2, 1),
     ("Llama", {**DENSE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, 4, 1),
-    ("Qwen3Moe", {**DENSE, **EXPERTS, "num_experts": 4}, 2, 1),
+    ("Qwen3Moe", MIXTURE, 2, 1),
     ("DeepseekV3", LATENT, 2, 8),
 ]
 
