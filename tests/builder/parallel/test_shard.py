@@ -51,7 +51,7 @@ def test_ranks_together_are_the_model(
     for port in runner.get_inputs():
         name = port.name.partition(".")[2]
         given = {"input_ids": ids, "past_length": np.zeros(2, np.int64), "new_length": np.full(2, NEW)}
-        feeds[port.name] = given.get(name, np.zeros([2, *port.shape[1:]], np.float32))
+        feeds[port.name] = given[name] if name in given else np.zeros([2, *port.shape[1:]], np.float32)
         assert name in given or port.shape[1:3] == [heads, CAPACITY]
     found = runner.run([prefix(i) + "logits" for i in range(count)], feeds)
     with torch.no_grad():
