@@ -18,7 +18,7 @@ import numpy as np
 
 from trt_nvfp4.builder.components.manifest import Manifest, Port
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, USAGE, BuilderError
-from trt_nvfp4.builder.generate.cuda import Cuda
+from trt_nvfp4.builder.generate.cuda import Cuda, recorded
 from trt_nvfp4.builder.tensorrt.load import load_engine
 
 # The manifest's types by TensorRT's.
@@ -173,24 +173,11 @@ class TensorRTDevice:
         self._last[place] = run
         self._runs[run] += 1
         if run not in self._graphs and self._runs[run] > 1 and same_shapes:
-            self._graphs[run] = self._record(context)
+            self._graphs[run] = recorded(self._cuda, context)
         if self._graphs.get(run) is not None:
             self._cuda.launch(self._graphs[run])
         elif not context.execute_async_v3(self._cuda.stream):
             raise BuilderError(BUILD_FAILED, f"{self.name}: TensorRT could not run {run.part}")
-
-    def _record(self, context: Any) -> Any:
-        """The run as a graph; None where TensorRT cannot be recorded."""
-        self._cuda.begin_capture()
-        recorded = context.execute_async_v3(self._cuda.stream)
-        try:
-            graph = self._cuda.end_capture()
-        except BuilderError:
-            return None
-        if recorded:
-            return graph
-        self._cuda.forget(graph)
-        return None
 
 
 def open_engines(folder: Path, manifest: Manifest, files: Mapping[str, Path]) -> TensorRTDevice:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.source import Example, Source, as_array
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.calibration.samples.python_loader import split_function
+from trt_nvfp4.common.user_code import running
 
 DEFAULT = "components"
 
@@ -141,26 +140,16 @@ def _run(where: str, part: TorchPart) -> dict[str, torch.Tensor]:
 def _components(file: Path, function: str) -> dict[str, Component]:
     if not file.is_file():
         raise BuilderError(USAGE, f"{file}: no such file")
-    spec = importlib.util.spec_from_file_location(f"components_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # As in an import: dataclasses look their module up, and a file may import what lies beside it.
-    sys.modules[spec.name] = module
-    folder = str(file.parent.resolve())
-    sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
-        make: Any = getattr(module, function, None)
-        if not callable(make):
-            raise BuilderError(USAGE, f"{file}: has no function {function!r}; name another with {file}:FUNCTION")
-        found = make()
+        with running(file, "components") as module:
+            make: Any = getattr(module, function, None)
+            if not callable(make):
+                raise BuilderError(USAGE, f"{file}: has no function {function!r}; name another with {file}:FUNCTION")
+            found = make()
     except BuilderError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise BuilderError(USAGE, f"{file}: does not run: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(folder)
     if not isinstance(found, Mapping) or not found or not all(isinstance(each, Component) for each in found.values()):
         raise BuilderError(
             USAGE, f"{file}:{function} must return components by name: {{'vision': trt_nvfp4.Component(...), ...}}"

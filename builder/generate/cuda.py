@@ -100,3 +100,17 @@ class Cuda:
             advice = "; give fewer prompts at once, or end other programs that use the GPU" if lack else ""
             raise BuilderError(BUILD_FAILED, f"CUDA: {name} failed with {error.name}{advice}")
         return values[0] if values else None
+
+
+def recorded(cuda: Cuda, context: Any) -> Any:
+    """What an IExecutionContext enqueues, as a graph; None where TensorRT cannot be recorded."""
+    cuda.begin_capture()
+    enqueued = context.execute_async_v3(cuda.stream)
+    try:
+        graph = cuda.end_capture()
+    except BuilderError:
+        return None
+    if enqueued:
+        return graph
+    cuda.forget(graph)
+    return None

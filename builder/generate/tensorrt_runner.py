@@ -17,7 +17,7 @@ from ..export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Deco
 from ..tensorrt.build_script import MANIFEST
 from ..tensorrt.load import load_engine
 from .caches import cache_shapes, last_logits
-from .cuda import Cuda
+from .cuda import Cuda, recorded
 
 # nvinfer's DataType by the cache's type.
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
@@ -98,24 +98,11 @@ class TensorRTRunner:
             return
         self._single_steps += 1
         if self._single_steps == 2:
-            self._graph = self._record(context)
+            self._graph = recorded(self._cuda, context)
         if self._graph is None:
             self._execute(context)
         else:
             self._cuda.launch(self._graph)
-
-    def _record(self, context: Any) -> Any:
-        """The step as a graph; None where TensorRT cannot be recorded, so that every step is enqueued."""
-        self._cuda.begin_capture()
-        recorded = context.execute_async_v3(self._cuda.stream)
-        try:
-            graph = self._cuda.end_capture()
-        except BuilderError:
-            return None
-        if recorded:
-            return graph
-        self._cuda.forget(graph)
-        return None
 
     def _execute(self, context: Any) -> None:
         if not context.execute_async_v3(self._cuda.stream):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.common.user_code import running
 
 DEFAULT = "load_data"  # Polygraphy's name
 
@@ -29,21 +28,11 @@ def load(file: Path, function: str) -> Iterable[tuple[str, Callable[[], Mapping[
     Raises CalibrationError: the file does not run or has no such function; what it returns is not iterable; later, the
     function fails, or gives something else than mappings from input name to array.
     """
-    spec = importlib.util.spec_from_file_location(f"calibration_loader_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # As in an import: dataclasses and pickles look their module up, and a script may import what lies beside it.
-    sys.modules[spec.name] = module
-    folder = str(file.parent.resolve())
-    sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        with running(file, "calibration_loader") as module:
+            found = getattr(module, function, None)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise CalibrationError(f"{file}: does not run: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(folder)
-    found = getattr(module, function, None)
     if not callable(found):
         raise CalibrationError(f"{file}: has no function '{function}'; name another with {file}:FUNCTION")
     return _Loader(f"{file}:{function}", found)
