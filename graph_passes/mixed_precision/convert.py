@@ -109,7 +109,8 @@ class _Conversion:
         """Gives a value that is computed the type of its producer, and the readers of the other type a Cast."""
         narrow, wide = self._readers(value)
         is_interface, name = value.is_graph_output() or value.producer() is None, value.name or ""
-        other = wide if in_16_bits else narrow
+        # A shape is that of either; of an input it is known without a value.
+        other = [use for use in (wide if in_16_bits else narrow) if not is_op(use[0], "Shape", "Size")]
         if in_16_bits:
             value.type = ir.TensorType(self._dtype)
         if not other and not (in_16_bits and value.is_graph_output()):

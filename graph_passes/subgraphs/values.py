@@ -132,11 +132,18 @@ def bias_rows(bias: Bias, features: int) -> torch.Tensor:
     return (vector[bias.rows] if vector.numel() > 1 else vector).expand(features)
 
 
-def norm_weight(norm: RMSNorm | None, features: int) -> torch.Tensor:
-    """What an RMSNorm multiplies by, float32 [features]; ones where there is none."""
+def norm_weight(norm: RMSNorm | None, features: int, as_computed: bool = False) -> torch.Tensor:
+    """What an RMSNorm multiplies by, float32 [features]; ones where there is none.
+
+    `as_computed`: rounded as the network rounds it, where this program chose the network's type.
+    """
     if norm is None or norm.weight is None:
         return torch.ones(features)
-    return as_torch(np.asarray(constant(norm.weight))).float().reshape(-1) + norm.offset
+    weight = as_torch(np.asarray(constant(norm.weight)))
+    tensor = get_const_tensor(norm.weight)
+    if as_computed and isinstance(tensor, ConvertedTensor):
+        weight = weight.to(torch_dtype(tensor.dtype))
+    return weight.float().reshape(-1) + norm.offset
 
 
 def initializer(name: str, data: torch.Tensor, dtype: ir.DataType) -> ir.Value:

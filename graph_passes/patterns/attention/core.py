@@ -15,6 +15,10 @@ from trt_nvfp4.graph_passes.patterns.attention.concatenated import upwards, with
 
 # Between probabilities and the product with values; a Slice leaves a sink's probability out.
 _BEHIND = ("Cast", "Identity", "Where", "Dropout", "Slice", "Reshape")
+_LATENT = (
+    "its keys and values are computed from the cache at every step (latent attention), and CachedAttention reads keys "
+    "and values that are cached as they are"
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,11 @@ def _match_operator(node: ir.Node) -> Core | str | None:
 
 def _match_softmax(node: ir.Node) -> Core | str | None:
     product = _product_behind(node)
-    value = None if product is None else _scatter(operand(product, 1))
-    if product is None or value is None:
+    if product is None:
         return None
+    value = _scatter(operand(product, 1))
+    if value is None:
+        return _LATENT if _computed_from_cache(operand(product, 1)) else None
     if value[1] != 1:
         return "a factor multiplies its values"
     result = product.outputs[0]
@@ -158,6 +164,20 @@ def _scatter(value: ir.Value) -> tuple[ir.Node, float] | None:
         if is_op(node, "TensorScatter"):
             return (node, factor) if operand(node, 0).is_graph_input() and len(node.inputs) == 3 else None
     return None
+
+
+def _computed_from_cache(value: ir.Value) -> bool:
+    """Whether a cache reaches `value`, and not by way of another attention."""
+    pending, seen = [value], {value}
+    while pending:
+        node = pending.pop().producer()
+        if is_op(node, "TensorScatter"):
+            return True
+        if node is not None and not is_op(node, "Softmax", "Attention", "Shape"):
+            new = [operand for operand in node.inputs if operand is not None and operand not in seen]
+            seen.update(new)
+            pending += new
+    return False
 
 
 def _through(value: ir.Value, *op_types: str) -> ir.Value:

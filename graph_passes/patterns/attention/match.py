@@ -242,11 +242,11 @@ def constants(
     key_scale: torch.Tensor | None = None,
     value_scale: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """The op's inputs behind `past_length`; norms' weights in `dtype`, scales [kv_heads] of E4M3 caches, default 1."""
+    """The op's inputs behind `past_length`; norms' weights in `dtype` (float32: as the network computes with them),
+    scales [kv_heads] of E4M3 caches, default 1."""
     dim, ones = block.head_dim, torch.ones(block.key.heads)
-    weights = [torch.ones(dim), torch.ones(dim)]
-    if block.norms is not None:
-        weights = [norm_weight(norm, dim) for norm in block.norms]
+    as_computed = dtype == torch.float32
+    weights = [norm_weight(norm, dim, as_computed) for norm in block.norms or (None, None)]
     sinks = torch.zeros(block.query.heads) if block.sinks is None else torch.from_numpy(block.sinks)
     return [
         torch.from_numpy(block.rotation.cos),

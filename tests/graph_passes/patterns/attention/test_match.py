@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose
+from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.attention.match import RefusedAttention, match_attentions
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
 from trt_nvfp4.plugins.ops.cached_attention import ROPE_HALVES, ROPE_INTERLEAVED, ROPE_NONE
@@ -30,6 +33,7 @@ class Decoder:
     window: int = 0
     slopes: bool = False  # of ALiBi
     value_dim: int = DIM
+    normed: bool = False
     read_keys_again: bool = False
     tables: Tensors = field(default_factory=dict)
 
@@ -52,6 +56,7 @@ class Decoder:
             "slope": -rng.uniform(0.1, 1, (1, HEADS, 1, 1)).astype(np.float32),
             "low": np.array(-3e38, np.float32),
             "none": np.array(0, np.float32),
+            **{f"{part}_norm": rng.uniform(0.5, 1.5, DIM).astype(np.float32) for part in "qk"},
         }
         n = helper.make_node
         nodes = [
@@ -72,11 +77,16 @@ class Decoder:
                 n("Transpose", [f"{part}_wide"], [f"{part}_heads"], perm=[0, 2, 1, 3]),
             ]
         rotated = ["q_heads", "k_heads"]
+        if self.normed:
+            for part in "qk":
+                nodes.append(n("RMSNormalization", [f"{part}_heads", f"{part}_norm"], [f"{part}_normed"]))
+            rotated = ["q_normed", "k_normed"]
         if self.rotary:
+            before = rotated
             rotated = ["q_rotated", "k_rotated"]
             options = {"interleaved": self.interleaved, "rotary_embedding_dim": self.rotary % DIM}
-            for part, y in zip("qk", rotated, strict=True):
-                inputs = [f"{part}_heads", "cos", "sin", "positions"]
+            for x, y in zip(before, rotated, strict=True):
+                inputs = [x, "cos", "sin", "positions"]
                 nodes.append(n("RotaryEmbedding", inputs, [y], **options))
         for part, new in (("key", rotated[1]), ("value", "v_heads")):
             nodes.append(n("TensorScatter", [f"past_{part}", new, "past_length"], [f"present_{part}"], axis=-2))
@@ -161,6 +171,14 @@ def test_a_window_is_counted(loaded: Load, seed: int) -> None:
     found = matched(loaded, Decoder(window=5), seed)
     assert isinstance(found, CacheAttention), found
     assert found.window == 5
+
+
+def test_norms_are_found_behind_weights_that_were_rounded(loaded: Load, seed: int) -> None:
+    model = loaded(Decoder(normed=True).model(np.random.default_rng(seed)))
+    (found,) = match_attentions(convert(model, choose(model, "bf16")).ir_model)
+    assert isinstance(found, CacheAttention), found
+    assert found.norms is not None
+    assert found.past[0].dtype == ir.DataType.BFLOAT16
 
 
 @pytest.mark.parametrize(
