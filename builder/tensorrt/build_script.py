@@ -43,6 +43,7 @@ from trt_nvfp4.builder.errors import (
     printable,
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
+from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes, check_layers, copied_caches
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
@@ -77,7 +78,7 @@ class Job:
     timing_cache: Path | None
     profiles: list[dict[str, tuple[tuple[int, ...], ...]]]
     planned: tuple[PlannedNodes, ...]
-    attentions: dict[str, bool]
+    attentions: dict[str, AttentionNode]
     caches: dict[str, str]
     checksums: dict[Path, str]
 
@@ -109,7 +110,7 @@ class Job:
                     for profile in data["profiles"]
                 ],
                 planned=tuple(_planned(entry) for entry in data["planned"]),
-                attentions=dict(data["attentions"]),
+                attentions={name: AttentionNode(**entry) for name, entry in data["attentions"].items()},
                 caches=dict(data["caches"]),
                 checksums={folder / name: digest for name, digest in data["checksums"].items()},
             )

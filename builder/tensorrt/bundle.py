@@ -196,7 +196,7 @@ def write_folder(
         "timing_cache": "timing.cache" if timing_cache is not None else None,
         "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
         "planned": [asdict(entry) for entry in planned],
-        "attentions": attentions(proto),
+        "attentions": {name: asdict(node) for name, node in attentions(proto).items()},
         "decoder": None if decoder is None else json.loads(decoder.json()),
         "caches": {} if decoder is None else dict(zip(decoder.caches, decoder.presents, strict=True)),
         "checksums": {str(file.relative_to(folder)): build_script.sha256(file) for file in files} if keep else {},

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
 
 _ONNX = ("", "ai.onnx")
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _MASK = 4, 5, 6, 3
@@ -26,19 +27,24 @@ def check_readable(path: Path, model: onnx.ModelProto) -> None:
         raise BuilderError(MODEL_AT_FAULT, f"{path}: {problem}")
 
 
-def attentions(model: onnx.ModelProto) -> dict[str, bool]:
-    """Names of the model's Attention nodes, and whether each has a mask."""
-    return {
-        node.name: _given(node, _MASK)
-        for node in model.graph.node
-        if node.op_type == "Attention" and node.domain in _ONNX and node.name
-    }
+def attentions(model: onnx.ModelProto) -> dict[str, AttentionNode]:
+    """The model's Attention nodes by name."""
+    found = {}
+    for node in model.graph.node:
+        if node.op_type == "Attention" and node.domain in _ONNX and node.name:
+            attributes = {attribute.name: attribute for attribute in node.attribute}
+            causal = "is_causal" in attributes and attributes["is_causal"].i != 0
+            scale = attributes["scale"].f if "scale" in attributes else None
+            found[node.name] = AttentionNode(_given(node, _MASK), causal, scale)
+    return found
 
 
 def _problems(model: onnx.ModelProto) -> Iterator[str]:
     graph = model.graph
     producers = {output: node for node in graph.node for output in node.output}
-    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    known = (*graph.input, *graph.value_info)
+    types = {value.name: value.type.tensor_type.elem_type for value in known}
+    shapes = {value.name: _shape(value) for value in known}
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name for value in graph.output}
     for node in graph.node:
@@ -46,7 +52,7 @@ def _problems(model: onnx.ModelProto) -> Iterator[str]:
             continue
         where = f"node {node.name or node.output[0]!r} ({node.op_type})"
         if node.op_type == "Attention":
-            found = _attention(node, producers)
+            found = _attention(node, producers, shapes)
         elif node.op_type == "TensorScatter":
             found = _scatter(node, inputs, outputs, types)
         else:
@@ -54,7 +60,14 @@ def _problems(model: onnx.ModelProto) -> Iterator[str]:
         yield from (f"{where}: {problem}" for problem in found)
 
 
-def _attention(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> Iterator[str]:
+def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
+    """Sizes, None for those that are not fixed."""
+    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+
+
+def _attention(
+    node: onnx.NodeProto, producers: dict[str, onnx.NodeProto], shapes: dict[str, list[int | None]]
+) -> Iterator[str]:
     attributes = {attribute.name: attribute for attribute in node.attribute}
     causal = "is_causal" in attributes and attributes["is_causal"].i != 0
     if _given(node, _LENGTHS):
@@ -71,6 +84,10 @@ def _attention(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> It
         yield "TensorRT's attention has one output; take the caches from the nodes in front of it"
     if "softcap" in attributes and attributes["softcap"].f != 0:
         yield "TensorRT's attention has no softcap; spell it out as MatMul, Tanh and Softmax"
+    if "softmax_precision" in attributes:
+        yield "TensorRT's attention chooses the type of its softmax; leave out softmax_precision"
+    if _given(node, _MASK) and _shorter(shapes.get(node.input[_MASK], []), shapes.get(node.input[1], [])):
+        yield "ONNX hides the keys that a shorter mask does not cover, TensorRT does not; give a mask for all keys"
     if causal and _given(node, _MASK):
         yield "TensorRT takes is_causal or a mask, not both; put causality into the mask"
     if causal and _over_cache(node.input[1], producers):
@@ -78,6 +95,12 @@ def _attention(node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> It
             "is_causal counts from the first cached token, in TensorRT as in ONNX, so that new tokens would not see "
             "the cache; give a bool mask computed from positions instead"
         )
+
+
+def _shorter(mask: list[int | None], keys: list[int | None]) -> bool:
+    """Whether a mask [..., keys] is for fewer keys than there are: `keys` is [batch, (heads,) keys, size]."""
+    covered, there = (mask or [None])[-1], keys[-2] if len(keys) > 1 else None
+    return covered is not None and there is not None and 1 < covered < there
 
 
 def _given(node: onnx.NodeProto, index: int) -> bool:

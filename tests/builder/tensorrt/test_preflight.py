@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.tensorrt import preflight
+from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode, network_problems
 
 FLOAT16, FLOAT, BOOL, INT64 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
 CACHE = ("batch", 2, 16, 64)
@@ -59,6 +60,29 @@ def over_cache(*mask: str, updates: dict[str, Any] | None = None, **attributes: 
     return model([*appended(**updates or {}), node], inputs, "y", "all_k", "all_v")
 
 
+def over_keys(mask: int, keys: int | str, shape: Sequence[Any]) -> onnx.ModelProto:
+    values = dict.fromkeys(("k", "v"), (FLOAT16, ("batch", 2, keys, 64)))
+    inputs = {**QUERY, **values, "mask": (mask, shape)}
+    return model([attention("q", "k", "v", "mask")], inputs, "y")
+
+
+def of_flat_heads() -> onnx.ModelProto:
+    inputs = {name: (FLOAT16, ("batch", "new", 64 * heads)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    return model([attention("q", "k", "v", q_num_heads=4, kv_num_heads=2)], inputs, "y")
+
+
+def scaled_before() -> onnx.ModelProto:
+    own = helper.make_node("Mul", ["x", "factor"], ["q"], name="own_scale")
+    return model(
+        [own, attention("q", "k", "v", scale=1.0)], {"x": (FLOAT16, NEW), "factor": (FLOAT16, ()), **KEYS}, "y"
+    )
+
+
+def over_more_keys() -> onnx.ModelProto:
+    keys = dict.fromkeys(("k", "v"), (FLOAT16, ("batch", 2, 8, 64)))
+    return model([attention("q", "k", "v", is_causal=1)], {"q": (FLOAT16, ("batch", 2, 4, 64)), **keys}, "y")
+
+
 def cache_of(kind: int, shape: Sequence[Any] = CACHE, outputs: Sequence[str] = ("present",)) -> onnx.ModelProto:
     inputs = {"past": (kind, shape), "k": (kind, ("batch", 2, "new", 64)), **LENGTH}
     nodes = [scatter("past", "k", "present"), helper.make_node("Identity", ["present"], ["copy"], name="copy")]
@@ -97,6 +121,12 @@ TRAPS: dict[str, tuple[Callable[[], onnx.ModelProto], str, str]] = {
         "attn",
         "no softcap",
     ),
+    "softmax_precision": (
+        lambda: model([attention("q", "k", "v", softmax_precision=1)], {**QUERY, **KEYS}, "y"),
+        "attn",
+        "leave out softmax_precision",
+    ),
+    "short_mask": (lambda: over_keys(FLOAT16, 8, ("new", 4)), "attn", "a mask for all keys"),
     "causal_and_mask": (
         lambda: model([attention("q", "k", "v", "mask", is_causal=1)], {**QUERY, **KEYS, **MASK}, "y"),
         "attn",
@@ -126,40 +156,69 @@ def test_trap_is_refused_with_its_node(name: str) -> None:
     assert text in message
 
 
+READ_RIGHT: dict[str, Callable[[], onnx.ModelProto]] = {
+    "mask": lambda: over_cache("mask"),
+    "axis_2": lambda: over_cache("mask", updates={"axis": 2, "mode": "linear"}),
+    "causal": lambda: model([attention("q", "k", "v", is_causal=1)], {**QUERY, **KEYS}, "y"),
+    "causal_over_more_keys": over_more_keys,  # both count from the first key
+    "no_softcap": lambda: model([attention("q", "k", "v", "mask", softcap=0.0)], {**QUERY, **KEYS, **MASK}, "y"),
+    "concat": over_concat,
+    "scale": lambda: over_cache("mask", scale=0.3),
+    "scale_0": lambda: over_cache("mask", scale=0.0),
+    "scaled_before": scaled_before,
+    "flat_heads": of_flat_heads,
+    "float_mask": lambda: over_keys(FLOAT16, "keys", ("new", "keys")),
+    "mask_of_all_tokens": lambda: over_keys(BOOL, 8, ("batch", 1, 1, 8)),
+    "float_cache": lambda: cache_of(FLOAT),
+}
+
+
+@pytest.mark.parametrize("name", READ_RIGHT)
+def test_what_tensorrt_reads_right_passes(name: str, tmp_path: Path) -> None:
+    made = READ_RIGHT[name]()
+    preflight.check_readable(Path("fine.onnx"), made)
+    assert problems(made, preflight.attentions(made), {}, tmp_path) == []
+
+
+def test_attentions_are_listed_by_node() -> None:
+    assert preflight.attentions(over_cache("mask", scale=0.5)) == {"attn": AttentionNode(True, False, 0.5)}
+    assert preflight.attentions(over_concat(is_causal=1)) == {"attn": AttentionNode(False, True, None)}
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("read", "meant", "text"),
     [
-        lambda: over_cache("mask"),
-        lambda: over_cache("mask", updates={"axis": 2, "mode": "linear"}),
-        lambda: model([attention("q", "k", "v", is_causal=1)], {**QUERY, **KEYS}, "y"),
-        lambda: model([attention("q", "k", "v", "mask", softcap=0.0)], {**QUERY, **KEYS, **MASK}, "y"),
-        over_concat,
-        lambda: cache_of(FLOAT),
+        ("concat", "mask", "has a mask, TensorRT's has no mask"),
+        ("causal", "concat", "has causality NONE, TensorRT's has causality UPPER_LEFT"),
+        ("concat", "causal", "has causality UPPER_LEFT, TensorRT's has causality NONE"),
+        ("scale", "mask", "has the scale 0.125, TensorRT's has the scale 0.3"),
+        ("scaled_before", "concat", "has the scale 0.125, TensorRT's has the scale 1"),
+        ("flat_heads", "scaled_before", "has the scale 1, TensorRT's has the scale 0.125"),
     ],
 )
-def test_what_tensorrt_reads_right_passes(make: Callable[[], onnx.ModelProto]) -> None:
-    preflight.check_readable(Path("fine.onnx"), make())
+def test_a_network_that_attends_otherwise_is_told(read: str, meant: str, text: str, tmp_path: Path) -> None:
+    (problem,) = problems(READ_RIGHT[read](), preflight.attentions(READ_RIGHT[meant]()), {}, tmp_path)
+    assert problem == f"node 'attn': the model's attention {text}"
 
 
-def test_masks_are_listed_by_node() -> None:
-    assert preflight.attentions(over_cache("mask")) == {"attn": True}
-    assert preflight.attentions(over_concat()) == {"attn": False}
+def test_caches_are_compared_with_the_model(tmp_path: Path) -> None:
+    masked = READ_RIGHT["mask"]()
+    assert problems(masked, {}, {"past_k": "all_k", "past_v": "all_v"}, tmp_path) == []
+    (moved,) = problems(masked, {}, {"past_k": "all_v"}, tmp_path)
+    assert "cache 'past_k': TensorRT does not update it in place as 'all_v'" in moved
 
 
-def test_network_is_compared_with_the_model(tmp_path: Path) -> None:
+def problems(
+    model: onnx.ModelProto, attentions: dict[str, AttentionNode], caches: dict[str, str], folder: Path
+) -> list[str]:
+    """What TensorRT's network of `model` does otherwise than these nodes and caches."""
     trt = pytest.importorskip("tensorrt_rtx")
     from trt_nvfp4.builder.tensorrt.backend import logger
-    from trt_nvfp4.builder.tensorrt.network_checks import network_problems
 
-    onnx.save(over_cache("mask"), tmp_path / "m.onnx")
+    onnx.save(model, folder / "m.onnx")
     log = logger(trt)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    assert parser.parse_from_file(str(tmp_path / "m.onnx")), log.errors
-    caches = {"past_k": "all_k", "past_v": "all_v"}
-    assert list(network_problems(trt, network, {"attn": True}, caches)) == []
-    (unmasked,) = network_problems(trt, network, {"attn": False}, caches)
-    assert "'attn': the model's attention has no mask, TensorRT's has a mask" in unmasked
-    (moved,) = network_problems(trt, network, {"attn": True}, {"past_k": "all_v"})
-    assert "cache 'past_k': TensorRT does not update it in place as 'all_v'" in moved
+    assert parser.parse_from_file(str(folder / "m.onnx")), log.errors
+    return list(network_problems(trt, network, attentions, caches))
