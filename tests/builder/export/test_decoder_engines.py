@@ -1,6 +1,6 @@
 """Engines of small decoders for a GPU that is not here: one plugin layer per planned subgraph, caches in place.
 
-Two families run as tests. By hand, for all or some: python tests/builder/export/test_decoder_engines.py [FAMILY ...]
+Four families run as tests. By hand, for all or some: python tests/builder/export/test_decoder_engines.py [FAMILY ...]
 """
 
 from __future__ import annotations
@@ -49,14 +49,26 @@ def problems(report: Report, folder: Path) -> list[str]:
     return found
 
 
+# Who computes attention.
+ATTENTION = {
+    "llama": "attention plugin",
+    "gpt_oss": "attention plugin",
+    "qwen3": "attention plugin",
+    "deepseek_v3": "as in the model",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("family", ATTENTION)
 def test_engines_hold_what_is_planned(family: str, tmp_path: Path, seed: int) -> None:
     report = built(family, tmp_path, seed)
     assert problems(report, tmp_path) == []
-    projections = [entry for entry in report.subgraphs if entry["name"].endswith("self_attn")]
-    assert len(projections) == 2  # Q, K and V of each of two layers
-    assert {(entry["kind"], entry["realized"]) for entry in projections} == {("linear", "nvfp4 plugin")}
+    decoder = decoder_of(read(tmp_path / "o.rewritten.onnx"))
+    assert decoder is not None
+    attention = [entry["realized"] for entry in report.subgraphs if entry["kind"] == "attention"]
+    assert attention == [ATTENTION[family]] * decoder.layers
+    joined = [entry for entry in report.subgraphs if entry["name"].endswith("self_attn")]  # Q, K and V, or their parts
+    assert [(entry["kind"], entry["realized"]) for entry in joined] == [("linear", "nvfp4 plugin")] * decoder.layers
     assert report.network["type"] == "bf16"
 
 
