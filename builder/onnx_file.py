@@ -10,8 +10,8 @@ import onnx
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
 
 # What an exported model's metadata says: the directory's name.
 EXPORTED = "trt_nvfp4.exported"

@@ -46,6 +46,9 @@ def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits
     counted: set[str] = set()
     # A linear of an MLP that is replaced one by one stands in the plan twice.
     for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == Decision.KEEP):
+        if entry.decision == Decision.BY_HAND:
+            found.quantized[entry.decision] = found.quantized.get(entry.decision, 0.0) + _constants(model.graph, entry)
+            counted.update(entry.nodes)
         if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
             continue
         counted.update(entry.nodes)
@@ -62,6 +65,13 @@ def token_bytes(model: SourceModel, plan: Plan, decoder: Decoder, limits: Limits
     found.total = sum(found.quantized.values()) + sum(found.kept.values()) + found.cache_bytes
     found.at_most = limits.bandwidth / max(found.total, 1.0)
     return found
+
+
+def _constants(graph: ir.Graph, entry: PlannedSubgraph) -> float:
+    """Bytes of what a node put in by hand reads; all experts of a mixture."""
+    nodes = (node for node in graph if node.name in entry.nodes)
+    tensors = (get_const_tensor(value) for node in nodes for value in node.inputs if value is not None)
+    return float(sum(tensor.nbytes for tensor in tensors if tensor is not None))
 
 
 def _weight_bytes(entry: PlannedSubgraph) -> float:

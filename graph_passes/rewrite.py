@@ -18,10 +18,12 @@ from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.ir.save import Progress, write
 from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
+from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN, is_plugin
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.attention import join_projections
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.registry import BY_HAND
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.rebind import rebind
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -30,10 +32,6 @@ from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, f
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
-
-# What a rewritten model's metadata says about the plan that it follows; by subgraph, its decisions and what became of
-# them.
-METADATA = "trt_nvfp4.plan"
 
 
 @dataclass(frozen=True)
@@ -181,11 +179,11 @@ def lower(
     join_projections(target.graph)
     passes.RemoveUnusedNodesPass()(target.ir_model)
     passes.NameFixPass()(target.ir_model)
-    for proto in _functions(planned, target.opset):
+    for proto in _functions(planned, target.graph, target.opset):
         function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function
         target.ir_model.opset_imports[function.domain] = 1
-    target.ir_model.metadata_props[METADATA] = json.dumps(
+    target.ir_model.metadata_props[REWRITTEN] = json.dumps(
         {
             "target": plan.target,
             "precision": plan.precision,
@@ -209,9 +207,12 @@ def _known(amax: Mapping[str, float]) -> dict[str, float]:
     return {name: most for name, most in amax.items() if most > torch.finfo(torch.float32).tiny}
 
 
-def _functions(planned: Sequence[tuple[PlannedSubgraph, Subgraph]], opset: int) -> list[onnx.FunctionProto]:
-    """What the operators that a plan puts in compute, each once, by name."""
+def _functions(
+    planned: Sequence[tuple[PlannedSubgraph, Subgraph]], graph: ir.Graph, opset: int
+) -> list[onnx.FunctionProto]:
+    """What the operators that a plan puts in, or the model brought, compute, each once, by name."""
     made = {(entry.lowering.functions, entry.lowering.op(subgraph)) for entry, subgraph in planned}
+    made |= {(BY_HAND.functions, node.op_type) for node in graph if is_plugin(node)}
     functions = {function.name: function for make, op in made for function in make(op, opset)}
     return [functions[name] for name in sorted(functions)]
 

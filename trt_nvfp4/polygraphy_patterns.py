@@ -1,12 +1,13 @@
 """What `polygraphy plugin match|list|replace --plugin-dir` asks of a pattern.py.
 
-The folder is `trt_nvfp4.polygraphy_patterns.PLUGIN_DIR`. `match` finds what build-engine finds, and writes config.yaml:
+`python -m trt_nvfp4.polygraphy_patterns DIR` writes that folder. `match` finds what build-engine finds, and writes a file:
 instances name the tensors x and y, and as attributes the tensors of the weights. Instances for MLPs that no pattern
 knows are written by hand in the same way; `replace` quantizes the weights and puts the nodes in.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,20 @@ import onnx_graphsurgeon as gs
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
-from trt_nvfp4.surgeon import method
+from trt_nvfp4.plugins.ops import OPS
+from trt_nvfp4.surgeon import SurgeonError, method
+from trt_nvfp4.surgeon_weights import names_of
 
-PLUGIN_DIR = Path(__file__).with_name("polygraphy_plugins")
+_PATTERN = """\
+from trt_nvfp4.polygraphy_patterns import Pattern
 
-#: Attributes of an instance that name tensors.
-_TENSORS = ("weight", "bias", "gate", "gate_bias", "up", "up_bias", "down", "down_bias")
+_pattern = Pattern({op!r})
+get_plugin_metadata = _pattern.get_plugin_metadata
+get_matching_subgraphs = _pattern.get_matching_subgraphs
+replace_with_plugin = _pattern.replace_with_plugin
+"""
+# Attributes of instances that are found that name tensors.
+_WEIGHTS = ("weight", "bias", "gate", "gate_bias", "up", "up_bias", "down", "down_bias")
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,14 @@ class Pattern:
     def replace_with_plugin(
         self, graph: Any, input_tensors: Sequence[Any], output_tensors: Sequence[Any], attrs: Mapping[str, Any], op: str
     ) -> Any:
-        tensors = graph.tensors()
-        given = {key: tensors[value] if key in _TENSORS else value for key, value in (attrs or {}).items()}
-        return method(graph, f"replace_with_{op}")(input_tensors[0], output_tensors[0], **given)
+        tensors, named = graph.tensors(), names_of(OPS[self.op])
+        given: dict[str, Any] = {}
+        for key, value in (attrs or {}).items():
+            if key in named and value not in tensors:
+                raise SurgeonError(f"instance of {self.op}: {key} names {value!r}, which is no tensor of the graph")
+            given[key] = tensors[value] if key in named else value
+        outputs = output_tensors[0] if len(output_tensors) == 1 else output_tensors
+        return method(graph, f"replace_with_{op}")(input_tensors[0], outputs, **given)
 
 
 def _instance(subgraph: Subgraph) -> dict[str, Any] | None:
@@ -59,10 +73,15 @@ def _instance(subgraph: Subgraph) -> dict[str, Any] | None:
     if len(subgraph.linears) == 1:
         linear = subgraph.linears[0]
         x, y, linears = linear.x, linear.y, {"": linear}
-    elif len(subgraph.blocks) == 1 and (mlp := subgraph.blocks[0].mlp).gate is not None and not mlp.flattens:
+    elif len(subgraph.blocks) == 1 and (block := subgraph.blocks[0]).norm is None and block.add is None:
+        mlp = block.mlp
+        if mlp.flattens:
+            return None
         x, y = subgraph.blocks[0].x, subgraph.blocks[0].y
-        linears = {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+        linears = {"up": mlp.up, "down": mlp.down} | ({} if mlp.gate is None else {"gate": mlp.gate})
         attributes |= {"activation": mlp.activation, "alpha": mlp.alpha, "limit": mlp.limit}
+        if subgraph.op == "NVFP4PersistentMLP":
+            attributes |= {"norm": 0, "residual": 0}
     else:
         return None
     layouts = {linear.weight.stored_transposed for linear in linears.values()}
@@ -82,5 +101,21 @@ def _is_whole(linear: Linear) -> bool:
 
 
 def _names(instance: Mapping[str, Any]) -> set[str]:
-    weights = {value for key, value in instance["attributes"].items() if key in _TENSORS}
+    weights = {value for key, value in instance["attributes"].items() if key in _WEIGHTS}
     return weights | set(instance["inputs"]) | set(instance["outputs"])
+
+
+def write_patterns(folder: Path) -> None:
+    """A folder in `folder` for each op, as `--plugin-dir` takes them. Raises OSError where it cannot be written."""
+    for op in OPS:
+        (folder / op).mkdir(parents=True, exist_ok=True)
+        (folder / op / "pattern.py").write_text(_PATTERN.format(op=op))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m trt_nvfp4.polygraphy_patterns DIR")
+    try:
+        write_patterns(Path(sys.argv[1]))
+    except OSError as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}")

@@ -11,25 +11,29 @@ Importing this module gives `gs.Graph` two methods for every op of the domain `t
 `graph.nvfp4_gated_mlp(x, ...)` adds a node and returns its output (several: a list), and
 `graph.replace_with_nvfp4_gated_mlp(x, y, ...)` puts it in the place of what computes `y`. Inputs and attributes are
 given by their names (docs/ops.md). Float weights [out_features, in_features] (arrays, Torch tensors, gs.Constant) are
-quantized: `weight` of NVFP4Linear; `gate`, `up` and `down` of NVFP4GatedMLP, with `gate_bias`, `up_bias`, `down_bias`.
+quantized: `weight` of NVFP4Linear; `gate`, `up` and `down` of MLPs and, stacked, of persistent MLPs and of experts,
+each with its bias, such as `gate_bias`. Scales of activations, and the expert that all tokens pass, may be left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-import torch
+import onnx_ir as ir
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from trt_nvfp4.calibration.recipes import WeightQuantizer, parse
+from trt_nvfp4 import surgeon_weights
+from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.nested_graphs import nested
 from trt_nvfp4.errors import TrtNvfp4Error
+from trt_nvfp4.graph_passes.ir.save import write
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, VERSION, Activation, OpDefinition, OpError
-from trt_nvfp4.plugins.ops.number_formats import BLOCK, tile_scales
 
 try:
     import onnx_graphsurgeon as gs
@@ -38,29 +42,101 @@ except ImportError as error:
 
 __all__ = ["from_gs", "save", "to_gs"]
 
+# The attribute of a graph that keeps what gs.Graph has no place for.
+_METADATA = "_trt_nvfp4_metadata"
 _TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 class SurgeonError(TrtNvfp4Error, ValueError):
     """A node was asked for that the op does not allow."""
 
+    exit_code = 2
+
+
+class _ExternalValues(gs.ir.tensor.LazyValues):  # type: ignore[misc]
+    """Values that stay in their file until they are used."""
+
+    def __init__(self, tensor: onnx.TensorProto, folder: Path) -> None:
+        super().__init__(tensor)
+        self.folder = folder
+
+    def load(self) -> np.ndarray:
+        return onnx.numpy_helper.to_array(self.tensor, str(self.folder))
+
 
 def to_gs(model: str | Path | onnx.ModelProto) -> Any:
-    """The model as a gs.Graph; weights are converted when they are used."""
-    return gs.import_onnx(model if isinstance(model, onnx.ModelProto) else onnx.load(model))
+    """The model as a gs.Graph, with the types of all tensors that ONNX can infer; weights are read when they are used.
+
+    Raises:
+        ValueError: External data lies outside of the model's folder, or is missing.
+        OSError: The file cannot be read.
+    """
+    folder = Path()
+    if not isinstance(model, onnx.ModelProto):
+        path = Path(model)
+        model = onnx.load(path, load_external_data=False)
+        folder = follow_links(model, path.parent)
+        model = onnx.shape_inference.infer_shapes(model)
+    graph = gs.import_onnx(model)
+    for constant in _constants(graph):
+        if isinstance(constant._values, gs.ir.tensor.LazyValues) and uses_external_data(constant._values.tensor):
+            constant._values, constant.data_location = _ExternalValues(constant._values.tensor, folder), None
+    setattr(graph, _METADATA, {entry.key: entry.value for entry in model.metadata_props})
+    return graph
 
 
 def from_gs(graph: Any) -> onnx.ModelProto:
-    """The graph, without what nothing uses, as a model that ONNX Runtime runs, too: the ops' functions are in it."""
-    model: onnx.ModelProto = gs.export_onnx(graph.cleanup().toposort())
+    """The graph, without what nothing uses, as a model that ONNX Runtime runs, too: the ops' functions are in it.
+
+    Raises:
+        SurgeonError: A node of our domain is no op, or the model's operator set is too old for the ops.
+    """
+    model, folders = _exported(graph)
+    for tensor in _tensors(model.graph):
+        if uses_external_data(tensor):
+            load_external_data_for_tensor(tensor, str(folders[tensor.name]))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            tensor.ClearField("external_data")
     return model
 
 
 def save(graph: Any, path: str | Path) -> None:
-    """Write the graph as from_gs makes it; weights beside it, in PATH.data, where they are too large for one file."""
-    model, path = from_gs(graph), Path(path)
-    large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
-    onnx.save(model, path, save_as_external_data=large, location=f"{path.name}.data")
+    """Write the graph as from_gs makes it, and its weights beside it, to PATH.data, a tensor at a time.
+
+    Raises:
+        SurgeonError: As from_gs.
+        OSError: The file cannot be written.
+    """
+    proto, folders = _exported(graph)
+    model = ir.from_proto(proto)
+    for each in (model.graph, *model.graph.subgraphs()):
+        for name, value in each.initializers.items():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value.base_dir = folders[name]
+    write(model, Path(path))
+
+
+def _exported(graph: Any) -> tuple[onnx.ModelProto, dict[str, Path]]:
+    """The model, whose external data lie where they were, and the folders of these by tensor."""
+    graph.cleanup().toposort()
+    for node in graph.nodes:
+        if node.domain == DOMAIN:
+            if node.op not in OPS:
+                raise SurgeonError(f"node {node.name!r}: {DOMAIN} has no op {node.op}; it has {', '.join(OPS)}")
+            _bring_function(graph, OPS[node.op])
+    model: onnx.ModelProto = gs.export_onnx(graph)
+    onnx.helper.set_model_props(model, getattr(graph, _METADATA, {}))
+    values = {constant.name: constant._values for constant in _constants(graph)}
+    return model, {name: each.folder for name, each in values.items() if isinstance(each, _ExternalValues)}
+
+
+def _constants(graph: Any) -> Iterator[Any]:
+    for each in (graph, *graph.subgraphs(recursive=True)):
+        yield from (tensor for tensor in each.tensors().values() if isinstance(tensor, gs.Constant))
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    return (tensor for each in nested(graph) for tensor in each.initializer)
 
 
 def method(graph: Any, name: str) -> Callable[..., Any]:
@@ -89,37 +165,49 @@ def _add(
     attributes = {key: given.pop(key) for key in list(given) if key in definition.attributes}
     if isinstance(attributes.get("activation"), str):
         attributes["activation"] = _activation(attributes["activation"])
-    operands = {"x": x, **_projections(definition, name, dtype, given)}
     formals = [formal.name for formal in definition.inputs]
-    missing = [formal for formal in formals if formal not in operands and formal not in given]
-    for formal in [formal for formal in missing if formal.endswith("tensor_scale")]:
-        operands[formal] = gs.Constant(f"{name}/{formal}", np.zeros((), np.float32))  # computed at run time
-        missing.remove(formal)
-    unknown = [key for key in given if key not in formals]
-    if missing or unknown:
-        text = f"lacks {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
-        raise SurgeonError(f"{definition.name} {name!r} {text}; its inputs are {', '.join(formals)}")
+    operands = {formals[0]: x}
+    try:
+        made = surgeon_weights.inputs_of(definition, dtype, given, attributes)
+    except ValueError as error:
+        raise SurgeonError(f"{definition.name} {name!r}: {error}") from error
+    operands |= {key: gs.Constant(f"{name}/{key}", value) for key, value in made.items()}
+    if unknown := [key for key in given if key not in formals]:
+        raise SurgeonError(
+            f"{definition.name} {name!r} has no {', '.join(unknown)}; its inputs are {', '.join(formals)}"
+        )
     operands |= {
         key: value if isinstance(value, gs.Tensor) else _constant(name, key, value) for key, value in given.items()
     }
-    inputs = [operands[formal] for formal in formals]
+    for key, value in surgeon_weights.defaults(definition, _shapes(operands), dtype, attributes).items():
+        operands.setdefault(key, gs.Constant(f"{name}/{key}", value))
+    if missing := [key for key in formals if key not in operands]:
+        raise SurgeonError(
+            f"{definition.name} {name!r} lacks {', '.join(missing)}; its inputs are {', '.join(formals)}"
+        )
+    inputs, shapes = [operands[formal] for formal in formals], _shapes(operands)
     try:
         complete = definition.complete_attributes(**attributes)
-        shapes = [tuple(tensor.shape) if tensor.shape is not None else (None,) for tensor in inputs]
-        found = definition.output_shapes(shapes, **complete)
+        found = definition.output_shapes([shapes.get(formal, (None,)) for formal in formals], **complete)
     except OpError as error:
         raise SurgeonError(f"{name!r}: {error}") from error
     _bring_function(graph, definition)
+    cache = next((operands[formal.name].dtype for formal in definition.inputs if formal.type == "C"), None)
+    types = {"T": dtype, "C": cache, "tensor(int8)": np.dtype(np.int8), "tensor(float)": np.dtype(np.float32)}
     if outputs is None:
-        made = zip(definition.outputs, found, strict=True)
-        outputs = [gs.Variable(f"{name}/{formal.name}", dtype, list(shape)) for formal, shape in made]
-    for output, shape in zip(outputs, found, strict=True):
+        outputs = [gs.Variable(f"{name}/{formal.name}") for formal in definition.outputs]
+    for output, formal, shape in zip(outputs, definition.outputs, found, strict=True):
         if output.dtype is None:  # for the next node by hand, which reads it
-            output.dtype, output.shape = dtype, list(shape)
+            output.dtype, output.shape = types[formal.type], list(shape)
     graph.nodes.append(
         gs.Node(definition.name, name, attrs=complete, inputs=inputs, outputs=list(outputs), domain=DOMAIN)
     )
     return outputs[0] if len(outputs) == 1 else list(outputs)
+
+
+def _shapes(operands: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The known ones."""
+    return {key: tuple(tensor.shape) for key, tensor in operands.items() if tensor.shape is not None}
 
 
 def _bring_function(graph: Any, definition: OpDefinition) -> None:
@@ -136,83 +224,8 @@ def _bring_function(graph: Any, definition: OpDefinition) -> None:
     graph.functions.extend(gs.import_onnx(carrier).functions)
 
 
-def _projections(definition: OpDefinition, name: str, dtype: np.dtype, given: dict[str, Any]) -> dict[str, Any]:
-    """Inputs made of float weights and biases, which are taken out of `given`."""
-    recipe, transposed = given.pop("recipe", "mse"), given.pop("transposed", False)
-    if definition.name == "NVFP4Linear" and _is_float(given.get("weight")):
-        parts = {"weight": ("weight", "weight_scales", "weight_tensor_scale", "bias", [("weight", "bias")])}
-    elif definition.name == "NVFP4GatedMLP" and "gate" in given:
-        parts = {
-            key: (f"{key}_weight", f"{key}_scales", f"{key}_tensor_scale", f"{key}_bias", of)
-            for key, of in {
-                "gate_up": [("gate", "gate_bias"), ("up", "up_bias")],
-                "down": [("down", "down_bias")],
-            }.items()
-        }
-    else:
-        return {}
-    made: dict[str, Any] = {}
-    for values_name, scales_name, scale_name, bias_name, sources in parts.values():
-        if absent := [weight for weight, _ in sources if weight not in given]:
-            raise SurgeonError(f"{definition.name} {name!r} lacks {', '.join(absent)}")
-        weights = [_matrix(name, weight, given.pop(weight), transposed) for weight, _ in sources]
-        rows = _interleaved(name, weights)
-        biases = [given.pop(bias, None) for _, bias in sources]
-        vectors = [
-            torch.zeros(len(weight)) if bias is None else _torch(bias).float().reshape(-1)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
-        chosen = parse(recipe)
-        scale = chosen.tensor_scale(rows.abs().max())
-        values, scales = WeightQuantizer(chosen, None, "cpu")(rows, scale)
-        made |= {
-            values_name: _constant(name, values_name, values.view(torch.int8)),
-            scales_name: _constant(name, scales_name, tile_scales(scales).view(torch.int8)),
-            scale_name: _constant(name, scale_name, scale.reshape(())),
-            bias_name: gs.Constant(f"{name}/{bias_name}", _interleaved(name, vectors).numpy().astype(dtype)),
-        }
-    return made
-
-
-def _matrix(name: str, key: str, value: Any, transposed: bool) -> torch.Tensor:
-    """[out_features, in_features] in float32."""
-    weight = _torch(value).float()
-    if weight.ndim != 2:
-        raise SurgeonError(f"{name!r}: {key} must be a matrix, found shape {list(weight.shape)}")
-    weight = weight.T.contiguous() if transposed else weight
-    if weight.shape[1] % BLOCK:
-        raise SurgeonError(
-            f"{name!r}: {key} must have a multiple of {BLOCK} in_features, found shape {list(weight.shape)} of "
-            "[out_features, in_features]; transposed=True takes [in_features, out_features], as MatMul has it"
-        )
-    if not torch.isfinite(weight).all():
-        raise SurgeonError(f"{name!r}: {key} holds NaN or Inf")
-    return weight
-
-
-def _interleaved(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Row 0 of each, row 1 of each, ..."""
-    if len({tuple(part.shape) for part in parts}) > 1:
-        raise SurgeonError(f"{name!r}: gate and up must have one shape, found {[list(part.shape) for part in parts]}")
-    return torch.stack(list(parts), dim=1).reshape(-1, *parts[0].shape[1:]) if len(parts) > 1 else parts[0]
-
-
-def _is_float(value: Any) -> bool:
-    if value is None or (isinstance(value, gs.Tensor) and not isinstance(value, gs.Constant)):
-        return False
-    dtype = value.dtype
-    return bool(dtype.is_floating_point) if isinstance(dtype, torch.dtype) else np.dtype(dtype) in _TYPES
-
-
-def _torch(value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    array = np.asarray(value.values if isinstance(value, gs.Constant) else value)
-    return torch.from_numpy(np.array(array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array))
-
-
 def _constant(name: str, key: str, value: Any) -> Any:
-    return gs.Constant(f"{name}/{key}", _torch(value).contiguous().numpy())
+    return gs.Constant(f"{name}/{key}", surgeon_weights.as_torch(value).contiguous().numpy())
 
 
 def _activation(name: str) -> int:

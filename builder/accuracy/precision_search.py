@@ -34,7 +34,7 @@ from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.load.source import SourceModel
-from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, lowering_on
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
@@ -202,7 +202,7 @@ def with_all_statistics(
     entries = [
         replace(entry, decision=decision)
         for entry, subgraph in plan.check(model, found=found)
-        if entry.decision != Decision.KEEP
+        if entry.decision not in AS_GIVEN
         for decision in _decisions(entry, subgraph, target, plan.precision, kv_cache)
     ]
     return replace(plan, subgraphs=entries)
@@ -241,7 +241,7 @@ def choose_precisions(
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
         planned = plan.check(model, found=found)
-        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision != Decision.KEEP])
+        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision not in AS_GIVEN])
         options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]

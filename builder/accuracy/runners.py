@@ -22,11 +22,12 @@ from trt_nvfp4.builder.tensorrt import load as runtime
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
 from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.external_data import follow_links, inside
+from trt_nvfp4.common.local_functions import add_op_functions
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.plugins.ops import DOMAIN, OPS
+from trt_nvfp4.plugins.ops import DOMAIN
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def session_of(
     proto.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
     )
-    _add_bodies(proto)
+    add_op_functions(proto)
     try:
         return cpu_session(widen(proto, rounding), folder)
     except Exception as error:  # ONNX Runtime's own error types
@@ -170,13 +171,6 @@ def session_of(
 
 def _plugin_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in proto.graph.node if node.domain == DOMAIN]
-
-
-def _add_bodies(proto: onnx.ModelProto) -> None:
-    opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
-    present = {function.name for function in proto.functions if function.domain == DOMAIN}
-    needed = {node.op_type for node in _plugin_nodes(proto)} - present
-    proto.functions.extend(OPS[name].function(opset) for name in sorted(needed))
 
 
 def _bundled_model(folder: Path) -> Path:

@@ -144,6 +144,14 @@ def build_engine(
             "with --accuracy-budget fp8 where that meets it."
         ),
     ] = "auto",
+    surgery: Annotated[
+        Path | None,
+        typer.Option(
+            help="Python function that changes the graph (an onnx_graphsurgeon.Graph) before anything is looked for, "
+            "for example to put plugins in by hand. It is run (docs/graph_surgery.md).",
+            metavar="SCRIPT.py:FUNCTION",
+        ),
+    ] = None,
     adapter: Annotated[
         str | None,
         typer.Option(
@@ -303,6 +311,7 @@ def build_engine(
             moe=moe,
             attention=attention,
             kv_cache=kv_cache,
+            surgery=surgery,
             adapter=None if adapter is None else Adapter.parse(adapter),
             packed_weights=packed_weights,
             require=require,
@@ -341,7 +350,11 @@ def _build_parts(request: Request, parallel: str | None, as_json: bool) -> None:
     """A model of several graphs, or one that is split: each becomes an engine, or a bundle."""
     from trt_nvfp4.builder.components import build
     from trt_nvfp4.builder.components.tables import report_tables
+    from trt_nvfp4.builder.errors import USAGE, BuilderError
 
+    if request.surgery is not None:
+        what = f"{request.model} has several" if parallel is None else f"--parallel {parallel} splits it before"
+        raise BuilderError(USAGE, f"--surgery is for one graph, and {what}; leave it out")
     with ProgressBar() as progress:
         if parallel is None:
             result = build.run(request, progress)

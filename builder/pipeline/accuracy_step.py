@@ -67,10 +67,17 @@ def choose_plan(
 
 
 def measure_accuracy(
-    request: Request, specs: Mapping[str, InputSpec], model: SourceModel, rewritten: Path, progress: Progress
+    request: Request,
+    specs: Mapping[str, InputSpec],
+    model: SourceModel,
+    before: Path,
+    rewritten: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Agreement of the rewritten model with the original on some of the user's samples, or why there is none; of a
-    float32 network that became one of 16 bits, also what that alone does to the outputs ("network")."""
+    float32 network that became one of 16 bits, also what that alone does to the outputs ("network").
+
+    The original is the model `before` surgery, where that kept its inputs and outputs."""
     data = request.calib_data
     if data is None or is_statistics(data) or not request.accuracy_samples:
         return {"not_measured": "no input samples to measure with (--calib-data, --accuracy-samples)"}
@@ -83,7 +90,7 @@ def measure_accuracy(
             progress.step(number, request.accuracy_samples, f"sample {number}")
 
     converted = model.activations.dtype is not None
-    original = Side.of(model.path)
+    original = Side.of(before if _interface(before) == _interface(model.path) else model.path)
     try:
         found = compare(original, replace(Side.of(rewritten), rounding=converted), samples)
         accuracy = {
@@ -97,14 +104,19 @@ def measure_accuracy(
             with scratch(request.base.parent) as folder:
                 network = folder / "network.onnx"
                 write(model.ir_model, network)
-                alone = compare(original, replace(Side.of(network), rounding=True), samples)
+                alone = compare(Side.of(model.path), replace(Side.of(network), rounding=True), samples)
             accuracy["network"] = [row.as_dict() for row in alone.agreements]
-        if (steps := _steps(request, specs, model.path, rewritten, progress)) is not None:
+        if (steps := _steps(request, specs, original.path, rewritten, progress)) is not None:
             accuracy["steps"] = steps
     except BuilderError as error:
         # ONNX Runtime does not know all that TensorRT knows, its MoE layer for one.
         return {"not_measured": str(error)}
     return accuracy
+
+
+def _interface(model: Path) -> tuple[list[str], list[str]]:
+    graph = read(model).graph
+    return [value.name for value in graph.input], [value.name for value in graph.output]
 
 
 def _steps(

@@ -32,7 +32,8 @@ from trt_nvfp4.builder.pipeline.plan_step import (
     take_plan,
 )
 from trt_nvfp4.builder.pipeline.progress import Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request, check
+from trt_nvfp4.builder.pipeline.request import SURGERY, Request, check
+from trt_nvfp4.builder.pipeline.surgery_step import operate
 from trt_nvfp4.builder.report import html as html_report
 from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
@@ -74,7 +75,12 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     checkpoint = nvfp4_checkpoint(request)
     with report.timed("read"):
         progress.stage("reading the model")
-        path = _onnx_file(request, report, progress)
+        path = original = _onnx_file(request, report, progress)
+        if request.surgery is not None:
+            progress.stage(f"changing the graph with {request.surgery.name}")
+            path = request.file(SURGERY)
+            operate(original, request.surgery, path)
+            report.files["model after surgery"] = str(path)
         request = _of_task(request, path)
         model = load(path)
         check_readable(path, read(path))
@@ -121,7 +127,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         report.files["rewritten model"] = str(rewritten.path)
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
     with report.timed("compare"):
-        report.accuracy = measure_accuracy(request, specs, model, rewritten.path, progress)
+        report.accuracy = measure_accuracy(request, specs, model, original, rewritten.path, progress)
     # The build needs the memory.
     del model, subgraphs, of
     if request.stop_after == "rewrite":

@@ -19,7 +19,7 @@ from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
 from trt_nvfp4.graph_passes.planning.decide import make_plan, selection
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
-from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
+from trt_nvfp4.graph_passes.planning.plan import BY_HAND, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
@@ -74,7 +74,7 @@ def new_plan(
         raise BuilderError(USAGE, str(error)) from error
     if request.is_part:
         return plan
-    if any(entry.kind == ATTENTION and entry.decision != "keep" for entry in plan.subgraphs):
+    if any(entry.kind in (ATTENTION, BY_HAND) and entry.decision != "keep" for entry in plan.subgraphs):
         return plan
     kinds = sorted({entry.kind for entry in plan.subgraphs} - {ATTENTION})
     if not set(kinds) & set(kinds_of(request)):

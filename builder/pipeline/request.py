@@ -35,6 +35,8 @@ UNKNOWN_TO_TENSORRT = {
     onnx.TensorProto.COMPLEX64,
     onnx.TensorProto.COMPLEX128,
 }
+#: What files of models are called that --surgery has changed.
+SURGERY = ".surgery.onnx"
 # Samples, and what models and checkpoints of Hugging Face consist of; an engine of an earlier run may lie among them.
 READ_IN_FOLDERS = {
     ".npz",
@@ -94,6 +96,8 @@ class Request:
     max_batch: int | None = None
     all_logits: bool = False
     trust_remote_code: bool = False
+    #: A Python file and function (script.py:function) that changes the graph before anything is looked for.
+    surgery: Path | None = None
     #: Merged into the model of a Hugging Face directory before anything else.
     adapter: Adapter | None = None
     #: HEIGHTxWIDTH of the images that a vision encoder is built for.
@@ -210,7 +214,7 @@ def _check_unheard(request: Request, rewritten: bool) -> None:
     if request.require is None:  # which asks something of the subgraphs that these select
         unheard += ["kinds", "include", "exclude"]
     if rewritten:
-        unheard += ["calib_data", "recipe", "packed_weights", "stop_after", "accuracy_samples"]
+        unheard += ["calib_data", "recipe", "packed_weights", "stop_after", "accuracy_samples", "surgery"]
     defaults = {option.name: option.default for option in fields(request)}
     given = [f"--{name.replace('_', '-')}" for name in unheard if getattr(request, name) != defaults[name]]
     if given:
@@ -276,7 +280,7 @@ def _check_inputs(request: Request) -> None:
         raise BuilderError(
             MODEL_AT_FAULT, f"{request.model}: is a pipe or a device, and a model is read several times; give a file"
         )
-    for option in ("plan", "calib_data", "accuracy_data", "packed_weights"):
+    for option in ("plan", "calib_data", "accuracy_data", "packed_weights", "surgery"):
         path: Path | None = getattr(request, option)
         if path is not None and not split_function(path)[0].exists():
             raise BuilderError(USAGE, f"--{option.replace('_', '-')} {path}: no such file or folder")
@@ -345,6 +349,8 @@ def _check_destination(request: Request, rewritten: bool) -> None:
         raise BuilderError(USAGE, f"--timing-cache {request.timing_cache}: is the engine's file, too; choose another")
     if not rewritten:
         files += [request.file(".rewritten.onnx"), request.file(".rewritten.onnx.data")]
+    if request.surgery is not None:
+        files += [request.file(SURGERY), request.file(f"{SURGERY}.data")]
     if request.cache == "inplace":
         files += [request.file(".inplace.onnx"), request.file(".inplace.onnx.data")]
     if existing := [file for file in files if file.exists()]:
@@ -361,7 +367,8 @@ def _check_destination(request: Request, rewritten: bool) -> None:
 
 def _inputs(request: Request) -> Iterator[Path]:
     """What the run reads, files in folders and external data of the model included."""
-    for path in (request.model, request.plan, request.calib_data, request.accuracy_data, request.packed_weights):
+    given = (request.plan, request.calib_data, request.accuracy_data, request.packed_weights, request.surgery)
+    for path in (request.model, *given):
         if path is not None:
             yield split_function(path)[0]
             if path.is_dir():

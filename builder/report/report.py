@@ -111,7 +111,7 @@ class Report:
         network = plan.activations
         self.network = {"type": network.type, "note": network.note, "float32": dict(network.float32)}
         self.recipe = plan.recipe if any(entry.lowering.weights == "nvfp4" for entry in plan.subgraphs) else None
-        if self.recipe is None and plan.precision not in ("fp8", "bf16"):
+        if not any(entry.lowering.meets("nvfp4") for entry in plan.subgraphs) and plan.precision not in ("fp8", "bf16"):
             self.warnings.append(
                 "the plan has no subgraph in NVFP4, and says why; --require nvfp4 takes it, or ends with exit code 5"
             )

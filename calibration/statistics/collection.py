@@ -23,7 +23,7 @@ from trt_nvfp4.common.cpu_session import cpu_session
 from trt_nvfp4.common.device import device
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.external_data import follow_links, inside
-from trt_nvfp4.common.local_functions import inlined
+from trt_nvfp4.common.local_functions import add_op_functions, inlined
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 from trt_nvfp4.common.widen import widen
 
@@ -313,6 +313,7 @@ def _session(
     model = onnx.load(path, load_external_data=False)
     try:
         folder = follow_links(model, path.parent)
+        add_op_functions(model)
         model = inlined(model)  # what is inside functions has names then
     except ValueError as error:
         raise CalibrationError(f"{path}: {error}") from error

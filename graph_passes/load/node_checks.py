@@ -12,6 +12,8 @@ import onnx
 from onnx.defs import OpSchema
 
 from trt_nvfp4.common.nested_graphs import bodies
+from trt_nvfp4.plugins.ops import DOMAIN as OURS
+from trt_nvfp4.plugins.ops import OPS
 
 _Attribute = onnx.AttributeProto
 # Far beyond every operator set; ONNX's own look-up takes 32 bits.
@@ -58,8 +60,12 @@ def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], in_func
                     f"{_named(node)}: attribute '{attribute.name}' is one of a function, and this is in none"
                 )
         version = versions.get(domain, 0)
-        if onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
+        schema = None
+        if domain == OURS and node.op_type in OPS:
+            schema = OPS[node.op_type].schema()
+        elif onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
             schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
+        if schema is not None:
             _check_arity(node, schema)
             _check_attributes(node, schema)
         for body in bodies(node):

@@ -11,8 +11,9 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from trt_nvfp4.calibration.samples.samples import dimension
-from trt_nvfp4.common.local_functions import inlined
+from trt_nvfp4.common.local_functions import add_op_functions, inlined
 from trt_nvfp4.common.nested_graphs import bodies, nested
+from trt_nvfp4.graph_passes.load.by_hand import drop_functions
 
 # The first opset with FP8 types, which the rewritten model may hold.
 OLDEST_OPSET = 19
@@ -37,6 +38,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     _forget_devices(proto)
     _forget_senseless_dimensions(proto)
     _type_outputs_as_inputs(proto)
+    drop_functions(proto)
     with _weights_aside(proto) as weights:
         if proto.functions:
             proto = inlined(proto)
@@ -47,6 +49,7 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
         for node in filter(is_gelu_of_onnxruntime, all_nodes(proto.graph.node)):
             node.attribute.append(onnx.helper.make_attribute("approximate", _GELUS[node.op_type]))
             node.domain, node.op_type = "", "Gelu"
+        add_op_functions(proto)
         # Through a Reshape to another tensor's Shape, too: the converter puts one behind Softmax of opset 12 and older.
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     for tensor in proto.graph.initializer:

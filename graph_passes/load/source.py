@@ -18,6 +18,7 @@ from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.activation_types import Activations
+from trt_nvfp4.graph_passes.load.by_hand import check_plugin_nodes, complete_plugin_nodes
 from trt_nvfp4.graph_passes.load.deduplicate_weights import unite_copies
 from trt_nvfp4.graph_passes.load.einsum_to_matmul import multiply_matrices
 from trt_nvfp4.graph_passes.load.fold_constant_weights import fold_weights
@@ -101,6 +102,7 @@ def load(path: str | Path) -> SourceModel:
     folder = follow_links(proto, path.parent)
     try:
         densify(proto)
+        check_plugin_nodes(proto)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
     _check_operators(path, proto)
@@ -110,6 +112,10 @@ def load(path: str | Path) -> SourceModel:
         raise ModelError(f"{path}: ONNX cannot process the model: {error}") from error
     ir.external_data.set_base_dir(model.graph, folder)
     passes.RemoveInitializersFromInputsPass()(model)
+    try:
+        complete_plugin_nodes(model.graph)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
     multiply_matrices(model.graph)
     _remove_idle_casts(model.graph)
     _unite_nodes(model)
@@ -185,9 +191,7 @@ def _check_operators(path: Path, proto: onnx.ModelProto) -> None:
     opsets = {opset.domain: opset.version for opset in proto.opset_import}
     fused: dict[str, str] = {}
     for node in all_nodes(proto.graph.node):
-        if node.domain == DOMAIN:
-            raise ModelError(f"{path}: node '{node.name}' ({node.op_type}): the model has been rewritten already")
-        if (node.domain, node.op_type) in functions:
+        if node.domain == DOMAIN or (node.domain, node.op_type) in functions:
             continue
         where = f"{path}: unknown operator '{node.op_type}' (node '{node.name}', domain '{node.domain or 'ai.onnx'}')"
         if node.domain not in _KNOWN_DOMAINS:

@@ -19,7 +19,13 @@ class Decision(TextEnum):
     FP16 = "fp16"
     ATTENTION = "attention"
     ATTENTION_FP8 = "attention_fp8"
+    #: A plugin node that the model brought (see `load.by_hand`).
+    BY_HAND = "by_hand"
     KEEP = "keep"
+
+
+#: Decisions that leave the subgraph as it is.
+AS_GIVEN = (Decision.KEEP, Decision.BY_HAND)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ how a built engine shows it. A decision is defined here and nowhere else."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
@@ -54,11 +54,12 @@ class Lowering:
     Attributes:
         description: for the header of plan files.
         capability: the attribute of `Capabilities` that it takes, "" for none; `lacking` says so where it is missing.
-        serves: what it computes, products with "weights" or "attention" over a cache.
+        serves: what it computes, products with "weights", "attention" over a cache, or what was put in "by_hand".
         obstacle: why it cannot compute a subgraph that can be replaced.
         slow_on: why it is no good choice for a subgraph on a target, where a plan may still ask for it.
         op: the operator that replaces a subgraph, "" where none does.
-        weights: the format of its weights; "" for the model's own or another type of 16 bits.
+        weights: the format that it quantizes weights to; "" for the model's own or another type of 16 bits.
+        held: the format of weights that the model brought quantized ("nvfp4" where it has none).
         recipe: the part of a recipe that applies to its NVFP4 weights.
         statistics: the kinds of statistics that it needs beside those of the recipe (see `statistics.collect`).
         ranges: whether it can use, or must have, the largest magnitudes of its inputs.
@@ -75,11 +76,12 @@ class Lowering:
     lower: Callable[[LoweringContext, Subgraph], list[str]]
     capability: str = ""
     lacking: str = "{target} does not compute {decision}"
-    serves: Literal["weights", "attention"] = "weights"
+    serves: Literal["weights", "attention", "by_hand"] = "weights"
     obstacle: Callable[[Subgraph], Reason | None] = lambda _: None
     slow_on: Callable[[Subgraph, Capabilities], Reason | None] = lambda *_: None
     op: Callable[[Subgraph], str] = lambda _: ""
     weights: Literal["nvfp4", "fp8", ""] = ""
+    held: Literal["nvfp4", "fp8", ""] = ""
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
     statistics: frozenset[str] = frozenset()
     ranges: Literal["", "used", "required"] = ""
@@ -106,7 +108,7 @@ class Lowering:
 
     def meets(self, require: str) -> bool:
         """Whether its weights are at least as small as `require`, "nvfp4" or "fp8", asks for."""
-        return self.weights == "nvfp4" or self.weights == require
+        return "nvfp4" in (self.weights, self.held) or require in (self.weights, self.held)
 
     def needs(self, recipe: Recipe) -> frozenset[str]:
         """The kinds of statistics that it needs of what its products read, where weights are made by `recipe`."""
@@ -120,11 +122,12 @@ class Lowering:
 
     def unsupported(self, subgraph: Subgraph) -> Reason | None:
         """Why it cannot compute `subgraph`, whatever the target."""
-        if self.decision == Decision.KEEP:
+        is_by_hand = subgraph.kind == "by_hand"
+        if self.decision == Decision.KEEP and not is_by_hand:
             return None
         if subgraph.refusal is not None:
             return Reason(ReasonCode.NOT_REPLACEABLE, subgraph.refusal)
-        if (subgraph.kind == "attention") != (self.serves == "attention"):
+        if self.serves != (subgraph.kind if subgraph.kind in ("attention", "by_hand") else "weights"):
             text = f"that is no decision for a subgraph of kind {subgraph.kind}"
             return Reason(ReasonCode.KIND_UNSUPPORTED, text)
         return self.obstacle(subgraph)
@@ -283,6 +286,15 @@ ATTENTION_FP8 = Lowering(
     weight_bytes=1.0,
     layers=EngineLayers("attention_fp8", "attention plugin, FP8 caches", "plugin", updates_caches=True),
 )
+BY_HAND = Lowering(
+    Decision.BY_HAND,
+    "a plugin node that the model brought, as it is",
+    lambda _, subgraph: list(subgraph.nodes),
+    serves="by_hand",
+    op=lambda subgraph: subgraph.op,
+    functions=_plugin_functions,
+    layers=EngineLayers("by_hand", "plugin, put in by hand", "plugin"),
+)
 KEEP = Lowering(Decision.KEEP, "left as it is", lambda *_: [])
 
 #: By decision, that of FP8 without a plugin (see `lowering_of`).
@@ -299,6 +311,7 @@ LOWERINGS: Mapping[Decision, Lowering] = MappingProxyType(
             FP16,
             ATTENTION,
             ATTENTION_FP8,
+            BY_HAND,
             KEEP,
         )
     }
@@ -311,6 +324,8 @@ def lowering_of(decision: Decision, kind: str, op: str) -> Lowering:
     """The lowering of a plan's entry; an `op` that is none of the decision's is left from an edit and means nothing."""
     if decision == Decision.FP8 and (kind == "moe" or op == FP8_MLP):
         return FP8_PLUGIN
+    if decision == Decision.BY_HAND:
+        return replace(BY_HAND, held="fp8" if op.startswith("FP8") else "nvfp4")
     return LOWERINGS[decision]
 
 

@@ -12,6 +12,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.activation_types import ACTIVATIONS, Activations
+from trt_nvfp4.graph_passes.load.by_hand import is_plugin
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.mixed_precision.float32_nodes import MOVES, float32_nodes, is_float32
 
@@ -101,7 +102,8 @@ def _values(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _multiplies_float32(graph: ir.Graph) -> bool:
-    return any(is_op(node, *_PRODUCTS) and is_float32(node.outputs[0]) for node in graph)
+    products = (node for node in graph if is_op(node, *_PRODUCTS) or is_plugin(node))
+    return any(is_float32(node.outputs[0]) for node in products)
 
 
 def _add_overflows(graph: ir.Graph, stays: dict[str, list[str]], ranges: Mapping[str, float]) -> None:

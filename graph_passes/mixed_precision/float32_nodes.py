@@ -10,6 +10,8 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op
+from trt_nvfp4.graph_passes.load.by_hand import is_plugin
+from trt_nvfp4.plugins.ops import OPS
 
 ELEMENTWISE = frozenset(
     {
@@ -103,7 +105,11 @@ def is_float32(value: ir.Value | None) -> bool:
 
 
 def takes(node: ir.Node, index: int, dtype: ir.DataType, opset: int, is_output: bool = False) -> bool:
-    """Whether ONNX allows an input (or output) of a standard `node` to have type `dtype`, in that operator set."""
+    """Whether ONNX, or the definition of an op of ours, allows an input (or output) of `node` to have type `dtype`, in
+    that operator set."""
+    if is_plugin(node):
+        definition = OPS[node.op_type]
+        return (definition.outputs if is_output else definition.inputs)[index].type in ("T", "C")
     schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset)
     formals = schema.outputs if is_output else schema.inputs
     formal = formals[min(index, len(formals) - 1)]
@@ -112,6 +118,8 @@ def takes(node: ir.Node, index: int, dtype: ir.DataType, opset: int, is_output: 
 
 def _not_in(node: ir.Node, dtype: ir.DataType, opset: int) -> str | None:
     """Why the operator itself has to stay float32."""
+    if is_plugin(node):
+        return None
     if node.domain or not onnx.defs.has(node.op_type, max_inclusive_version=opset):
         return f"operator {node.op_type} of domain '{node.domain or 'ai.onnx'}' may know float32 alone"
     if any(

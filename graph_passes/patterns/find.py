@@ -12,6 +12,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.patterns.attention.subgraphs import attention_subgraphs
+from trt_nvfp4.graph_passes.patterns.by_hand import by_hand_subgraphs
 from trt_nvfp4.graph_passes.patterns.isolation import interior_refusal, refuse_shared_weights
 from trt_nvfp4.graph_passes.patterns.joined import join_linears
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
@@ -37,8 +38,8 @@ _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.Data
 
 
 def find_subgraphs(model: SourceModel) -> list[Subgraph]:
-    """All MoE blocks, MLPs (consecutive blocks merged), remaining linears and attention blocks over caches of the main
-    graph, in graph order.
+    """All MoE blocks, MLPs (consecutive blocks merged), remaining linears, attention blocks over caches and plugin
+    nodes put in by hand of the main graph, in graph order.
 
     Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
     `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
@@ -109,7 +110,8 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
         for part, refusal in alone
         if part not in free and (refusal is None or part.multiply not in refused)
     ]
-    if not candidates:
+    by_hand = list(by_hand_subgraphs(model.graph, position))
+    if not candidates and not by_hand:
         _check_anything(model)
 
     def first_node(candidate: tuple[_Part, str | None]) -> int:
@@ -134,7 +136,8 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
             caution = cautions.get(part[-1].mlp.down.multiply)
             subgraphs.append(_mlp_subgraph(part, refusal, caution, taken, position))
     places = sorted(map(first_node, candidates))
-    placed = [*zip(places, subgraphs, strict=True), *attention_subgraphs(model.ir_model, position, taken)]
+    attentions = attention_subgraphs(model.ir_model, position, taken)
+    placed = [*zip(places, subgraphs, strict=True), *attentions, *by_hand]
     return [subgraph for _, subgraph in sorted(placed, key=lambda pair: pair[0])]
 
 

@@ -12,7 +12,7 @@ from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import lowering_on
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import decide_attention
-from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, PRECISIONS, Plan, PlannedSubgraph, facts
+from trt_nvfp4.graph_passes.planning.plan import BY_HAND, DEFAULT_KINDS, KINDS, PRECISIONS, Plan, PlannedSubgraph, facts
 from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -44,7 +44,7 @@ def make_plan(
             "native-nvfp4" takes TensorRT's own NVFP4 layers instead of plugins.
         tokens: by subgraph name, the rows of its input at the typical shapes. On a target that does not compute in FP4,
             "auto" takes FP8 first where they are more than W4A16 is fast for; without, NVFP4.
-        kinds: those to replace; the rest is kept.
+        kinds: those to replace; the rest is kept, and so is what was put in by hand.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales; or of which
             tensors.
@@ -66,7 +66,10 @@ def make_plan(
         is_attention = subgraph.kind == ATTENTION
         reason = by_name(subgraph) if is_attention else why_not(subgraph)
         decision = Decision.KEEP
-        if reason is None and is_attention:
+        if subgraph.by_hand:
+            decision = Decision.BY_HAND
+            reason = Reason(ReasonCode.BY_HAND, f"the model brought this {subgraph.op}")
+        elif reason is None and is_attention:
             ranges = has_ranges(subgraph, calibrated)
             decision, reason = decide_attention(subgraph, attention, kv_cache, ranges)
         elif reason is None:
@@ -114,7 +117,7 @@ def selection(
     by_name = name_selection(include, exclude)
 
     def why_not(subgraph: Subgraph | PlannedSubgraph) -> Reason | None:
-        if subgraph.kind not in kinds:
+        if subgraph.kind not in (*kinds, BY_HAND):
             text = f"kind {subgraph.kind} is not among those to replace ({', '.join(kinds)})"
             return Reason(ReasonCode.KIND, text)
         return by_name(subgraph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
+from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Capabilities
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import OP as FP8_MOE
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
@@ -35,9 +35,9 @@ class KernelClass:
 
 
 def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass | None:
-    """What serves a replaced subgraph; None for one that stays as it is."""
+    """What serves a replaced subgraph; None for one that stays as it is, or was put in by hand."""
     lowering = entry.lowering
-    if entry.decision == Decision.KEEP:
+    if entry.decision in AS_GIVEN:
         return None
     if entry.kind == ATTENTION:
         why = generic_reason(entry.dtype, entry.shapes["head_dim"])

@@ -21,9 +21,21 @@ from trt_nvfp4.graph_passes.planning.plan_file import PlanError
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
-__all__ = ["DEFAULT_KINDS", "KINDS", "PRECISIONS", "Plan", "PlanError", "PlannedSubgraph", "facts", "has_ranges"]
+__all__ = [
+    "BY_HAND",
+    "DEFAULT_KINDS",
+    "KINDS",
+    "PRECISIONS",
+    "Plan",
+    "PlanError",
+    "PlannedSubgraph",
+    "facts",
+    "has_ranges",
+]
 
 KINDS = ("moe", "gated_mlp", "mlp", "linear")
+#: The kind of plugin nodes that the model brought; not one to select.
+BY_HAND = "by_hand"
 DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "native-nvfp4", "fp8", "bf16")
 

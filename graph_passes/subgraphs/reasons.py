@@ -21,6 +21,8 @@ class ReasonCode(TextEnum):
     KIND = "kind_not_selected"
     NOT_INCLUDED = "not_included"
     EXCLUDED = "excluded"
+    #: The model brought the plugin node.
+    BY_HAND = "by_hand"
     #: A choice, such as a router's, depends on its values.
     FEEDS_A_CHOICE = "feeds_a_choice"
     #: Recognised, but nothing can replace it.

@@ -194,7 +194,7 @@ class Subgraph:
 
     Attributes:
         name: unique in the model and stable; the name of the node that replaces the subgraph.
-        kind: "moe", "gated_mlp", "mlp", "linear" or "attention".
+        kind: "moe", "gated_mlp", "mlp", "linear", "attention", or "by_hand": a plugin node that the model brought.
         nodes: the names of the nodes to be replaced, in graph order.
         input, output: tensor names; of joined linears, `output` is the first one's.
         shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
@@ -208,6 +208,7 @@ class Subgraph:
         projections: the linears of a "linear": one, or several of one input, which one product can compute.
         moe: the block of a "moe" that can be replaced.
         attention: the block of an "attention" that can be replaced.
+        by_hand: the op of a plugin node that the model brought.
     """
 
     name: str
@@ -224,10 +225,13 @@ class Subgraph:
     projections: tuple[Linear, ...] = ()
     moe: Moe | None = None
     attention: CacheAttention | None = None
+    by_hand: str = ""
 
     @property
     def op(self) -> str:
         """The plugin that serves it."""
+        if self.by_hand:
+            return self.by_hand
         if self.kind == "attention":
             return "CachedAttention"
         if self.kind == "moe":

@@ -21,7 +21,7 @@ surgeon = pytest.importorskip("trt_nvfp4.surgeon", exc_type=ImportError)
 from trt_nvfp4.graph_passes.load.source import load  # noqa: E402
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs  # noqa: E402
 from trt_nvfp4.plugins.ops import OPS  # noqa: E402
-from trt_nvfp4.polygraphy_patterns import PLUGIN_DIR  # noqa: E402
+from trt_nvfp4.polygraphy_patterns import write_patterns  # noqa: E402
 
 _POLYGRAPHY = "import sys; from polygraphy.tools import main; sys.exit(main())"
 K, N, H = 64, 96, 32
@@ -116,6 +116,75 @@ def test_a_linear_is_added(seed: int) -> None:
     assert np.linalg.norm(found - exact) < 0.2 * np.linalg.norm(exact)
 
 
+def _mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+@pytest.mark.parametrize("op", ["fp8_gated_mlp", "nvfp4_persistent_mlp", "nvfp4_moe", "fp8_moe"])
+def test_float_weights_of_other_ops(op: str, seed: int) -> None:
+    """Against the network in float32; one layer, expert or shared expert in the place of another would be far off."""
+    import onnx_graphsurgeon as gs
+
+    generator = torch.Generator().manual_seed(seed)
+    count = {"nvfp4_persistent_mlp": 2}.get(op, 4)
+    stacked = op != "fp8_gated_mlp"
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*((count,) if stacked else ()), *shape, generator=generator) / shape[-1] ** 0.5
+
+    gate, up, down = draw(N, K), draw(N, K), draw(K, N)
+    given: dict[str, Any] = {"gate": gate, "up": up, "down": down, "activation": "silu", "name": "mlp"}
+    x = gs.Variable("x", np.float32, ["tokens", K])
+    graph = gs.Graph(inputs=[x], opset=21, ir_version=10)
+    rows = torch.randn(5, K, generator=generator)
+    feed = {"x": rows.numpy()}
+    if op == "nvfp4_persistent_mlp":
+        norm = 1 + torch.rand(count, K, generator=generator)
+        given["norm_weight"], expected = norm.numpy(), rows
+        for i in range(count):
+            normed = torch.nn.functional.rms_norm(expected, (K,), norm[i], eps=1e-6)
+            expected = expected + _mlp(normed, gate[i], up[i], down[i])
+    elif stacked:
+        logits = torch.randn(5, count, generator=generator)
+        graph.inputs.append(gs.Variable("logits", np.float32, ["tokens", count]))
+        feed["logits"] = logits.numpy()
+        shared = [torch.randn(*s, generator=generator) / s[-1] ** 0.5 for s in ((N, K), (N, K), (K, N))]
+        given |= {"router_logits": graph.inputs[1], "top_k": 2, "renormalize": 1}
+        given |= dict(zip(("shared_gate_weight", "shared_up", "shared_down"), shared, strict=True))
+        best, experts = logits.softmax(-1).topk(2)
+        best = best / best.sum(-1, keepdim=True)
+        expected = _mlp(rows, *shared)
+        for row in range(5):
+            for weight, expert in zip(best[row], experts[row], strict=True):
+                expected[row] += weight * _mlp(rows[row], gate[expert], up[expert], down[expert])
+    else:
+        expected = _mlp(rows, gate, up, down)
+    graph.outputs = [getattr(graph, op)(x, **given)]
+    session = ort.InferenceSession(surgeon.from_gs(graph).SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, feed)
+    bound = 0.1 if op.startswith("fp8") else 0.3
+    assert np.linalg.norm(found - expected.numpy()) < bound * np.linalg.norm(expected.numpy())
+
+
+def test_a_large_model_keeps_its_weights_in_files(
+    unknown: Path, weights: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """Weights that nobody touches are not read; metadata and outputs stay."""
+    model = onnx.load(unknown)
+    onnx.helper.set_model_props(model, {"made by": "house"})
+    apart, saved = tmp_path / "apart.onnx", tmp_path / "other" / "saved.onnx"
+    saved.parent.mkdir()
+    onnx.save(model, apart, save_as_external_data=True, location="apart.data", size_threshold=0)
+    graph = surgeon.to_gs(apart)
+    surgeon.save(graph, saved)
+    again = onnx.load(saved, load_external_data=False)
+    assert {entry.key: entry.value for entry in again.metadata_props} == {"made by": "house"}
+    assert all(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in again.graph.initializer)
+    x = samples(0)
+    for either in (saved, surgeon.from_gs(surgeon.to_gs(apart))):
+        np.testing.assert_array_equal(run(either, x), run(unknown, x))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -139,6 +208,13 @@ def test_what_cannot_be_made_leaves_the_graph(unknown: Path, change: dict[str, A
     assert len(graph.nodes) == before
 
 
+@pytest.fixture
+def patterns(tmp_path: Path) -> Path:
+    write_patterns(tmp_path / "patterns")
+    assert {folder.name for folder in (tmp_path / "patterns").iterdir()} == set(OPS)
+    return tmp_path / "patterns"
+
+
 def polygraphy(*arguments: str | Path) -> str:
     command = [sys.executable, "-c", _POLYGRAPHY, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
@@ -148,7 +224,7 @@ def polygraphy(*arguments: str | Path) -> str:
 
 @pytest.mark.slow
 def test_polygraphy_replaces_what_is_written_by_hand(
-    unknown: Path, weights: dict[str, np.ndarray], tmp_path: Path, seed: int
+    unknown: Path, weights: dict[str, np.ndarray], patterns: Path, tmp_path: Path, seed: int
 ) -> None:
     names = {name: name for name in weights}
     attributes = {**names, "transposed": True, "activation": "silu", "recipe": "mse"}
@@ -156,12 +232,14 @@ def test_polygraphy_replaces_what_is_written_by_hand(
     config = tmp_path / "config.yaml"
     config.write_text(yaml.dump({"name": "NVFP4GatedMLP", "op": "NVFP4GatedMLP", "instances": [instance]}))
     replaced = tmp_path / "replaced.onnx"
-    polygraphy("plugin", "replace", unknown, "--plugin-dir", PLUGIN_DIR, "--config", config, "-o", replaced)
+    polygraphy("plugin", "replace", unknown, "--plugin-dir", patterns, "--config", config, "-o", replaced)
     agrees(replaced, weights, samples(seed))
 
 
 @pytest.mark.slow
-def test_polygraphy_matches_what_the_finder_finds(weights: dict[str, np.ndarray], tmp_path: Path, seed: int) -> None:
+def test_polygraphy_matches_what_the_finder_finds(
+    weights: dict[str, np.ndarray], patterns: Path, tmp_path: Path, seed: int
+) -> None:
     model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
         known (float[tokens, {K}] x) => (float[tokens, {H}] y) {{
             g = MatMul(x, gate)
@@ -174,6 +252,6 @@ def test_polygraphy_matches_what_the_finder_finds(weights: dict[str, np.ndarray]
     model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in weights.items())
     path, config, replaced = tmp_path / "known.onnx", tmp_path / "config.yaml", tmp_path / "replaced.onnx"
     onnx.save(model, path)
-    polygraphy("plugin", "match", path, "--plugin-dir", PLUGIN_DIR, "-o", config)
-    polygraphy("plugin", "replace", path, "--plugin-dir", PLUGIN_DIR, "--config", config, "-o", replaced)
+    polygraphy("plugin", "match", path, "--plugin-dir", patterns, "-o", config)
+    polygraphy("plugin", "replace", path, "--plugin-dir", patterns, "--config", config, "-o", replaced)
     agrees(replaced, weights, samples(seed))

@@ -22,9 +22,10 @@ from onnx_models.passes import found_mlps, plan_all, rewritten
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.widen import widen
+from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel, load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
-from trt_nvfp4.graph_passes.rewrite import METADATA, calibration_tensors, lower, rewrite
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors, lower, rewrite
 from trt_nvfp4.graph_passes.subgraphs import values as weights
 from trt_nvfp4.plugins.ops import OPS
 
@@ -182,7 +183,7 @@ def test_fp8(linear: str, calibrated: bool, loaded: Load, seed: int) -> None:
     assert kinds.count("QuantizeLinear") == (2 if calibrated else 0)
     (names,) = result.realized.values()
     assert set(names) <= {node.name for node in written.graph.node if node.op_type in ("MatMul", "Gemm")}
-    noted = {entry.key: entry.value for entry in written.metadata_props}[METADATA]
+    noted = {entry.key: entry.value for entry in written.metadata_props}[REWRITTEN]
     assert set(json.loads(noted)["quantized"]) == (set(names) if calibrated else set())
     twin = onnx.ModelProto()
     twin.CopyFrom(model)

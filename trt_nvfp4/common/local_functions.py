@@ -7,6 +7,7 @@ import onnx.inliner
 
 from trt_nvfp4.common.collectives import is_collective
 from trt_nvfp4.common.nested_graphs import within
+from trt_nvfp4.plugins.ops import DOMAIN, OPS, VERSION
 
 # Below opset 13 these work on all axes from theirs on, which their conversion needs the rank for.
 _NEED_RANK = ("Softmax", "LogSoftmax", "Hardmax")
@@ -39,6 +40,16 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.inliner.inline_selected_functions(model, [(each.domain, each.name) for each in kept], exclude=True)
     except RuntimeError as error:  # of the converter
         raise ValueError(f"its local functions cannot be converted to opset {opset}: {error}") from error
+
+
+def add_op_functions(model: onnx.ModelProto) -> None:
+    """Gives `model` the functions of the plugins that its main graph and functions call, where it lacks them."""
+    present = {function.name for function in model.functions if function.domain == DOMAIN}
+    nodes = [node for part in (model.graph, *model.functions) for node in part.node if node.domain == DOMAIN]
+    missing = {node.op_type for node in nodes} - present
+    model.functions.extend(OPS[name].function(_opset(model)) for name in sorted(missing) if name in OPS)
+    if nodes and not any(entry.domain == DOMAIN for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
 
 
 def _share_opset(model: onnx.ModelProto, opset: int) -> None:

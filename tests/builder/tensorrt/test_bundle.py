@@ -29,9 +29,9 @@ from trt_nvfp4.builder.report.inspection import inspect
 from trt_nvfp4.builder.targets import TARGETS, find_target
 from trt_nvfp4.builder.tensorrt import bundle
 from trt_nvfp4.calibration.statistics.statistics import Statistics
+from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.graph_passes.rewrite import METADATA as REWRITTEN
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError
