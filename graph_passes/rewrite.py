@@ -16,6 +16,7 @@ from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.errors import CalibrationError
+from trt_nvfp4.graph_passes.ir.passes import Observer, Pass, on_graph, run_passes
 from trt_nvfp4.graph_passes.ir.save import Progress, write
 from trt_nvfp4.graph_passes.ir.tensors import weights_bytes
 from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN, is_plugin
@@ -32,6 +33,12 @@ from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, f
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
+
+_CLEANUP = (
+    Pass("join-projections", on_graph(join_projections)),
+    Pass("remove-unused-nodes", passes.RemoveUnusedNodesPass()),
+    Pass("name-nodes", passes.NameFixPass()),
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ def rewrite(
     progress: Progress | None = None,
     checkpoint: NVFP4Checkpoint | None = None,
     found: Sequence[Subgraph] | None = None,
+    observer: Observer | None = None,
 ) -> RewriteResult:
     """Writes the planned model to `out_path` and its weights to `<out_path>.data`; both appear when both are complete.
 
@@ -121,7 +129,7 @@ def rewrite(
         PlanError, CalibrationError, ModelError: as `lower`.
         OSError: the destination cannot be written.
     """
-    lowered = lower(model, plan, statistics, checkpoint, found)
+    lowered = lower(model, plan, statistics, checkpoint, found, observer)
     path = Path(out_path)
     write(lowered.ir_model, path, progress)
     before, after = original_weights_bytes(model.graph), weights_bytes(lowered.ir_model.graph)
@@ -134,9 +142,10 @@ def lower(
     statistics: Statistics | None,
     checkpoint: NVFP4Checkpoint | None = None,
     found: Sequence[Subgraph] | None = None,
+    observer: Observer | None = None,
 ) -> Lowered:
     """Carries out the plan on a copy of `model`. Weights that `checkpoint` has in NVFP4 are taken over as they are.
-    `found`: the model's subgraphs, None: find them.
+    `found`: the model's subgraphs, None: find them. `observer` is told of the graph after each pass.
 
     Raises:
         PlanError: the plan does not fit the model.
@@ -176,9 +185,9 @@ def lower(
         owners += [entry] * (len(target.graph.initializers) - len(owners))
     made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
     fp8 = set(context.fp8_operands.values())
-    join_projections(target.graph)
-    passes.RemoveUnusedNodesPass()(target.ir_model)
-    passes.NameFixPass()(target.ir_model)
+    if observer is not None:
+        observer("lower-subgraphs", target.ir_model)
+    run_passes(target.ir_model, _CLEANUP, observer)
     for proto in _functions(planned, target.graph, target.opset):
         function = ir.serde.deserialize_function(proto)
         target.ir_model.functions[function.identifier()] = function

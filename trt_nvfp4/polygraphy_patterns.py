@@ -1,8 +1,8 @@
 """What `polygraphy plugin match|list|replace --plugin-dir` asks of a pattern.py.
 
-`python -m trt_nvfp4.polygraphy_patterns DIR` writes that folder. `match` finds what build-engine finds, and writes a file:
-instances name the tensors x and y, and as attributes the tensors of the weights. Instances for MLPs that no pattern
-knows are written by hand in the same way; `replace` quantizes the weights and puts the nodes in.
+`python -m trt_nvfp4.polygraphy_patterns DIR` writes that folder. `match` finds what build-engine finds, and writes
+config.yaml: instances name the tensors x and y, and as attributes the tensors of the weights. Instances for MLPs that
+no pattern knows are written by hand in the same way; `replace` quantizes the weights and puts the nodes in.
 """
 
 from __future__ import annotations

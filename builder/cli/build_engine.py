@@ -152,6 +152,10 @@ def build_engine(
             metavar="SCRIPT.py:FUNCTION",
         ),
     ] = None,
+    dump_passes: Annotated[
+        Path | None,
+        typer.Option(help="New folder for the graph after each pass, as ONNX without large weights.", metavar="DIR"),
+    ] = None,
     adapter: Annotated[
         str | None,
         typer.Option(
@@ -312,6 +316,7 @@ def build_engine(
             attention=attention,
             kv_cache=kv_cache,
             surgery=surgery,
+            dump_passes=dump_passes,
             adapter=None if adapter is None else Adapter.parse(adapter),
             packed_weights=packed_weights,
             require=require,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,14 @@ def inspect_engine(
     path: Annotated[
         Path, typer.Argument(help="A plan (.yaml), report (.json), ONNX file, engine, bundle, or folder of parts.")
     ],
+    why: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an ONNX file: which subgraph a node or tensor is in, why that stays as it is, and which matcher "
+            "gave up on the node.",
+            metavar="NODE|NAME",
+        ),
+    ] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
@@ -27,6 +36,9 @@ def inspect_engine(
     No GPU is needed: for an engine this shows size and what was verified when it was built.
     """
     with failures(debug, as_json):
+        if why is not None:
+            _explain(path, why, as_json)
+            return
         from trt_nvfp4.builder.report.inspection import inspect, tables
 
         found = inspect(path)
@@ -35,6 +47,19 @@ def inspect_engine(
             return
         for table in tables(found):
             output.print(table)
+
+
+def _explain(path: Path, name: str, as_json: bool) -> None:
+    from trt_nvfp4.builder.model_files import check_model_file
+    from trt_nvfp4.builder.report.why import explain, tables
+
+    check_model_file(path)
+    found = explain(path, name)
+    if as_json:
+        print_json(json.dumps({"kind": "why", **asdict(found)}, indent=2))
+        return
+    for table in tables(found):
+        output.print(table)
 
 
 if __name__ == "__main__":

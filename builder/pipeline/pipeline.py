@@ -24,6 +24,7 @@ from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accura
 from trt_nvfp4.builder.pipeline.build_step import build
 from trt_nvfp4.builder.pipeline.calibrate_step import calibrate, calibrated_tensors, check_data, convert_network
 from trt_nvfp4.builder.pipeline.checkpoint_step import attach_fp8, check_checkpoint, nvfp4_checkpoint
+from trt_nvfp4.builder.pipeline.pass_dump import PassDump
 from trt_nvfp4.builder.pipeline.plan_step import (
     check_plan_target,
     check_required,
@@ -71,6 +72,7 @@ def run(request: Request, progress: Progress | None = None) -> Report:
 
 
 def _from_the_start(request: Request, report: Report, progress: Progress) -> Report:
+    observer = None if request.dump_passes is None else PassDump(request.dump_passes)
     # Before an export, which takes minutes.
     checkpoint = nvfp4_checkpoint(request)
     with report.timed("read"):
@@ -82,7 +84,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
             operate(original, request.surgery, path)
             report.files["model after surgery"] = str(path)
         request = _of_task(request, path)
-        model = load(path)
+        model = load(path, observer)
         check_readable(path, read(path))
         specs = input_specs(path)
         profiles = _profiles(request, path, specs, shape_values(model.graph), report)
@@ -91,6 +93,8 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         progress.stage("finding and planning subgraphs")
         given = given_plan(request)
         model = convert_network(request, model, given, specs, report, progress)
+        if observer is not None:
+            observer("choose-types", model.ir_model)
         subgraphs = find_subgraphs(model)
         attach_fp8(request, subgraphs, report)
         if given is not None:
@@ -123,7 +127,9 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     with report.timed("rewrite"):
         progress.stage("quantizing weights and rewriting")
         destination = request.file(".rewritten.onnx")
-        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint, subgraphs)
+        rewritten = rewrite(model, plan, statistics, destination, progress.step, checkpoint, subgraphs, observer)
+        if request.dump_passes is not None:
+            report.files["graph after each pass"] = str(request.dump_passes)
         report.files["rewritten model"] = str(rewritten.path)
         report.weights_bytes = {"before": rewritten.weights_bytes_before, "after": rewritten.weights_bytes_after}
     with report.timed("compare"):

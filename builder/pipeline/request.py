@@ -98,6 +98,8 @@ class Request:
     trust_remote_code: bool = False
     #: A Python file and function (script.py:function) that changes the graph before anything is looked for.
     surgery: Path | None = None
+    #: Where the graph after each pass is written.
+    dump_passes: Path | None = None
     #: Merged into the model of a Hugging Face directory before anything else.
     adapter: Adapter | None = None
     #: HEIGHTxWIDTH of the images that a vision encoder is built for.
@@ -214,7 +216,15 @@ def _check_unheard(request: Request, rewritten: bool) -> None:
     if request.require is None:  # which asks something of the subgraphs that these select
         unheard += ["kinds", "include", "exclude"]
     if rewritten:
-        unheard += ["calib_data", "recipe", "packed_weights", "stop_after", "accuracy_samples", "surgery"]
+        unheard += [
+            "calib_data",
+            "recipe",
+            "packed_weights",
+            "stop_after",
+            "accuracy_samples",
+            "surgery",
+            "dump_passes",
+        ]
     defaults = {option.name: option.default for option in fields(request)}
     given = [f"--{name.replace('_', '-')}" for name in unheard if getattr(request, name) != defaults[name]]
     if given:
@@ -337,6 +347,10 @@ def _check_destination(request: Request, rewritten: bool) -> None:
     # First: '.' and '/' have no name to make those of files from.
     if request.bundle is not None and request.bundle.exists():
         raise BuilderError(USAGE, f"--bundle {request.bundle}: exists already; choose a new folder or remove this one")
+    if request.dump_passes is not None and request.dump_passes.exists():
+        raise BuilderError(
+            USAGE, f"--dump-passes {request.dump_passes}: exists already; choose a new folder or remove this one"
+        )
     files = [file for file in (request.output, request.timing_cache) if file is not None]
     for file in files:
         if file.is_dir():

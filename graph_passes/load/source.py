@@ -16,6 +16,7 @@ from trt_nvfp4.common.external_data import external_files, follow_links
 from trt_nvfp4.common.nested_graphs import bodies
 from trt_nvfp4.errors import TrtNvfp4Error
 from trt_nvfp4.graph_passes.ir.nodes import drops, is_op, operand
+from trt_nvfp4.graph_passes.ir.passes import Observer, Pass, on_graph, run_passes
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.by_hand import check_plugin_nodes, complete_plugin_nodes
@@ -91,8 +92,8 @@ class SourceModel:
         return read_tensor(tensor)
 
 
-def load(path: str | Path) -> SourceModel:
-    """Loads and checks the model at `path`.
+def load(path: str | Path, observer: Observer | None = None) -> SourceModel:
+    """Loads and checks the model at `path`; `observer` is told of the graph after each pass.
 
     Raises:
         ModelError: see `checked`; an unknown operator, or what ONNX cannot process.
@@ -116,16 +117,9 @@ def load(path: str | Path) -> SourceModel:
         complete_plugin_nodes(model.graph)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
-    multiply_matrices(model.graph)
-    _remove_idle_casts(model.graph)
-    _unite_nodes(model)
-    simplify_shapes(model.graph)
-    squeeze_weights(model.graph)
-    split_stacks(model.graph)
-    fold_weights(model.graph)
-    unite_copies(model.graph)
-    passes.RemoveUnusedNodesPass()(model)
-    passes.NameFixPass()(model)
+    if observer is not None:
+        observer("normalize", model)
+    run_passes(model, PASSES, observer)
     return SourceModel(path, model)
 
 
@@ -168,6 +162,21 @@ def _unite_nodes(model: ir.Model) -> None:
     passes.CommonSubexpressionEliminationPass()(model)
     for node in random:
         del node.attributes["apart"]
+
+
+#: What a model goes through before subgraphs are looked for.
+PASSES = (
+    Pass("einsum-to-matmul", on_graph(multiply_matrices)),
+    Pass("remove-idle-casts", on_graph(_remove_idle_casts)),
+    Pass("unite-equal-nodes", _unite_nodes),
+    Pass("fold-shapes", on_graph(simplify_shapes)),
+    Pass("squeeze-weights", on_graph(squeeze_weights)),
+    Pass("split-stacked-weights", on_graph(split_stacks)),
+    Pass("fold-constant-weights", on_graph(fold_weights)),
+    Pass("unite-copies-of-weights", on_graph(unite_copies)),
+    Pass("remove-unused-nodes", passes.RemoveUnusedNodesPass()),
+    Pass("name-nodes", passes.NameFixPass()),
+)
 
 
 def _parse(path: Path) -> onnx.ModelProto:

@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812 (its customary name)
 from trt_nvfp4.graph_passes.ir.last_axis import RESHAPES, keeps_last_axis
 from trt_nvfp4.graph_passes.ir.nodes import FLOATS, drops, is_float_cast, is_op, operand
 from trt_nvfp4.graph_passes.ir.same_shape import have_one_shape
+from trt_nvfp4.graph_passes.patterns.give_ups import described, gave_up
 
 # An activation has about ten nodes; anything larger is something else.
 _MAX_NODES = 48
@@ -132,17 +133,23 @@ class Region:
         return values[self.output]
 
 
-def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int) -> Region | None:
+def region_before(
+    output: ir.Value, is_leaf: Callable[[ir.Value], bool], features: int, reader: ir.Node | None = None
+) -> Region | None:
     """The elementwise region that ends in `output` and starts at leaves, or None where something else feeds it.
 
     `features` is the size of the last axis throughout. Leaves have one shape, and no value in the region another one,
-    but for reshapes.
+    but for reshapes. `reader` reads the output, for what is noted where there is none.
     """
     leaves: dict[ir.Value, None] = {}
     nodes: dict[ir.Node, None] = {}
     constants: dict[ir.Value, float] = {}
     entered: set[ir.Node] = set()
     constant_types: set[ir.DataType] = set()
+
+    def stop(why: str) -> bool:
+        gave_up("mlp", reader, why)
+        return False
 
     def visit(value: ir.Value) -> bool:
         if value in leaves or value in constants:
@@ -153,7 +160,7 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         tensor = get_const_tensor(value)
         if tensor is not None:
             if tensor.size != 1 or not (tensor.dtype.is_floating_point() or tensor.dtype.is_integer()):
-                return False
+                return stop(f"constant '{value.name}' is more than one number, or of type {tensor.dtype.name.lower()}")
             constant_types.add(tensor.dtype)
             number = float(np.asarray(tensor.numpy()).reshape(()))
             if tensor.dtype in FLOATS and abs(number) == float(tensor.dtype.max):
@@ -161,12 +168,12 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
             constants[value] = number
             return True
         node = value.producer()
-        if node is None or value is not node.outputs[0]:
-            return False  # such as the mask of a Dropout
+        if node is None or value is not node.outputs[0]:  # such as the mask of a Dropout
+            return stop(f"it reads {described(value)}, which is no linear of {features} channels")
         if node in nodes:
             return True
         if len(entered) >= _MAX_NODES:
-            return False
+            return stop(f"more than {_MAX_NODES} nodes lie between its linears")
         entered.add(node)
         if is_op(node, *RESHAPES):
             inputs = [operand(node, 0)] if keeps_last_axis(node, features) else []
@@ -176,13 +183,22 @@ def region_before(output: ir.Value, is_leaf: Callable[[ir.Value], bool], feature
         elif is_op(node, *_FUNCTIONS, *_WITH_ATTRIBUTES):
             inputs = [value for value in node.inputs if value is not None]
         else:
-            return False
-        if not inputs or not all(visit(value) for value in inputs):
+            return stop(
+                f"node '{node.name}' ({node.op_type}) is neither an elementwise function that is known nor a linear of "
+                f"{features} channels"
+            )
+        if not inputs:
+            return stop(f"node '{node.name}' ({node.op_type}) changes the last axis, or rounds, or drops values")
+        if not all(visit(value) for value in inputs):
             return False
         nodes[node] = None  # after its inputs: nodes stay in order of computation
         return True
 
-    if not visit(output) or not leaves or not have_one_shape(nodes, leaves):
+    if not visit(output):
         return None
+    if not leaves:
+        return gave_up("mlp", reader, f"no linear of {features} channels lies before it")
+    if not have_one_shape(nodes, leaves):
+        return gave_up("mlp", reader, f"tensors before it have different shapes, down from {described(output)}")
     half = not constant_types.isdisjoint((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
     return Region(output, tuple(leaves), tuple(nodes), constants, half)

@@ -13,6 +13,7 @@ from trt_nvfp4.graph_passes.ir.nodes import (
     optional_operand,
     rank,
 )
+from trt_nvfp4.graph_passes.patterns.give_ups import described, gave_up
 from trt_nvfp4.graph_passes.subgraphs.types import Bias, Linear, Weight
 
 
@@ -21,7 +22,7 @@ def match_linear(node: ir.Node) -> Linear | None:
     trans_b, alpha, beta, c = False, 1.0, 1.0, None
     if is_op(node, "Gemm"):
         if node.attributes.get_int("transA", 0):
-            return None
+            return gave_up("linear", node, "its first operand is transposed (transA)")
         trans_b = bool(node.attributes.get_int("transB", 0))
         alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
         c = optional_operand(node, 2)
@@ -29,14 +30,16 @@ def match_linear(node: ir.Node) -> Linear | None:
         return None
     x = operand(node, 0)
     if constant_source(x) is not None:
-        return None
+        return gave_up("linear", node, f"its first operand is constant: {described(x)}")
     weight, weight_nodes = _match_weight(operand(node, 1), trans_b, alpha)
     if weight is None:
-        return None
+        return gave_up("linear", node, _weight_obstacle(operand(node, 1)))
     y = node.outputs[0]
     if c is not None:
         bias = _match_bias(c, weight.shape[0], beta, dimensions=2)
-        return None if bias is None else Linear(x, y, weight, bias, node, (node,), weight_nodes)
+        if bias is None:
+            return gave_up("linear", node, f"what it adds is no constant with one number per channel: {described(c)}")
+        return Linear(x, y, weight, bias, node, (node,), weight_nodes)
     added = _match_add(y, weight.shape[0])
     if added is None:
         return Linear(x, y, weight, None, node, (node,), weight_nodes)
@@ -60,6 +63,19 @@ def _match_weight(value: ir.Value, trans_b: bool, alpha: float) -> tuple[Weight 
     return Weight(
         stored, stored_transposed, dtype, alpha, (columns, rows) if stored_transposed else (rows, columns)
     ), nodes
+
+
+def _weight_obstacle(value: ir.Value) -> str:
+    source = constant_source(value)
+    if source is None:
+        return f"its second operand is computed, and no constant: {described(value)}"
+    tensor = get_const_tensor(source[0])
+    assert tensor is not None
+    shape = list(tensor.shape.numpy())
+    return (
+        f"its second operand '{source[0].name}' is of type {tensor.dtype.name.lower()} and shape {shape}; a linear's "
+        "is a matrix in float32, float16 or bfloat16"
+    )
 
 
 def _match_bias(value: ir.Value, features: int, scale: float, dimensions: int | None) -> Bias | None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand, optional_operand, rank
 from trt_nvfp4.graph_passes.patterns.activation import recognize
 from trt_nvfp4.graph_passes.patterns.elementwise import region_before
+from trt_nvfp4.graph_passes.patterns.give_ups import described, gave_up
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp
 
 
@@ -28,17 +29,20 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
         parts[value] = linear
         return True
 
-    region = region_before(down.x, is_leaf, features)
+    region = region_before(down.x, is_leaf, features, down.multiply)
     if region is None:
         return None
     recognized = recognize(region)
     if recognized is None:
-        return None
+        leaves = ", ".join(f"'{leaf.name}'" for leaf in region.leaves)
+        what = f"what lies between {leaves} and '{down.x.name}' ({region.operators or 'nothing'})"
+        return gave_up("mlp", down.multiply, f"{what} is no activation of one linear, nor a gate of two")
     first = parts[region.leaves[recognized.gate]]
     up = first if recognized.up is None else parts[region.leaves[recognized.up]]
     gate = None if recognized.up is None else first
     if up.x is not first.x:
-        return None  # a gate computed from something else
+        why = f"its gate reads {described(first.x)}, and its up projection {described(up.x)}"
+        return gave_up("mlp", down.multiply, why)
     nodes = dict.fromkeys((*first.nodes, *up.nodes, *region.nodes, *down.nodes))
     mlp = Mlp(
         x=first.x,

@@ -17,6 +17,7 @@ from onnx_ir.convenience import get_const_tensor
 
 from trt_nvfp4.graph_passes.ir.nodes import is_op, operand, rank
 from trt_nvfp4.graph_passes.load.source import ModelError
+from trt_nvfp4.graph_passes.patterns.give_ups import gave_up
 from trt_nvfp4.graph_passes.patterns.isolation import escaping_use
 from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
 from trt_nvfp4.graph_passes.patterns.moe.experts import experts_of, match_stacked_linear, stack_size, stacked_mlps
@@ -66,6 +67,12 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: 
         return []
     context = _Context(model, linears)
     matches = [_match(context, linears[logits], group) for logits, group in routers.items()]
+    for (logits, group), match in zip(routers.items(), matches, strict=True):
+        if match is None:
+            router = f"router '{linears[logits].multiply.name}'"
+            gave_up("moe", group[-1].node, f"no experts' MLPs lie between {router} and where its choice is used")
+        elif isinstance(match, RefusedMoe):
+            gave_up("moe", group[-1].node, match.reason)
     return [match for match in matches if isinstance(match, Moe) or _selects(match, selections)]
 
 
