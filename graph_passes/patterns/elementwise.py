@@ -197,8 +197,10 @@ def region_before(
     if not visit(output):
         return None
     if not leaves:
-        return gave_up("mlp", reader, f"no linear of {features} channels lies before it")
+        gave_up("mlp", reader, f"no linear of {features} channels lies before it")
+        return None
     if not have_one_shape(nodes, leaves):
-        return gave_up("mlp", reader, f"tensors before it have different shapes, down from {described(output)}")
+        gave_up("mlp", reader, f"tensors before it have different shapes, down from {described(output)}")
+        return None
     half = not constant_types.isdisjoint((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
     return Region(output, tuple(leaves), tuple(nodes), constants, half)

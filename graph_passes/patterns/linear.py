@@ -22,7 +22,8 @@ def match_linear(node: ir.Node) -> Linear | None:
     trans_b, alpha, beta, c = False, 1.0, 1.0, None
     if is_op(node, "Gemm"):
         if node.attributes.get_int("transA", 0):
-            return gave_up("linear", node, "its first operand is transposed (transA)")
+            gave_up("linear", node, "its first operand is transposed (transA)")
+            return None
         trans_b = bool(node.attributes.get_int("transB", 0))
         alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
         c = optional_operand(node, 2)
@@ -30,15 +31,18 @@ def match_linear(node: ir.Node) -> Linear | None:
         return None
     x = operand(node, 0)
     if constant_source(x) is not None:
-        return gave_up("linear", node, f"its first operand is constant: {described(x)}")
+        gave_up("linear", node, f"its first operand is constant: {described(x)}")
+        return None
     weight, weight_nodes = _match_weight(operand(node, 1), trans_b, alpha)
     if weight is None:
-        return gave_up("linear", node, _weight_obstacle(operand(node, 1)))
+        gave_up("linear", node, _weight_obstacle(operand(node, 1)))
+        return None
     y = node.outputs[0]
     if c is not None:
         bias = _match_bias(c, weight.shape[0], beta, dimensions=2)
         if bias is None:
-            return gave_up("linear", node, f"what it adds is no constant with one number per channel: {described(c)}")
+            gave_up("linear", node, f"what it adds is no constant with one number per channel: {described(c)}")
+            return None
         return Linear(x, y, weight, bias, node, (node,), weight_nodes)
     added = _match_add(y, weight.shape[0])
     if added is None:

@@ -36,13 +36,15 @@ def match_mlp(down: Linear, linears: Mapping[ir.Value, Linear]) -> tuple[Mlp, st
     if recognized is None:
         leaves = ", ".join(f"'{leaf.name}'" for leaf in region.leaves)
         what = f"what lies between {leaves} and '{down.x.name}' ({region.operators or 'nothing'})"
-        return gave_up("mlp", down.multiply, f"{what} is no activation of one linear, nor a gate of two")
+        gave_up("mlp", down.multiply, f"{what} is no activation of one linear, nor a gate of two")
+        return None
     first = parts[region.leaves[recognized.gate]]
     up = first if recognized.up is None else parts[region.leaves[recognized.up]]
     gate = None if recognized.up is None else first
     if up.x is not first.x:
         why = f"its gate reads {described(first.x)}, and its up projection {described(up.x)}"
-        return gave_up("mlp", down.multiply, why)
+        gave_up("mlp", down.multiply, why)
+        return None
     nodes = dict.fromkeys((*first.nodes, *up.nodes, *region.nodes, *down.nodes))
     mlp = Mlp(
         x=first.x,
