@@ -1,4 +1,4 @@
-"""generate: text from a language model's engine, or from its ONNX file on the CPU."""
+"""generate: text from a language model: its engine, or its ONNX file without TensorRT."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import unicodedata
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,8 +26,8 @@ def generate(
     model: Annotated[
         Path,
         typer.Argument(
-            help="OUT.engine of build-engine (on its GPU), a bundle folder, or an exported or rewritten ONNX model "
-            "or a Hugging Face directory (ONNX Runtime, on the CPU)."
+            help="OUT.engine of build-engine, a bundle folder, an exported or rewritten ONNX model, or a Hugging Face "
+            "directory."
         ),
     ],
     prompt: Annotated[list[str], typer.Option(help="Text to continue; may be given several times.", metavar="TEXT")],
@@ -52,6 +52,14 @@ def generate(
         Path | None,
         typer.Option(help="Folder with the tokenizer's files (default: tokenizer/ beside the model).", metavar="DIR"),
     ] = None,
+    runner: Annotated[
+        Literal["auto", "tensorrt", "onnxruntime", "torch"],
+        typer.Option(
+            help="tensorrt: an engine on its GPU. onnxruntime: the ONNX model on the CPU. torch: the ONNX model on any "
+            "NVIDIA GPU, with the plugins (compiled at the first use) and torch for the rest. auto: tensorrt for an "
+            "engine, onnxruntime for a model.",
+        ),
+    ] = "auto",
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
@@ -74,7 +82,7 @@ def generate(
         Sampling(temperature, top_k, top_p, seed)  # before a model is loaded
         with ProgressBar() as progress:
             progress.stage(f"loading {model.name}")
-            generator = Generator(model, tokenizer)
+            generator = Generator(model, tokenizer, runner=runner)
         with generator:
             result = generator.generate(
                 prompt,

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from ..errors import USAGE, BuilderError
 from .loop import Finish, Token, generate_ids
-from .open import open_runner, prepared, tokenizer_folder
+from .open import RunnerName, open_runner, prepared, tokenizer_folder
 from .sampling import Sampling
 from .tokenizer import TextStream, Tokenizer
 
@@ -59,24 +59,30 @@ class Result:
 
 
 class Generator:
-    """Generates text with a decoder: an engine on its GPU, a bundle, or (on the CPU) an exported or rewritten ONNX
-    model or a Hugging Face directory, which is exported to a scratch folder first.
+    """Generates text with a decoder: an engine, a bundle, an exported or rewritten ONNX model, or a Hugging Face
+    directory, which is exported to a scratch folder first.
 
     >>> with Generator("model.engine") as generator:
     ...     print(generator.generate(["Once upon a time"], max_new_tokens=32).generations[0].text)
 
     `tokenizer` is a folder with tokenizer files; default: `tokenizer/` beside the model. It is read when text is given.
-    `manifest`: of the bundle that an engine was built from, where the engine does not lie in the bundle. Raises
-    BuilderError as the runners do; see `open_runner`.
+    `manifest`: of the bundle that an engine was built from, where the engine does not lie in the bundle. `runner`:
+    "tensorrt" runs an engine on its GPU, "onnxruntime" the ONNX model on the CPU, and "torch" the ONNX model on any
+    NVIDIA GPU with its plugins (on a CPU without one); "auto" is tensorrt for engines and onnxruntime for models.
+    Raises BuilderError as the runners do; see `open_runner`.
     """
 
     def __init__(
-        self, path: str | Path, tokenizer: str | Path | None = None, manifest: str | Path | None = None
+        self,
+        path: str | Path,
+        tokenizer: str | Path | None = None,
+        manifest: str | Path | None = None,
+        runner: RunnerName = "auto",
     ) -> None:
         self._made = ExitStack()
         try:
             model = prepared(Path(path), self._made)
-            self._runner = open_runner(model, None if manifest is None else Path(manifest))
+            self._runner = open_runner(model, None if manifest is None else Path(manifest), runner)
         except BaseException:
             self._made.close()
             raise

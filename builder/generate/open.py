@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
 from ..export.decoder_contract import TOKENIZER
 from ..tensorrt.build_script import MANIFEST
 from ..tensorrt.load import ENGINES
 from .loop import Runner
+
+#: What runs a decoder; auto: what its file is made for.
+RunnerName = Literal["auto", "tensorrt", "onnxruntime", "torch"]
 
 #: Of an export that nothing but ONNX Runtime runs: its batch is dynamic.
 _LARGEST_BATCH = 64
@@ -37,29 +41,49 @@ def prepared(path: Path, made: ExitStack) -> Path:
 _PARTS = "components.json"
 
 
-def open_runner(path: Path, manifest: Path | None = None) -> Runner:
-    """The runner of an engine (on this machine's GPU), an ONNX model, or a bundle: its engine once that is built, its
-    model in ONNX Runtime before.
+def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "auto") -> Runner:
+    """The runner of an engine, an ONNX model, or a bundle: its engine once that is built, its model before.
 
-    `manifest`: of the bundle that an engine was built from, where it lies elsewhere. Raises BuilderError: usage for
-    something else, model for what is missing, broken or no decoder with caches, unavailable for an engine that cannot
-    run here.
+    `runner`: auto takes TensorRT for an engine and ONNX Runtime, on the CPU, for a model. onnxruntime and torch, which
+    runs the plugins on any NVIDIA GPU, take an engine's rewritten model from beside it. `manifest`: of the bundle that
+    an engine was built from, where it lies elsewhere. Raises BuilderError: usage for something else, model for what is
+    missing, broken or no decoder with caches, unavailable for an engine that cannot run here.
     """
     if not path.exists():
         raise BuilderError(MODEL_AT_FAULT, f"{path}: no such file or folder")
     if path.is_dir():
-        return open_runner(_of_folder(path))
-    if path.suffix in ENGINES:
+        return open_runner(_of_folder(path, runner), runner=runner)
+    if path.suffix in ENGINES and runner in ("auto", "tensorrt"):
         from .tensorrt_runner import open_engine
 
         return open_engine(path, manifest)
-    if path.suffix == ".onnx":
-        from .onnx_runner import OnnxRunner
+    if path.suffix in ENGINES:
+        return open_runner(_rewritten(path, runner), runner=runner)
+    if path.suffix != ".onnx":
+        raise BuilderError(
+            USAGE, f"{path}: expected an engine (.engine), an ONNX file, a bundle folder or a Hugging Face directory"
+        )
+    if runner == "tensorrt":
+        raise BuilderError(
+            USAGE, f"--runner tensorrt runs engines, and {path} is an ONNX model; build it first (build-engine)"
+        )
+    if runner == "torch":
+        from .torch_runner import TorchRunner
 
-        return OnnxRunner(path)
-    raise BuilderError(
-        USAGE, f"{path}: expected an engine (.engine), an ONNX file, a bundle folder or a Hugging Face directory"
-    )
+        return TorchRunner(path)
+    from .onnx_runner import OnnxRunner
+
+    return OnnxRunner(path)
+
+
+def _rewritten(engine: Path, runner: str) -> Path:
+    model = engine.with_suffix(".rewritten.onnx")
+    if not model.is_file():
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"--runner {runner} runs the rewritten model of an engine, and {model} is not there; give an ONNX model",
+        )
+    return model
 
 
 def tokenizer_folder(path: Path) -> Path:
@@ -67,11 +91,12 @@ def tokenizer_folder(path: Path) -> Path:
     return (path if path.is_dir() else path.parent) / TOKENIZER
 
 
-def _of_folder(folder: Path) -> Path:
+def _of_folder(folder: Path, runner: str) -> Path:
     if (folder / _PARTS).is_file():
         raise BuilderError(USAGE, f"{folder}: holds the parts of a model, which trt_nvfp4.Pipeline runs in Python")
     from ..report.inspection import read_manifest
 
     manifest = read_manifest(folder)
     engine = folder / str(manifest.get("engine", ""))
-    return engine if engine.is_file() else folder / str(manifest["model"])
+    wanted = runner == "tensorrt" or (runner == "auto" and engine.is_file())
+    return engine if wanted else folder / str(manifest["model"])

@@ -1,0 +1,1 @@
+"""An ONNX graph computed by Torch, node by node: standard operators by Torch, this project's ops by their plugins."""

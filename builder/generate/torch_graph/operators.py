@@ -1,0 +1,6 @@
+"""All standard operators, which the modules of this folder register."""
+
+from . import elementwise, indexing, products, quantized, reductions, shapes
+from .registry import OPERATORS, Operator
+
+__all__ = ["OPERATORS", "Operator", "elementwise", "indexing", "products", "quantized", "reductions", "shapes"]

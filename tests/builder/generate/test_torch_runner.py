@@ -1,0 +1,170 @@
+"""The decoder in Torch: on a CPU with the ops' references, on a GPU with the plugins, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.generate import Generator
+from trt_nvfp4.builder.generate.loop import Runner, advance, generate_ids, prefill
+from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
+from trt_nvfp4.builder.generate.open import open_runner
+from trt_nvfp4.builder.generate.sampling import Sampling
+from trt_nvfp4.builder.generate.torch_runner import TorchRunner
+from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.targets import find_target
+
+MODELS = Path(__file__).parents[2] / "trained_models"
+
+
+def tokens(runner: Runner, prompts: list[list[int]], count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in prompts]
+    for step in generate_ids(runner, prompts, count, Sampling()):
+        for token in step:
+            found[token.sequence].append(token.id)
+    return found
+
+
+def test_a_ragged_batch_generates_what_each_prompt_does_without_a_cache(tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    with Generator(tiny.save(tmp_path / "model.onnx"), runner="torch") as generator:
+        expected = [tiny.greedy(prompt, 12) for prompt in ragged]
+        for prompts in (ragged, ragged, ragged[1:]):  # empty caches every time; another batch
+            found = generator.generate(prompts, max_new_tokens=12).generations
+            assert [generation.token_ids for generation in found] == expected[-len(prompts) :]
+        assert "torch" in generator.runs_on
+
+
+def test_prompts_longer_than_a_step_are_taken_in_pieces(tiny: Any, ragged: Any, tmp_path: Path) -> None:
+    runner = TorchRunner(tiny.save(tmp_path / "model.onnx"), "cpu")
+    for runner.longest_step in (1, 2, 4, 5):
+        assert tokens(runner, ragged, 6) == [tiny.greedy(prompt, 6) for prompt in ragged]
+
+
+def test_caches_are_updated_in_place_and_steps_of_one_shape_recompute_no_shape(tiny: Any, tmp_path: Path) -> None:
+    runner = TorchRunner(tiny.save(tmp_path / "model.onnx"), "cpu")
+    runner.start(2)
+    ids = np.ones((2, 1), np.int64)
+    caches = {name: cache.data_ptr() for name, cache in runner._caches.items()}
+    runner.step(ids, np.zeros(2, np.int64), np.ones(2, np.int64))
+    assert {name: cache.data_ptr() for name, cache in runner._caches.items()} == caches
+    ops = [step.node.op for step in runner._decode._steps]
+    assert not {"Shape", "Range", "Squeeze"} & set(ops)
+    assert not runner._decode.waits
+
+
+def test_runners_by_name(tiny: Any, tmp_path: Path) -> None:
+    model = tiny.save(tmp_path / "m.rewritten.onnx")
+    engine = tmp_path / "m.engine"
+    engine.write_bytes(b"")
+    for path in (model, engine):
+        assert isinstance(open_runner(path, runner="torch"), TorchRunner)
+        assert isinstance(open_runner(path, runner="onnxruntime"), OnnxRunner)
+    with pytest.raises(BuilderError, match="build it first") as caught:
+        open_runner(model, runner="tensorrt")
+    assert caught.value.exit_code == USAGE
+    model.unlink()
+    with pytest.raises(BuilderError, match=r"m.rewritten.onnx is not there") as caught:
+        open_runner(engine, runner="torch")
+    assert caught.value.exit_code == MODEL_AT_FAULT
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(BuilderError, match="no NVIDIA GPU here; use --runner onnxruntime") as caught:
+        TorchRunner(tiny.save(tmp_path / "model.onnx"), "cuda")
+    assert caught.value.exit_code == UNAVAILABLE
+
+
+@pytest.fixture(scope="module")
+def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.dtype], Path]:
+    """Exports a trained model in a type and quantizes it, for this machine's GPU or an H200."""
+    transformers = pytest.importorskip("transformers")
+    made: dict[tuple[str, torch.dtype], Path] = {}
+
+    def make(name: str, dtype: torch.dtype) -> Path:
+        if (name, dtype) not in made:
+            folder = tmp_path_factory.mktemp(name)
+            model = transformers.AutoModelForCausalLM.from_pretrained(MODELS / name, dtype=dtype)
+            model.save_pretrained(folder / "hf")
+            transformers.AutoTokenizer.from_pretrained(MODELS / name).save_pretrained(folder / "hf")
+            request = pipeline.Request(
+                folder / "hf",
+                find_target("h200"),
+                output=folder / "m.engine",
+                task="generate",
+                stop_after="rewrite",
+                cache_capacity=128,
+                max_batch=8,
+            )
+            pipeline.run(request)
+            made[name, dtype] = folder / "m.rewritten.onnx"
+        return made[name, dtype]
+
+    return make
+
+
+def held_out(count: int) -> list[list[int]]:
+    """Prompts of different lengths from text that the trained models have not seen."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / "llama")
+    ids = tokenizer((MODELS / "text" / "held_out.txt").read_text()[:60_000])["input_ids"]
+    return [ids[500 * number : 500 * number + 12 + number % 5] for number in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_a_quantized_model_generates_what_it_does_in_onnx_runtime(name: str, rewritten: Any) -> None:
+    model = rewritten(name, torch.float16)
+    prompts = held_out(2)
+    assert tokens(TorchRunner(model, "cpu"), prompts, 8) == tokens(OnnxRunner(model), prompts, 8)
+
+
+#: Smaller differences between the two likeliest tokens' logits may turn with the order of a sum.
+NEAR_TIE = 0.1
+STEPS, BATCH = 64, 8
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch.dtype, rewritten: Any) -> None:
+    """64 steps, as CUDA graphs: the same text wherever ONNX Runtime's own choice was no near tie; and, on ONNX
+    Runtime's text, the same token at every step that was none."""
+    model = rewritten(name, dtype)
+    reference, runner = OnnxRunner(model), TorchRunner(model, "cuda")
+    prompts, clear, near, errors = held_out(4 * BATCH), 0, 0, []
+    for start in range(0, len(prompts), BATCH):
+        batch = prompts[start : start + BATCH]
+        rows = [list(prompt) for prompt in batch]
+        for each in (reference, runner):
+            each.start(BATCH)
+        expected, found = prefill(reference, rows), prefill(runner, rows)
+        smallest = np.full(BATCH, np.inf)
+        for step in range(STEPS):
+            second, first = np.sort(expected, -1)[:, -2:].T
+            tie = first - second < NEAR_TIE
+            assert ((expected.argmax(-1) == found.argmax(-1)) | tie).all()
+            near += int(tie.sum())
+            smallest = np.minimum(smallest, first - second)
+            errors.append(float(np.abs(expected - found).max()))
+            for row, token in zip(rows, expected.argmax(-1), strict=True):
+                row.append(int(token))
+            if step < STEPS - 1:
+                running = list(range(BATCH))
+                expected, found = advance(reference, rows, running), advance(runner, rows, running)
+        assert runner._recorded is not None
+        free = tokens(runner, batch, STEPS)
+        for text, row, prompt, margin in zip(free, rows, batch, smallest, strict=True):
+            if margin >= NEAR_TIE:
+                assert text == row[len(prompt) :]
+                clear += 1
+    assert clear >= 3
+    steps = len(prompts) * STEPS
+    print(f"{name} {dtype}: {clear} texts equal, {steps - near} of {steps} steps no near tie, error {max(errors):.3f}")
