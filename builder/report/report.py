@@ -140,12 +140,25 @@ class Report:
         self.plugin_layers = result["plugin_layers"]
         self.plugin_library = result["plugin_library"]
         self.caches_in_place = result["caches_in_place"]
+        self._take_products(result["float32_products"])
         realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
         for subgraph in self.subgraphs:
             subgraph["realized"] = realized.get(subgraph["name"], "as in the model")
         self.versions.update(result["versions"])
         self.warnings.extend(result["warnings"])
         self.record_peak(result["peak_rss_bytes"])
+
+    def _take_products(self, names: list[str]) -> None:
+        """Note the products that the engine computes in float32; warn where the plan has them in 16 bits."""
+        self.network["float32_products"] = names
+        if self.network["type"] == "keep":
+            return
+        planned = {name for nodes in self.network["float32"].values() for name in nodes}
+        if others := [name for name in names if name not in planned]:
+            self.warnings.append(
+                f"the engine multiplies in float32 where the plan does in {self.network['type']}: "
+                f"{', '.join(others[:4])}{f' and {len(others) - 4} more' if len(others) > 4 else ''}"
+            )
 
     def save(self, path: Path) -> None:
         with replacing(path) as temporary:
@@ -288,7 +301,10 @@ def network_line(report: Mapping[str, Any]) -> str:
     if network.get("type", "keep") == "keep":
         return ""
     stays = ", ".join(f"{len(nodes)} nodes: {reason}" for reason, nodes in network["float32"].items())
-    return f"{network['type']} instead of float32" + (f"; float32 stay {stays}" if stays else "")
+    line = f"{network['type']} instead of float32" + (f"; float32 stay {stays}" if stays else "")
+    if (products := network.get("float32_products")) is not None:
+        line += f"; the engine multiplies in float32: {', '.join(products) or 'nowhere'}"
+    return line
 
 
 def accuracy_line(report: Mapping[str, Any]) -> str:

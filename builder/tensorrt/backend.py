@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
-from trt_nvfp4.builder.tensorrt.network_checks import network_problems
+from trt_nvfp4.builder.tensorrt.network_checks import network_problems, products
 from trt_nvfp4.builder.tensorrt.verify import Layer, layers_of_inspector, layers_of_log
 from trt_nvfp4.common.replacing import replacing
 
@@ -97,8 +97,10 @@ class Backend:
                 "there, and the next build makes it anew",
             )
 
-    def build(self, job: Job, library: Path | None, report: Report) -> tuple[Any, list[Layer], list[str]]:
-        """Parse, build, list layers: (the serialized engine, its layers, warnings)."""
+    def build(
+        self, job: Job, library: Path | None, report: Report
+    ) -> tuple[Any, list[Layer], list[str], dict[str, bool]]:
+        """Parse, build, list layers: (the serialized engine, its layers, warnings, the network's `products`)."""
         trt = self.trt
         log = logger(trt)
         builder = trt.Builder(log)
@@ -181,7 +183,7 @@ class Backend:
             except OSError as error:
                 log.warnings.append(f"{job.timing_cache}: the timings could not be kept ({error.strerror})")
         layers = layers_of_log(log.layers) if log.layers else self._inspect(engine, log)
-        return engine, layers, log.warnings
+        return engine, layers, log.warnings, products(trt, network)
 
     def _set_target(self, config: Any, job: Job) -> None:
         major, minor = job.compute_capability

@@ -44,7 +44,7 @@ from trt_nvfp4.builder.errors import (
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
-from trt_nvfp4.builder.tensorrt.verify import PlannedNodes, check_layers, copied_caches
+from trt_nvfp4.builder.tensorrt.verify import PlannedNodes, check_layers, copied_caches, float32_products
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
 
@@ -246,7 +246,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
     library = _build_library(job, report)
     lap("prepare")
     try:
-        engine, layers, warnings = backend.build(job, library, report)
+        engine, layers, warnings, products = backend.build(job, library, report)
     except BuilderError as error:
         if reason := _plugin_error(library):
             raise BuilderError(error.exit_code, f"{error} (a plugin said: {reason})") from error
@@ -289,6 +289,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "plugin_library": beside,
         "plugin_layers": sum(layer.is_plugin for layer in layers if layer.profile == 0),
         "caches_in_place": len(job.caches),
+        "float32_products": float32_products(layers, products),
         "subgraphs": [asdict(entry) for entry in realized],
         "timings_s": timings,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -1,4 +1,4 @@
-"""Whether the network that TensorRT's parser made of a model attends and caches as the model does.
+"""What the network that TensorRT's parser made of a model holds: attention and caches as in the model, its products.
 
 Imports Python's library alone: a bundle carries it to the device.
 """
@@ -13,6 +13,7 @@ from typing import Any
 # Its place among an attention's inputs, behind query, key and value.
 _MASK = 3
 _TOLERANCE = 1e-3  # of a scale: factors may be kept in 16 bits
+_PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM", "ATTENTION_INPUT")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ def network_problems(
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     yield from _attention_problems(trt, layers, attentions)
     yield from _cache_problems(trt, layers, caches)
+
+
+def products(trt: Any, network: Any) -> dict[str, bool]:
+    """Layers of matrix products, convolutions and attention, and whether they multiply float32: the network is strongly
+    typed, so what TensorRT builds does the same."""
+    kinds = {kind for name in _PRODUCTS if (kind := trt.LayerType.__members__.get(name)) is not None}
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    return {layer.name: layer.get_input(0).dtype == trt.DataType.FLOAT for layer in layers if layer.type in kinds}
 
 
 def _attention_problems(trt: Any, layers: list[Any], attentions: Mapping[str, AttentionNode]) -> Iterator[str]:

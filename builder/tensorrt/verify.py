@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Data types of products that are not float32, in TensorRT's words.
+_NARROW = frozenset({"BFloat16", "BF16", "Half", "FP16", "FP8", "FP4", "FP4E2M1", "Int8", "INT8", "Int4", "INT4"})
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -141,6 +144,18 @@ def check_layers(layers: list[Layer], planned: Sequence[PlannedNodes], profiles:
         realized = "missing" if problems else subgraph.realized
         results.append(Outcome(subgraph.name, realized, "; ".join(problems) or None))
     return results
+
+
+def float32_products(layers: Sequence[Layer], products: Mapping[str, bool]) -> list[str]:
+    """The products, by the network's names, that the engine computes in float32: those that are float32 in the network
+    (see `network_checks.products`), and those none of whose layers reads anything narrower. Some layers of a product
+    only lay out its input."""
+    found = []
+    for name, is_float32 in products.items():
+        mine = [layer.datatypes for layer in layers if name in layer.nodes]
+        if mine and (is_float32 or not any(datatypes & _NARROW for datatypes in mine)):
+            found.append(name)
+    return found
 
 
 def copied_caches(

@@ -73,4 +73,5 @@ def test_one_plugin_layer_per_mlp(
     assert [(mlp["kind"], mlp["realized"]) for mlp in mlps] == [(entry.kind, "nvfp4 plugin")] * entry.mlps
     assert {mlp["decision"] for mlp in mlps} == {"nvfp4_w4a4" if calibrated else "nvfp4_w4a16"}
     assert report["plugin_layers"] == entry.mlps
+    assert not report["network"]["float32_products"]
     assert (tmp_path / "out.engine").stat().st_size == report["engine_bytes"]

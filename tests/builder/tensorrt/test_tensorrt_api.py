@@ -15,7 +15,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -40,6 +40,8 @@ GIVES = {
     "Builder.create_network": "INetworkDefinition",
     "Builder.create_builder_config": "IBuilderConfig",
     "INetworkDefinition.get_input": "ITensor",
+    "INetworkDefinition.get_layer": "ILayer",
+    "ILayer.get_input": "ITensor",
     "Builder.create_optimization_profile": "IOptimizationProfile",
     "Builder.build_serialized_network": "IHostMemory",
     "OnnxParser.get_error": "ParserError",
@@ -58,6 +60,9 @@ PROPERTIES = {
     "INetworkDefinition.num_inputs": 1,
     "ITensor.is_shape_tensor": False,
     "ITensor.shape": (-1, 8),
+    "INetworkDefinition.num_layers": 1,
+    "ILayer.type": 1,
+    "ILayer.name": "product",
     "OnnxParser.num_errors": 1,
     "IPluginRegistry.all_creators": (),
 }
@@ -123,6 +128,8 @@ class Module:
 
 class Members:
     """Stands for an enumeration."""
+
+    __members__: ClassVar = {"MATRIX_MULTIPLY": 1}
 
     def __init__(self, name: str, notes: dict[str, int | None]) -> None:
         self.name, self.notes = name, notes

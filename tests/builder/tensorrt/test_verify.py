@@ -13,6 +13,7 @@ from trt_nvfp4.builder.tensorrt.verify import (
     PlannedNodes,
     check_layers,
     copied_caches,
+    float32_products,
     layers_of_inspector,
     layers_of_log,
 )
@@ -147,3 +148,17 @@ def test_caches_that_are_copied_around_a_plugin_are_reported() -> None:
     assert problems("past.value", "past.value") == []
     (problem,) = problems("past.value", "copy_of_past.value")
     assert problem.startswith("profile 1: 1 of 2 caches")
+
+
+def test_products_in_float32() -> None:
+    """Those of the network's types, those that TensorRT built otherwise, and none that it folded away."""
+    layers = (("bf16.cast", "bf16", "Float"), ("bf16.mm", "bf16", "BFloat16"), ("wide", "wide", "Float"))
+    layers += (("widened", "widened", "Float"), ("no_product", "no_product", "Float"))
+    log = "\n".join(
+        f"Name: {layer}, LayerType: gemm, Inputs: [ {{ Name: x, Datatype: {operand} }}], Constants: [ {{ Name: w, "
+        f"Datatype: {operand} }}, {{ Name: alpha, Datatype: Float }}], Outputs: [], TacticName: t, StreamId: 0, "
+        f"Metadata: [ONNX Layer: {node}]\x1f[ONNX Layer: {node}.bias]"
+        for layer, node, operand in layers
+    )
+    products = {"bf16": False, "wide": True, "widened": False, "folded": True}
+    assert float32_products(layers_of_log(f"Layers:\n{log}"), products) == ["wide", "widened"]
