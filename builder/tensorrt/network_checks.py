@@ -13,6 +13,7 @@ from typing import Any
 # Its place among an attention's inputs, behind query, key and value.
 _MASK = 3
 _TOLERANCE = 1e-3  # of a scale: factors may be kept in 16 bits
+_ATTENTION = "_AttentionInput"  # what the parser adds to the node's name
 _PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM", "ATTENTION_INPUT")
 
 
@@ -42,12 +43,13 @@ def products(trt: Any, network: Any) -> dict[str, bool]:
     typed, so what TensorRT builds does the same."""
     kinds = {kind for name in _PRODUCTS if (kind := trt.LayerType.__members__.get(name)) is not None}
     layers = (network.get_layer(index) for index in range(network.num_layers))
-    return {layer.name: layer.get_input(0).dtype == trt.DataType.FLOAT for layer in layers if layer.type in kinds}
+    found = ((layer.name.removesuffix(_ATTENTION), layer) for layer in layers if layer.type in kinds)
+    return {name: layer.get_input(0).dtype == trt.DataType.FLOAT for name, layer in found}
 
 
 def _attention_problems(trt: Any, layers: list[Any], attentions: Mapping[str, AttentionNode]) -> Iterator[str]:
     kind = trt.LayerType.__members__.get("ATTENTION_INPUT")
-    found = {layer.name.removesuffix("_AttentionInput"): layer for layer in layers if layer.type == kind}
+    found = {layer.name.removesuffix(_ATTENTION): layer for layer in layers if layer.type == kind}
     factors = _Factors(trt, layers) if found else None
     for name, node in attentions.items():
         layer = found.get(name)
