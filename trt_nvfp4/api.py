@@ -19,6 +19,7 @@ from trt_nvfp4.builder.components.build import PartsReport
 from trt_nvfp4.builder.components.manifest import Loop
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import Component
+from trt_nvfp4.builder.export import without_plugins as standard
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
@@ -39,6 +40,7 @@ __all__ = [
     "build",
     "build_parts",
     "compare",
+    "inline_plugins",
     "inspect",
     "plan",
     "rewrite",
@@ -280,6 +282,17 @@ def compare(
 
     thresholds = Thresholds(min_cosine, None, None, None, None)
     return comparing.compare(*sides, inputs, thresholds)
+
+
+def inline_plugins(model: PathLike, output: PathLike) -> Path:
+    """Writes a rewritten model to the ONNX file `output` as standard operators alone, without plugin nodes; returns its
+    path. It computes the same, slower: for tools that have no plugin library.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    standard.inline_plugins(Path(model), Path(output))
+    return Path(output)
 
 
 def inspect(path: PathLike) -> dict[str, Any]:

@@ -119,13 +119,15 @@ def save(graph: Any, path: str | Path) -> None:
 def _exported(graph: Any) -> tuple[onnx.ModelProto, dict[str, Path]]:
     """The model, whose external data lie where they were, and the folders of these by tensor."""
     graph.cleanup().toposort()
+    # Those of the ops, whatever other tools made of them.
+    graph.functions = [function for function in graph.functions if function.domain != DOMAIN]
     for node in graph.nodes:
         if node.domain == DOMAIN:
             if node.op not in OPS:
                 raise SurgeonError(f"node {node.name!r}: {DOMAIN} has no op {node.op}; it has {', '.join(OPS)}")
             _bring_function(graph, OPS[node.op])
     model: onnx.ModelProto = gs.export_onnx(graph)
-    onnx.helper.set_model_props(model, getattr(graph, _METADATA, {}))
+    onnx.helper.set_model_props(model, vars(graph).get(_METADATA, {}))
     values = {constant.name: constant._values for constant in _constants(graph)}
     return model, {name: each.folder for name, each in values.items() if isinstance(each, _ExternalValues)}
 

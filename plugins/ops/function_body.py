@@ -3,9 +3,10 @@
 Written for what ONNX Runtime, the reference evaluator and the TensorRT-RTX parser all take: float32 arithmetic,
 bytes decoded through tables (no BitShift, no FP4 or FP8 type), variants by If on constants of the attributes, and only
 operators that mean the same from opset 17 to 24 (block maxima by MaxPool: the reductions changed at 18).
-TensorRT builds INT8 constants only behind DequantizeLinear: so bytes enter through one, of scale 1. The loop over the
-layers of a stack takes each layer by Gather first, which TensorRT parses but does not build: dequantizing the whole
-stack at once would hold eight times its size.
+TensorRT builds INT8 constants only behind DequantizeLinear: so bytes enter through one, of scale 1. NVFP4PersistentMLP
+enters its whole stack, which as numbers is as large as the original in float16, in front of the loop over its layers.
+The loops over layers of a decoder and over experts take each one by Gather first, which TensorRT parses but does not
+build.
 A block that assigns `y` introduces no other name than `y_...`. Weights are decoded through a table of byte -> two
 values with int32 indices: ONNX Runtime holds a few copies of one layer in float32, no int64 index tensor.
 """
@@ -106,15 +107,20 @@ def with_rows_of(y: str, matrix: str) -> str:
 def dequantize_weight(y: str, packed: str, scales: str, tensor_scale: str) -> str:
     """y [N, K] float32 from packed INT8 [N, K/2], tiled block scales (E4M3 bytes, INT8) and a float32 scalar."""
     return f"""{y}_bytes_float = DequantizeLinear({packed}, one_f)
-        {y}_signed = Cast<to = {INT32}>({y}_bytes_float)
+        {y}_scale_bytes_float = DequantizeLinear({scales}, one_f)
+        {decode_weight(y, f"{y}_bytes_float", f"{y}_scale_bytes_float", tensor_scale)}"""
+
+
+def decode_weight(y: str, packed: str, scales: str, tensor_scale: str) -> str:
+    """The same from bytes that have entered, as float32 numbers from -128 to 127."""
+    return f"""{y}_signed = Cast<to = {INT32}>({packed})
         {y}_bytes = Mod({y}_signed, byte_count)
         {y}_pairs = Gather(e2m1_pairs, {y}_bytes)
         {y}_codes = Reshape({y}_pairs, rows_of_blocks)
         {y}_padded_shape = Shape({scales})
         {y}_tile_counts = Div({y}_padded_shape, tile_extent)
         {y}_tiles_shape = Concat<axis = 0>({y}_tile_counts, tile_inner)
-        {y}_scale_bytes_float = DequantizeLinear({scales}, one_f)
-        {y}_scale_bytes = Cast<to = {INT32}>({y}_scale_bytes_float)
+        {y}_scale_bytes = Cast<to = {INT32}>({scales})
         {y}_scales_float = Gather(e4m3_values, {y}_scale_bytes)
         {y}_tiles = Reshape({y}_scales_float, {y}_tiles_shape)
         {y}_untiled = Transpose<perm = [0, 3, 2, 1, 4]>({y}_tiles)

@@ -24,6 +24,8 @@ _PER_LAYER = (
     "hidden_tensor_scale",
 )
 
+_BYTES = ("up_weight", "up_scales", "down_weight", "down_scales")
+
 
 def _reference(
     x: Tensor,
@@ -86,7 +88,7 @@ _LAYER = f"""
             {
     "".join(
         f'''
-            {name}_i = Gather({name}, layer)'''
+            {name}_i = Gather({name + "_numbers" if name in _BYTES else name}, layer)'''
         for name in _PER_LAYER
     )
 }
@@ -95,7 +97,7 @@ _LAYER = f"""
                 else_branch = without_norm () => (raw) {{ raw = Identity(state) }}
             >
             {text.gemm_input("seen", "normed", "input_tensor_scale_i")}
-            {text.dequantize_weight("up_w", "up_weight_i", "up_scales_i", "up_tensor_scale_i")}
+            {text.decode_weight("up_w", "up_weight_i", "up_scales_i", "up_tensor_scale_i")}
             {text.linear("up_product", "seen", "up_w", "up_bias_i")}
             hidden = If(gated) <
                 then_branch = with_gate () => (gated_hidden) {{
@@ -104,7 +106,7 @@ _LAYER = f"""
                 else_branch = without_gate () => (plain_hidden) {{ {activate_onnx("plain_hidden", "up_product")} }}
             >
             {text.gemm_input("hidden_seen", "hidden", "hidden_tensor_scale_i")}
-            {text.dequantize_weight("down_w", "down_weight_i", "down_scales_i", "down_tensor_scale_i")}
+            {text.decode_weight("down_w", "down_weight_i", "down_scales_i", "down_tensor_scale_i")}
             {text.linear("down_product", "hidden_seen", "down_w", "down_bias_i")}
             layer_output = If(residual) <
                 then_branch = with_residual () => (sum) {{ sum = Add(down_product, state) }},
@@ -126,6 +128,13 @@ _BODY = f"""
         {text.attribute_float("alpha")}
         {text.attribute_float("limit")}
         {text.rows("x_rows", "x")}
+        {
+    "".join(
+        f'''
+        {name}_numbers = DequantizeLinear({name}, one_f)'''
+        for name in _BYTES
+    )
+}
         layers_shape = Shape<start = 0, end = 1>(norm_weight)
         no_axes = Constant<value = int64[1] {{0}}>()
         layers = Squeeze(layers_shape, no_axes)

@@ -1,0 +1,35 @@
+"""A model with plugin nodes as one of standard operators alone, for tools that have no plugin library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+
+from trt_nvfp4.common.external_data import follow_links
+from trt_nvfp4.common.local_functions import add_op_functions, inlined
+from trt_nvfp4.graph_passes.ir.save import write
+from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
+from trt_nvfp4.graph_passes.load.source import ModelError, checked
+
+
+def inline_plugins(model: Path, destination: Path) -> None:
+    """Writes `model`, in which the functions of plugins, and all others, are in the place of their nodes.
+
+    Each node gets a name of its own: TensorRT's parser takes those of DequantizeLinear as they are, and refuses the
+    second of a name, as the inlined function of a second plugin has.
+
+    Raises ModelError for a model that is none, or whose functions cannot be inlined; OSError.
+    """
+    proto = checked(model)
+    folder = follow_links(proto, model.parent)
+    try:
+        add_op_functions(proto)
+        standard = ir.from_proto(inlined(proto))
+    except ValueError as error:
+        raise ModelError(f"{model}: {error}") from error
+    ir.external_data.set_base_dir(standard.graph, folder)
+    standard.metadata_props.pop(REWRITTEN, None)
+    passes.NameFixPass()(standard)
+    write(standard, destination)
