@@ -1,16 +1,17 @@
 """An encoder-decoder model as two parts: an encoder that makes keys and values of the decoder's cross-attention, and a
 decoder over caches of its own that reads them.
 
-The encoder takes `input_features` (sound) or `input_ids` and `attention_mask`, and gives `cross.{layer}.key` and
-`.value`, [batch, heads, source, head_dim]. The decoder is `decoder_contract`'s with these as further inputs, and the
-source's `attention_mask` where it is text.
+The encoder takes `input_features` or `input_values` (sound), `pixel_values` (images), or `input_ids` and
+`attention_mask` (text), and gives `cross.{layer}.key` and `.value`, [batch, heads, source, head_dim]. The decoder is
+`decoder_contract`'s with these as further inputs, and the source's `attention_mask` where it is text.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision_language import decoder_of_caches
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import (
     DECODER,
     IDS,
@@ -45,7 +47,9 @@ from trt_nvfp4.builder.export.decoder_step import (
 )
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
-SOUND, MASK = "input_features", "attention_mask"
+MASK = "attention_mask"
+#: Of an encoder of sound whose convolutions take any number of samples, those of the example.
+_SAMPLES = 16000
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -68,7 +72,7 @@ class CrossLayer(StepLayer):
 
 
 class Encoder(torch.nn.Module):
-    """(input_features) or (input_ids, attention_mask) -> keys and values of every layer's cross-attention."""
+    """(sound), (images) or (input_ids, attention_mask) -> keys and values of every layer's cross-attention."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -76,11 +80,11 @@ class Encoder(torch.nn.Module):
 
     def forward(self, source: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
         masked = {} if mask is None else {MASK: mask}
-        encoded = self.model.get_encoder()(source, **masked).last_hidden_state
+        encoded = self.model.get_encoder()(source, **masked)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         # The decoder itself says how it makes them; the rest of this step is left out of the graph.
         self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+            encoder_outputs=encoded,
             decoder_input_ids=torch.zeros((source.shape[0], 1), dtype=torch.int64, device=source.device),
             past_key_values=cache,
             use_cache=True,
@@ -99,6 +103,7 @@ class DecoderStep(torch.nn.Module):
         self.layers = layer_count(model)
         self.numbers: list[int] = []
         self.crossing = 0
+        self.width = width_of_source(model)
 
     def probe(self, cross: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Empty caches for a batch of one; `cross` are keys and values of the source, of one sequence."""
@@ -130,7 +135,9 @@ class DecoderStep(torch.nn.Module):
         both = EncoderDecoderCache(cache, Cache(layers=list(layers)))
         both.is_updated = dict.fromkeys(range(len(layers)), True)
         # Its values are not read: keys and values are there already.
-        encoded = cross[0].new_zeros((ids.shape[0], cross[0].shape[2], self.model.config.d_model))
+        states = cross[0].new_zeros((ids.shape[0], cross[0].shape[2], self.width))
+        encoded: Any = BaseModelOutput(last_hidden_state=states)
+        encoded.attention_mask = None  # Moonshine's, of sound without padding
         extra: dict[str, Any] = {} if mask is None else {MASK: mask}
         # Some count their tokens by it.
         extra["decoder_attention_mask"] = torch.ones_like(past_length[:, None]).expand(-1, self.capacity)
@@ -144,7 +151,7 @@ class DecoderStep(torch.nn.Module):
             of_last_tokens(self.model, new_length),
         ):
             found = self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=encoded),
+                encoder_outputs=encoded,
                 decoder_input_ids=ids,
                 past_key_values=both,
                 use_cache=True,
@@ -232,36 +239,70 @@ def _bias_of(part: Any) -> Any:
     return compute_bias
 
 
+def width_of_source(model: Any) -> int:
+    """The width of the encoder's states."""
+    config = getattr(model.config, "encoder", model.config)
+    return int(config.hidden_size)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What an encoder reads: "text", "sound" or "images"; an example of two, and the dimensions that may change."""
+
+    kind: str
+    inputs: Mapping[str, torch.Tensor]
+    dynamic: Mapping[str, Mapping[int, str]]
+
+    @property
+    def length(self) -> dict[int, str]:
+        """Dimensions of the cross-attention's keys and values that may change."""
+        fixed = all(axes.keys() == {0} for axes in self.dynamic.values())
+        return {0: "batch"} if fixed else {0: "batch", 2: "source_length"}
+
+
+def read_by(directory: Path, model: Any) -> Read:
+    """What the model's encoder reads. Raises BuilderError (model) for what is not known here."""
+    config, name, dtype = model.config, model.main_input_name, next(model.parameters()).dtype
+    if name == IDS and not hasattr(config, "vision_config"):
+        ids = torch.randint(0, config.vocab_size, (2, 16))
+        axes = {0: "batch", 1: "source_length"}
+        return Read("text", {IDS: ids, MASK: torch.ones_like(ids)}, {IDS: axes, MASK: axes})
+    if name == "input_features" and hasattr(config, "num_mel_bins"):
+        frames = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
+        return Read("sound", {name: frames}, {name: {0: "batch"}})
+    if name == "input_values":
+        samples = torch.randn(2, _SAMPLES, dtype=dtype)
+        return Read("sound", {name: samples}, {name: {0: "batch", 1: "samples"}})
+    if name == "pixel_values" and hasattr(getattr(config, "encoder", None), "image_size"):
+        size, channels = config.encoder.image_size, getattr(config.encoder, "num_channels", 3)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return Read("images", {name: torch.rand(2, channels, height, width, dtype=dtype)}, {name: {0: "batch"}})
+    raise BuilderError(
+        MODEL_AT_FAULT,
+        f"{directory}: the encoder of {type(model).__name__} reads {name} in a way that is not known here (text, "
+        "images of one size, mel bins of a fixed number of frames or samples of sound are); give a Python file with "
+        "its parts (model.py:components)",
+    )
+
+
 def parts_of(
     directory: Path, model: Any, capacity: int, options: CacheOptions
 ) -> tuple[list[TorchPart], list[Flow], dict[str, Any]]:
     """The parts, what flows between them, and the manifest's settings."""
-    sound = model.main_input_name == SOUND
-    encoder = Encoder(model).eval()
-    inputs: dict[str, torch.Tensor]
-    dynamic: dict[str, dict[int, str]]
-    source: dict[int, str] = {0: "batch"}
-    if sound:
-        config = model.config
-        dtype = next(model.parameters()).dtype
-        inputs = {SOUND: torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)}
-        dynamic = {SOUND: {0: "batch"}}
-    else:
-        ids = torch.randint(0, model.config.vocab_size, (2, 16))
-        inputs = {IDS: ids, MASK: torch.ones_like(ids)}
-        dynamic = {IDS: {0: "batch", 1: "source_length"}, MASK: {0: "batch", 1: "source_length"}}
-        source = {0: "batch", 2: "source_length"}
+    read = read_by(directory, model)
+    encoder, text = Encoder(model).eval(), read.kind == "text"
+    inputs, dynamic, source = read.inputs, read.dynamic, read.length
     with torch.no_grad():
         cross = encoder(*inputs.values())
-        step = DecoderStep(model, capacity, masked=not sound).eval()
+        step = DecoderStep(model, capacity, masked=text).eval()
         empty = step.probe([tensor[:1] for tensor in cross])
     decoder = decoder_of_caches(model, empty, capacity, options)
     names = [f"cross.{layer}.{part}" for layer in range(len(cross) // 2) for part in ("key", "value")]
     lengths = torch.tensor([0, 1])
     given = {IDS: torch.ones((2, 3), dtype=torch.int64), PAST_LENGTH: lengths, NEW_LENGTH: lengths + 2}
-    moving: dict[str, dict[int, str]] = {IDS: {0: "batch", 1: "new"}, PAST_LENGTH: {0: "batch"}}
+    moving: dict[str, Mapping[int, str]] = {IDS: {0: "batch", 1: "new"}, PAST_LENGTH: {0: "batch"}}
     moving[NEW_LENGTH] = {0: "batch"}
-    if not sound:
+    if text:
         given[MASK], moving[MASK] = inputs[MASK], dynamic[MASK]
     given |= dict(zip(names, cross, strict=True))
     given |= {name: tensor.repeat(2, 1, 1, 1) for name, tensor in zip(decoder.caches, empty, strict=True)}
@@ -279,14 +320,22 @@ def parts_of(
             {DECODER: decoder.json()},
         ),
     ]
-    generation = getattr(model, "generation_config", None)
-    start = getattr(generation, "decoder_start_token_id", None)
     settings = {
-        "source": "sound" if sound else "text",
-        "start_tokens": [int(model.config.decoder_start_token_id if start is None else start)],
+        "source": read.kind,
+        "start_tokens": [_start_token(directory, model)],
         "tokenizer": TOKENIZER if tokenizer_files(directory) else None,
     }
     return parts, [Flow(f"encoder.{name}", f"decoder.{name}") for name in names], settings
+
+
+def _start_token(directory: Path, model: Any) -> int:
+    """The token that the decoder begins with. Raises BuilderError (model) where no file states it."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            token = getattr(config, name, None)
+            if token is not None:
+                return int(token)
+    raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: states no decoder_start_token_id; add it")
 
 
 def example_of(model: Any, parts: Sequence[TorchPart]) -> Example:

@@ -124,7 +124,7 @@ class Pipeline:
         part = encoding_parts(self.manifest)[0]
         ((name, port),) = part.inputs.items()
         image = self.manifest.settings["image"]
-        one_by_one = image["grid"] is not None
+        one_by_one = image["alone"]
         if images is not None and images.ndim == len(port.shape) + one_by_one and len(images):
             for each in images if one_by_one else [images]:
                 check_array(name, each, port)

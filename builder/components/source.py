@@ -17,7 +17,7 @@ from trt_nvfp4.builder.export.huggingface import is_model_directory, load_model,
 from trt_nvfp4.common.json_text import parse_json
 
 #: How the names of classes end that generate from an encoder, or from images and text.
-_GENERATING = ("ForConditionalGeneration", "MTModel")
+_GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
 
 
 @dataclass(frozen=True)

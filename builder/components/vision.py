@@ -35,6 +35,8 @@ class Vision(torch.nn.Module):
     """pixel_values [images, channels, height, width] -> image_features [images, tokens, hidden]."""
 
     grid: tuple[int, int, int] | None = None
+    #: Whether it takes the pixels of one image in a run, not a batch of images.
+    alone = False
     #: How many further outputs there are, one per layer of the language model that has features added.
     deepstack = 0
 
@@ -67,9 +69,34 @@ class IdeficsVision(Vision):
         return {PIXELS: pixels[None]}
 
 
+class TiledVision(Vision):
+    """pixel_values [tiles, channels, height, width] of one image, the whole image first -> image_features [1, tokens,
+    hidden]. How many tiles there are and where features are cut off or begin a new line follows from its size."""
+
+    alone = True
+
+    def __init__(self, model: Any, size: ImageSize) -> None:
+        from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+        self_size, tile = (size.height, size.width), model.config.vision_config.image_size
+        tiles = image_size_to_num_patches(self_size, model.config.image_grid_pinpoints, tile)
+        channels = getattr(model.config.vision_config, "num_channels", 3)
+        super().__init__(model, torch.rand(tiles, channels, tile, tile, dtype=_dtype(model)))
+        self.size = self_size
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.model.get_image_features(pixel_values=pixels[None], image_sizes=[self.size])
+        return (found.pooler_output[0][None],)
+
+    def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {PIXELS: pixels[None], "image_sizes": torch.tensor([self.size])}
+
+
 class PatchVision(Vision):
     """pixel_values [patches, values of a patch] of one image -> image_features [1, tokens, hidden], and
     deepstack_features.{n} of the same shape. What depends on the image's size alone is constant."""
+
+    alone = True
 
     def __init__(self, model: Any, size: ImageSize) -> None:
         vision = model.config.vision_config
@@ -137,6 +164,8 @@ def vision_of(directory: Path, model: Any, size: ImageSize | None) -> Vision:
     if stated is None:
         raise BuilderError(MODEL_AT_FAULT, f"{directory / 'config.json'}: vision_config states no image_size; add it")
     height, width = stated if isinstance(stated, (list, tuple)) else (stated, stated)
+    if hasattr(model.config, "image_grid_pinpoints"):
+        return TiledVision(model, size or ImageSize(height, width))
     if size is not None and (size.height, size.width) != (height, width):
         raise BuilderError(
             USAGE,

@@ -81,7 +81,7 @@ def parts_of(
     outputs = [FEATURES, *(f"{DEEPSTACK}_features.{n}" for n in range(vision.deepstack))]
     token = image_token(model)
     seeing = TorchPart(
-        "vision", vision, {PIXELS: vision.example}, outputs, {} if vision.grid else {PIXELS: {0: "images"}}
+        "vision", vision, {PIXELS: vision.example}, outputs, {} if vision.alone else {PIXELS: {0: "images"}}
     )
     # Two images in a batch of two, so that nothing is taken for 1.
     examples = {name: torch.cat([each] * (2 // len(each))) for name, each in zip(outputs, features, strict=True)}
@@ -98,7 +98,7 @@ def parts_of(
     flows = [Flow(f"vision.{name}", f"embed.{name}") for name in outputs]
     flows += [Flow(f"embed.{name}", f"decoder.{name}") for name in (EMBEDS, *names)]
     settings = {
-        "image": {"token_id": token, "tokens": features[0].shape[1], "grid": vision.grid},
+        "image": {"token_id": token, "tokens": features[0].shape[1], "grid": vision.grid, "alone": vision.alone},
         "merge": getattr(model.config.vision_config, "spatial_merge_size", 1),
         "groups": GROUPED.get(model.config.model_type),
         "tokenizer": TOKENIZER if tokenizer_files(directory) else None,
@@ -171,7 +171,7 @@ def example_of(model: Any, parts: Sequence[TorchPart], settings: Mapping[str, An
     assert isinstance(vision, Vision)
     pixels = torch.rand_like(vision.example)
     run = [image["token_id"]] * image["tokens"]
-    prompts = [[1, *run, 3, 4, 5]] if vision.grid else [[1, *run, 3, 4, 5], [1, 4, *run, 6]]
+    prompts = [[1, *run, 3, 4, 5]] if vision.alone else [[1, *run, 3, 4, 5], [1, 4, *run, 6]]
     kind = model.config.model_type
 
     def logits(number: int, tokens: Sequence[int]) -> np.ndarray:
@@ -184,7 +184,7 @@ def example_of(model: Any, parts: Sequence[TorchPart], settings: Mapping[str, An
             extra["token_type_ids"] = images.long()
         elif GROUPED.get(kind) == "prompt":
             extra["token_type_ids"] = (torch.arange(ids.shape[1])[None] >= len(prompts[number])).long()
-        seen = vision.original(pixels if vision.grid else pixels[number : number + 1])
+        seen = vision.original(pixels if vision.alone else pixels[number : number + 1])
         last: np.ndarray = model(input_ids=ids, use_cache=False, **seen, **extra).logits[0, -1].float().numpy()
         return last
 

@@ -4,15 +4,15 @@ tests.
 
     build-engine examples/vla/policy.py:components -o policy --target rtx-blackwell
 
-The environment variables VLA_SIZE (small, full), VLA_STEPS (denoising steps), VLA_UNROLL (1: the steps are one graph)
-and VLA_DTYPE (float32, bfloat16) choose.
+The environment variables VLA_SIZE (small, narrow, full), VLA_STEPS (denoising steps), VLA_UNROLL (1: the steps are one
+graph) and VLA_DTYPE (float32, bfloat16) choose. pi05.py is pi0.5, whose expert takes the time otherwise.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,19 @@ SIZES = {
         cameras=3,
         text=200,
         vocabulary=257152,
+        horizon=50,
+        action_dim=32,
+    ),
+    # As deep and with as many tokens as the full one, an eighth as wide.
+    "narrow": Sizes(
+        vision=Stack(144, 544, 27, 2, 2, 72),
+        prefix=Stack(256, 2048, 18, 8, 1, 32),
+        action=Stack(128, 512, 18, 8, 1, 32),
+        image=224,
+        patch=14,
+        cameras=3,
+        text=200,
+        vocabulary=1000,
         horizon=50,
         action_dim=32,
     ),
@@ -139,14 +152,19 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, past: Sequence[torch.Tensor] = ()
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        y = self.input_layernorm(x)
+        seen, key, value = self.attend(self.input_layernorm(x), positions, past)
+        x = x + seen
+        return x + self.mlp(self.post_attention_layernorm(x)), key, value
+
+    def attend(
+        self, y: torch.Tensor, positions: torch.Tensor, past: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         query, key, value = (self._heads(each(y)) for each in (self.q_proj, self.k_proj, self.v_proj))
         query, key = rotate(query, positions), rotate(key, positions)
         keys, values = (torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)) if past else (key, value)
         # Everything sees everything: the prefix is bidirectional, and so is a chunk of actions.
         seen = functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
-        x = x + self.o_proj(seen.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.post_attention_layernorm(x)), key, value
+        return self.o_proj(seen.transpose(1, 2).flatten(2)), key, value
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (-1, self.size.head_dim)).transpose(1, 2)
@@ -214,6 +232,13 @@ class Prefix(nn.Module):
         return tuple(cache)
 
 
+def of_time(time: torch.Tensor, width: int) -> torch.Tensor:
+    """Sines and cosines [1, width] of `time` [1], between 0 and 1."""
+    periods = torch.exp(torch.linspace(math.log(4e-3), math.log(4.0), width // 2, device=time.device))
+    angles = time.float()[:, None] * (2 * math.pi / periods)
+    return torch.cat((angles.sin(), angles.cos()), -1).to(time.dtype)
+
+
 class ActionStep(nn.Module):
     """(actions [1, horizon, action_dim], time [1], state [1, action_dim], *cache) -> actions, one step further.
 
@@ -235,12 +260,8 @@ class ActionStep(nn.Module):
     def velocity(
         self, actions: torch.Tensor, time: torch.Tensor, state: torch.Tensor, cache: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        width = self.sizes.action.width
-        periods = torch.exp(torch.linspace(math.log(4e-3), math.log(4.0), width // 2, device=actions.device))
-        angles = time.float()[:, None] * (2 * math.pi / periods)
-        of_time = torch.cat((angles.sin(), angles.cos()), -1).to(actions.dtype)
         x = self.action_in_proj(actions)
-        x = torch.cat((x, of_time[:, None].expand_as(x)), -1)
+        x = torch.cat((x, of_time(time, x.shape[-1])[:, None].expand_as(x)), -1)
         x = self.action_time_mlp_out(functional.silu(self.action_time_mlp_in(x)))
         x = torch.cat((self.state_proj(state)[:, None], x), 1)
         positions = torch.arange(x.shape[1], device=x.device) + self.sizes.prefix_tokens
@@ -256,15 +277,15 @@ class ActionStep(nn.Module):
 
 
 class AllSteps(nn.Module):
-    """(actions, state, *cache) -> actions at time 0: the steps as one graph."""
+    """(actions, [state], *cache) -> actions at time 0: the steps as one graph."""
 
-    def __init__(self, step: ActionStep) -> None:
+    def __init__(self, step: nn.Module, steps: int) -> None:
         super().__init__()
-        self.step = step
+        self.step, self.steps = step, steps
 
-    def forward(self, actions: torch.Tensor, state: torch.Tensor, *cache: torch.Tensor) -> torch.Tensor:
-        for time in times(self.step.steps):
-            actions = self.step(actions, torch.full((1,), time, dtype=actions.dtype), state, *cache)
+    def forward(self, actions: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        for time in times(self.steps):
+            actions = self.step(actions, torch.full((1,), time, dtype=actions.dtype), *rest)
         return actions
 
 
@@ -274,14 +295,20 @@ def times(steps: int) -> list[float]:
 
 
 def policy(
-    sizes: Sizes, steps: int = 10, unroll: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0
+    sizes: Sizes,
+    steps: int = 10,
+    unroll: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    expert: Callable[[Sizes, int], nn.Module] = ActionStep,
+    takes_state: bool = True,
 ) -> dict[str, Component]:
     """The parts: vision, prefix, and action, which runs `steps` times or is unrolled."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # no copy in float32 first
     try:
-        vision, prefix, step = Vision(sizes), Prefix(sizes), ActionStep(sizes, steps)
+        vision, prefix, step = Vision(sizes), Prefix(sizes), expert(sizes, steps)
     finally:
         torch.set_default_dtype(before)
     cache = [f"{part}_{layer}" for layer in range(sizes.prefix.layers) for part in ("key", "value")]
@@ -289,7 +316,8 @@ def policy(
     given: dict[str, torch.Tensor | str] = {"actions": noise.to(dtype)}
     if not unroll:
         given["time"] = torch.ones(1, dtype=dtype)
-    given["state"] = state.to(dtype)
+    if takes_state:
+        given["state"] = state.to(dtype)
     given |= {name: f"prefix.{name}" for name in cache}
     return {
         "vision": Component(
@@ -304,7 +332,7 @@ def policy(
             cache,
         ),
         "action": Component(
-            AllSteps(step) if unroll else step,
+            AllSteps(step, steps) if unroll else step,
             given,
             ["next_actions"],
             loop=None if unroll else Loop(steps, {"next_actions": "actions"}, {"time": times(steps)}),
@@ -312,11 +340,16 @@ def policy(
     }
 
 
-def components() -> dict[str, Component]:
-    """What build-engine calls."""
-    return policy(
+def chosen() -> tuple[Sizes, int, bool, torch.dtype]:
+    """Sizes, steps, unrolled or not, and type, as the environment says."""
+    return (
         SIZES[os.environ.get("VLA_SIZE", "small")],
         int(os.environ.get("VLA_STEPS", "10")),
         os.environ.get("VLA_UNROLL") == "1",
         getattr(torch, os.environ.get("VLA_DTYPE", "float32")),
     )
+
+
+def components() -> dict[str, Component]:
+    """What build-engine calls."""
+    return policy(*chosen())
