@@ -65,6 +65,15 @@ against BF16 and FP8 under torch.compile and a CUDA graph; one new token a seque
 16-bit cache read once, at the read bandwidth that the record states. Mixtures have no baseline here."""
 
 
+VLA = """## A robot policy's MLPs
+
+One observation of a pi0.5-shaped policy: the gated MLPs of its prefix (18 layers 2048/16384, 968 tokens) and of ten
+steps of its action expert (18 layers 1024/4096, 50 tokens), layer by layer, all in one run. BF16 and FP8 are `F.linear`
+and `torch._scaled_mm` under torch.compile and a CUDA graph, BF16 the faster of its default and its autotuning. From
+some tokens on FP8 is faster than W4A16 on Hopper, which has no FP4 tensor cores: W4A16 decodes weights again for every
+block of rows. build-engine plans it so: FP8 from 33 tokens on with calibration data, from 65 on without."""
+
+
 def load(name: str) -> dict[str, Any]:
     return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
 
@@ -172,6 +181,28 @@ def prefill_table() -> str:
     return table("new tokens, time, TFLOPS, flash, cuDNN", rows)
 
 
+def vla_table() -> str:
+    """A robot policy's MLPs; docs/vla.md shows it, too."""
+    found = {run["part"]: run for run in load("vla")["parts"]}
+    rows = []
+    for part, run in found.items():
+        rows.append([f"{part}, {run['tokens']} tokens, {run['steps']}x", *_vla_cells([run])])
+    rows.append(["sum", *_vla_cells(list(found.values()))])
+    return table("part, FP8 plugin, W4A16 plugin, BF16, FP8", rows)
+
+
+def _vla_cells(runs: list[dict[str, Any]]) -> list[str]:
+    """Milliseconds of the runs together, by each variant; the FP8 plugin beside the others."""
+
+    def total(*variants: str) -> float:
+        return sum(min(times(run)[variant] for variant in variants) for run in runs)
+
+    ours = total("fp8 plugin")
+    others = total("bf16", "bf16 autotuned"), total("fp8", "fp8, fast accumulation")
+    cells = [f"{ours / 1e3:.2f} ms", f"{total('nvfp4 w4a16') / 1e3:.2f} ms"]
+    return [*cells, *(f"{us / 1e3:.2f} ms ({us / ours:.2f}x)" for us in others)]
+
+
 def page() -> str:
     """The page's text."""
     parts = [
@@ -209,6 +240,9 @@ def page() -> str:
         DECODER,
         "NVIDIA H200: [`decoder.json`](../benchmarks/results/decoder.json), `python benchmarks/decoder.py`.",
         decoder_table(),
+        VLA,
+        source("vla"),
+        vla_table(),
     ]
     return "\n\n".join(parts) + "\n"
 

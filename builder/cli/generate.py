@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,11 +27,20 @@ def generate(
     model: Annotated[
         Path,
         typer.Argument(
-            help="OUT.engine of build-engine, a bundle folder, an exported or rewritten ONNX model, or a Hugging Face "
-            "directory."
+            help="OUT.engine of build-engine, a bundle folder, a folder with a model's parts, an exported or rewritten "
+            "ONNX model, or a Hugging Face directory."
         ),
     ],
-    prompt: Annotated[list[str], typer.Option(help="Text to continue; may be given several times.", metavar="TEXT")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Text to continue; may be given several times.", metavar="TEXT")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Image for a model of parts: one for each prompt, or as often as the prompts hold the image's token.",
+            metavar="FILE",
+        ),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Put each prompt into the tokenizer's chat template, as a user's message.")
     ] = False,
@@ -64,36 +74,57 @@ def generate(
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
 ) -> None:
-    """Continue prompts with a language model: greedy, or sampled.
+    """Continue prompts with a language model, or say something about images: greedy, or sampled.
 
     Prompts of different lengths run as one batch. Text goes to stdout; the time to the first token and the tokens per
     second go to stderr. A sequence that fills its cache ends there, and a warning says so.
 
-    Example: generate model.engine --prompt "Once upon a time" --max-new-tokens 64
+    Examples: generate model.engine --prompt "Once upon a time" --max-new-tokens 64
+
+    generate paligemma/ --image kitchen.jpg --prompt "describe"
     """
     with failures(debug, as_json):
+        from trt_nvfp4.builder.components.manifest import FILE
         from trt_nvfp4.builder.errors import USAGE, BuilderError
-        from trt_nvfp4.builder.generate import Generator
         from trt_nvfp4.builder.generate.sampling import Sampling
 
-        if stream and (as_json or len(prompt) > 1):
+        prompts = prompt or []
+        if stream and (as_json or len(prompts) > 1):
             what = "--json shows all at the end" if as_json else "texts of several prompts would mix"
             raise BuilderError(USAGE, f"--stream: {what}; leave out one or the other")
         Sampling(temperature, top_k, top_p, seed)  # before a model is loaded
-        with ProgressBar() as progress:
-            progress.stage(f"loading {model.name}")
-            generator = Generator(model, tokenizer, runner=runner)
-        with generator:
-            result = generator.generate(
-                prompt,
-                chat=chat,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                on_piece=_show if stream else None,
+        of_parts = (model / FILE).is_file()
+        for flag, given, wanted in (("--chat", chat, False), ("--stream", stream, False), ("--image", image, True)):
+            if given and of_parts != wanted:
+                what = "is" if of_parts else "is not"
+                raise BuilderError(USAGE, f"{flag}: {model} {what} a folder with a model's parts; leave the option out")
+        if of_parts and runner != "auto":
+            raise BuilderError(
+                USAGE, f"--runner {runner}: {model} is a folder with a model's parts; leave the option out"
             )
+        if not of_parts and not prompts:
+            raise BuilderError(USAGE, "there is nothing to continue; add --prompt TEXT")
+        sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        with ExitStack() as stack:
+            with ProgressBar() as progress:
+                progress.stage(f"loading {model.name}")
+                if of_parts:
+                    from trt_nvfp4.builder.components.pipeline import Pipeline
+
+                    pipeline = stack.enter_context(Pipeline(model, tokenizer))
+                else:
+                    from trt_nvfp4.builder.generate import Generator
+
+                    generator = stack.enter_context(Generator(model, tokenizer, runner=runner))
+            if of_parts:
+                result = pipeline.generate(prompts, images=image, max_new_tokens=max_new_tokens, **sampling)
+                capacity = pipeline.capacity
+            else:
+                show = _show if stream else None
+                result = generator.generate(
+                    prompts, chat=chat, max_new_tokens=max_new_tokens, on_piece=show, **sampling
+                )
+                capacity = generator.decoder.capacity
         if as_json:
             print_json(json.dumps(asdict(result), indent=2))
         elif stream:
@@ -101,7 +132,7 @@ def generate(
         else:
             for generation in result.generations:
                 output.print(printable(generation.text), soft_wrap=True, highlight=False)
-        _print_summary(result, generator.decoder.capacity)
+        _print_summary(result, capacity)
 
 
 def _show(piece: Piece) -> None:

@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision_language import decoder_of_caches
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
@@ -325,6 +326,9 @@ def parts_of(
         "start_tokens": [_start_token(directory, model)],
         "tokenizer": TOKENIZER if tokenizer_files(directory) else None,
     }
+    if read.kind == "images":
+        height, width = next(iter(inputs.values())).shape[-2:]
+        settings |= describe(directory, (height, width), patched=False, image_token=None).settings()
     return parts, [Flow(f"encoder.{name}", f"decoder.{name}") for name in names], settings
 
 

@@ -13,6 +13,7 @@ from trt_nvfp4.builder.components.chain import check_array, check_given, put_all
 from trt_nvfp4.builder.components.check import before_decoding, encoding_parts
 from trt_nvfp4.builder.components.decoding import PartsRunner
 from trt_nvfp4.builder.components.device import Device, decoder_of_parts, numpy_type, open_device
+from trt_nvfp4.builder.components.images import Image, Preprocessing
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.prompts import padded, with_features
 from trt_nvfp4.builder.errors import USAGE, BuilderError
@@ -52,6 +53,16 @@ class Pipeline:
     ) -> None:
         self.close()
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that the caches hold. Raises BuilderError (usage) for a model without a decoder."""
+        return self._decoding().decoder.capacity
+
+    def _decoding(self) -> PartsRunner:
+        if self._runner is None:
+            raise BuilderError(USAGE, f"{self.folder}: this model has no decoder: call run")
+        return self._runner
+
     def close(self) -> None:
         """Free what the parts hold."""
         if self._runner is not None:
@@ -71,7 +82,7 @@ class Pipeline:
         self,
         prompts: Prompt | Sequence[Prompt] = (),
         *,
-        images: np.ndarray | None = None,
+        images: np.ndarray | Sequence[Image] | None = None,
         sound: np.ndarray | None = None,
         start_tokens: Sequence[int] | None = None,
         max_new_tokens: int = 128,
@@ -83,25 +94,23 @@ class Pipeline:
     ) -> Result:
         """What follows each prompt; greedy by default.
 
-        `images` are the model's pixel_values, [images, ...] as its image processor gives them, in the order in which
-        the prompts name them: each image's token stands once, and is repeated as often as the image has features, or
-        stands as often already. A model with an encoder reads the prompts, or `sound` ([batch, bins, frames],
-        input_features), and begins with `start_tokens` (default: the model's own). Raises BuilderError (usage) for what
-        does not fit.
+        `images`: files, uint8 pixels [height, width, 3] or Pillow's images; or one array of pixel values, [images, ...]
+        as the model's image processor gives them. They come in the order in which the prompts name them: each image's
+        token stands once, and is repeated as often as the image has features, or stands as often already. Where no
+        prompt names one and there is an image for each, they are put as the model's processor puts them. A model with
+        an encoder reads the prompts, or `sound` ([batch, bins, frames] or [batch, samples]), or images, and begins with
+        `start_tokens` (default: the model's own). Raises BuilderError (usage) for what does not fit.
         """
-        runner = self._runner
-        if runner is None:
-            raise BuilderError(USAGE, f"{self.folder}: this model has no decoder: call run")
-        texts = self._encoded(prompts)
+        runner = self._decoding()
+        pixels = self._pixels(images)
+        texts = self._encoded(prompts, 0 if pixels is None else len(pixels))
         begun = time.perf_counter()
         if "image" in self.manifest.settings:
             if sound is not None:
                 raise BuilderError(USAGE, f"{self.folder}: this model takes no sound")
-            texts = self._see(runner, texts, images)
+            texts = self._see(runner, texts, pixels)
         else:
-            if images is not None:
-                raise BuilderError(USAGE, f"{self.folder}: this model takes no images")
-            texts = self._listen(runner, texts, sound, start_tokens)
+            texts = self._read(runner, texts, sound, pixels, start_tokens)
         found: list[list[int]] = [[] for _ in texts]
         finish: list[Finish] = ["length"] * len(texts)
         first: float | None = None
@@ -159,42 +168,69 @@ class Pipeline:
         """What the vision encoder makes of images, on the device."""
         return before_decoding(self._device, self.manifest, put_all(self._device, self.manifest, {name: pixels}))
 
-    def _listen(
+    def _pixels(self, images: np.ndarray | Sequence[Image] | None) -> np.ndarray | None:
+        """Pixel values [images, ...] of images as they come, or as they are given."""
+        raw = images is not None and not (isinstance(images, np.ndarray) and images.dtype.kind == "f")
+        if images is None or not raw:
+            return images  # type: ignore[return-value]
+        settings = self.manifest.settings
+        if "preprocessing" not in settings:
+            raise BuilderError(USAGE, f"{self.folder}: this model takes no images")
+        if isinstance(images, (str, Path)) or not len(images):
+            raise BuilderError(USAGE, "images: expected a list of one image or more")
+        if settings["preprocessing"] is None:
+            raise BuilderError(
+                USAGE,
+                f"{self.folder}: the manifest does not describe the model's image processor "
+                f"({settings['no_preprocessing']}); give the pixel values that it makes, one float array",
+            )
+        preprocessing = Preprocessing.of(settings["preprocessing"])
+        return np.stack([preprocessing(image) for image in images])
+
+    def _read(
         self,
         runner: PartsRunner,
         texts: list[list[int]],
         sound: np.ndarray | None,
+        pixels: np.ndarray | None,
         start_tokens: Sequence[int] | None,
     ) -> list[list[int]]:
         """Run the encoder; what the decoder begins with."""
-        if (sound is None) == (self.manifest.settings["source"] == "sound"):
-            what = "sound (input_features), and no prompts" if sound is None else "prompts, and no sound"
-            raise BuilderError(USAGE, f"{self.folder}: this model reads {what}")
+        source = self.manifest.settings["source"]
+        given = {"text": texts or None, "sound": sound, "images": pixels}
+        if [kind for kind, value in given.items() if value is not None] != [source]:
+            what = "prompts" if source == "text" else source
+            raise BuilderError(USAGE, f"{self.folder}: this model reads {what}, and nothing else")
         arrays: dict[str, np.ndarray]
-        if sound is not None:
-            if texts:
-                raise BuilderError(USAGE, f"{self.folder}: this model reads sound; give start_tokens, not prompts")
-            ((name, port),) = encoding_parts(self.manifest)[0].inputs.items()
-            check_array(name, sound, port)
-            arrays = {name: sound}
-        else:
-            if not texts or not all(texts):
-                raise BuilderError(USAGE, "there is no prompt, or an empty one: give text to read")
+        if source == "text":
+            if not all(texts):
+                raise BuilderError(USAGE, "a prompt is empty: give text to read")
             ids, mask = padded(texts)
             arrays = {IDS: ids, "attention_mask": mask}
-        given = put_all(self._device, self.manifest, arrays)
-        runner.values, runner.given = before_decoding(self._device, self.manifest, given), given
+        else:
+            ((name, port),) = encoding_parts(self.manifest)[0].inputs.items()
+            values = sound if sound is not None else pixels
+            assert values is not None
+            check_array(name, values, port)
+            arrays = {name: values}
+        put = put_all(self._device, self.manifest, arrays)
+        runner.values, runner.given = before_decoding(self._device, self.manifest, put), put
         start = list(self.manifest.settings["start_tokens"] if start_tokens is None else start_tokens)
         return [list(start) for _ in next(iter(arrays.values()))]
 
-    def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+    def _encoded(self, prompts: Prompt | Sequence[Prompt], images: int) -> list[list[int]]:
         one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(entry, int) for entry in prompts))
         batch: Sequence[object] = [prompts] if one else prompts
-        return [self._ids(prompt) for prompt in batch]
+        around = self.manifest.settings.get("image", {}).get("prompt") if len(batch) == images else None
+        return [self._ids(prompt, around) for prompt in batch]
 
-    def _ids(self, prompt: object) -> list[int]:
+    def _ids(self, prompt: object, around: Sequence[str] | None) -> list[int]:
+        """The prompt's tokens; `around`: what stands before and behind a text that does not name its image itself."""
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]  # type: ignore[attr-defined]
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._tokenizer_folder)
-        return self._tokenizer.encode(prompt)
+        ids = self._tokenizer.encode(prompt)
+        if around is None or self.manifest.settings["image"]["token_id"] in ids:
+            return ids
+        return self._tokenizer.encode(prompt.join(around), special_tokens=False)

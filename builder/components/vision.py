@@ -51,6 +51,11 @@ class Vision(torch.nn.Module):
         """The images as the model's own forward takes them."""
         return {PIXELS: pixels}
 
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of an image; None where the encoder takes several tiles of it."""
+        return int(self.example.shape[-2]), int(self.example.shape[-1])
+
 
 class IdeficsVision(Vision):
     """The model drops images of zeros alone by their values; here there are none to drop."""
@@ -91,6 +96,10 @@ class TiledVision(Vision):
     def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {PIXELS: pixels[None], "image_sizes": torch.tensor([self.size])}
 
+    @property
+    def image_size(self) -> None:
+        return None
+
 
 class PatchVision(Vision):
     """pixel_values [patches, values of a patch] of one image -> image_features [1, tokens, hidden], and
@@ -122,6 +131,12 @@ class PatchVision(Vision):
 
     def original(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {PIXELS: pixels, "image_grid_thw": torch.tensor([self.grid])}
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        assert self.grid is not None
+        patch = int(self.model.config.vision_config.patch_size)
+        return self.grid[1] * patch, self.grid[2] * patch
 
     def _of_the_grid(self) -> dict[str, Any]:
         """What transformers would compute from the grid, which a graph cannot. Lengths are NumPy's, which are no

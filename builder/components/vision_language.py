@@ -13,6 +13,7 @@ import torch
 from trt_nvfp4.builder.components.embeds_step import EMBEDS, GROUPS, POSITIONS, EmbedsStep
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision import DEEPSTACK, FEATURES, PIXELS, ImageSize, Vision, vision_of
 from trt_nvfp4.builder.export.decoder_contract import (
@@ -97,8 +98,16 @@ def parts_of(
     decoding = _decoder(model, capacity, options, vision, hidden)
     flows = [Flow(f"vision.{name}", f"embed.{name}") for name in outputs]
     flows += [Flow(f"embed.{name}", f"decoder.{name}") for name in (EMBEDS, *names)]
+    described = describe(directory, vision.image_size, vision.grid is not None, token)
     settings = {
-        "image": {"token_id": token, "tokens": features[0].shape[1], "grid": vision.grid, "alone": vision.alone},
+        "image": {
+            "token_id": token,
+            "tokens": features[0].shape[1],
+            "grid": vision.grid,
+            "alone": vision.alone,
+            "prompt": described.prompt,
+        },
+        **described.settings(),
         "merge": getattr(model.config.vision_config, "spatial_merge_size", 1),
         "groups": GROUPED.get(model.config.model_type),
         "tokenizer": TOKENIZER if tokenizer_files(directory) else None,

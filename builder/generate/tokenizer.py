@@ -33,8 +33,9 @@ class Tokenizer:
         except Exception as error:  # transformers raises many kinds for a broken tokenizer
             raise BuilderError(MODEL_AT_FAULT, f"{folder}: transformers cannot load its tokenizer: {error}") from error
 
-    def encode(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """The text's tokens. `special_tokens`: with those that the tokenizer adds, such as one at the beginning."""
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=special_tokens)["input_ids"]]
 
     def encode_chat(self, text: str) -> list[int]:
         """The text as a user's message, with what the assistant's answer begins with. Raises BuilderError (usage)

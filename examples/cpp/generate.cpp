@@ -71,6 +71,9 @@ std::size_t bytes_of(nvinfer1::DataType type) {
         case nvinfer1::DataType::kHALF:
         case nvinfer1::DataType::kBF16:
             return 2;
+        // Caches with a scale per head hold FP8 values in bytes.
+        case nvinfer1::DataType::kINT8:
+            return 1;
         default:
             throw std::runtime_error("the engine has an input or output of a type that decoders do not have");
     }

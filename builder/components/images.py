@@ -1,0 +1,174 @@
+"""Images as a vision encoder takes them: what the model's image processor does, described in the manifest and done with
+NumPy, so that the device needs no transformers. Files need Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+
+#: A file, pixels [height, width, 3] or [height, width] in uint8, or an image of Pillow's.
+Image: TypeAlias = str | Path | np.ndarray | Any
+
+
+def _linear(x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.maximum(1 - np.abs(x), 0)
+    return found
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    """The piecewise cubic with a = -1/2."""
+    x = np.abs(x)
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def _lanczos(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
+
+
+#: Kernels by name. Where an image shrinks they widen with the step, as Pillow's do.
+KERNELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bilinear": _linear,
+    "bicubic": _cubic,
+    "lanczos": _lanczos,
+}
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Rows of values in place of an image: patches of `size` pixels, in the order of squares of `merge` x `merge`, each
+    repeated `temporal` times."""
+
+    size: int
+    merge: int
+    temporal: int
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes pixel values of `height` x `width`.
+
+    It is resized to that size, or, with `shortest`, until its shorter edge has so many pixels, and the middle is taken.
+    Then values are multiplied by `scale`, less `mean`, over `std`, per channel.
+    """
+
+    height: int
+    width: int
+    resample: str
+    scale: float
+    mean: Sequence[float]
+    std: Sequence[float]
+    shortest: int | None = None
+    patches: Patches | None = None
+
+    def __call__(self, image: Image) -> np.ndarray:
+        """float32 [3, height, width], or [patches, values]. Raises BuilderError as `opened`."""
+        pixels = opened(image).astype(np.float64)
+        if self.shortest is None:
+            pixels = resized(pixels, self.height, self.width, self.resample)
+        else:
+            pixels = self._middle(pixels, self.shortest)
+        values = (pixels * self.scale - np.asarray(self.mean)) / np.asarray(self.std)
+        found = values.transpose(2, 0, 1).astype(np.float32)
+        return found if self.patches is None else rows_of_patches(found, self.patches)
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Preprocessing:
+        """From JSON. Raises BuilderError (model) for anything else."""
+        try:
+            patches = None if found["patches"] is None else Patches(**found["patches"])
+            made = cls(**{**found, "patches": patches})
+            channels = len(made.mean), len(made.std)
+            if made.resample not in KERNELS or channels != (3, 3) or min(made.height, made.width) < 1:
+                raise ValueError(f"{made}")
+        except (TypeError, ValueError, KeyError) as error:
+            raise BuilderError(
+                MODEL_AT_FAULT, f"components.json: its preprocessing of images cannot be read ({error})"
+            ) from error
+        return made
+
+    def _middle(self, pixels: np.ndarray, shortest: int) -> np.ndarray:
+        height, width = pixels.shape[:2]
+        short, long = min(height, width), max(height, width)
+        other = int(shortest * long / short)
+        size = (shortest, other) if height <= width else (other, shortest)
+        pixels = resized(pixels, *size, self.resample)
+        # What is smaller than the middle gets a black margin.
+        missing = [max(0, want - have) for want, have in zip((self.height, self.width), size, strict=True)]
+        pixels = np.pad(pixels, [*((-(-m // 2), m // 2) for m in missing), (0, 0)])
+        top, left = ((have - want) // 2 for want, have in zip((self.height, self.width), pixels.shape, strict=False))
+        return pixels[top : top + self.height, left : left + self.width]
+
+
+def opened(image: Image) -> np.ndarray:
+    """uint8 [height, width, 3]. Raises BuilderError: usage for what is no image, unavailable without Pillow."""
+    if isinstance(image, (str, Path)):
+        image = _of_file(Path(image))
+    if hasattr(image, "convert"):  # Pillow's
+        image = np.asarray(image.convert("RGB"))
+    pixels = np.asarray(image)
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, 2)
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise BuilderError(
+            USAGE,
+            f"an image is {pixels.dtype} {list(pixels.shape)}, expected uint8 [height, width, 3] or [height, width]; "
+            "or give all images as one array of the values that the model's image processor makes (pixel_values)",
+        )
+    return pixels
+
+
+def _of_file(path: Path) -> Any:
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise BuilderError(
+            UNAVAILABLE, f"{path}: reading an image file needs Pillow: pip install pillow ({error})"
+        ) from error
+    try:
+        with PIL.Image.open(path) as image:
+            return PIL.ImageOps.exif_transpose(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise BuilderError(USAGE, f"{path}: is no image that Pillow can read: {error}") from error
+
+
+def resized(pixels: np.ndarray, height: int, width: int, resample: str) -> np.ndarray:
+    """[height, width, channels] in whole numbers from 0 to 255, of pixels [., ., channels]."""
+    before = pixels.shape
+    passes = [("oh,hwc->owc", before[0], height), ("ow,hwc->hoc", before[1], width)]
+    # As Pillow does it: first the pass that leaves less to the other, and bytes between the two.
+    if before[0] * width < height * before[1]:
+        passes.reverse()
+    for expression, old, new in passes:
+        pixels = np.einsum(expression, _weights(old, new, resample), pixels, optimize=True)
+        pixels = np.clip(np.rint(pixels), 0, 255)
+    return pixels
+
+
+def _weights(before: int, after: int, resample: str) -> np.ndarray:
+    """[after, before]: how much of each old pixel is in each new one."""
+    step = before / after
+    centers = (np.arange(after) + 0.5) * step
+    found = KERNELS[resample]((np.arange(before) + 0.5 - centers[:, None]) / max(step, 1))
+    weights: np.ndarray = found / found.sum(1, keepdims=True)
+    return weights
+
+
+def rows_of_patches(pixels: np.ndarray, patches: Patches) -> np.ndarray:
+    """[patches, channels * temporal * size * size] of [channels, height, width]."""
+    channels, height, width = pixels.shape
+    size, merge = patches.size, patches.merge
+    cut = pixels.reshape(channels, height // size // merge, merge, size, width // size // merge, merge, size)
+    rows = cut.transpose(1, 4, 2, 5, 0, 3, 6)  # squares, patches in a square, channels, and a patch's pixels
+    rows = np.repeat(rows[..., None, :, :], patches.temporal, axis=5)
+    return rows.reshape(-1, channels * patches.temporal * size * size)

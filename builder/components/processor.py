@@ -1,0 +1,148 @@
+"""What a directory's processor does to images and prompts, described so that the device needs no transformers for it.
+
+A description is kept only where it gives what the processor itself gives, on an image and a prompt that are tried here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_nvfp4.builder.components.images import KERNELS, Patches, Preprocessing
+from trt_nvfp4.builder.export.huggingface import quiet
+
+#: One image is one run of the encoder: no tiles beside the whole image.
+_WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
+_PILLOW = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+#: Steps of 8-bit values by which resizing here and there may round differently, on average.
+_STEPS = 0.5
+_MARK = "MARK"
+_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True)
+class Described:
+    """`preprocessing`: None where `reason` says why. `prompt`: what stands before and behind a prompt with one image,
+    the image's token once; None for a model whose processor could not be asked."""
+
+    preprocessing: Preprocessing | None
+    prompt: tuple[str, str] | None
+    reason: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The manifest's."""
+        return {
+            "preprocessing": None if self.preprocessing is None else self.preprocessing.json(),
+            "no_preprocessing": self.reason,
+        }
+
+
+def describe(directory: Path, size: tuple[int, int] | None, patched: bool, image_token: int | None) -> Described:
+    """The processor of a model's directory, for an encoder of images of `size`, or of their patches. No code of the
+    directory runs.
+
+    `size`: None where the encoder takes several tiles of one image. `image_token`: of a language model's prompts.
+    """
+    if not any((directory / name).is_file() for name in _FILES):
+        return Described(None, None, f"{directory.name} has no {_FILES[0]}")
+    if size is None:
+        return Described(None, None, "the encoder takes an image in tiles")
+    with quiet():
+        try:
+            processor = _loaded(directory)
+            own = getattr(processor, "image_processor", processor)
+            preprocessing = _stated(own, size, patched)
+            image = _trial(size)
+            theirs = np.asarray(own(images=[image], return_tensors="np", **_known(own))["pixel_values"], np.float32)
+            _compare(preprocessing(image), theirs, preprocessing)
+        # transformers raises many kinds for a broken or missing processor, and each processor has rules of its own.
+        except Exception as error:
+            return Described(None, None, f"{type(error).__name__}: {error}".splitlines()[0])
+        try:
+            prompt = None if image_token is None else _prompt(processor, image, image_token)
+        except Exception:  # as above; prompts then name the image's token themselves
+            prompt = None
+    return Described(preprocessing, prompt)
+
+
+def _loaded(directory: Path) -> Any:
+    import transformers
+
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        return transformers.AutoProcessor.from_pretrained(directory, **options)
+    except Exception:  # of a directory with an image processor alone
+        return transformers.AutoImageProcessor.from_pretrained(directory, **options)
+
+
+def _known(own: Any) -> dict[str, Any]:
+    return {name: value for name, value in _WHOLE.items() if hasattr(own, name)}
+
+
+def _stated(own: Any, size: tuple[int, int], patched: bool) -> Preprocessing:
+    """What the processor's attributes say. Raises ValueError for what has no description here."""
+    resample = _PILLOW.get(int(own.resample))
+    if resample not in KERNELS:
+        raise ValueError(f"resampling {own.resample!r} is not described")
+    mean, std = (list(own.image_mean), list(own.image_std)) if own.do_normalize else ([0.0] * 3, [1.0] * 3)
+    patches = None
+    if patched:
+        patches = Patches(own.patch_size, own.merge_size, own.temporal_patch_size)
+    return Preprocessing(
+        *size,
+        resample,
+        float(own.rescale_factor) if own.do_rescale else 1.0,
+        mean,
+        std,
+        own.size["shortest_edge"] if getattr(own, "do_center_crop", False) and "shortest_edge" in own.size else None,
+        patches,
+    )
+
+
+def _trial(size: tuple[int, int]) -> np.ndarray:
+    """uint8 [., ., 3] with structure at several scales, twice as large as the encoder's images."""
+    height, width = size
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (-(-2 * height // 8), -(-2 * width // 8), 3))
+    noise = rng.integers(-8, 8, (2 * height, 2 * width, 3))
+    smooth = np.repeat(np.repeat(coarse, 8, 0), 8, 1)[: 2 * height, : 2 * width]
+    return np.clip(smooth + noise, 0, 255).astype(np.uint8)
+
+
+def _compare(ours: np.ndarray, theirs: np.ndarray, described: Preprocessing) -> None:
+    """Raises ValueError where the processor gives something else."""
+    if ours.size != theirs.size:
+        raise ValueError(f"the image processor gives {list(theirs.shape)}, expected {list(ours.shape)}")
+    step = described.scale / min(described.std)
+    if not (mean := float(np.abs(ours - theirs.reshape(ours.shape)).mean())) <= _STEPS * step:
+        raise ValueError(f"the image processor's values differ by {mean:.3f} from its description, on average")
+
+
+def _prompt(processor: Any, image: np.ndarray, image_token: int) -> tuple[str, str] | None:
+    """What the processor puts around a prompt with one image, collapsed to one token for the image."""
+    for text in _texts(processor):
+        options: Mapping[str, Any] = _known(processor.image_processor)
+        ids = list(processor(text=[text], images=[image], **options)["input_ids"][0])
+        once = [token for at, token in enumerate(ids) if token != image_token or at == 0 or ids[at - 1] != image_token]
+        if once.count(image_token) != 1:
+            continue
+        tokenizer = processor.tokenizer
+        shown = tokenizer.decode(once, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if shown.count(_MARK) == 1 and list(tokenizer(shown, add_special_tokens=False)["input_ids"]) == once:
+            before, _, behind = shown.partition(_MARK)
+            return before, behind
+    return None
+
+
+def _texts(processor: Any) -> list[str]:
+    """Prompts with one image, as a chat, or as text with the image's token in front."""
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": _MARK}]
+        chat = [{"role": "user", "content": content}]
+        return [processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)]
+    token = getattr(processor, "image_token", None)
+    return [_MARK] if token is None else [_MARK, f"{token}\n{_MARK}"]

@@ -1,0 +1,336 @@
+// Runs a model of several parts: tensors in, tensors out, with the engines of build-engine and their manifest.
+//
+//   parts policy pixels=pixels.bin instruction=ids.bin actions=noise.bin
+//
+// The arguments: a folder with components.json, PART.engine of every part and the plugin library, and a file of raw
+// values for every input of the whole. What no other part takes is written to PART.TENSOR.bin. Every tensor has one
+// place in GPU memory and flows from part to part by its address; a part with a loop runs on two places in turn. The
+// whole chain, all turns included, is one CUDA graph. For models with fixed shapes; those that generate tokens need
+// the loop of generate.cpp around their decoder.
+
+#include <NvInfer.h>
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+// Also plugins write here why they fail.
+class Logger : public nvinfer1::ILogger {
+    void log(Severity severity, char const* message) noexcept override {
+        if (severity <= Severity::kWARNING) {
+            std::cerr << message << '\n';
+        }
+    }
+};
+
+void check(cudaError_t status, std::string const& what) {
+    if (status != cudaSuccess) {
+        throw std::runtime_error(what + ": " + cudaGetErrorString(status));
+    }
+}
+
+void require(bool holds, std::string const& message) {
+    if (!holds) {
+        throw std::runtime_error(message);
+    }
+}
+
+std::vector<char> contents(fs::path const& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+    require(!bytes.empty(), path.string() + ": cannot be read, or is empty");
+    return bytes;
+}
+
+std::size_t item_bytes(std::string const& type) {
+    static std::map<std::string, std::size_t> const sizes{
+        {"int64", 8}, {"float32", 4}, {"int32", 4}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"bool", 1},
+    };
+    auto const found = sizes.find(type);
+    require(found != sizes.end(), type + ": a type that this program does not know");
+    return found->second;
+}
+
+std::size_t bytes_of(std::string const& name, Json const& port) {
+    auto bytes = item_bytes(port.at("dtype"));
+    for (auto const& dim : port.at("shape")) {
+        require(dim.is_number_integer() && dim.get<std::int64_t>() >= 0,
+                name + ": has a dimension that may change, which this program does not choose");
+        bytes *= dim.get<std::size_t>();
+    }
+    return bytes;
+}
+
+// GPU memory, zeroed.
+class DeviceBuffer {
+ public:
+    explicit DeviceBuffer(std::size_t bytes) {
+        check(cudaMalloc(&pointer_, bytes), "cudaMalloc");
+        check(cudaMemset(pointer_, 0, bytes), "cudaMemset");
+    }
+    DeviceBuffer(DeviceBuffer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
+    DeviceBuffer(DeviceBuffer const&) = delete;
+    DeviceBuffer& operator=(DeviceBuffer const&) = delete;
+    ~DeviceBuffer() { cudaFree(pointer_); }
+    char* get() const { return static_cast<char*>(pointer_); }
+
+ private:
+    void* pointer_{};
+};
+
+// A number as the type of a port; `bytes` is of its item.
+std::vector<char> number(std::string const& type, double value) {
+    std::vector<char> found(item_bytes(type));
+    float const single = static_cast<float>(value);
+    std::uint32_t bits;
+    std::memcpy(&bits, &single, sizeof(bits));
+    if (type == "float32") {
+        std::memcpy(found.data(), &single, found.size());
+    } else if (type == "bfloat16") {
+        // To the nearest, ties to even.
+        auto const rounded = static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+        std::memcpy(found.data(), &rounded, found.size());
+    } else if (type == "float16") {
+        // Scaled so that rounding to 11 bits is that of an addition; for numbers of 0 and 2^-14 to 65504.
+        auto const magnitude = bits & 0x7fffffffu;
+        auto const half = magnitude == 0 ? 0u : (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+        auto const signed_half = static_cast<std::uint16_t>(half | ((bits >> 16) & 0x8000u));
+        std::memcpy(found.data(), &signed_half, found.size());
+    } else {
+        require(type == "int64", type + ": a loop gives numbers to an input of this type");
+        auto const whole = static_cast<std::int64_t>(value);
+        std::memcpy(found.data(), &whole, found.size());
+    }
+    return found;
+}
+
+class Parts {
+ public:
+    explicit Parts(fs::path const& folder) : manifest_(Json::parse(contents(folder / "components.json"))) {
+        require(manifest_.at("task") == "run", folder.string() + ": this model generates tokens; see generate.cpp");
+        check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+        runtime_.reset(nvinfer1::createInferRuntime(logger_));
+        require(runtime_ != nullptr, "TensorRT's runtime cannot be created");
+        load_plugins(folder);
+        for (auto const& flow : manifest_.at("flows")) {
+            sources_[flow.at("target")] = flow.at("source");
+        }
+        for (auto const& part : manifest_.at("parts")) {
+            load(folder, part);
+        }
+    }
+
+    ~Parts() {
+        if (graph_ != nullptr) {
+            cudaGraphExecDestroy(graph_);
+        }
+        contexts_.clear();
+        cudaStreamDestroy(stream_);
+    }
+
+    // Copies an input of the whole to the GPU.
+    void give(std::string const& name, fs::path const& file) {
+        auto const found = inputs_.find(name);
+        require(found != inputs_.end(), name + ": not an input of this model");
+        auto const bytes = contents(file);
+        require(bytes.size() == found->second, file.string() + ": holds " + std::to_string(bytes.size()) +
+                                                   " bytes, and " + name + " has " + std::to_string(found->second));
+        check(cudaMemcpy(places_.at(name).get(), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), name);
+        given_[name] = true;
+    }
+
+    // Runs the chain twice, the second time as a graph; returns the milliseconds of that.
+    double run() {
+        for (auto const& [name, size] : inputs_) {
+            require(given_[name], name + ": this input is missing (" + std::to_string(size) + " bytes)");
+        }
+        // TensorRT allocates and compiles in the first run, which cannot be recorded.
+        enqueue();
+        check(cudaStreamSynchronize(stream_), "the chain");
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+        enqueue();
+        cudaGraph_t graph{};
+        check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+        auto const status = cudaGraphInstantiate(&graph_, graph, 0);
+        cudaGraphDestroy(graph);
+        check(status, "cudaGraphInstantiate");
+        auto const begun = std::chrono::steady_clock::now();
+        check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+        check(cudaStreamSynchronize(stream_), "the chain");
+        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
+    }
+
+    // Writes what no other part takes.
+    void write() const {
+        for (auto const& part : manifest_.at("parts")) {
+            for (auto const& [name, port] : part.at("outputs").items()) {
+                auto const tensor = part.at("name").get<std::string>() + "." + name;
+                bool taken = false;
+                for (auto const& entry : sources_) {
+                    taken = taken || entry.second == tensor;
+                }
+                if (!taken) {
+                    std::vector<char> bytes(bytes_of(tensor, port));
+                    check(cudaMemcpy(bytes.data(), last_.at(tensor), bytes.size(), cudaMemcpyDeviceToHost), tensor);
+                    std::ofstream file(tensor + ".bin", std::ios::binary);
+                    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+                    require(file.good(), tensor + ".bin: cannot be written");
+                    std::cout << tensor << ".bin\n";
+                }
+            }
+        }
+    }
+
+ private:
+    // The library of all parts lies beside them, once: so it is registered once.
+    void load_plugins(fs::path const& folder) {
+        for (auto const& entry : fs::directory_iterator(folder)) {
+            if (entry.path().extension() == ".so") {
+                require(runtime_->getPluginRegistry().loadLibrary(entry.path().c_str()) != nullptr,
+                        entry.path().string() + ": TensorRT cannot load this plugin library");
+            }
+        }
+    }
+
+    void load(fs::path const& folder, Json const& part) {
+        auto const name = part.at("name").get<std::string>();
+        auto const path = folder / (name + ".engine");
+        auto const bytes = contents(path);
+        engines_.emplace_back(runtime_->deserializeCudaEngine(bytes.data(), bytes.size()));
+        require(engines_.back() != nullptr, path.string() + ": this TensorRT cannot load it on this GPU");
+        contexts_.emplace_back(engines_.back()->createExecutionContext());
+        require(contexts_.back() != nullptr, path.string() + ": TensorRT cannot create a context");
+        auto const numbers = part.at("loop").is_null() ? Json::object() : part.at("loop").at("values");
+        for (auto const& [input, port] : part.at("inputs").items()) {
+            auto const tensor = name + "." + input;
+            auto const size = bytes_of(tensor, port);
+            if (numbers.contains(input)) {
+                place_numbers(tensor, port, numbers.at(input));
+            } else if (sources_.count(tensor) == 0 && inputs_.emplace(input, size).second) {
+                places_.emplace(input, DeviceBuffer(size));
+            }
+        }
+        for (auto const& [output, port] : part.at("outputs").items()) {
+            auto const tensor = name + "." + output;
+            places_.emplace(tensor, DeviceBuffer(bytes_of(tensor, port)));
+            if (!part.at("loop").is_null() && part.at("loop").at("carry").contains(output)) {
+                places_.emplace(tensor + ", second", DeviceBuffer(bytes_of(tensor, port)));
+            }
+        }
+    }
+
+    // The numbers of all turns, each at an address that TensorRT takes.
+    void place_numbers(std::string const& tensor, Json const& port, Json const& numbers) {
+        auto const size = bytes_of(tensor, port);
+        require(size <= kAlignment, tensor + ": a loop gives it numbers, and it is large");
+        auto& place = places_.emplace(tensor, DeviceBuffer(kAlignment * numbers.size())).first->second;
+        for (std::size_t turn = 0; turn < numbers.size(); ++turn) {
+            auto const item = number(port.at("dtype"), numbers[turn].get<double>());
+            for (std::size_t at = 0; at < size; at += item.size()) {
+                check(
+                    cudaMemcpy(place.get() + turn * kAlignment + at, item.data(), item.size(), cudaMemcpyHostToDevice),
+                    tensor);
+            }
+        }
+    }
+
+    void enqueue() {
+        std::size_t index = 0;
+        for (auto const& part : manifest_.at("parts")) {
+            run_part(part, *contexts_[index++]);
+        }
+    }
+
+    void run_part(Json const& part, nvinfer1::IExecutionContext& context) {
+        auto const name = part.at("name").get<std::string>();
+        auto const& loop = part.at("loop");
+        auto const times = loop.is_null() ? 1 : loop.at("times").get<std::size_t>();
+        auto const carry = loop.is_null() ? Json::object() : loop.at("carry");
+        auto const numbers = loop.is_null() ? Json::object() : loop.at("values");
+        std::map<std::string, void*> carried;
+        for (std::size_t turn = 0; turn < times; ++turn) {
+            for (auto const& [input, port] : part.at("inputs").items()) {
+                auto const tensor = name + "." + input;
+                auto const source = sources_.find(tensor);
+                void* address = carried.count(input) != 0  ? carried.at(input)
+                                : numbers.contains(input)  ? places_.at(tensor).get() + turn * kAlignment
+                                : source != sources_.end() ? last_.at(source->second)
+                                                           : places_.at(input).get();
+                bind(context, name, input, address);
+            }
+            for (auto const& [output, port] : part.at("outputs").items()) {
+                auto const tensor = name + "." + output;
+                // What the next turn reads is not written by it.
+                bool const second = carry.contains(output) && turn % 2 == 1;
+                last_[tensor] = places_.at(second ? tensor + ", second" : tensor).get();
+                bind(context, name, output, last_.at(tensor));
+            }
+            require(context.enqueueV3(stream_), name + ": TensorRT could not run this part");
+            for (auto const& [output, target] : carry.items()) {
+                carried[target.get<std::string>()] = last_.at(name + "." + output);
+            }
+        }
+    }
+
+    static void bind(nvinfer1::IExecutionContext& context, std::string const& part, std::string const& name,
+                     void* address) {
+        require(context.setTensorAddress(name.c_str(), address), part + ": " + name + " is not a tensor of its engine");
+    }
+
+    static constexpr std::size_t kAlignment = 256;
+
+    Json manifest_;
+    Logger logger_;
+    cudaStream_t stream_{};
+    std::unique_ptr<nvinfer1::IRuntime> runtime_;
+    std::vector<std::unique_ptr<nvinfer1::ICudaEngine>> engines_;
+    std::vector<std::unique_ptr<nvinfer1::IExecutionContext>> contexts_;
+    std::map<std::string, std::string> sources_;  // "part.input" -> "part.output"
+    std::map<std::string, std::size_t> inputs_;   // of the whole, with their bytes
+    std::map<std::string, bool> given_;
+    std::map<std::string, DeviceBuffer> places_;
+    std::map<std::string, void*> last_;  // where each output is after the part's last turn
+    cudaGraphExec_t graph_{};
+};
+
+int run(int argc, char** argv) {
+    require(argc >= 2, "usage: parts FOLDER [INPUT=FILE...]");
+    Parts parts(argv[1]);
+    for (int i = 2; i < argc; ++i) {
+        std::string const argument = argv[i];
+        auto const at = argument.find('=');
+        require(at != std::string::npos, argument + ": expected INPUT=FILE");
+        parts.give(argument.substr(0, at), argument.substr(at + 1));
+    }
+    std::cerr << parts.run() << " ms\n";
+    parts.write();
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return run(argc, argv);
+    } catch (std::exception const& error) {
+        std::cerr << "error: " << error.what() << '\n';
+        return 1;
+    }
+}
