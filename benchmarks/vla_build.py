@@ -30,7 +30,7 @@ from rich.console import Console
 VLA = HERE.parent / "examples" / "vla"
 #: As a bundle, for a device that is not here.
 BUNDLES = ("thor",)
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LOOKS = 5.0
 
 
 def run(command: Sequence[str], environment: dict[str, str]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_nvfp4.builder.components.images import KERNELS, Patches, Preprocessing
+from trt_nvfp4.builder.components.images import Patches, Preprocessing
 from trt_nvfp4.builder.export.huggingface import quiet
 
 #: One image is one run of the encoder: no tiles beside the whole image.
@@ -86,7 +86,7 @@ def _known(own: Any) -> dict[str, Any]:
 def _stated(own: Any, size: tuple[int, int], patched: bool) -> Preprocessing:
     """What the processor's attributes say. Raises ValueError for what has no description here."""
     resample = _PILLOW.get(int(own.resample))
-    if resample not in KERNELS:
+    if resample is None:
         raise ValueError(f"resampling {own.resample!r} is not described")
     mean, std = (list(own.image_mean), list(own.image_std)) if own.do_normalize else ([0.0] * 3, [1.0] * 3)
     patches = None
@@ -110,7 +110,8 @@ def _trial(size: tuple[int, int]) -> np.ndarray:
     coarse = rng.integers(0, 256, (-(-2 * height // 8), -(-2 * width // 8), 3))
     noise = rng.integers(-8, 8, (2 * height, 2 * width, 3))
     smooth = np.repeat(np.repeat(coarse, 8, 0), 8, 1)[: 2 * height, : 2 * width]
-    return np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    found: np.ndarray = np.clip(smooth + noise, 0, 255).astype(np.uint8)
+    return found
 
 
 def _compare(ours: np.ndarray, theirs: np.ndarray, described: Preprocessing) -> None:

@@ -24,6 +24,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "moe",
         "nvfp4_or_fp8",
         "quantize",
+        "vla",
     ],
 )
 def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
