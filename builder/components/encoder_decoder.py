@@ -278,11 +278,12 @@ def read_by(directory: Path, model: Any) -> Read:
         size, channels = config.encoder.image_size, getattr(config.encoder, "num_channels", 3)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return Read("images", {name: torch.rand(2, channels, height, width, dtype=dtype)}, {name: {0: "batch"}})
+    beside = " beside images" if hasattr(config, "vision_config") else ""
     raise BuilderError(
         MODEL_AT_FAULT,
-        f"{directory}: the encoder of {type(model).__name__} reads {name} in a way that is not known here (text, "
-        "images of one size, mel bins of a fixed number of frames or samples of sound are); give a Python file with "
-        "its parts (model.py:components)",
+        f"{directory}: the encoder of {type(model).__name__} reads {name}{beside} in a way that is not known here "
+        "(text, images of one size, mel bins of a fixed number of frames or samples of sound are); give a Python file "
+        "with its parts (model.py:components)",
     )
 
 
