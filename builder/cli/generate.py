@@ -94,14 +94,15 @@ def generate(
             raise BuilderError(USAGE, f"--stream: {what}; leave out one or the other")
         Sampling(temperature, top_k, top_p, seed)  # before a model is loaded
         of_parts = (model / FILE).is_file()
-        for flag, given, wanted in (("--chat", chat, False), ("--stream", stream, False), ("--image", image, True)):
+        for flag, given, wanted in (
+            ("--chat", chat, False),
+            ("--stream", stream, False),
+            (f"--runner {runner}", runner != "auto", False),
+            ("--image", image, True),
+        ):
             if given and of_parts != wanted:
                 what = "is" if of_parts else "is not"
                 raise BuilderError(USAGE, f"{flag}: {model} {what} a folder with a model's parts; leave the option out")
-        if of_parts and runner != "auto":
-            raise BuilderError(
-                USAGE, f"--runner {runner}: {model} is a folder with a model's parts; leave the option out"
-            )
         if not of_parts and not prompts:
             raise BuilderError(USAGE, "there is nothing to continue; add --prompt TEXT")
         sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
