@@ -73,6 +73,12 @@ and `torch._scaled_mm` under torch.compile and a CUDA graph, BF16 the faster of 
 some tokens on FP8 is faster than W4A16 on Hopper, which has no FP4 tensor cores: W4A16 decodes weights again for every
 block of rows. build-engine plans it so: FP8 from 33 tokens on with calibration data, from 65 on without."""
 
+PARALLEL = """## Split over two GPUs
+
+`NVFP4GatedMLP` and `NVFP4MoE` (W4A16, FP16 activations): each rank's share of the rows and columns, and NCCL's sum, in
+one CUDA graph, against the whole op on one GPU in the same run. Predicted: one GPU's time halved, and the sum measured
+alone."""
+
 
 def load(name: str) -> dict[str, Any]:
     return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
@@ -203,6 +209,16 @@ def _vla_cells(runs: list[dict[str, Any]]) -> list[str]:
     return [*cells, *(f"{us / 1e3:.2f} ms ({us / ours:.2f}x)" for us in others)]
 
 
+def parallel_table() -> str:
+    rows = []
+    for run in load("parallel")["steps"]:
+        found = times(run)
+        both = found[f"{run['ranks']} GPUs"]
+        shown = (found["one GPU"], found["a rank's plugin"], found["the sum"], both, run["predicted_us"])
+        rows.append([run["problem"], str(run["tokens"]), *(f"{us:.0f} us" for us in shown), f"{run['speed_up']:.2f}x"])
+    return table("op, tokens, one GPU, a rank's plugin, the sum, two GPUs, predicted, speed-up", rows)
+
+
 def page() -> str:
     """The page's text."""
     parts = [
@@ -243,6 +259,10 @@ def page() -> str:
         VLA,
         source("vla"),
         vla_table(),
+        PARALLEL,
+        "2 NVIDIA H200 over NVLink: [`parallel.json`](../benchmarks/results/parallel.json), "
+        "`python benchmarks/parallel.py`.",
+        parallel_table(),
     ]
     return "\n\n".join(parts) + "\n"
 
