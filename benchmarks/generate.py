@@ -4,8 +4,9 @@
 
 A language model of Qwen3-0.6B's shape with random weights is exported with its caches and quantized as build-engine
 does it; `generate --runner torch` runs the quantized and the unquantized ONNX model, transformers the model itself with
-a static cache and compiled decode steps (a CUDA graph). All in BF16, greedy, the same prompts. Milliseconds to the first
-token, and tokens per second behind it, with logits on the CPU, as `generate` counts them; the median of several runs.
+a static cache and compiled decode steps (a CUDA graph). All in BF16, greedy, the same prompts. Milliseconds to the
+first token, and tokens per second behind it, with logits on the CPU, as `generate` counts them; the median of several
+runs.
 """
 
 from __future__ import annotations
