@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import ConvertedTensor
 from trt_nvfp4.graph_passes.weights.awq_folding import Folding, find_foldings, fold
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
+from trt_nvfp4.graph_passes.weights.published_caches import with_published_scales
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
 
@@ -63,20 +64,24 @@ class RewriteResult:
     realized: dict[str, list[str]]
 
 
-def calibration_tensors(plan: Plan) -> dict[str, frozenset[str]]:
-    """The model's tensors whose statistics the plan can use, and of which kinds (see `statistics.collect`)."""
+def calibration_tensors(plan: Plan, found: Iterable[Subgraph] = ()) -> dict[str, frozenset[str]]:
+    """The model's tensors whose statistics the plan can use, and of which kinds (see `statistics.collect`); `found`:
+    its subgraphs, caches of which may have scales that the checkpoint publishes."""
+    published = with_published_scales(found)
     wanted: dict[str, frozenset[str]] = {}
     recipe = parse(plan.recipe)
     for entry in plan.subgraphs:
         kinds = entry.lowering.needs(recipe)
         if kinds or entry.lowering.ranges:
             for name in entry.linear_inputs:
-                wanted[name] = wanted.get(name, frozenset()) | kinds
+                if entry.kind != "attention" or name not in published:
+                    wanted[name] = wanted.get(name, frozenset()) | kinds
     return wanted
 
 
-def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
-    """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there."""
+def check_statistics(plan: Plan, statistics: Statistics | None, found: Iterable[Subgraph] = ()) -> None:
+    """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there; `found` as for
+    `calibration_tensors`."""
     for entry in plan.subgraphs:
         for tensor in entry.linear_inputs if entry.lowering.ranges == "required" else ():
             if statistics is None or not statistics.amax.get(tensor):
@@ -85,7 +90,7 @@ def check_statistics(plan: Plan, statistics: Statistics | None) -> None:
                     f"TensorRT's own NVFP4 scales activations by statistics, and there are {known} of tensor "
                     f"'{tensor}' (subgraph '{entry.name}'): give input samples that reach it with --calib-data"
                 )
-    wanted = calibration_tensors(plan)
+    wanted = calibration_tensors(plan, found)
     if statistics is not None and (absent := [tensor for tensor in wanted if tensor not in statistics.amax]):
         held = len(wanted) - len(absent)
         raise CalibrationError(
@@ -152,8 +157,8 @@ def lower(
         CalibrationError: its recipe needs statistics that are not there; the checkpoint does not fit the model.
         ModelError: a weight holds NaN or Inf.
     """
-    check_statistics(plan, statistics)
     checked = plan.check(model, found=found)
+    check_statistics(plan, statistics, (part for _, part in checked))
     target = replace(model, ir_model=model.ir_model.clone())
     parts = rebind([part for _, part in checked], model.graph, target.graph)
     planned = list(zip((entry for entry, _ in checked), parts, strict=True))

@@ -140,8 +140,8 @@ def build_engine(
     kv_cache: Annotated[
         Literal["auto", "fp16", "bf16", "fp8"],
         typer.Option(
-            help="Type of the key-value caches. fp8: with a scale per head, from --calib-data. auto: the network's, or "
-            "with --accuracy-budget fp8 where that meets it."
+            help="Type of the key-value caches. fp8: with the checkpoint's scales, or one per head from --calib-data. "
+            "auto: fp8 where the checkpoint has scales or --accuracy-budget is met, else the network's."
         ),
     ] = "auto",
     surgery: Annotated[

@@ -96,16 +96,18 @@ def _ranges(
     return dict(collect(model.path, dict.fromkeys(names, ()), samples_of(request, specs), progress=progress.step).amax)
 
 
-def check_data(request: Request, model: SourceModel, specs: Mapping[str, InputSpec], plan: Plan) -> None:
+def check_data(
+    request: Request, model: SourceModel, found: Sequence[Subgraph], specs: Mapping[str, InputSpec], plan: Plan
+) -> None:
     """Raise CalibrationError for data that the run would fail of, as far as its first sample shows: before the plan is
     written beside the engine and the rewritten model of an earlier run, which follow that run's plan.
     """
     if request.calib_data is None:
-        check_statistics(plan, None)
+        check_statistics(plan, None, found)
     elif not is_statistics(request.calib_data):
         next(iter(samples_of(request, specs)))
-    elif calibration_tensors(plan):
-        check_statistics(plan, Statistics.load(request.calib_data, model.path))
+    elif calibration_tensors(plan, found):
+        check_statistics(plan, Statistics.load(request.calib_data, model.path), found)
 
 
 def calibrate(
@@ -130,7 +132,7 @@ def calibrate(
     progress.stage("calibrating")
     budget = request.accuracy_budget is not None
     tensors = calibration_tensors(
-        with_all_statistics(plan, model, found, request.target, request.kv_cache) if budget else plan
+        with_all_statistics(plan, model, found, request.target, request.kv_cache) if budget else plan, found
     )
     if not tensors:
         report.warnings.append(f"no decision of the plan uses activation statistics: {request.calib_data} is not read")

@@ -1,20 +1,22 @@
 """What is taken from checkpoints, byte by byte: NVFP4 weights of one beside the model or of the model's own directory,
-and FP8 weights of the latter."""
+FP8 weights and scales of FP8 caches of the latter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
-from trt_nvfp4.builder.export.checkpoints.directory import quantized_directory
+from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
 from trt_nvfp4.builder.export.huggingface import is_model_directory
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import parse
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import held_matrices
+from trt_nvfp4.graph_passes.weights.published_caches import attach_cache_scales, published_cache_scales
 
 
 def nvfp4_checkpoint(request: Request) -> NVFP4Checkpoint | None:
@@ -30,16 +32,39 @@ def nvfp4_checkpoint(request: Request) -> NVFP4Checkpoint | None:
     return NVFP4Checkpoint(request.model, of_model=True, changed=changed) or None
 
 
-def attach_fp8(request: Request, subgraphs: Sequence[Subgraph], report: Report) -> None:
-    """Note the scales of weights that the model's directory has in FP8; say what is not used of the directory."""
+def attach_published(request: Request, subgraphs: Sequence[Subgraph]) -> QuantizedDirectory | None:
+    """Note the scales that the model's directory has for its weights in FP8 and for FP8 caches; returns what it holds
+    quantized, None where nothing is.
+
+    Raises CalibrationError for scales of caches that do not fit the model.
+    """
     quantized = quantized_directory(request.model) if is_model_directory(request.model) else None
-    if quantized is None:
+    if quantized is not None:
+        quantized.fp8().attach(subgraphs, request.adapter.modules() if request.adapter is not None else ())
+        if quantized.cache_format == "FP8":
+            attach_cache_scales(subgraphs, quantized.cache_scales)
+    return quantized
+
+
+def unused_cache_scales(
+    request: Request, published: QuantizedDirectory | None, subgraphs: Sequence[Subgraph], plan: Plan
+) -> Iterator[str]:
+    """Why caches do not get the scales that the directory has for them."""
+    if published is None:
         return
-    quantized.fp8().attach(subgraphs, request.adapter.modules() if request.adapter is not None else ())
-    if quantized.cache_scales:
-        report.warnings.append(
-            f"{request.model} has scales for {len(quantized.cache_scales)} FP8 caches of keys and values, which are "
-            "not used: caches keep their own"
+    has = f"{request.model} has scales for caches of keys and values"
+    if published.cache_scales and published.cache_format != "FP8":
+        yield f"{has} in {published.cache_format}, which no cache here has: they are left out"
+        return
+    scaled = {part.name for part in subgraphs if published_cache_scales(part) is not None}
+    if lost := len({module for module, _ in published.cache_scales}) - len(scaled):
+        yield f"{has} in FP8, and those of {lost} layers fit no attention that was found: they are left out"
+    decisions = {entry.name: entry for entry in plan.subgraphs if entry.name in scaled}
+    others = [entry for entry in decisions.values() if entry.decision != Decision.ATTENTION_FP8]
+    if others:
+        yield (
+            f"{has} in FP8, which {len(others)} of {len(decisions)} layers do not use ({others[0].reason}); "
+            "--kv-cache fp8 takes them"
         )
 
 

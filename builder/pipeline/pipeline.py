@@ -23,7 +23,12 @@ from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritt
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
 from trt_nvfp4.builder.pipeline.build_step import build
 from trt_nvfp4.builder.pipeline.calibrate_step import calibrate, calibrated_tensors, check_data, convert_network
-from trt_nvfp4.builder.pipeline.checkpoint_step import attach_fp8, check_checkpoint, nvfp4_checkpoint
+from trt_nvfp4.builder.pipeline.checkpoint_step import (
+    attach_published,
+    check_checkpoint,
+    nvfp4_checkpoint,
+    unused_cache_scales,
+)
 from trt_nvfp4.builder.pipeline.pass_dump import PassDump
 from trt_nvfp4.builder.pipeline.plan_step import (
     check_plan_target,
@@ -96,7 +101,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         if observer is not None:
             observer("choose-types", model.ir_model)
         subgraphs = find_subgraphs(model)
-        attach_fp8(request, subgraphs, report)
+        published = attach_published(request, subgraphs)
         if given is not None:
             given.check(model, request.target.capabilities, subgraphs)
         calibrated = calibrated_tensors(request, checkpoint, subgraphs)
@@ -106,9 +111,10 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         plan = given or new_plan(request, model, subgraphs, calibrated, tokens, checkpoint is not None)
         if checkpoint is not None:
             check_checkpoint(checkpoint, subgraphs, request, plan, report)
+        report.warnings += unused_cache_scales(request, published, subgraphs, plan)
         if request.accuracy_budget is None:
             if request.stop_after != "plan":
-                check_data(request, model, specs, plan)
+                check_data(request, model, subgraphs, specs, plan)
             take_plan(request, model, plan, tokens, calibrated, report)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)

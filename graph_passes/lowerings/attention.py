@@ -15,6 +15,7 @@ from trt_nvfp4.graph_passes.patterns.attention.match import attributes, constant
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout, Projection
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, initializer, torch_dtype
+from trt_nvfp4.graph_passes.weights.published_caches import published_cache_scales
 from trt_nvfp4.plugins.ops import DOMAIN, OPS
 from trt_nvfp4.plugins.ops.number_formats import e4m3_scale
 
@@ -24,12 +25,13 @@ OP = "CachedAttention"
 def lower_attention(context: LoweringContext, subgraph: Subgraph, fp8_cache: bool) -> list[str]:
     """Replaces the nodes of `subgraph` by one node of its name; returns that name.
 
-    With `fp8_cache`, scales by head from the statistics make the caches E4M3 bytes; else they keep their type.
+    With `fp8_cache`, scales by head, the checkpoint's or else from the statistics, make the caches E4M3 bytes; else
+    they keep their type.
     """
     block = subgraph.attention
     assert block is not None
     graph, made = context.graph, context.made
-    scales = _cache_scales(context.statistics, subgraph) if fp8_cache and context.statistics is not None else None
+    scales = _cache_scales(context.statistics, subgraph) if fp8_cache else None
     name, dtype = subgraph.name, block.query.value.dtype
     assert dtype is not None
     nodes: list[ir.Node] = []
@@ -79,8 +81,11 @@ def join_projections(graph: ir.Graph) -> None:
             node.replace_input_with(0, whole)
 
 
-def _cache_scales(statistics: Statistics, subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of keys and values [kv_heads]: the largest magnitude of each head becomes E4M3's largest number."""
+def _cache_scales(statistics: Statistics | None, subgraph: Subgraph) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Of keys and values [kv_heads]: the checkpoint's, or those under which the largest magnitude of each head becomes
+    E4M3's largest number; None where neither is known."""
+    if (published := published_cache_scales(subgraph)) is not None or statistics is None:
+        return published
     arrays = [statistics.of(name).head_amax for name in subgraph.linear_inputs]
     key, value = (e4m3_scale(amax) for amax in arrays if amax is not None)
     return key, value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
+from trt_nvfp4.graph_passes.weights.published_caches import published_cache_scales
 
 KIND = "attention"
 #: Who computes it: auto is the plugin where it has kernels for tensor cores.
@@ -27,7 +28,8 @@ def generic_reason(subgraph_dtype: str, head_dim: int) -> str | None:
 
 
 def decide_attention(subgraph: Subgraph, attention: str, kv_cache: str, calibrated: bool) -> tuple[Decision, Reason]:
-    """Decision and reason, for `attention` of ATTENTIONS and `kv_cache` of KV_CACHES.
+    """Decision and reason, for `attention` of ATTENTIONS and `kv_cache` of KV_CACHES: auto is FP8 where the
+    checkpoint has scales for it, else the network's type.
 
     Raises ValueError where the caches cannot have the type that was asked for.
     """
@@ -43,9 +45,12 @@ def decide_attention(subgraph: Subgraph, attention: str, kv_cache: str, calibrat
             raise ValueError("--kv-cache fp8: TensorRT's own cache update takes no FP8; leave out --attention native")
         return Decision.KEEP, Reason(ReasonCode.PREFERRED, f"{_NATIVE}, as asked for")
     slow = generic_reason(subgraph.dtype, subgraph.shapes["head_dim"])
+    published = published_cache_scales(subgraph) is not None
     if slow is not None and attention == "auto" and kv_cache != "fp8":
         why = f"{_NATIVE}: the plugin's kernels are slow here, {slow}"
         return Decision.KEEP, Reason(ReasonCode.NO_KERNELS, why)
+    if published and kv_cache in ("auto", "fp8"):
+        return Decision.ATTENTION_FP8, Reason(ReasonCode.PREFERRED, f"{_PLUGIN}; FP8 caches, the checkpoint's scales")
     if kv_cache == "fp8":
         if not calibrated:
             raise ValueError(

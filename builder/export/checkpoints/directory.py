@@ -43,14 +43,18 @@ READ_FORMATS = (
 )
 INSTEAD = "give the directory of the original model in 16 or 32 bits"
 # Of the keys and values that attention caches, by ModelOpt, compressed-tensors and vLLM; and of its other operands.
-_CACHE_SCALE = re.compile(r"(?P<attention>.*?)(\.(?P<proj>[kv])_proj)?\.((?P<of>[kv])_(cache_)?scale|output_scale)")
-_OPERAND_SCALE = re.compile(r".*\.(q_scale|prob_output_scale|kv_scale)")
+_CACHE_SCALE = re.compile(
+    r"(?P<attention>.*?)(\.((?P<proj>[kv])|qkv)_proj|\.attn)?\.((?P<of>kv|k|v)_(cache_)?scale|output_scale)"
+)
+_CACHE_BIAS = re.compile(r".*\.(k_proj\.k|v_proj\.v)_bias")
+_OPERAND_SCALE = re.compile(r".*\.(q_scale|prob_output_scale)")
 _SIXTEEN_BITS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class QuantizedDirectory:
     """What a directory's safetensors hold: quantized weights by the name that they have in the model, scales of the
-    key-value caches by attention module and "k" or "v", and everything else, `plain`, by name.
+    key-value caches, float32 [1] or [kv_heads], by attention module and "k" or "v", the format of those caches, and
+    everything else, `plain`, by name.
 
     Raises BuilderError (model): a format that is not read; tensors that do not fit together.
     """
@@ -60,10 +64,14 @@ class QuantizedDirectory:
         settings = Settings.of(directory, config)
         self.weights = {parts.weight: _read_by(parts, directory) for parts in quantized_parts(self._files, settings)}
         taken = {key for weight in self.weights.values() for key in weight.parts.keys.values()}
-        self.cache_scales: dict[tuple[str, str], float] = {}
+        self.cache_scales: dict[tuple[str, str], Tensor] = {}
+        self.cache_format = settings.cache or "FP8"
         for key in self._files.keys() - taken:
             if self._is_cache_scale(key):
                 taken.add(key)
+            elif _CACHE_BIAS.fullmatch(key):
+                taken.add(key)
+                self.cache_format = "numbers with biases"
         self.plain = [key for key in self._files if key not in taken]
         self.failure: BuilderError | None = None
 
@@ -105,17 +113,21 @@ class QuantizedDirectory:
 
     def _is_cache_scale(self, key: str) -> bool:
         """Whether it is a scale of what attention computes with; those of caches are kept."""
-        if self._files.shape(key) not in ((), (1,)):
-            return False
         match = _CACHE_SCALE.fullmatch(key)
         if match is None or not (of := match["of"] or match["proj"]):
             return _OPERAND_SCALE.fullmatch(key) is not None
-        scale = float(self._files.read(key).float())
-        if not (0 < scale < torch.inf):
+        shape = self._files.shape(key)
+        if sum(size != 1 for size in shape) > 1 or 0 in shape:  # one, or one per head
+            return False
+        scale = self._files.read(key).float().reshape(-1)
+        if not ((scale > 0) & scale.isfinite() & scale.reciprocal().isfinite()).all():
             raise BuilderError(
-                MODEL_AT_FAULT, f"{self._files.path}: {key} must hold one positive scale of the cache, found {scale}"
+                MODEL_AT_FAULT,
+                f"{self._files.path}: {key} must hold positive scales of the cache, found {scale.min():g} to "
+                f"{scale.max():g}; download the checkpoint again, or give the original model",
             )
-        self.cache_scales[match["attention"], of] = scale
+        for which in of:
+            self.cache_scales[match["attention"], which] = scale
         return True
 
 

@@ -18,20 +18,22 @@ class Settings:
     """Of `quantization_config` in config.json, or of hf_quant_config.json (ModelOpt); None where neither states it.
 
     `method`: the library or format. `block`: rows and columns that share a scale of blockwise FP8. `bits`: of packed
-    integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower case.
+    integers. `layout`: GPTQ's `checkpoint_format` or AWQ's `version`, in lower case. `cache`: the format of caches of
+    keys and values, such as "FP8".
     """
 
     method: str | None = None
     bits: int | None = None
     block: tuple[int, int] | None = None
     layout: str | None = None
+    cache: str | None = None
 
     @staticmethod
     def of(directory: Path, config: Mapping[str, Any]) -> Settings:
         """Those of a directory and its config.json."""
-        found = quantization_config(config)
+        found, beside = quantization_config(config), _modelopt(directory)
         if found is None:
-            return Settings("modelopt" if (directory / "hf_quant_config.json").is_file() else None)
+            return Settings("modelopt" if beside is not None else None, cache=_cache(beside or {}))
         method = found.get("quant_method")
         layout = found.get("checkpoint_format", found.get("version"))
         return Settings(
@@ -39,6 +41,7 @@ class Settings:
             _positive(found.get("bits", found.get("w_bit"))),
             _block(found.get("weight_block_size")) or _block_structure(found),
             layout.lower() if isinstance(layout, str) else None,
+            _cache(found) or _cache(beside or {}),
         )
 
 
@@ -55,6 +58,26 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def read_config(directory: Path) -> Any:
     """What is in config.json. Raises ValueError where it is not JSON."""
     return parse_json((directory / "config.json").read_text(encoding="utf-8"))
+
+
+def _modelopt(directory: Path) -> Mapping[str, Any] | None:
+    """What is in hf_quant_config.json; None where there is none. Raises ValueError where it is not JSON."""
+    if not (file := directory / "hf_quant_config.json").is_file():
+        return None
+    content = parse_json(file.read_text(encoding="utf-8"))
+    found = content.get("quantization") if isinstance(content, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _cache(found: Mapping[str, Any]) -> str | None:
+    """The format of caches: ModelOpt's name of it, or compressed-tensors' description."""
+    scheme = found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo")
+    if isinstance(scheme, str):
+        return scheme.upper()
+    if not isinstance(scheme, Mapping):
+        return None
+    bits, of = scheme.get("num_bits"), str(scheme.get("type", "")).upper()
+    return "FP8" if (bits, of) == (8, "FLOAT") else f"{of or 'another type'} of {bits} bits"
 
 
 def _positive(value: Any) -> int | None:

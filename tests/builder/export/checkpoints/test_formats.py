@@ -102,13 +102,47 @@ def test_stacked_experts_in_nvfp4(transposed: bool, rng: np.random.Generator, tm
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("of", ["self_attn.{}_scale", "self_attn.{0}_proj.{0}_scale", "self_attn.{}_proj.output_scale"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        "self_attn.{}_scale",
+        "self_attn.attn.{}_scale",
+        "self_attn.qkv_proj.{}_scale",
+        "self_attn.{0}_proj.{0}_scale",
+        "self_attn.{}_proj.output_scale",
+    ],
+)
 def test_scales_of_caches(of: str, tmp_path: Path) -> None:
     tensors = {f"model.layers.0.{of.format(which)}": torch.tensor(scale) for which, scale in (("k", 0.5), ("v", 2.0))}
     found = read(directory(tmp_path, tensors, None))
     attention = "model.layers.0.self_attn"
-    assert found.cache_scales == {(attention, "k"): 0.5, (attention, "v"): 2.0}
-    assert not found.plain
+    assert {key: scale.tolist() for key, scale in found.cache_scales.items()} == {
+        (attention, "k"): [0.5],
+        (attention, "v"): [2.0],
+    }
+    assert (found.plain, found.cache_format) == ([], "FP8")
+
+
+def test_one_scale_for_keys_and_values(tmp_path: Path) -> None:
+    found = read(directory(tmp_path, {"model.layers.0.self_attn.kv_scale": torch.tensor(0.5)}, None))
+    assert {of: scale.tolist() for (_, of), scale in found.cache_scales.items()} == {"k": [0.5], "v": [0.5]}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "extra", "expected"),
+    [
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, {}, "FP8"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, {}, "INT of 8 bits"),
+        ({"kv_cache_scheme": "NVFP4"}, {}, "NVFP4"),
+        ({}, {"model.layers.0.self_attn.k_proj.k_bias": torch.ones(1, 2, 1, 8)}, "numbers with biases"),
+    ],
+)
+def test_formats_of_caches(
+    quantization: dict[str, object], extra: dict[str, torch.Tensor], expected: str, tmp_path: Path
+) -> None:
+    scales = {f"model.layers.0.self_attn.{of}_proj.{of}_scale": torch.tensor(0.5) for of in "kv"}
+    found = read(directory(tmp_path, scales | extra, {"quant_method": "modelopt", **quantization}))
+    assert (found.cache_format, found.plain) == (expected, [])
 
 
 HOSTILE = {
