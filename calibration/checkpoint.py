@@ -55,7 +55,7 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
             self._modules = {
                 module: name
                 for module, name in self._modules.items()
-                if f"{module}.pre_quant_scale" not in self._files and name not in others
+                if f"{module}.pre_quant_scale" not in self._files and name not in others and self._is_nvfp4(module)
             }
         elif not self._modules:
             found = sorted({name.rpartition(".")[2] for name in self._files})
@@ -138,6 +138,14 @@ class NVFP4Checkpoint(Mapping[str, NVFP4Weight]):
         wanted = without_model(path)
         found = [module for module, own in self._modules.items() if own.endswith(wanted) or wanted.endswith(own)]
         return found[0] if len(found) == 1 else None
+
+    def _is_nvfp4(self, module: str) -> bool:
+        """Whether rows are packed with a scale for 16 columns, as other formats with the same names do not have it."""
+        if (packed := self._packed(module)) not in self._files:
+            return False
+        values, scales = self._files.shape(packed), self._files.shape(f"{module}.weight_scale")
+        of_bytes = self._files.dtype(packed) == "U8" and self._files.dtype(f"{module}.weight_scale") == "F8_E4M3"
+        return of_bytes and len(values) == len(scales) == 2 and values[1] * 2 == scales[1] * BLOCK
 
     def _is_modelopt(self, module: str) -> bool:
         return f"{module}.weight_scale_2" in self._files

@@ -79,9 +79,9 @@ def calibration_tensors(plan: Plan, found: Iterable[Subgraph] = ()) -> dict[str,
     return wanted
 
 
-def check_statistics(plan: Plan, statistics: Statistics | None, found: Iterable[Subgraph] = ()) -> None:
-    """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there; `found` as for
-    `calibration_tensors`."""
+def check_statistics(plan: Plan, statistics: Statistics | None, subgraphs: Iterable[Subgraph] = ()) -> None:
+    """Raises CalibrationError where the plan's recipe or a decision needs statistics that are not there; `subgraphs`
+    are the model's, as for `calibration_tensors`."""
     for entry in plan.subgraphs:
         for tensor in entry.linear_inputs if entry.lowering.ranges == "required" else ():
             if statistics is None or not statistics.amax.get(tensor):
@@ -90,7 +90,7 @@ def check_statistics(plan: Plan, statistics: Statistics | None, found: Iterable[
                     f"TensorRT's own NVFP4 scales activations by statistics, and there are {known} of tensor "
                     f"'{tensor}' (subgraph '{entry.name}'): give input samples that reach it with --calib-data"
                 )
-    wanted = calibration_tensors(plan, found)
+    wanted = calibration_tensors(plan, subgraphs)
     if statistics is not None and (absent := [tensor for tensor in wanted if tensor not in statistics.amax]):
         held = len(wanted) - len(absent)
         raise CalibrationError(

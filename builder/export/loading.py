@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
+from trt_nvfp4.builder.export.unused_tensors import check_all_used
 
 if TYPE_CHECKING:
     import torch
 
 EXPORT_IT = "export it with torch.onnx.export and give the ONNX file"
-# Tables that old checkpoints hold beside the weights; models compute them.
-_COMPUTED = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias)$")
-_NAMED_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) 
             f"{directory}: weights and config.json do not fit: {name} is {list(found)} in the weights, and "
             f"{list(expected)} by config.json",
         )
-    _check_all_used(directory, info["unexpected_keys"], model)
+    check_all_used(directory, info["unexpected_keys"], model)
     if hasattr(model, "set_experts_implementation"):
         # Grouped matrix products, the default, have no ONNX operator, and loops over the experts depend on the data.
         model.set_experts_implementation("batched_mm")
@@ -125,26 +121,3 @@ def _forget_quantization(config: Any) -> None:
         for name in ("quantization_config", "compression_config"):
             if name in vars(part):
                 delattr(part, name)
-
-
-def _check_all_used(directory: Path, unused: Collection[str], model: Any) -> None:
-    """Raises BuilderError (model) for `unused`, keys of the files that transformers did not load: a model without them
-    computes something else. The head that a bare model lacks is no fault."""
-    lost = sorted(key for key in unused if not _COMPUTED.search(key))
-    if model.base_model is model:
-        modules = {name.partition(".")[0] for name, _ in model.named_parameters()}
-        prefix = f"{model.base_model_prefix}."
-        lost = [key for key in lost if key.startswith(prefix) or key.partition(".")[0] in modules]
-    if lost:
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{directory}: its files hold {listed(lost)}, which {type(model).__name__} does not use, so "
-            "that the exported model would be another one; mend `architectures` in config.json, give the directory of "
-            "the original model, or export it with torch.onnx.export and give the ONNX file",
-        )
-
-
-def listed(keys: Sequence[str]) -> str:
-    """The first of some keys, and how many more there are."""
-    more = f" and {len(keys) - _NAMED_KEYS} more such keys" if len(keys) > _NAMED_KEYS else ""
-    return f"{', '.join(json.dumps(key) for key in keys[:_NAMED_KEYS])}{more}"

@@ -152,6 +152,12 @@ def quantized_directory(directory: Path) -> QuantizedDirectory | None:
     """
     config = read_config(directory)
     stated = quantization_config(config)
+    if stated is not None and (transforms := stated.get("transform_config")):
+        raise BuilderError(
+            MODEL_AT_FAULT,
+            f"{directory}: its weights are quantized behind transforms ({', '.join(_groups_of(transforms))}), which "
+            f"activations would have to go through; {INSTEAD}",
+        )
     method = None if stated is None else stated.get("quant_method", "a method without a name")
     if not any(directory.glob("*.safetensors")):
         if method is not None:
@@ -174,6 +180,11 @@ def quantized_directory(directory: Path) -> QuantizedDirectory | None:
             )
         return None
     return found
+
+
+def _groups_of(transforms: Any) -> list[str]:
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    return [json.dumps(str(name)) for name in groups] if isinstance(groups, Mapping) else ["transform_config"]
 
 
 def _read_by(parts: Parts, directory: Path) -> QuantizedWeight:

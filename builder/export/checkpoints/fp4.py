@@ -15,15 +15,16 @@ MX_BLOCK = 32
 
 
 def nvfp4(parts: Parts) -> QuantizedWeight | None:
-    """uint8 [..., K/2], E4M3 scales [..., K/16], and a scale per tensor: ModelOpt's multiplies, compressed-tensors'
-    divides. Stacked experts may lie transposed, [E, K/2, N]."""
+    """uint8 [..., K/2], E4M3 scales [..., K/16] (K/32 by ModelOpt's W4A8), and a scale per tensor: ModelOpt's
+    multiplies, compressed-tensors' divides. Stacked experts may lie transposed, [E, K/2, N]."""
     modelopt = parts.has({"weight", "scale", "scale_2"})
     if not (modelopt or parts.has({"packed", "scale", "global_scale"})):
         return None
     values, by_tensor = ("weight", "scale_2") if modelopt else ("packed", "global_scale")
     if parts.dtype(values) != "U8" or parts.dtype("scale") != "F8_E4M3":
         return None
-    shape, axis = _unpacked(parts, values, BLOCK)
+    block = MX_BLOCK if _columns_by_scale(parts, values) == MX_BLOCK else BLOCK
+    shape, axis = _unpacked(parts, values, block)
 
     def dequantize() -> Tensor:
         scale = parts.scale(by_tensor)
@@ -34,16 +35,18 @@ def nvfp4(parts: Parts) -> QuantizedWeight | None:
         scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(-1, 1, 1)
         block_scales = parts.scale("scale").transpose(axis, -1)
         whole = e2m1_decode(unpack(parts.read(values).transpose(axis, -1).contiguous()))
-        blocks = whole.view(*block_scales.shape, BLOCK) * block_scales.unsqueeze(-1)
+        blocks = whole.view(*block_scales.shape, block) * block_scales.unsqueeze(-1)
         return (blocks.flatten(-2) * scale).transpose(axis, -1)
 
-    return QuantizedWeight(parts, "NVFP4", shape, dequantize)
+    return QuantizedWeight(parts, "NVFP4" if block == BLOCK else f"FP4 in blocks of {block}", shape, dequantize)
 
 
 def mxfp4(parts: Parts) -> QuantizedWeight | None:
     """uint8 [N, K/2] and E8M0 scales [N, K/32], by ModelOpt or compressed-tensors."""
     values = "weight" if parts.has({"weight", "scale"}) else "packed" if parts.has({"packed", "scale"}) else None
     if values is None or parts.dtype(values) != "U8" or parts.dtype("scale") not in ("U8", "F8_E8M0"):
+        return None
+    if _columns_by_scale(parts, values) == MX_BLOCK * 3 // 2:  # MXFP6
         return None
     shape, axis = _unpacked(parts, values, MX_BLOCK)
 
@@ -76,6 +79,13 @@ def gpt_oss_mxfp4(parts: Parts) -> QuantizedWeight | None:
         return whole
 
     return QuantizedWeight(parts, "MXFP4", shape, dequantize)
+
+
+def _columns_by_scale(parts: Parts, values: str) -> float:
+    """How many columns share a scale, at two to a byte, where each row has scales of its own; 0 for other shapes."""
+    packed, scales = parts.shape(values), parts.shape("scale")
+    by_row = len(packed) == len(scales) >= 2 and packed[:-1] == scales[:-1] and scales[-1] > 0
+    return packed[-1] * 2 / scales[-1] if by_row else 0
 
 
 def _unpacked(parts: Parts, values: str, block: int) -> tuple[tuple[int, ...], int]:

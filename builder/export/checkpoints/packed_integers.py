@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from trt_nvfp4.builder.export.checkpoints.scales import spread
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 
 _WORD = 32
+GPTQ_METHODS = ("gptq", "auto-round", "intel/auto-round")
 # Columns of AWQ's eight values in a word, from the lowest bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -53,11 +56,11 @@ def gptq(parts: Parts) -> QuantizedWeight | None:
     words, scales = parts.shape("qweight"), parts.shape("scales")
     if len(words) != 2 or len(scales) != 2 or words[1] != scales[1]:
         return None
-    bits, layout = parts.settings.bits, parts.settings.layout or "gptq"
-    if parts.settings.method != "gptq" or bits is None or bits > 8 or layout not in ("gptq", "gptq_v2"):
+    bits, layout = _bits_by_groups(parts) or parts.settings.bits, parts.settings.layout or "gptq"
+    if parts.settings.method not in GPTQ_METHODS or bits is None or bits > 8 or layout not in ("gptq", "gptq_v2"):
         raise parts.error(
-            f"{parts.weight} is packed as by GPTQ, and config.json must say how: quant_method gptq, bits up to 8, "
-            f"checkpoint_format gptq or gptq_v2; found {parts.settings.method}, {bits}, {layout}"
+            f"{parts.weight} is packed as by GPTQ, and config.json must say how: quant_method gptq or auto-round, bits "
+            f"up to 8, checkpoint_format gptq or gptq_v2; found {parts.settings.method}, {bits}, {layout}"
         )
     n, k = scales[1], words[0] * _WORD // bits
     if words[0] * _WORD % bits or parts.shape("qzeros") != (scales[0], -(-n * bits // _WORD)) or k % scales[0]:
@@ -103,11 +106,12 @@ def awq(parts: Parts) -> QuantizedWeight | None:
 
 
 def modelopt_int4(parts: Parts) -> QuantizedWeight | None:
-    """uint8 [N/2, K], an even row in the low nibbles and the next in the high ones, and scales [N, G]."""
-    if not parts.has({"weight", "scale"}) or parts.dtype("weight") != "U8":
+    """uint8 [N/2, K], an even row in the low nibbles and the next in the high ones, and scales [N, G]. W4A8 has another
+    scale, `scale_2`, by which kernels shift the scales into FP8: values do not depend on it."""
+    if not parts.has({"weight", "scale"}, {"scale_2"}) or parts.dtype("weight") != "U8":
         return None
     packed, scales = parts.shape("weight"), parts.shape("scale")
-    if parts.dtype("scale") not in ("F32", "F16", "BF16") or len(packed) != 2 or scales[0] != 2 * packed[0]:
+    if parts.dtype("scale") not in ("F32", "F16", "BF16") or len(packed) != 2 or scales[:1] != (2 * packed[0],):
         return None
     shape = (2 * packed[0], packed[1])
 
@@ -139,6 +143,14 @@ def _awq_order(values: Tensor) -> Tensor:
     for place, column in enumerate(_AWQ_ORDER):
         ordered[:, column::8] = values[:, place::8]
     return ordered
+
+
+def _bits_by_groups(parts: Parts) -> int | None:
+    """Of a value, by the number of columns in `g_idx`: GPTQModel may give modules other bits than config.json says."""
+    if "g_idx" not in parts.keys or not (columns := math.prod(parts.shape("g_idx"))):
+        return None
+    bits, rest = divmod(parts.shape("qweight")[0] * _WORD, columns)
+    return bits if not rest and bits in (2, 3, 4, 8) else None
 
 
 def _groups(parts: Parts, role: str, columns: int, count: int) -> Tensor:

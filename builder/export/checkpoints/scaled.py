@@ -60,4 +60,7 @@ def _read(parts: Parts, values: str, role: str) -> Tensor:
     if "zero_point" in parts.keys:
         zero_point = parts.read("zero_point").to(torch.float32)
         whole -= spread(parts, "zero_point", zero_point, shape)
-    return whole * spread(parts, role, parts.scale(role), shape)
+    scale = parts.scale(role)
+    if scale.dim() == 4 and scale.shape[1] == scale.shape[3] == 1:  # ModelOpt's blocks, with the axes in a block kept
+        scale = scale[:, 0, :, 0]
+    return whole * spread(parts, role, scale, shape)

@@ -36,6 +36,8 @@ class Settings:
             return Settings("modelopt" if beside is not None else None, cache=_cache(beside or {}))
         method = found.get("quant_method")
         layout = found.get("checkpoint_format", found.get("version"))
+        if isinstance(packing := found.get("packing_format"), str):  # auto-round's "auto_round:auto_gptq"
+            layout = "gptq" if packing.endswith("gptq") else packing
         return Settings(
             method.lower() if isinstance(method, str) else None,
             _positive(found.get("bits", found.get("w_bit"))),

@@ -132,7 +132,15 @@ UP = "model.layers.0.mlp.up_proj."
 
 
 @pytest.mark.parametrize(
-    "key", [f"{UP}zero_points", f"{UP}input_scale", "model.layers.0.mlp.lora_A.weight", "score.weight", "mtp.weight"]
+    "key",
+    [
+        f"{UP}zero_points",
+        f"{UP}input_scale",
+        "model.layers.0.mlp.lora_A.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "stray.weight",
+        "mtp.weight",
+    ],
 )
 def test_keys_that_the_model_does_not_use(key: str, llama: Path) -> None:
     change(llama, {key: torch.ones(4)})
@@ -165,6 +173,37 @@ def test_scales_that_are_lost(llama: Path) -> None:
 def test_tables_that_the_model_computes(llama: Path) -> None:
     change(llama, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     assert load_directory(llama, transformers, False).quantized is None
+
+
+@pytest.mark.parametrize("key", ["score.weight", "lm_head.weight"])
+def test_heads_of_other_tasks_and_tied_ones(key: str, llama: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": key == "lm_head.weight"}))
+    change(llama, {key: load_file(llama / "model.safetensors")["model.embed_tokens.weight"]})
+    loaded_logits(llama)
+
+
+def test_what_only_other_classes_of_bert_have(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.BertConfig(**sizes, num_attention_heads=2)
+    transformers.BertForPreTraining(config).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {"bert.pooler.dense.weight", "cls.seq_relationship.weight"} <= stored.keys()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    assert type(load_directory(tmp_path, transformers, False).model).__name__ == "BertForMaskedLM"
+
+
+def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    """GLM's, as many behind the last layer as the configuration states."""
+    config = transformers.Glm4MoeConfig(**SIZES, head_dim=32, first_k_dense_replace=1, num_nextn_predict_layers=1)
+    transformers.Glm4MoeForCausalLM(config).save_pretrained(tmp_path)
+    further = "model.layers.1.eh_proj.weight"
+    change(tmp_path, {further: torch.ones(4)})
+    load_directory(tmp_path, transformers, False)
+    change(tmp_path, {"model.layers.2.eh_proj.weight": torch.ones(4)})
+    with pytest.raises(BuilderError, match=r"layers\.2\.eh_proj"):
+        load_directory(tmp_path, transformers, False)
 
 
 def test_head_that_a_bare_model_lacks(llama: Path) -> None:
