@@ -29,6 +29,7 @@ from trt_nvfp4.builder.pipeline.checkpoint_step import (
     nvfp4_checkpoint,
     unused_cache_scales,
 )
+from trt_nvfp4.builder.pipeline.disk_space import check_disk
 from trt_nvfp4.builder.pipeline.pass_dump import PassDump
 from trt_nvfp4.builder.pipeline.plan_step import (
     check_plan_target,
@@ -45,6 +46,7 @@ from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
+from trt_nvfp4.common.mapped_pages import bounded_mapped_pages
 from trt_nvfp4.common.replacing import made_folder
 from trt_nvfp4.graph_passes.load.faults import blaming
 from trt_nvfp4.graph_passes.load.source import checked, load
@@ -73,12 +75,14 @@ def run(request: Request, progress: Progress | None = None) -> Report:
             if file is not None:
                 made.enter_context(made_folder(file.parent))
         made.enter_context(blaming(request.model))
+        made.enter_context(bounded_mapped_pages())
         return (_resume_from_rewritten if rewritten_already else _from_the_start)(request, report, progress)
 
 
 def _from_the_start(request: Request, report: Report, progress: Progress) -> Report:
     observer = None if request.dump_passes is None else PassDump(request.dump_passes)
     # Before an export, which takes minutes.
+    check_disk(request)
     checkpoint = nvfp4_checkpoint(request)
     with report.timed("read"):
         progress.stage("reading the model")
