@@ -29,6 +29,8 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "set_compute_capability": {"tensorrt_rtx": ((1, 0), NEVER)},
     # TensorRT-RTX compiles kernels on the device at run time and keeps no timings.
     "timing_cache": {"tensorrt": ((10, 13), NEVER)},
+    # Kernels compiled at run time can be kept in a file.
+    "runtime_cache": {"tensorrt_rtx": ((1, 7), NEVER)},
     # The parser opens lib<name>.so when it meets a plugin, while the wheel ships lib<name>.so.1 alone, and aborts.
     "parser_opens_unversioned_library": {"tensorrt_rtx": ((1, 0), NEVER)},
     # Myelin crashes where a plugin's network takes an input of no values.

@@ -45,7 +45,7 @@ MODULES = (
 )
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
-    *("builder/tensorrt/load.py", "common/json_text.py"),
+    *("builder/tensorrt/load.py", "builder/tensorrt/runtime_cache.py", "common/json_text.py"),
     *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
     *(
         f"builder/generate/{name}.py"

@@ -9,6 +9,7 @@ from typing import Any
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.tensorrt import backend, build_script
+from trt_nvfp4.builder.tensorrt.runtime_cache import EngineWithCache
 
 #: How files of engines end.
 ENGINES = (".engine", ".plan")
@@ -52,7 +53,8 @@ def _library_beside(engine: Path, name: Any) -> Path:
 
 
 def load_engine(path: Path) -> tuple[Any, backend.Backend]:
-    """The deserialized engine (`ICudaEngine`) and the back end that loaded it.
+    """The deserialized engine (`ICudaEngine`) and the back end that loaded it; with TensorRT-RTX, kernels that it
+    compiles are kept beside the engine (see `runtime_cache`).
 
     Raises BuilderError: model when `path` is no file, unavailable when there is no NVIDIA GPU, no TensorRT, or
     TensorRT refuses the engine (built by another version, or for another GPU).
@@ -87,4 +89,4 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
             f"{origin}; {module} {loader.version} on this GPU cannot load it: {log.last_errors()}; build it again "
             "here, or install the version that built it",
         )
-    return engine, loader
+    return EngineWithCache(engine, path) if loader.has("runtime_cache") else engine, loader
