@@ -23,6 +23,8 @@ from trt_nvfp4.plugins.host import PluginHost, Session
 
 # Thor's objects are for its own machine; the PTX of its W4A4 is B200's (test_machine_code.py).
 _TARGETS = {**TARGETS, "thor": replace(TARGETS["thor"], ptx_arch=TARGETS["b200"].arch)}
+# Waits, peeks and stores that are disturbed: slow warps, and what lands late.
+DISORDER = 0.1
 _emulated: dict[str, tuple[Gpu, Program]] = {}
 
 
@@ -45,6 +47,7 @@ def emulated_gpu(request: pytest.FixtureRequest, seed: int) -> Gpu:
         pytest.skip(str(error))
     gpu, _ = _library(request.param)
     gpu.device.reseed(seed ^ zlib.crc32(request.node.name.encode()))
+    gpu.device.disorder = DISORDER
     gpu.use()
     return gpu
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import EmulatorError
+from .order import Access, Clock
 
 if TYPE_CHECKING:
     from .machine import Cta, Warp
 
-Clock = NDArray[np.int64]
 MAX_ARRIVALS = (1 << 20) - 1
 MAX_TRANSACTIONS = (1 << 20) - 1
 
@@ -69,7 +69,7 @@ class Landing(Wait):
 class MBarrier:
     """An mbarrier object: phase, pending arrivals, expected arrivals, transaction bytes."""
 
-    def __init__(self, count: int, clock_size: int, name: str) -> None:
+    def __init__(self, count: int, cta: Cta, offset: int, name: str) -> None:
         if not 1 <= count <= MAX_ARRIVALS:
             raise EmulatorError(f"mbarrier.init with count {count}, not in 1..{MAX_ARRIVALS}, on {name}")
         self.count = count
@@ -77,10 +77,26 @@ class MBarrier:
         self.transactions = 0
         self.phase = 0
         self.name = name
-        self.clock: Clock = np.zeros(clock_size, np.int64)
+        agents = cta.cluster.agents
+        self.cta = cta
+        self.agent = agents.mbarrier(cta.rank, offset)
+        self.clock: Clock = np.zeros(agents.count, np.int64)
+        #: What who waits for the last phase that is over has seen: not what arrived since.
+        self.passed_clock = self.clock
+
+    def access(self, clock: Clock, issued: int) -> Access:
+        """What a copy does that completes on this barrier in its present phase."""
+        assert self.agent is not None
+        return Access(self.agent, self.cta.cluster.mbarrier_phases[self.agent] + 1, clock, issued)
+
+    def publish(self, clock: Clock) -> None:
+        """Who waits has seen what `clock` says."""
+        np.maximum(self.clock, clock, out=self.clock)
 
     def arrive(self, count: int, warp: Warp | None) -> int:
         """Count arrivals; returns the phase arrived at. Raises EmulatorError when more arrive than are expected."""
+        if self.cta.gone:
+            raise EmulatorError(f"arrival on {self.name}, which has exited")
         if count > self.pending:
             raise EmulatorError(
                 f"arrival count overflow on {self.name}: {count} arrive in phase {self.phase}, "
@@ -111,6 +127,11 @@ class MBarrier:
         if self.pending == 0 and self.transactions == 0:
             self.phase += 1
             self.pending = self.count
+            if self.agent is not None:
+                phases = self.cta.cluster.mbarrier_phases
+                phases[self.agent] += 1
+                self.clock[self.agent] = phases[self.agent]
+            self.passed_clock = self.clock.copy()
 
     def passed(self, parity: int) -> bool:
         """Whether the phase of this parity is over."""
@@ -151,6 +172,7 @@ class NamedBarrier:
 
     name: str
     clock: Clock
+    passed_clock: Clock
     generation: int = 0
     arrived: int = 0
     expected: int | None = None
@@ -196,6 +218,7 @@ class ClusterBarrier:
     def __init__(self, ctas: list[Cta], clock: Clock) -> None:
         self.ctas = ctas
         self.clock = clock
+        self.passed_clock = clock
         self.arrived = 0
         self.generation = 0
 
@@ -206,6 +229,7 @@ class ClusterBarrier:
         if self.arrived and self.arrived >= self.live():
             self.arrived = 0
             self.generation += 1
+            self.passed_clock = self.clock.copy()
 
 
 class LaneWait(Wait):

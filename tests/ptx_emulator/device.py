@@ -12,6 +12,10 @@ from .counters import Counters
 from .launch import Dim3, Launch, LoadedModule
 from .memory import GlobalMemory, Region
 
+#: What the ISA does not allow and kernels that work on hardware do (CUTLASS's examples 67 and 92): reads of shared
+#: memory that a predicated copy left as it was; cp.async into what the async proxy reads, with no fence.
+TOLERABLE = ("uninitialised", "unfenced-cp-async")
+
 
 class Device:
     """A GPU of `sm_count` SMs, each holding one CTA at a time.
@@ -36,6 +40,8 @@ class Device:
         self.reseed(seed)
         self.disorder = disorder
         self.strict_exit = strict_exit
+        #: Names of TOLERABLE that launches may do from now on.
+        self.tolerated: frozenset[str] = frozenset()
         #: blockIdx.x of a CTA that goes on when no other can, or now and then where others poll; None: all in turn.
         self.lagging: int | None = None
 
@@ -73,10 +79,19 @@ class Device:
         params: bytes,
         dynamic_shared: int = 0,
         cluster: Dim3 | None = None,
+        preferred_cluster: Dim3 | None = None,
+        non_portable: bool = False,
     ) -> Counters:
-        """Run a kernel to its end; raises EmulatorError. `params` is the kernel's parameter buffer."""
+        """Run a kernel to its end; raises EmulatorError. `params` is the kernel's parameter buffer.
+
+        preferred_cluster: some clusters, drawn from the seed, have this shape. non_portable: the kernel may have
+        clusters of more than eight CTAs.
+        """
         self.launches += 1
-        return Launch(self, module, entry, grid, block, params, dynamic_shared, cluster).run()
+        launch = Launch(
+            self, module, entry, grid, block, params, dynamic_shared, cluster, preferred_cluster, non_portable
+        )
+        return launch.run()
 
 
 def pack_params(*values: int | float | Region | np.generic) -> bytes:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import instructions as _instructions  # noqa: F401  registers the handlers
+from .architecture import check_instructions, check_launch
 from .barriers import Wait
 from .codegen import STAY, STORAGE, Compiler
 from .counters import Counters
@@ -37,7 +38,11 @@ _SLICE = 2000
 _IDLE_ROUNDS = 2000
 # Rounds after which a block that lags has its turn, though others can go on: they may poll what it is to write.
 _LAG = 100
-_ASYNC_OPCODES = {"tcgen05", "wgmma"}
+# Instructions of the async proxy.
+_ASYNC = (
+    ("tcgen05",), ("wgmma",), ("clusterlaunchcontrol",), ("cp", "async", "bulk"), ("cp", "reduce", "async", "bulk"),
+    ("st", "async"), ("red", "async"),
+)  # fmt: skip
 
 
 class LoadedModule:
@@ -78,8 +83,20 @@ class LoadedModule:
                 raise EmulatorError(f"no entry {name} in the module; it has {', '.join(self.entries)}")
             others = [body for entry, body in self._bodies.items() if entry != name]
             program = build(parse(without(self._text, others)), name)
+            check_instructions(program, self.module.target)
             self._programs[name] = (program, Compiler(program, self, special_register))
         return self._programs[name]
+
+    def replace(self, name: str, program: Program, compiler: Compiler) -> None:
+        """Entry `name` runs as this program from now on."""
+        self._programs[name] = (program, compiler)
+
+
+def _places(first: Dim3, last: Dim3, step: Dim3) -> Iterator[Dim3]:
+    for z in range(first[2], last[2], step[2]):
+        for y in range(first[1], last[1], step[1]):
+            for x in range(first[0], last[0], step[0]):
+                yield x, y, z
 
 
 class Launch:
@@ -95,6 +112,8 @@ class Launch:
         params: bytes,
         dynamic_shared: int,
         cluster: Dim3 | None,
+        preferred_cluster: Dim3 | None = None,
+        non_portable: bool = False,
     ) -> None:
         Launch.number += 1
         self.device = device
@@ -105,7 +124,12 @@ class Launch:
         self.cluster_shape: Dim3 = cluster or (tuple([*(required or ()), 1, 1, 1][:3]))  # type: ignore[assignment]
         self.dynamic_shared = dynamic_shared
         self.shared_bytes = self.program.static_shared + dynamic_shared
-        self._check_shape()
+        check_launch(
+            self.program, module.module.target, grid, block, self.cluster_shape, cluster is not None, non_portable,
+            device.sm_count,
+        )  # fmt: skip
+        if self.shared_bytes > device.max_shared:
+            raise EmulatorError(f"{self.shared_bytes} bytes of shared memory exceed {device.max_shared}")
         if len(params) != self.program.param_bytes:
             raise EmulatorError(f"{entry[:60]} takes {self.program.param_bytes} parameter bytes, got {len(params)}")
         data = np.zeros(-(-max(len(params), 1) // 128) * 128 + 128, np.uint8)
@@ -118,7 +142,7 @@ class Launch:
             for r in self.program.registers
         ]
         opcodes = {i.opcode for b in self.program.blocks for i in b.instructions}
-        self.tracks_proxy = any(o[0] in _ASYNC_OPCODES or o[:3] == ("cp", "async", "bulk") for o in opcodes)
+        self.tracks_proxy = any(opcode[: len(start)] == start for opcode in opcodes for start in _ASYNC)
         self.counters = Counters(self.program)
         self.random = random.Random(device.seed)
         self.disorder = Disorder(f"{device.seed} {device.launches}", device.disorder)
@@ -128,21 +152,18 @@ class Launch:
         self.time = 0
         self._idle_states: set[int] = set()
         self.clusters: list[Cluster] = []
-        counts = tuple(g // c for g, c in zip(grid, self.cluster_shape, strict=True))
-        self.waiting: deque[Dim3] = deque(
-            (x * self.cluster_shape[0], y * self.cluster_shape[1], z * self.cluster_shape[2])
-            for z in range(counts[2]) for y in range(counts[1]) for x in range(counts[0])
-        )  # fmt: skip
+        #: First CTA and shape of the clusters to come.
+        self.waiting: deque[tuple[Dim3, Dim3]] = deque(self._clusters(preferred_cluster or self.cluster_shape))
 
-    def _check_shape(self) -> None:
-        threads = self.block[0] * self.block[1] * self.block[2]
-        limit = self.program.directives.get("maxntid") or self.program.directives.get("reqntid") or (1024,)
-        if not 1 <= threads <= min(int(np.prod(limit)), 1024):
-            raise EmulatorError(f"block {self.block} has {threads} threads, the kernel allows {limit}")
-        if any(g % c for g, c in zip(self.grid, self.cluster_shape, strict=True)):
-            raise EmulatorError(f"grid {self.grid} is no multiple of cluster {self.cluster_shape}")
-        if self.shared_bytes > self.device.max_shared:
-            raise EmulatorError(f"{self.shared_bytes} bytes of shared memory exceed {self.device.max_shared}")
+    def _clusters(self, preferred: Dim3) -> Iterator[tuple[Dim3, Dim3]]:
+        """In the grid's order; where a preferred cluster would fit, that or the smaller ones in its place."""
+        for first in _places((0, 0, 0), self.grid, preferred):
+            last: Dim3 = tuple(min(f + p, g) for f, p, g in zip(first, preferred, self.grid, strict=True))  # type: ignore[assignment]
+            whole = all(f + p == e for f, p, e in zip(first, preferred, last, strict=True))
+            if whole and (preferred == self.cluster_shape or self.random.random() < 0.5):
+                yield first, preferred
+            else:
+                yield from ((place, self.cluster_shape) for place in _places(first, last, self.cluster_shape))
 
     def sm_of(self, cluster: Cluster) -> int:
         return self.clusters.index(cluster) % self.device.sm_count
@@ -222,7 +243,7 @@ class Launch:
         return self.counters
 
     def _start(self, live: list[Cluster]) -> None:
-        cluster = Cluster(self, self.waiting.popleft(), self.cluster_shape)
+        cluster = Cluster(self, *self.waiting.popleft())
         self.clusters.append(cluster)
         live.append(cluster)
         self.activity += 1
@@ -234,6 +255,12 @@ class Launch:
             self._complete(operation)
         for cta in cluster.ctas:
             cta.check_register_moves()
+            peer = cluster.ctas[cta.rank ^ 1] if cta.rank ^ 1 < cluster.size else cta
+            if cta.pair_allocations != peer.pair_allocations:
+                raise EmulatorError(
+                    f"tcgen05.alloc.cta_group::2 of {cta.pair_allocations} columns by {cta.name}, of "
+                    f"{peer.pair_allocations} by its peer"
+                )
             if cta.tensor_memory is not None and cta.tensor_memory.allocations:
                 raise EmulatorError(f"{cta.name} exits with tensor memory allocated: {cta.tensor_memory.allocations}")
             cta.warps = []

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier, Wait
 from .errors import EmulatorError, MemoryFault
 from .memory import OFFSET_MASK, RANK_SHIFT, RESERVED_SHARED, LocalMemory, SharedMemory
+from .order import Access, Agents, Clock
 from .program import EXIT
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Warp:
         self.exited = 0
         self.arrived_lanes: dict[int, int] = {}
         self.cluster_generation = -1
-        self.clock = np.zeros(cta.clock_size, np.int64)
+        self.clock = np.zeros(cta.cluster.agents.count, np.int64)
         self.clock[self.id] = 1
         self.copies: list[Callable[[], None]] = []
         self.copy_groups: list[list[Callable[[], None]]] = []
@@ -89,6 +90,13 @@ class Warp:
         self.tensor_stores: list[tuple[set[int], Callable[[], None]]] = []  # columns, what writes them
         self.wgmma_open: list[Callable[[], None]] = []
         self.wgmma_groups: list[list[Callable[[], None]]] = []
+        #: What this warp issued of each kind, as epochs of its agents: groups of bulk copies by lane, groups of wgmma,
+        #: loads and stores of tensor memory, tcgen05 operations.
+        self.bulk_committed: dict[int, int] = {}
+        self.wgmma_committed = 0
+        self.tensor_loads = 0
+        self.tensor_stored = 0
+        self.tensor_operations = 0
         root = Join(EXIT, None)
         root.running = 1
         self.fragments = [Fragment(self, live, 0, root)]
@@ -111,6 +119,35 @@ class Warp:
         own = self.clock[self.id]
         np.maximum(self.clock, clock, out=self.clock)
         self.clock[self.id] = own
+
+    def issue(self, kind: str, epoch: int, issued: int = 0) -> Access:
+        """An asynchronous operation of this warp: what the warp does from now on comes in no order with it."""
+        agent = self.cta.cluster.agents.of(kind, self.id)
+        access = Access(agent, epoch, self.hand_over(), issued)
+        access.clock[agent] = epoch  # after what it issued before
+        return access
+
+    def bulk_access(self, lane: int, clock: Clock, issued: int) -> Access:
+        """A read by a copy of the lane's next group."""
+        agent = self.cta.cluster.agents.of("bulk copies", self.id)
+        return Access(agent, self.bulk_committed.get(lane, 0) + 1, clock, issued)
+
+    def after_own_stores(self) -> Clock:
+        """What a load of tensor memory comes after: this warp's own stores too, waited for or not."""
+        clock = self.clock.copy()
+        clock[self.cta.cluster.agents.of("tcgen05.st", self.id)] = self.tensor_stored
+        return clock
+
+    def see(self, kind: str, epoch: int) -> None:
+        """What this warp issued is done, up to an epoch of its agent."""
+        agent = self.cta.cluster.agents.of(kind, self.id)
+        self.clock[agent] = max(epoch, int(self.clock[agent]))
+
+    def hand_over(self) -> Clock:
+        """What an operation that is issued now comes after."""
+        clock = self.clock.copy()
+        self.clock[self.id] += 1
+        return clock
 
     def diverge(self, fragment: Fragment, targets: list[tuple[int, int]], reconvergence: int) -> None:
         """Replace a fragment by one per (block, lanes)."""
@@ -174,17 +211,17 @@ class Cta:
         self.name = f"CTA {coordinates}" + (f" rank {rank}" if cluster.size > 1 else "")
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.warp_count = -(-threads // 32)
-        self.clock_size = self.warp_count * cluster.size
         self.live_threads = threads
         self.thread_count = threads
         name = f"shared memory of {self.name}"
-        self.shared = SharedMemory(rank, launch.shared_bytes, name, launch.tracks_proxy, self.clock_size)
+        self.shared = SharedMemory(rank, launch.shared_bytes, name, cluster.agents, launch.device.tolerated)
         self.shared_base = (rank << RANK_SHIFT) + RESERVED_SHARED
-        self.barriers = [
-            NamedBarrier(f"barrier {i} of {self.name}", np.zeros(self.clock_size, np.int64)) for i in range(16)
-        ]
+        clocks = np.zeros((16, cluster.agents.count), np.int64)
+        self.barriers = [NamedBarrier(f"barrier {i} of {self.name}", clocks[i], clocks[i]) for i in range(16)]
         self.mbarriers: dict[int, MBarrier] = {}
         self.tensor_memory: Any = None
+        #: Columns of each tcgen05.alloc.cta_group::2, which one warp of each CTA of a pair performs.
+        self.pair_allocations: list[int] = []
         self.constants: dict[Any, Any] = {}
         self.warps: list[Warp] = []
         #: Of a thread of each warp, as setmaxnreg left them, and the counts that it gave.
@@ -234,7 +271,10 @@ class Cta:
             return self
         if rank >= len(self.cluster.ctas):
             raise MemoryFault(f"shared address {address:#x} names CTA rank {rank} of a cluster of {self.cluster.size}")
-        return self.cluster.ctas[rank]
+        other = self.cluster.ctas[rank]
+        if other.gone:
+            raise MemoryFault(f"shared address {address:#x} is of {other.name}, which has exited")
+        return other
 
     def complete_barrier(self, barrier: NamedBarrier) -> None:
         """Open a named barrier if all expected threads are there."""
@@ -246,6 +286,7 @@ class Cta:
             barrier.expected = None
             barrier.waiting = []
             barrier.generation += 1
+            barrier.passed_clock = barrier.clock.copy()
             if barrier.votes:
                 barrier.result = np.concatenate(barrier.votes)
                 barrier.votes = []
@@ -253,6 +294,11 @@ class Cta:
     @property
     def finished(self) -> bool:
         return self.live_threads == 0
+
+    @property
+    def gone(self) -> bool:
+        """Its shared memory may be another's by now."""
+        return self.finished and self.launch.device.strict_exit
 
 
 @dataclass(eq=False)
@@ -276,11 +322,16 @@ class Cluster:
         self.size = shape[0] * shape[1] * shape[2]
         self.first = first
         self.shape = shape
+        warps = -(-(launch.block[0] * launch.block[1] * launch.block[2]) // 32)
+        self.agents = Agents(warps * self.size, self.size, not launch.tracks_proxy)
+        self.mbarrier_phases = np.zeros(self.agents.count, np.int64)
+        #: Whether a thread was told that no cluster is left to take over (PTX ISA, "clusterlaunchcontrol.try_cancel").
+        self.saw_the_last = False
         self.ctas: list[Cta] = []
         for rank in range(self.size):
             x, y, z = rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1])
             self.ctas.append(Cta(launch, self, rank, (first[0] + x, first[1] + y, first[2] + z)))
-        self.barrier = ClusterBarrier(self.ctas, np.zeros(self.ctas[0].clock_size, np.int64))
+        self.barrier = ClusterBarrier(self.ctas, np.zeros(self.agents.count, np.int64))
         for cta in self.ctas:
             cta.start()
 

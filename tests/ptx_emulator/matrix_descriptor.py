@@ -53,6 +53,8 @@ class MatrixDescriptor:
     @classmethod
     def wgmma(cls, value: int) -> MatrixDescriptor:
         """From the 64 bits that wgmma.mma_async takes."""
+        if value >> 46 & 7 or value >> 52 & 0x3FF:
+            raise EmulatorError(f"matrix descriptor {value:#018x}: bits 46-48 and 52-61 must be zero")
         if value >> 49 & 7:
             raise UnknownInstructionError(f"matrix descriptor {value:#018x}: base offset is not modelled")
         return cls._of(value, _WGMMA_SWIZZLES[value >> 62 & 3])
@@ -62,6 +64,10 @@ class MatrixDescriptor:
         def field(position: int) -> int:
             return (value >> position & 0x3FFF) << 4
 
+        if value >> 14 & 3 or value >> 30 & 3:
+            raise EmulatorError(f"matrix descriptor {value:#018x}: bits 14-15 and 30-31 must be zero")
+        # That the pattern starts at a multiple of its eight rows is not checked: CUTLASS's SM100 kernels have operands
+        # at odd multiples of 512 bytes, where hardware and tensor copies swizzle by the absolute address.
         return cls(field(0), field(16), field(32), swizzle)
 
     def k_major(self, rows: int, chunks: int) -> NDArray[np.uint64]:

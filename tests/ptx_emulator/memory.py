@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import MemoryFault, ProxyFenceError, RaceError
+from .order import Access, Agents, Clock, History
 
 Bytes = NDArray[np.uint8]
 Lanes = NDArray[Any]
@@ -32,11 +33,11 @@ def _elements(data: Bytes, size: int) -> NDArray[Any]:
     return data[: len(data) // size * size].view(_UNSIGNED.get(size) or np.dtype(f"V{size}"))
 
 
-def _words(index: Lanes, size: int) -> Lanes:
-    """The 4-byte words of elements of a size."""
-    if size <= 4:
-        return index if size == 4 else index // (4 // size)
-    return (index[:, None] * (size // 4) + np.arange(size // 4)).reshape(-1)
+def _cells(index: Lanes, size: int) -> Lanes:
+    """The cells of the history, of two bytes each, that elements of a size are in."""
+    if size <= 2:
+        return index if size == 2 else index // 2
+    return (index[:, None] * (size // 2) + np.arange(size // 2)).reshape(-1)
 
 
 def wide_rows(offsets: NDArray[np.int64], count: int) -> tuple[int, NDArray[np.int64]]:
@@ -228,24 +229,23 @@ class GlobalMemory:
 
 
 class SharedMemory(Region):
-    """A CTA's shared memory: which bytes are initialised, and which words the async proxy may not see yet.
-
-    `dirty[word]` is when a generic write became visible to the async proxy: 0 is always, `_NEVER` is not yet.
-    `stamp[word]` says who wrote last through the generic proxy: the epoch of the warp's vector clock, which is 0 where
-    all know of it, above the warp. `latest[warp]` is the epoch of a warp's last write.
+    """A CTA's shared memory: which bytes are initialised, in which order its words were accessed, and which the async
+    proxy may not see yet: `dirty[word]` is when a generic write became visible to it, 0 always, `_NEVER` not yet.
     """
 
-    def __init__(self, rank: int, size: int, name: str, track_proxy: bool, warps: int) -> None:
+    def __init__(
+        self, rank: int, size: int, name: str, agents: Agents, tolerated: frozenset[str] = frozenset()
+    ) -> None:
         total = -(-(RESERVED_SHARED + size) // 64) * 64
         data = np.full(total, 0xCD, np.uint8)
         super().__init__(data, rank << RANK_SHIFT, RESERVED_SHARED + size, name)
-        self.initialised = np.zeros(total, np.uint8)
+        self.initialised = np.full(total, "uninitialised" in tolerated, np.uint8)
+        self._cp_async_is_fenced = "unfenced-cp-async" in tolerated
         self._known: dict[int, NDArray[Any]] = {}
         self._ones: dict[int, Any] = {}  # an element of initialised bytes
         self.dirty = np.zeros(total // 4, np.uint32)
-        self.track_proxy = track_proxy
-        self.stamp = np.zeros(total // 4, np.int64)
-        self.latest = np.zeros(warps, np.int64)
+        self.track_proxy = not agents.simple
+        self.history = History(total // 2, agents)
         self.pending_writes: list[tuple[int, int, Lanes]] = []
 
     def known(self, size: int) -> NDArray[Any]:
@@ -255,8 +255,8 @@ class SharedMemory(Region):
             found = self._known[size] = _elements(self.initialised, size)
         return found
 
-    def load_by(self, clock: NDArray[np.int64] | None, addresses: Lanes, width: int, count: int) -> NDArray[Any]:
-        """A generic-proxy read by a warp that has seen every warp up to `clock[warp]`; None: one that may race."""
+    def load_by(self, warp: int, clock: Clock, may_race: bool, addresses: Lanes, width: int, count: int) -> Lanes:
+        """A generic-proxy read by a warp under its clock."""
         size = width * count
         index = self.index(addresses, size)
         if index is None:
@@ -265,41 +265,46 @@ class SharedMemory(Region):
         if 0 in initialised:
             lane = initialised.index(0) // size
             raise MemoryFault(f"read of uninitialised shared memory at {int(addresses[lane]):#x} in {self.name}")
-        if clock is not None and 1 in (self.latest > clock).tobytes():
-            self._check_race(clock, _words(index, size))
+        if not may_race:
+            writer = self.history.read(_cells(index, size), warp, int(clock[warp]), clock, size == 1)
+            if writer is not None:
+                raise self._race(addresses, f"read by warp {warp}", writer, "wrote")
         return self.gather(index, width, count)
 
-    def _check_race(self, clock: NDArray[np.int64], words: Lanes) -> None:
-        stamp = self.stamp[words]
-        unseen = stamp >> 16 > clock[stamp & 0xFFFF]
-        if unseen.any():
-            word = int(words[unseen][0])
-            raise RaceError(
-                f"read of shared memory at {word * 4 + self.base:#x} in {self.name}, which warp "
-                f"{self.stamp[word] & 0xFFFF} wrote with no barrier between"
-            )
+    def _race(self, addresses: Lanes, access: str, other: str, what: str) -> RaceError:
+        first, last = int(addresses.min()), int(addresses.max())
+        return RaceError(
+            f"{access} of shared memory within {first:#x}..{last:#x} in {self.name}, which {other} {what} with no "
+            "barrier or wait between"
+        )
 
-    def store_by(self, warp: int, epoch: int, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
-        """A generic-proxy write by a warp at its vector-clock epoch."""
+    def store_by(
+        self, warp: int, clock: Clock, may_race: bool, addresses: Lanes, values: NDArray[Any], width: int, count: int,
+        by_copy: bool = False,
+    ) -> None:  # fmt: skip
+        """A generic-proxy write by a warp under its clock; `by_copy`: of its cp.async."""
         size = width * count
         index = self.index(addresses, size)
         if index is None:
             raise self.refuse(addresses, size, "write")
         if min(index.tolist()) * size < RESERVED_SHARED:
             raise MemoryFault(f"write below shared memory at {int(addresses.min()):#x} in {self.name}")
+        cells = _cells(index, size)
+        conflict = None if may_race else self.history.conflict(cells, clock)
+        if conflict is not None and not np.array_equal(self.gather(index, width, count), values):
+            raise self._race(addresses, f"write by warp {warp}", *conflict)
         self.scatter(index, values, size)
         known = self.known(size)
         if size not in self._ones:
             self._ones[size] = np.frombuffer(b"\1" * size, known.dtype)[0]
         known[index] = self._ones[size]
-        words = _words(index, size)
-        self.stamp[words] = epoch << 16 | warp
-        self.latest[warp] = epoch
-        if self.track_proxy:
+        self.history.write(cells, warp, int(clock[warp]), size == 1)
+        if self.track_proxy and not (by_copy and self._cp_async_is_fenced):
+            words = cells >> 1
             self.dirty[words] = _NEVER
-            self.pending_writes.append((warp, epoch, words))
+            self.pending_writes.append((warp, int(clock[warp]), words))
 
-    def fence(self, clock: NDArray[np.int64], now: int) -> None:
+    def fence(self, clock: Clock, now: int) -> None:
         """`fence.proxy.async` by a thread that has seen each warp up to `clock[warp]`."""
         rest = []
         for record in self.pending_writes:
@@ -310,41 +315,49 @@ class SharedMemory(Region):
                 rest.append(record)
         self.pending_writes = rest
 
-    def read_async(self, offsets: NDArray[np.int64], count: int, issued: int, action: str) -> Bytes:
+    def read_async(self, offsets: NDArray[np.int64], count: int, access: Access, action: str) -> Bytes:
         """`count` bytes from each offset for the async proxy: initialised, and visible when it was issued."""
         if int(offsets.max()) + count > self.size or int(offsets.min()) < 0:
             raise MemoryFault(f"{action} reads outside {self.name}, at offset {int(offsets.max()):#x}")
         width, index = wide_rows(offsets, count)
-        late = (self.dirty.reshape(-1, 2)[index] if width == 8 else self.dirty[index >> 2]) > issued
-        if 1 in late.tobytes():
-            where = int(np.argmax(late)) // (late.size // index.size)
-            raise ProxyFenceError(
-                f"{action} reads shared memory at {int(index.flat[where]) * width + self.base:#x} in {self.name}, "
-                "written through the generic proxy without a later fence.proxy.async before the operation was issued"
-            )
+        self._check_fenced(index, width, access, f"{action} reads")
         unknown = self.known(width)[index] != 0x0101010101010101 >> (64 - 8 * width)
         if 1 in unknown.tobytes():
             bad = int(index.flat[int(np.argmax(unknown))]) * width
             raise MemoryFault(f"{action} reads uninitialised shared memory at {bad + self.base:#x} in {self.name}")
+        writer = self.history.read(_cells(index.reshape(-1), width), access.agent, access.epoch, access.clock)
+        if writer is not None:
+            raise self._race(offsets + self.base, f"{action}: read", writer, "writes")
         return self.view(width)[index].view(np.uint8)
 
-    def write_async(self, offsets: NDArray[np.int64], data: Bytes, action: str) -> None:
+    def _check_fenced(self, index: Lanes, width: int, access: Access, action: str) -> None:
+        late = (self.dirty.reshape(-1, 2)[index] if width == 8 else self.dirty[index >> 2]) > access.issued
+        if 1 in late.tobytes():
+            where = int(np.argmax(late)) // (late.size // index.size)
+            raise ProxyFenceError(
+                f"{action} shared memory at {int(index.flat[where]) * width + self.base:#x} in {self.name}, written "
+                "through the generic proxy without a later fence.proxy.async before the operation was issued"
+            )
+
+    def write_async(self, offsets: NDArray[np.int64], data: Bytes, access: Access, action: str) -> None:
         """Rows of bytes at offsets, written through the async proxy."""
         if int(offsets.max()) + data.shape[1] > self.size:
             raise MemoryFault(f"{action} writes beyond {self.name}, at offset {int(offsets.max()):#x}")
         width, index = wide_rows(offsets, data.shape[1])
+        self._check_fenced(index, width, access, f"{action} writes")
+        cells = _cells(index.reshape(-1), width)
+        conflict = self.history.conflict(cells, access.clock)
+        if conflict is not None:
+            raise self._race(offsets + self.base, f"{action}: write", *conflict)
         self.view(width)[index] = np.ascontiguousarray(data).view(_UNSIGNED[width])
         self.known(width)[index] = 0x0101010101010101 >> (64 - 8 * width)
-        for known in (self.dirty, self.stamp):
-            if width == 8:
-                known.reshape(-1, 2)[index] = 0
-            else:
-                known[index >> 2] = 0
+        self.dirty[cells >> 1] = 0
+        self.history.write(cells, access.agent, access.epoch)
 
     def mark_written(self, offset: int, size: int) -> None:
         self.initialised[offset : offset + size] = 1
         self.dirty[offset >> 2 : (offset + size + 3) >> 2] = 0
-        self.stamp[offset >> 2 : (offset + size + 3) >> 2] = 0
+        self.history.forget(slice(offset >> 1, (offset + size + 1) >> 1))
 
 
 class LocalMemory:

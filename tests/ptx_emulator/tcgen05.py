@@ -20,7 +20,7 @@ from ptx_emulator import formats, ldmatrix
 from ptx_emulator.errors import EmulatorError, UnknownInstructionError
 from ptx_emulator.matrix_descriptor import Bytes, MatrixDescriptor, Read, read_chunks
 from ptx_emulator.mma import integers, operand_values
-from ptx_emulator.tensor_memory import TensorMemory
+from ptx_emulator.tensor_memory import TensorMemory, TensorPort
 
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 _OPERAND_TYPES = {
@@ -36,6 +36,8 @@ _ACCUMULATORS = {"f16": {0: "f16", 1: "f32"}, "tf32": {1: "f32"}, "i8": {2: "s32
 # Bits that an operand element occupies in memory: FP4 and FP6 share the 16-byte groups of FP8 outside the mxf4 kinds.
 _CONTAINER_BITS = {"f16": 16, "tf32": 32, "i8": 8, "f8f6f4": 8, "mxf8f6f4": 8, "mxf4": 4, "mxf4nvf4": 4}
 _EXPANSIONS = {"e2m1": "b4x16_p64", "e2m3": "b6x16_p32", "e3m2": "b6x16_p32"}
+# Bits of the instruction descriptor that are zero for dense operations (PTX ISA, "Instruction descriptor").
+_RESERVED = {"plain": 0xE080_0043, "mx": 0x8700_004B, "mxf4": 0x0701_904B}
 _SCALE_MODIFIERS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4}
 
 
@@ -43,7 +45,7 @@ _SCALE_MODIFIERS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4, 
 class Cta:
     """What an MMA or copy touches of one CTA: its SM's tensor memory and a reader of its shared memory."""
 
-    memory: TensorMemory
+    memory: TensorMemory | TensorPort
     read_shared: Read
 
 
@@ -85,6 +87,9 @@ class InstructionDescriptor:
             raise UnknownInstructionError("sparse tcgen05.mma is not modelled")
         if scaled and bits(31, 1):
             raise UnknownInstructionError("tcgen05.mma with K = 96 is not modelled")
+        reserved = _RESERVED["mxf4" if kind.startswith("mxf4") else "mx" if scaled else "plain"]
+        if value & reserved:
+            raise EmulatorError(f"instruction descriptor {value:#010x}: reserved bits {value & reserved:#010x} are set")
         types = _OPERAND_TYPES[kind]
         return cls(
             kind,
@@ -261,7 +266,7 @@ def element_values(chunks: Bytes, type_name: str, bits: int) -> NDArray[np.float
 
 
 def _a_from_tensor_memory(
-    memory: TensorMemory, address: int, part: _Part, descriptor: InstructionDescriptor
+    memory: TensorMemory | TensorPort, address: int, part: _Part, descriptor: InstructionDescriptor
 ) -> NDArray[np.float64]:
     """A rows of a part, packed along the columns of the part's own lanes."""
     fmt_bits = 8 if descriptor.kind == "i8" else formats.float_format(descriptor.a_type).bits
@@ -278,7 +283,7 @@ def _a_from_tensor_memory(
 
 
 def _scales(
-    memory: TensorMemory,
+    memory: TensorMemory | TensorPort,
     address: int,
     part: _Part,
     rows: NDArray[np.int64],

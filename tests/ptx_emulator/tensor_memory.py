@@ -5,14 +5,17 @@ An address is lane << 16 | column. Fragment layouts: PTX ISA "Data movement shap
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptx_emulator.errors import EmulatorError, MemoryFault, UnknownInstructionError
+from ptx_emulator.errors import EmulatorError, MemoryFault, RaceError, UnknownInstructionError
+from ptx_emulator.order import Access, Agents, History
 
 LANES, COLUMNS = 128, 512
+_ROWS = 16  # lanes that the race check tells apart together: no transfer reaches fewer
 GRANULE = 32  # columns; allocations are powers of two of at least this
 
 Index = NDArray[np.int64]
@@ -21,13 +24,19 @@ Index = NDArray[np.int64]
 _SHAPES = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8), "16x32bx2": (1, 1)}
 
 
+def _places(lanes: Index, columns: Index) -> Index:
+    """The elements of the race check's history."""
+    return np.unique(lanes // _ROWS * COLUMNS + columns)
+
+
 class TensorMemory:
     """Cells, which of them were written, and which columns are allocated.
 
     Reads of cells that were never written, and accesses outside an allocation, raise MemoryFault.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agents: Agents | None = None) -> None:
+        self.history = History(LANES // _ROWS * COLUMNS, agents) if agents is not None else None
         self.cells = np.zeros((LANES, COLUMNS), np.uint32)
         self.written = np.zeros((LANES, COLUMNS), bool)
         self.allocations: dict[int, int] = {}  # first column -> columns
@@ -44,6 +53,8 @@ class TensorMemory:
             if not self.allocated[start : start + columns].any():
                 self.allocated[start : start + columns] = True
                 self.written[:, start : start + columns] = False
+                if self.history is not None:
+                    self.history.forget(_places(np.arange(LANES)[:, None], np.arange(start, start + columns)))
                 self.allocations[start] = columns
                 return start
         return None
@@ -62,26 +73,45 @@ class TensorMemory:
             column = int(columns[~self.allocated[columns]].min())
             raise MemoryFault(f"{what}: column {column} is not allocated; allocated: {self.allocations}")
 
-    def read(self, lanes: Index, columns: Index, what: str) -> NDArray[np.uint32]:
+    def read(self, lanes: Index, columns: Index, what: str, access: Access | None = None) -> NDArray[np.uint32]:
         """Cells at broadcast index arrays; `what` names the reader in a fault."""
         lanes, columns = np.broadcast_arrays(lanes, columns)
         self._check(lanes, columns, what)
+        if self.history is not None and access is not None:
+            writer = self.history.read(_places(lanes, columns), access.agent, access.epoch, access.clock)
+            if writer is not None:
+                raise self._race(columns, f"{what} reads", writer, "wrote")
         written = self.written[lanes, columns]
         if not written.all():
             lane, column = int(lanes[~written][0]), int(columns[~written][0])
             raise MemoryFault(f"{what}: tensor memory lane {lane}, column {column} was never written")
         return self.cells[lanes, columns]
 
-    def write(self, lanes: Index, columns: Index, values: NDArray[np.uint32], what: str) -> None:
+    def write(
+        self, lanes: Index, columns: Index, values: NDArray[np.uint32], what: str, access: Access | None = None
+    ) -> None:
         """Set cells at broadcast index arrays."""
         lanes, columns = np.broadcast_arrays(lanes, columns)
         self._check(lanes, columns, what)
+        if self.history is not None and access is not None:
+            places = _places(lanes, columns)
+            conflict = self.history.conflict(places, access.clock)
+            if conflict is not None:
+                raise self._race(columns, f"{what} writes", *conflict)
+            self.history.write(places, access.agent, access.epoch)
         self.cells[lanes, columns] = values
         self.written[lanes, columns] = True
 
+    def _race(self, columns: Index, access: str, other: str, what: str) -> RaceError:
+        return RaceError(
+            f"{access} tensor memory in columns {columns.min()}..{columns.max()}, which {other} {what} with no barrier "
+            "or wait between"
+        )
+
     def load(
-        self, address: int, warp: int, shape: str, count: int, pack: bool = False, split: int = 0
-    ) -> NDArray[np.uint32]:
+        self, address: int, warp: int, shape: str, count: int, pack: bool = False, split: int = 0,
+        access: Access | None = None,
+    ) -> NDArray[np.uint32]:  # fmt: skip
         """`tcgen05.ld`: registers [n, 32] of a warp.
 
         warp: index in the CTA, which fixes the quarter of the lanes it may touch. count: the .xN. pack: two 16-bit
@@ -90,8 +120,8 @@ class TensorMemory:
         lanes, columns = self._fragment(address, warp, shape, count, pack, split)
         what = f"tcgen05.ld.{shape}.x{count}"
         if not pack:
-            return self.read(lanes, columns, what)
-        low, high = (self.read(lanes, columns + i, what) & np.uint32(0xFFFF) for i in (0, 1))
+            return self.read(lanes, columns, what, access)
+        low, high = (self.read(lanes, columns + i, what, access) & np.uint32(0xFFFF) for i in (0, 1))
         return low | high << np.uint32(16)
 
     def store(
@@ -103,15 +133,16 @@ class TensorMemory:
         registers: NDArray[np.uint32],
         unpack: bool = False,
         split: int = 0,
+        access: Access | None = None,
     ) -> None:
         """`tcgen05.st`: the inverse of `load`; unpack puts each half of a register into a column of its own."""
         lanes, columns = self._fragment(address, warp, shape, count, unpack, split)
         what = f"tcgen05.st.{shape}.x{count}"
         if not unpack:
-            self.write(lanes, columns, registers, what)
+            self.write(lanes, columns, registers, what, access)
             return
         for i in (0, 1):
-            self.write(lanes, columns + i, registers >> np.uint32(16 * i) & np.uint32(0xFFFF), what)
+            self.write(lanes, columns + i, registers >> np.uint32(16 * i) & np.uint32(0xFFFF), what, access)
 
     def columns(self, address: int, warp: int, shape: str, count: int, packed: bool, split: int) -> set[int]:
         """That a `load` or `store` touches."""
@@ -132,6 +163,20 @@ class TensorMemory:
             )
         lanes, columns, upper = fragment(shape, count)
         return lane + lanes, column + columns * (2 if packed else 1) + upper * split
+
+
+@dataclass(frozen=True)
+class TensorPort:
+    """Tensor memory as an asynchronous operation meets it."""
+
+    memory: TensorMemory
+    access: Access
+
+    def read(self, lanes: Index, columns: Index, what: str) -> NDArray[np.uint32]:
+        return self.memory.read(lanes, columns, what, self.access)
+
+    def write(self, lanes: Index, columns: Index, values: NDArray[np.uint32], what: str) -> None:
+        self.memory.write(lanes, columns, values, what, self.access)
 
 
 @lru_cache

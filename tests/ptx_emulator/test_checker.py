@@ -277,8 +277,8 @@ def test_stores_to_tensor_memory_are_seen_by_their_warp_in_order_and_by_others_a
     words = run(body, threads=160)
     np.testing.assert_array_equal(words[:32], 4 * np.arange(32))  # what the first store wrote, which no wait followed
     np.testing.assert_array_equal(words[128:160], np.arange(32))
-    late = run(body.replace("tcgen05.wait::st.sync.aligned;", ""), threads=160)
-    np.testing.assert_array_equal(late[128:160], 4 * np.arange(32))  # the second has not arrived
+    with pytest.raises(RaceError, match=r"tcgen05\.st of warp 0 wrote"):  # the second may not have arrived
+        run(body.replace("tcgen05.wait::st.sync.aligned;", ""), threads=160)
 
 
 @pytest.mark.parametrize(
@@ -352,6 +352,154 @@ def test_race_between_warps() -> None:
     np.testing.assert_array_equal(run(EXCHANGE.format(barrier=late, kind="volatile."), threads=64)[:64], expected)
 
 
+def test_a_write_races_with_an_earlier_read_of_another_warp() -> None:
+    """Whatever the schedule: here the reader is first, by luck."""
+    body = """
+    st.shared.u32 [%r5], %r2;
+    bar.sync 0;
+    setp.lt.u32 %p2, %r2, 32;
+    @!%p2 bra late;
+    ld.shared.u32 %r7, [%r5+128];
+    {barrier}
+    st.global.u32 [%rd3], %r7;
+    bra done;
+late:
+    nanosleep.u32 20;
+    {barrier}
+    st.shared.u32 [%r5], %r4;
+done:
+"""
+    np.testing.assert_array_equal(run(body.format(barrier="bar.sync 1, 64;"), threads=64)[:32], np.arange(32, 64))
+    with pytest.raises(RaceError, match=r"write by warp 1 .* which warp 0 reads"):
+        run(body.format(barrier=""), threads=64)
+
+
+def test_two_warps_that_write_one_word_race_unless_they_write_the_same() -> None:
+    np.testing.assert_array_equal(run("st.shared.u32 [%r3], 7; st.global.u32 [%rd3], 7;", threads=64)[:64], [7] * 64)
+    with pytest.raises(RaceError, match=r"write by warp 1 .* which warp 0 writes"):
+        run("st.shared.u32 [%r3], %r2;", threads=64)
+
+
+def test_what_arrives_at_a_barrier_after_it_opened_is_not_seen() -> None:
+    """Warp 1 waits for the first phase alone; what warp 0 wrote before its second arrival is not ordered."""
+    body = """
+    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+    bar.sync 0;
+    setp.ge.u32 %p2, %r2, 32;
+    @%p2 bra wait;
+    @%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];
+    st.shared.u32 [%r5+512], %r2;
+    @%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];
+    bra done;
+wait:
+    nanosleep.u32 20;
+again:
+    mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r3], {parity};
+    @!%p3 bra again;
+    ld.shared.u32 %r7, [%r5+384];
+    st.global.u32 [%rd3], %r7;
+done:
+"""
+    np.testing.assert_array_equal(run(body.format(parity=1), threads=64)[32:64], np.arange(32))
+
+
+# A bulk load over words that warp 1 has read; it may be issued once warp 1 has arrived on the second barrier.
+OVERWRITE = """
+    st.shared.u32 [%r5+1024], %r2;
+    fence.proxy.async.shared::cta;
+    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+    @%p1 mbarrier.init.shared::cta.b64 [%r3+8], 32;
+    bar.sync 0;
+    setp.ge.u32 %p3, %r2, 32;
+    @%p3 bra reader;
+    {wait}
+    add.u32 %r6, %r3, 1024;
+    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
+    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%rd1], 256, [%r3];
+again:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
+    @!%p2 bra again;
+    bra done;
+reader:
+    ld.shared.u32 %r7, [%r5+1024];
+    mbarrier.arrive.shared::cta.b64 _, [%r3+8];
+    st.global.u32 [%rd3], %r7;
+done:
+"""
+RELEASED = "free: mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r3+8], 0; @!%p4 bra free;"
+
+
+def test_a_copy_over_what_another_warp_may_still_read() -> None:
+    np.testing.assert_array_equal(run(OVERWRITE.format(wait=RELEASED), threads=64)[32:64], np.arange(32, 64))
+    with pytest.raises(RaceError, match=r"bulk copy: write .* which warp 1 reads"):
+        run(OVERWRITE.format(wait=""), threads=64)
+    with pytest.raises(ProxyFenceError, match="bulk copy writes"):
+        run(OVERWRITE.format(wait=RELEASED).replace("fence.proxy.async.shared::cta;", ""), threads=64)
+
+
+def test_a_write_over_what_a_copy_may_still_read() -> None:
+    body = WRITE_AND_STORE.format(fence="fence.proxy.async.shared::cta;") + "bar.sync 0; st.shared.u32 [%r5+1024], %r4;"
+    run(body, threads=64)
+    with pytest.raises((RaceError, ProxyFenceError)):  # of the copy, or of the write, whichever is last
+        run(body.replace("wait_group 0;", "wait_group 1;"), threads=64)
+
+
+# Warp 0 loads a column and gives it up; warp 4 writes it again by tcgen05.st.
+REUSE = """
+    setp.lt.u32 %p2, %r2, 32;
+    setp.lt.u32 %p3, %r2, 128;
+    @!%p2 bra others;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;
+    ld.shared.u32 %r6, [%r3];
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r4};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r7}, [%r6];
+    WAIT
+    st.global.u32 [%rd3], %r7;
+others:
+    bar.sync 0;
+    @%p3 bra last;
+    ld.shared.u32 %r6, [%r3];
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r2};
+    tcgen05.wait::st.sync.aligned;
+last:
+    bar.sync 0;
+    @%p2 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 32;
+"""
+
+
+def test_tensor_memory_is_written_again_before_its_load_was_waited_for() -> None:
+    waited = REUSE.replace("WAIT", "tcgen05.wait::ld.sync.aligned;")
+    np.testing.assert_array_equal(run(waited, threads=160)[:32], 4 * np.arange(32))
+    with pytest.raises(RaceError, match=r"writes tensor memory .* which tcgen05\.ld of warp 0 reads"):
+        run(REUSE.replace("WAIT", ""), threads=160)
+    with pytest.raises(RaceError, match=r"tensor memory"):
+        run(waited.replace("bar.sync 0;", "", 1), threads=160)
+
+
+def test_shared_memory_of_a_block_that_has_exited() -> None:
+    body = """
+    st.shared.u32 [%r5], %r2;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    mov.u32 %r8, %cluster_ctarank;
+    setp.eq.u32 %p3, %r8, 1;
+    @%p3 bra done;
+    SLEEP
+    mapa.shared::cluster.u32 %r6, %r5, 1;
+    ld.shared::cluster.u32 %r7, [%r6];
+    st.global.u32 [%rd3], %r7;
+done:
+    END
+"""
+    both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    sleep = "nanosleep.u32 20;"
+    result = run(body.replace("SLEEP", sleep).replace("END", both), cluster=2)
+    np.testing.assert_array_equal(result[:32], np.arange(32))
+    with pytest.raises(MemoryFault, match="which has exited"):
+        run(body.replace("SLEEP", sleep).replace("END", ""), cluster=2)
+
+
 def test_completing_a_transaction_publishes_writes() -> None:
     """CUTLASS hands over the answer "no more tiles" so: expect, store, then complete the bytes itself."""
     body = (
@@ -397,3 +545,49 @@ def test_a_value_keeps_its_bits_where_a_guard_is_false(diverged: bool) -> None:
     expected = np.where(lanes < 8, 2 * lanes, lanes).astype(np.float32).view(np.uint32) + 1
     np.testing.assert_array_equal(result[: len(lanes)], expected)
     np.testing.assert_array_equal(result[len(lanes) : 32], np.arange(len(lanes), 32))
+
+
+def test_what_a_launch_may_be_allowed() -> None:
+    def words(body: str, *tolerated: str) -> NDArray[np.uint32]:
+        device = Device()
+        device.tolerated = frozenset(tolerated)
+        memory = device.upload(np.arange(64, dtype=np.uint32))
+        module = device.load(_MODULE.format(body=body))
+        device.launch(module, "kernel", (1, 1, 1), (32, 1, 1), pack_params(memory, 0), 8192)
+        return device.download(memory, np.uint32, (64,))
+
+    unwritten = "ld.shared.u32 %r7, [%r5]; st.global.u32 [%rd3], %r2;"
+    np.testing.assert_array_equal(words(unwritten, "uninitialised")[:32], np.arange(32))
+    with pytest.raises(MemoryFault, match="uninitialised"):
+        words(unwritten, "unfenced-cp-async")
+    copied = """
+    add.u32 %r6, %r5, 1024;
+    cp.async.ca.shared.global [%r6], [%rd3], 4;
+    cp.async.wait_all;
+    bar.sync 0;
+    add.u32 %r6, %r3, 1024;
+    add.u64 %rd4, %rd1, 128;
+    @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd4], [%r6], 128;
+    @%p1 cp.async.bulk.commit_group;
+    @%p1 cp.async.bulk.wait_group 0;
+"""
+    np.testing.assert_array_equal(words(copied, "unfenced-cp-async")[32:], np.arange(32))
+    with pytest.raises(ProxyFenceError):
+        words(copied, "uninitialised")
+
+
+def test_warps_may_share_a_word() -> None:
+    """Halves of it, and bytes, are each written by another warp."""
+    body = """
+    shr.u32 %r6, %r2, 5;
+    shl.b32 %r7, %r6, SHIFT;
+    add.u32 %r8, %r3, %r7;
+    st.shared.TYPE [%r8], %rs1;
+    bar.sync 0;
+    ld.shared.u32 %r9, [%r3];
+    st.global.u32 [%rd3], %r9;
+    """
+    halves = ".reg .b16 %rs1;\ncvt.u16.u32 %rs1, %r2; and.b16 %rs1, %rs1, 32; ld.param.u32 %r9, [value];" + body
+    assert run(halves.replace("SHIFT", "1").replace("TYPE", "u16"), threads=64)[0] == 32 << 16
+    four = halves.replace("SHIFT", "0").replace("TYPE", "u8").replace("and.b16 %rs1, %rs1, 32", "mov.u16 %rs1, 3")
+    assert run(four, threads=128)[0] == 0x03030303

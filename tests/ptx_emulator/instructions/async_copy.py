@@ -14,6 +14,7 @@ from ..errors import EmulatorError, MemoryFault
 from ..ir import TYPE_BITS, Address, Instruction, Operand, Vector, literal
 from ..machine import AsyncOperation, Cta, Fragment, Warp
 from ..memory import OFFSET_MASK, RANK_SHIFT, wide_rows
+from ..order import Access
 from .memory import emit_cp_async
 from .sync import lane_values, shared_address
 
@@ -54,16 +55,18 @@ class GlobalPort:
 class SharedPort:
     """Row-wise access of the async proxy to one CTA's shared memory, by addresses without the rank."""
 
-    def __init__(self, cta: Cta, path: str, issued: int) -> None:
-        self.cta, self.path, self.issued = cta, path, issued
+    def __init__(self, cta: Cta, path: str, access: Access) -> None:
+        self.cta, self.path, self.access = cta, path, access
 
     def read(self, addresses: Any, count: int) -> Bytes:
         self.cta.launch.counters.bytes_read[f"shared ({self.path})"] += len(addresses) * count
-        return self.cta.shared.read_async(addresses.astype(np.int64), count, self.issued, self.path)
+        return self.cta.shared.read_async(addresses.astype(np.int64), count, self.access, self.path)
 
     def write(self, addresses: Any, data: Bytes) -> None:
+        if self.cta.gone:
+            raise MemoryFault(f"{self.path} writes to {self.cta.shared.name}, which has exited")
         self.cta.launch.counters.bytes_written[f"shared ({self.path})"] += data.size
-        self.cta.shared.write_async(addresses.astype(np.int64), data, self.path)
+        self.cta.shared.write_async(addresses.astype(np.int64), data, self.access, self.path)
 
 
 def destinations(cta: Cta, address: int, barrier: int, mask: int | None, pair: bool) -> list[tuple[Cta, Any]]:
@@ -106,6 +109,7 @@ def tensor_load(
     warp: Warp, active: Any, target: Any, source: Any, coordinates: Any, barriers: Any, mask: Any, pair: bool, text: str
 ) -> None:
     cta = warp.cta
+    issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, map_address, barrier in lane_values(active, target, source, barriers):
         box = _tensor_map(warp, map_address)
         start = [int(c[lane]) for c in coordinates]
@@ -119,7 +123,7 @@ def tensor_load(
             rows, data = tensor_map.load(box, first, offset, GlobalPort(cta, "tensor copy").read, gathered)
             size = box.transaction_bytes if gathered is None else 4 * box.transaction_bytes // box.counts[1]
             for peer, arrival in ctas:
-                SharedPort(peer, "tensor copy", 0).write(rows, data)
+                SharedPort(peer, "tensor copy", arrival.access(clock, issued)).write(rows, data)
                 arrival.transact(-size)
 
         cta.launch.submit(run, f"{text} issued by {warp.name}", cta)
@@ -129,7 +133,7 @@ def tensor_store(
     warp: Warp, active: Any, target: Any, coordinates: Any, source: Any, reduction: str | None, text: str
 ) -> None:
     cta = warp.cta
-    issued = cta.launch.tick()
+    issued, clock = cta.launch.tick(), warp.hand_over()
     submitted: dict[Any, AsyncOperation] = {}
     for lane, map_address, address in lane_values(active, target, source):
         start = [int(c[lane]) for c in coordinates]
@@ -141,8 +145,10 @@ def tensor_store(
         if (address & OFFSET_MASK) % 128:
             raise MemoryFault(f"tensor copy from shared address {address:#x}, not aligned to 128 bytes")
 
-        def run(box: Any = box, start: Any = start, offset: int = address & OFFSET_MASK) -> None:
-            port, shared = GlobalPort(cta, "tensor copy"), SharedPort(cta, "tensor copy", issued)
+        access = warp.bulk_access(lane, clock, issued)
+
+        def run(box: Any = box, start: Any = start, offset: int = address & OFFSET_MASK, access: Any = access) -> None:
+            port, shared = GlobalPort(cta, "tensor copy"), SharedPort(cta, "tensor copy", access)
             first, scattered = _four_rows(box, start)
             tensor_map.store(box, first, offset, shared.read, port.write, port.read, reduction, scattered)
 
@@ -162,18 +168,20 @@ def bulk_to_shared(
     warp: Warp, active: Any, target: Any, source: Any, size: Any, barriers: Any, mask: Any, from_shared: bool, text: str
 ) -> None:
     cta = warp.cta
-    issued = cta.launch.tick()
+    issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, origin, count, barrier in lane_values(active, target, source, size, barriers):
         _check_bulk(address, origin, count)
         ctas = destinations(cta, address, barrier, None if mask is None else int(mask[lane]), False)
 
         def run(address: int = address, origin: int = origin, count: int = count, ctas: Any = ctas) -> None:
             if from_shared:
-                data = SharedPort(cta, "bulk copy", issued).read(np.array([origin & OFFSET_MASK]), count)
+                access = ctas[0][1].access(clock, issued)
+                data = SharedPort(cta, "bulk copy", access).read(np.array([origin & OFFSET_MASK]), count)
             else:
                 data = GlobalPort(cta, "bulk copy").read(np.array([origin], np.uint64), count)
             for peer, arrival in ctas:
-                SharedPort(peer, "bulk copy", issued).write(np.array([address & OFFSET_MASK]), data)
+                access = arrival.access(clock, issued)
+                SharedPort(peer, "bulk copy", access).write(np.array([address & OFFSET_MASK]), data)
                 arrival.transact(-count)
 
         cta.launch.submit(run, f"{text} issued by {warp.name}", cta)
@@ -183,13 +191,15 @@ def bulk_to_global(
     warp: Warp, active: Any, target: Any, source: Any, size: Any, reduction: str | None, dtype: Any, text: str
 ) -> None:
     cta = warp.cta
-    issued = cta.launch.tick()
+    issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, origin, count in lane_values(active, target, source, size):
         _check_bulk(address, origin, count)
 
-        def run(address: int = address, origin: int = origin, count: int = count) -> None:
+        access = warp.bulk_access(lane, clock, issued)
+
+        def run(address: int = address, origin: int = origin, count: int = count, access: Any = access) -> None:
             port = GlobalPort(cta, "bulk copy")
-            data = SharedPort(cta, "bulk copy", issued).read(np.array([origin & OFFSET_MASK]), count)
+            data = SharedPort(cta, "bulk copy", access).read(np.array([origin & OFFSET_MASK]), count)
             where = np.array([address], np.uint64)
             if reduction is not None:
                 data = tensor_map.reduce(reduction, dtype, port.read(where, count), data)
@@ -204,6 +214,7 @@ def bulk_commit(warp: Warp, active: Any) -> None:
         for operation in group:
             operation.committed = True
         warp.bulk_groups.setdefault(lane, []).append(group)
+        warp.bulk_committed[lane] = warp.bulk_committed.get(lane, 0) + 1
 
 
 def bulk_wait(warp: Warp, fragment: Fragment, active: Any, pending: int) -> bool:
@@ -218,6 +229,7 @@ def bulk_wait(warp: Warp, fragment: Fragment, active: Any, pending: int) -> bool
     for lane in np.flatnonzero(active).tolist():
         kept = warp.bulk_groups.get(lane, [])
         warp.bulk_groups[lane] = kept[len(kept) - pending :] if pending else []
+        warp.see("bulk copies", warp.bulk_committed.get(lane, 0) - len(warp.bulk_groups[lane]))
     return False
 
 
@@ -323,12 +335,14 @@ def _cp(e: Emitter, item: Instruction) -> None:
 def store_async(warp: Warp, active: Any, target: Any, values: Any, barriers: Any, text: str) -> None:
     """st.async: each lane writes another CTA's shared memory and completes its bytes on a barrier there."""
     cta = warp.cta
+    issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, barrier in lane_values(active, target, barriers):
         data = np.concatenate([np.ascontiguousarray(v[lane : lane + 1]).view(np.uint8) for v in values])[None, :]
         arrival = cta.mbarrier(barrier)
 
         def run(address: int = address, data: Any = data, arrival: Any = arrival) -> None:
-            SharedPort(cta.peer(address), "st.async", 0).write(np.array([address & OFFSET_MASK]), data)
+            port = SharedPort(cta.peer(address), "st.async", arrival.access(clock, issued))
+            port.write(np.array([address & OFFSET_MASK]), data)
             arrival.transact(-data.size)
 
         cta.launch.submit(run, f"{text} by {warp.name}", cta)
@@ -348,12 +362,15 @@ def reduce_async(
     warp: Warp, active: Any, target: Any, values: Any, operation: str, dtype: Any, barriers: Any, text: str
 ) -> None:
     cta = warp.cta
+    issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, barrier in lane_values(active, target, barriers):
         data = np.ascontiguousarray(values[lane : lane + 1]).view(np.uint8)[None, :]
         arrival = cta.mbarrier(barrier)
 
         def run(address: int = address, data: Any = data, arrival: Any = arrival) -> None:
-            port, where = SharedPort(cta.peer(address), "red.async", 0), np.array([address & OFFSET_MASK])
+            access = arrival.access(clock, issued)
+            clock[access.agent] = access.epoch  # they add up in any order
+            port, where = SharedPort(cta.peer(address), "red.async", access), np.array([address & OFFSET_MASK])
             port.write(
                 where,
                 tensor_map.reduce(operation, dtype, port.cta.shared.data[where[:, None] + np.arange(data.size)], data),

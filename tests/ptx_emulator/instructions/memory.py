@@ -43,28 +43,31 @@ def _space(item: Instruction) -> str:
 def shared_load(warp: Warp, addresses: Any, width: int, count: int, synchronises: bool = False) -> Any:
     """Loads of active lanes from shared memory of this CTA or of the cluster; those that synchronise may race."""
     cta = warp.cta
-    clock = None if synchronises else warp.clock
     if cta.cluster.size == 1 or cta.shared.index(addresses, 1) is not None:
-        return cta.shared.load_by(clock, addresses, width, count)
+        return cta.shared.load_by(warp.id, warp.clock, synchronises, addresses, width, count)
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
     out = np.empty((len(addresses), count) if count > 1 else len(addresses), f"u{width}")
     for rank in np.unique(ranks).tolist():
         lanes = ranks == rank
-        out[lanes] = cta.peer(rank << RANK_SHIFT).shared.load_by(clock, addresses[lanes], width, count)
+        shared = cta.peer(rank << RANK_SHIFT).shared
+        out[lanes] = shared.load_by(warp.id, warp.clock, synchronises, addresses[lanes], width, count)
     return out
 
 
-def shared_store(warp: Warp, addresses: Any, values: Any, width: int, count: int) -> None:
+def shared_store(
+    warp: Warp, addresses: Any, values: Any, width: int, count: int, synchronises: bool = False, clock: Any = None
+) -> None:
+    """Stores of active lanes; those that synchronise may race. clock: of cp.async, what the warp had seen then."""
     cta = warp.cta
-    epoch = int(warp.clock[warp.id])
+    by_copy, clock = clock is not None, warp.clock if clock is None else clock
     if cta.cluster.size == 1 or cta.shared.index(addresses, 1) is not None:
-        cta.shared.store_by(warp.id, epoch, addresses, values, width, count)
+        cta.shared.store_by(warp.id, clock, synchronises, addresses, values, width, count, by_copy)
         return
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
     for rank in np.unique(ranks).tolist():
         lanes = ranks == rank
         shared: SharedMemory = cta.peer(rank << RANK_SHIFT).shared
-        shared.store_by(warp.id, epoch, addresses[lanes], values[lanes], width, count)
+        shared.store_by(warp.id, clock, synchronises, addresses[lanes], values[lanes], width, count, by_copy)
 
 
 def resolve(addresses: Any) -> tuple[str, Any]:
@@ -111,7 +114,9 @@ def load(warp: Warp, space: str, addresses: Any, active: Any, width: int, count:
     return out
 
 
-def _store_active(warp: Warp, space: str, addresses: Any, lanes: Any, values: Any, width: int, count: int) -> None:
+def _store_active(
+    warp: Warp, space: str, addresses: Any, lanes: Any, values: Any, width: int, count: int, synchronises: bool = False
+) -> None:
     launch = warp.cta.launch
     if space == "generic":
         addresses = addresses.astype(np.uint64)
@@ -119,13 +124,13 @@ def _store_active(warp: Warp, space: str, addresses: Any, lanes: Any, values: An
             kinds = addresses >> np.uint64(56)
             for kind in np.unique(kinds):
                 part = kinds == kind
-                _store_active(warp, "generic", addresses[part], lanes[part], values[part], width, count)
+                _store_active(warp, "generic", addresses[part], lanes[part], values[part], width, count, synchronises)
             return
         space, addresses = resolve(addresses)
     launch.counters.bytes_written[space] += len(addresses) * width * count
     launch.activity += 1
     if space == "shared":
-        shared_store(warp, addresses, values, width, count)
+        shared_store(warp, addresses, values, width, count, synchronises)
     elif space == "local":
         warp.local.store(addresses, lanes, values, width, count)
     elif space == "global":
@@ -134,13 +139,15 @@ def _store_active(warp: Warp, space: str, addresses: Any, lanes: Any, values: An
         raise MemoryFault(f"store to .{space} space")
 
 
-def store(warp: Warp, space: str, addresses: Any, active: Any, values: Any, width: int, count: int) -> None:
+def store(
+    warp: Warp, space: str, addresses: Any, active: Any, values: Any, width: int, count: int, synchronises: bool = False
+) -> None:
     if count > 1:
         values = np.array(values).T
     if active is None:
-        _store_active(warp, space, addresses, _LANES, values, width, count)
+        _store_active(warp, space, addresses, _LANES, values, width, count, synchronises)
     else:
-        _store_active(warp, space, addresses[active], _LANES[active], values[active], width, count)
+        _store_active(warp, space, addresses[active], _LANES[active], values[active], width, count, synchronises)
 
 
 def store_in_turns(
@@ -247,7 +254,8 @@ def _st(e: Emitter, item: Instruction) -> None:
         arguments = f"w, f, {address}, {active_name(e)}, {data}, {bits // 8}, {len(values)}"
         e.line(f"if {e.name(store_in_turns)}({arguments}): return {STAY}")
         return
-    e.line(f"{e.name(store)}({arguments}, {data}, {bits // 8}, {len(values)})")
+    synchronises = item.has(*_SYNCHRONISING, "release")
+    e.line(f"{e.name(store)}({arguments}, {data}, {bits // 8}, {len(values)}, {synchronises})")
 
 
 # -- atomics --------------------------------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ def atomic(
         operands = [v[lane : lane + 1].reshape(-1).view(dtype) for v in values]
         new = operation(old.reshape(-1).view(dtype), *operands)
         new = np.ascontiguousarray(new.astype(dtype)).view(old.dtype).reshape(old.shape)
-        _store_active(warp, space, where, index, new, width, count)
+        _store_active(warp, space, where, index, new, width, count, True)
         out[lane] = old[0]
     return out
 
@@ -419,6 +427,8 @@ def copy_async(warp: Warp, target: Any, source: Any, active: Any, size: int, sou
         target, source = target[active], source[active]
         source_size = source_size[active] if source_size is not None else None
 
+    clock = warp.clock.copy()
+
     def run() -> None:
         data = np.zeros((len(target), size), np.uint8)
         lengths = np.full(len(target), size) if source_size is None else np.minimum(source_size, size)
@@ -430,7 +440,7 @@ def copy_async(warp: Warp, target: Any, source: Any, active: Any, size: int, sou
         width = min(size, 8)
         values = data.view(f"u{width}")
         count = size // width
-        shared_store(warp, target, values if count > 1 else values[:, 0], width, count)
+        shared_store(warp, target, values if count > 1 else values[:, 0], width, count, clock=clock)
 
     misaligned = (target | source.astype(target.dtype)) & target.dtype.type(size - 1)
     if misaligned.any():

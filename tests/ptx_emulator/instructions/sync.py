@@ -62,7 +62,7 @@ def bar_sync(warp: Warp, fragment: Fragment, active: Any, number: Any, count: An
     if fragment.wait is not None:
         waited = fragment.wait
         assert isinstance(waited, BarrierWait)
-        warp.acquire(waited.barrier.clock)
+        warp.acquire(waited.barrier.passed_clock)
         fragment.wait = None
         return False
     lane = int(np.argmax(active))
@@ -77,7 +77,7 @@ def bar_sync(warp: Warp, fragment: Fragment, active: Any, number: Any, count: An
     fragment.state = barrier
     wait = BarrierWait(warp.cta, barrier, generation, threads is None)
     if barrier.generation > generation and not warp.cta.launch.disorder.holds(wait):
-        warp.acquire(barrier.clock)
+        warp.acquire(barrier.passed_clock)
         return False
     fragment.wait = wait
     return True
@@ -118,7 +118,7 @@ def cluster_wait(warp: Warp, fragment: Fragment) -> bool:
             return True
     fragment.wait = None
     warp.cluster_generation = -1
-    warp.acquire(barrier.clock)
+    warp.acquire(barrier.passed_clock)
     return False
 
 
@@ -165,7 +165,7 @@ def mbarrier_init(warp: Warp, active: Any, addresses: Any, counts: Any) -> None:
         offset = address & OFFSET_MASK
         target.shared.slice(address, 8, "mbarrier.init")
         name = f"mbarrier at {address:#x} of {target.name}"
-        target.mbarriers[offset] = MBarrier(count, cta.clock_size, name)
+        target.mbarriers[offset] = MBarrier(count, target, offset, name)
         target.shared.mark_written(offset, 8)
     cta.launch.activity += 1
 
@@ -210,7 +210,7 @@ def mbarrier_wait(
         return np.zeros(32, bool)
     if all(done):
         for barrier, _, _ in waits:
-            warp.acquire(barrier.clock)
+            warp.acquire(barrier.passed_clock)
         return np.ones(32, bool)
     expired = isinstance(previous, (MBarrierWait, Yielded))
     if not expired:

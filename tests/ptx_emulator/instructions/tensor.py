@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,8 @@ from ..errors import EmulatorError
 from ..ir import Address, Instruction, Operand, Vector, literal
 from ..machine import Cta, Fragment, Warp
 from ..memory import OFFSET_MASK, RANK_SHIFT
-from ..tensor_memory import TensorMemory
+from ..order import Access
+from ..tensor_memory import TensorMemory, TensorPort
 from .async_copy import SharedPort
 from .memory import shared_load, shared_store
 from .sync import lane_values, shared_address
@@ -128,7 +130,7 @@ def _stmatrix(e: Emitter, item: Instruction) -> None:
 
 def _memory(cta: Cta) -> TensorMemory:
     if cta.tensor_memory is None:
-        cta.tensor_memory = TensorMemory()
+        cta.tensor_memory = TensorMemory(cta.cluster.agents)
     memory: TensorMemory = cta.tensor_memory
     return memory
 
@@ -137,7 +139,7 @@ def _first(active: Any, values: Any) -> int:
     return int(values[int(np.argmax(active))])
 
 
-def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: Any) -> bool:
+def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: Any, ctas: int) -> bool:
     _whole_warp(warp, active, "tcgen05.alloc")
     fragment.wait = None
     memory, count = _memory(warp.cta), _first(active, columns)
@@ -146,6 +148,9 @@ def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: 
         text = f"waits for {count} columns of tensor memory; allocated: {memory.allocations}"
         fragment.wait = ConditionWait(lambda: not memory.allocated.all(), text)
         return True
+    if ctas == 2:
+        _pair(warp.cta, ctas)
+        warp.cta.pair_allocations.append(count)
     lane = int(np.argmax(active))
     shared_store(warp, target[lane : lane + 1], np.array([address], np.uint32), 4, 1)
     offset = int(target[lane]) & OFFSET_MASK
@@ -172,7 +177,9 @@ def load(warp: Warp, active: Any, address: Any, shape: str, count: int, pack: bo
     _whole_warp(warp, active, "tcgen05.ld")
     memory, where = _memory(warp.cta), _first(active, address)
     finish_stores(warp, memory.columns(where, warp.index, shape, count, pack, split))
-    values = memory.load(where, warp.index, shape, count, pack, split)
+    warp.tensor_loads += 1
+    access = replace(warp.issue("tcgen05.ld", warp.tensor_loads), clock=warp.after_own_stores())
+    values = memory.load(where, warp.index, shape, count, pack, split, access)
     warp.cta.launch.counters.bytes_read["tensor"] += values.nbytes
     return np.ascontiguousarray(values)
 
@@ -186,7 +193,10 @@ def store(
     warp.cta.launch.counters.bytes_written["tensor"] += 128 * len(registers)
     memory = _memory(warp.cta)
     columns = memory.columns(where, warp.index, shape, count, unpack, split)
-    finish = partial(memory.store, where, warp.index, shape, count, values, unpack, split)
+    warp.tensor_stored += 1
+    access = warp.issue("tcgen05.st", warp.tensor_stored)
+    access.clock[warp.cta.cluster.agents.of("tcgen05.ld", warp.id)] = warp.tensor_loads
+    finish = partial(memory.store, where, warp.index, shape, count, values, unpack, split, access)
     warp.tensor_stores.append((columns, finish))
 
 
@@ -203,6 +213,15 @@ def finish_stores(warp: Warp, columns: set[int] | None = None) -> None:
     del stores[:end]
 
 
+def wait_loads(warp: Warp) -> None:
+    warp.see("tcgen05.ld", warp.tensor_loads)
+
+
+def wait_stores(warp: Warp) -> None:
+    finish_stores(warp)
+    warp.see("tcgen05.st", warp.tensor_stored)
+
+
 # -- tcgen05: matrix operations -------------------------------------------------------------------------------------
 
 
@@ -216,8 +235,14 @@ def _pair(cta: Cta, ctas: int) -> list[Cta]:
     return cta.cluster.ctas[first : first + 2]
 
 
-def _sides(ctas: list[Cta], path: str, issued: int) -> list[tcgen05.Cta]:
-    return [tcgen05.Cta(_memory(c), SharedPort(c, path, issued).read) for c in ctas]
+def _access(warp: Warp) -> Access:
+    """Of the next tcgen05.mma or .cp of a warp, which come one after another."""
+    warp.tensor_operations += 1
+    return warp.issue("tcgen05 operations", warp.tensor_operations, warp.cta.launch.tick())
+
+
+def _sides(ctas: list[Cta], path: str, access: Access) -> list[tcgen05.Cta]:
+    return [tcgen05.Cta(TensorPort(_memory(c), access), SharedPort(c, path, access).read) for c in ctas]
 
 
 def _queue(cta: Cta, ctas: int) -> object:
@@ -227,9 +252,9 @@ def _queue(cta: Cta, ctas: int) -> object:
 
 def copy(warp: Warp, active: Any, ctas: int, address: Any, descriptor: Any, shape: str) -> None:
     cta = warp.cta
-    issued = cta.launch.tick()
+    access = _access(warp)
     for _, where, value in lane_values(active, address, descriptor):
-        sides = _sides(_pair(cta, ctas), f"tcgen05.cp.{shape}", issued)
+        sides = _sides(_pair(cta, ctas), f"tcgen05.cp.{shape}", access)
 
         def run(where: int = where, value: int = value, sides: Any = sides) -> None:
             tcgen05.copy(shape, sides, where, value)
@@ -242,10 +267,10 @@ def multiply(
     accumulate: Any, scale_vectors: int, scale_a: Any, scale_b: Any, disabled: Any, scale_d: int,
 ) -> None:  # fmt: skip
     cta = warp.cta
-    issued = cta.launch.tick()
+    access = _access(warp)
     for lane, d_address, a_value, b_value, bits in lane_values(active, d, a, b, idesc):
         descriptor = tcgen05.InstructionDescriptor.decode(bits, kind)
-        sides = _sides(_pair(cta, ctas), "tcgen05.mma", issued)
+        sides = _sides(_pair(cta, ctas), "tcgen05.mma", access)
         options: dict[str, Any] = {
             "accumulate": bool(accumulate[lane]),
             "a_in_tensor_memory": a_in_tensor_memory,
@@ -273,6 +298,8 @@ def multiply(
 
 def commit(warp: Warp, active: Any, ctas: int, barrier: Any, mask: Any) -> None:
     cta = warp.cta
+    clock = warp.hand_over()
+    clock[cta.cluster.agents.of("tcgen05 operations", warp.id)] = warp.tensor_operations
     for lane, address in lane_values(active, barrier):
         if mask is None:
             arrivals = [cta.mbarrier(address)]
@@ -282,6 +309,7 @@ def commit(warp: Warp, active: Any, ctas: int, barrier: Any, mask: Any) -> None:
 
         def run(arrivals: Any = arrivals) -> None:
             for arrival in arrivals:
+                arrival.publish(clock)
                 arrival.arrive(1, None)
 
         cta.launch.submit(run, f"tcgen05.commit issued by {warp.name}", cta, _queue(cta, ctas))
@@ -310,7 +338,7 @@ def _emit_fence(e: Emitter, item: Instruction) -> None:
 
 def _emit_alloc(e: Emitter, item: Instruction) -> None:
     target, columns = shared_address(e, item, item.operands[0]), e.value(item.operands[1], "u32")
-    e.line(f"if {e.name(allocate)}(w, f, {e.mask}, {target}, {columns}): return {STAY}")
+    e.line(f"if {e.name(allocate)}(w, f, {e.mask}, {target}, {columns}, {_ctas(item)}): return {STAY}")
 
 
 def _emit_dealloc(e: Emitter, item: Instruction) -> None:
@@ -344,8 +372,7 @@ def _emit_st(e: Emitter, item: Instruction) -> None:
 
 
 def _emit_wait(e: Emitter, item: Instruction) -> None:
-    if item.opcode[1] == "wait::st":
-        e.line(f"{e.name(finish_stores)}(w)")
+    e.line(f"{e.name(wait_loads if item.opcode[1] == 'wait::ld' else wait_stores)}(w)")
 
 
 def _emit_cp(e: Emitter, item: Instruction) -> None:

@@ -30,7 +30,8 @@ def multiply(
 ) -> Any:
     """One warp's quarter of a wgmma; reads its operands again as late as wgmma.wait_group."""
     lane = int(np.argmax(active))
-    port = SharedPort(warp.cta, "wgmma", warp.cta.launch.tick())
+    access = warp.issue("wgmma", warp.wgmma_committed + 1, warp.cta.launch.tick())
+    port = SharedPort(warp.cta, "wgmma", access)
     operands: list[tuple[Any, Any]] = []
 
     def read(addresses: Any, count: int) -> Any:
@@ -56,12 +57,14 @@ def multiply(
 def commit(warp: Warp) -> None:
     warp.wgmma_groups.append(warp.wgmma_open)
     warp.wgmma_open = []
+    warp.wgmma_committed += 1
 
 
 def wait(warp: Warp, pending: int) -> None:
     while len(warp.wgmma_groups) > pending:
         for check in warp.wgmma_groups.pop(0):
             check()
+    warp.see("wgmma", warp.wgmma_committed - len(warp.wgmma_groups))
 
 
 @instruction("wgmma")

@@ -7,6 +7,7 @@ import ctypes
 import sys
 from pathlib import Path
 
+from ptx_emulator.device import TOLERABLE
 from ptx_emulator.errors import EmulatorError
 from ptx_emulator.shim import TARGETS, Gpu, Program
 from ptx_emulator.shim.toolkit import cutlass_includes, example_includes
@@ -20,6 +21,8 @@ def main() -> int:
     parser.add_argument("--flag", action="append", default=[], help="for nvcc, for example --flag=-DNAME=1; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="draws the order in which asynchronous operations finish")
     parser.add_argument("--lenient-exit", action="store_true", help="allow kernels to end with copies in flight")
+    parser.add_argument("--disorder", type=float, default=0.0, help="share of waits, peeks and stores to disturb")
+    parser.add_argument("--tolerate", action="append", default=[], choices=TOLERABLE, help="not an error; repeatable")
     parser.add_argument("--cutlass", action="store_true", help="add the nvidia-cutlass package's include directories")
     own, program_arguments = sys.argv[1:], []
     if "--" in own:
@@ -33,6 +36,7 @@ def main() -> int:
         strict_exit=not arguments.lenient_exit,
         on_error=lambda error: print(error, file=sys.stderr, flush=True),
     )
+    gpu.device.tolerated, gpu.device.disorder = frozenset(arguments.tolerate), arguments.disorder
     includes = [*cutlass_includes(), *example_includes()] if arguments.cutlass else []
     program = Program.compile(arguments.source, gpu, flags=arguments.flag, includes=includes)
     argv = [str(arguments.source[0]).encode(), *(a.encode() for a in program_arguments)]

@@ -9,7 +9,7 @@ extern "C" {
 struct ShimLaunch {
     const void* image;
     const char* name;
-    uint32_t grid[3], block[3], cluster[3];  // cluster[0] == 0: no cluster attribute
+    uint32_t grid[3], block[3], cluster[3], preferred[3];  // cluster[0], preferred[0] == 0: no such attribute
     uint64_t shared_bytes;
     void** arguments;
     int32_t cooperative;
@@ -26,6 +26,7 @@ struct ShimCallbacks {
     int32_t (*launch)(const ShimLaunch* launch);
     int32_t (*function_info)(const void* image, const char* name, ShimFunctionInfo* info);
     int32_t (*allow_shared)(const void* image, const char* name, int32_t bytes);  // of dynamic shared memory
+    int32_t (*allow_clusters)(const void* image, const char* name, int32_t allowed);  // of more than eight CTAs
     uint64_t (*symbol)(const void* image, const char* name);
     int32_t (*attribute)(int32_t attribute, int32_t* value);
     int32_t (*green_sms)();  // of the green context that streams are in; 0: none

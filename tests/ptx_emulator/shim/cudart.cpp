@@ -44,6 +44,7 @@ constexpr ShimCallbacks kNobody = {
     [](const ShimLaunch*) -> int32_t { return cudaErrorNoDevice; },
     [](const void*, const char*, ShimFunctionInfo*) -> int32_t { return cudaErrorNoDevice; },
     [](const void*, const char*, int32_t) -> int32_t { return cudaErrorNoDevice; },
+    [](const void*, const char*, int32_t) -> int32_t { return cudaErrorNoDevice; },
     [](const void*, const char*) -> uint64_t { return 0; },
     [](int32_t, int32_t*) -> int32_t { return cudaErrorNoDevice; },
     [] { return int32_t{0}; },
@@ -136,8 +137,8 @@ cudaError_t release(void* pointer) {
     return pointer ? check(callbacks.release(reinterpret_cast<uint64_t>(pointer))) : cudaSuccess;
 }
 
-cudaError_t launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void** arguments, size_t shared_bytes,
-                   bool cooperative) {
+cudaError_t launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, dim3 preferred, void** arguments,
+                   size_t shared_bytes, bool cooperative) {
     const Function* function = find(kernel);
     if (!function) return fail(cudaErrorInvalidDeviceFunction);
     if (grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0) return fail(cudaErrorInvalidConfiguration);
@@ -146,6 +147,7 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, void
                        {grid.x, grid.y, grid.z},
                        {block.x, block.y, block.z},
                        {cluster.x, cluster.y, cluster.z},
+                       {preferred.x, preferred.y, preferred.z},
                        shared_bytes,
                        arguments,
                        cooperative};
@@ -217,7 +219,7 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
                                cudaStream_t) {
-    return launch(kernel, grid, block, dim3(0, 0, 0), arguments, shared_bytes, false);
+    return launch(kernel, grid, block, dim3(0, 0, 0), dim3(0, 0, 0), arguments, shared_bytes, false);
 }
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, CUstream_st* stream) {
@@ -241,16 +243,16 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_b
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
                              cudaStream_t) {
-    return launch(kernel, grid, block, dim3(0, 0, 0), arguments, shared_bytes, false);
+    return launch(kernel, grid, block, dim3(0, 0, 0), dim3(0, 0, 0), arguments, shared_bytes, false);
 }
 
 cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                                         size_t shared_bytes, cudaStream_t) {
-    return launch(kernel, grid, block, dim3(0, 0, 0), arguments, shared_bytes, true);
+    return launch(kernel, grid, block, dim3(0, 0, 0), dim3(0, 0, 0), arguments, shared_bytes, true);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
-    dim3 cluster(0, 0, 0);
+    dim3 cluster(0, 0, 0), preferred(0, 0, 0);
     bool cooperative = false;
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         const cudaLaunchAttribute& attribute = config->attrs[i];
@@ -258,6 +260,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
             case cudaLaunchAttributeClusterDimension:
                 cluster = dim3(attribute.val.clusterDim.x, attribute.val.clusterDim.y, attribute.val.clusterDim.z);
                 break;
+            case cudaLaunchAttributePreferredClusterDimension: {
+                const auto& dim = attribute.val.preferredClusterDim;
+                preferred = dim3(dim.x, dim.y, dim.z);
+                break;
+            }
             case cudaLaunchAttributeCooperative:
                 cooperative = attribute.val.cooperative != 0;
                 break;
@@ -265,14 +272,14 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
             case cudaLaunchAttributeIgnore:
             case cudaLaunchAttributeProgrammaticStreamSerialization:
             case cudaLaunchAttributeClusterSchedulingPolicyPreference:
-            case cudaLaunchAttributePreferredClusterDimension:
             case cudaLaunchAttributePriority:
                 break;
             default:
                 return fail(cudaErrorNotSupported);
         }
     }
-    return launch(kernel, config->gridDim, config->blockDim, cluster, arguments, config->dynamicSmemBytes, cooperative);
+    return launch(kernel, config->gridDim, config->blockDim, cluster, preferred, arguments, config->dynamicSmemBytes,
+                  cooperative);
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
@@ -295,6 +302,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, int value) {
     const Function* function = find(kernel);
     if (!function) return fail(cudaErrorInvalidDeviceFunction);
+    if (which == cudaFuncAttributeNonPortableClusterSizeAllowed)
+        return check(callbacks.allow_clusters(function->module->image, function->name.c_str(), value));
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     return check(callbacks.allow_shared(function->module->image, function->name.c_str(), value));
 }

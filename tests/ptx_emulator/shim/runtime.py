@@ -37,6 +37,7 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
+        ("preferred", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint64),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("cooperative", ctypes.c_int32),
@@ -61,6 +62,7 @@ _SIGNATURES = {
     "launch": ctypes.CFUNCTYPE(_i32, ctypes.POINTER(_Launch)),
     "function_info": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_FunctionInfo)),
     "allow_shared": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, _i32),
+    "allow_clusters": ctypes.CFUNCTYPE(_i32, ctypes.c_void_p, ctypes.c_char_p, _i32),
     "symbol": ctypes.CFUNCTYPE(_u64, ctypes.c_void_p, ctypes.c_char_p),
     "attribute": ctypes.CFUNCTYPE(_i32, _i32, ctypes.POINTER(_i32)),
     "green_sms": ctypes.CFUNCTYPE(_i32),
@@ -112,6 +114,8 @@ class Gpu:
         self.launches: list[LaunchRecord] = []
         #: Dynamic shared memory that kernels have asked for, by name; in force until the next asks.
         self.shared_limits: dict[str, int] = {}
+        #: Kernels that may have clusters of more than eight CTAs.
+        self.large_clusters: set[str] = set()
         self.tensor_maps: list[TensorMap] = []
         self.error: Exception | None = None
         self.on_error = on_error
@@ -164,6 +168,11 @@ class Gpu:
             self._modules[image] = self.device.load(ptx_of(image, self.target.ptx_capability))
         return self._modules[image]
 
+    @property
+    def modules(self) -> list[LoadedModule]:
+        """Those whose kernels were launched or asked about."""
+        return list(self._modules.values())
+
     # -- callbacks -------------------------------------------------------------------------------------------------
 
     def _allocate(self, size: int) -> int:
@@ -206,6 +215,10 @@ class Gpu:
         self.shared_limits[name.decode()] = size
         return _SUCCESS
 
+    def _allow_clusters(self, _image: int, name: bytes, allowed: int) -> int:
+        (self.large_clusters.add if allowed else self.large_clusters.discard)(name.decode())
+        return _SUCCESS
+
     def _launch(self, pointer: Any) -> int:
         launch = pointer[0]
         name = launch.name.decode()
@@ -216,6 +229,7 @@ class Gpu:
             parameters[offset : offset + size] = ctypes.string_at(launch.arguments[index], size)
         grid, block = tuple(launch.grid), tuple(launch.block)
         cluster = tuple(launch.cluster) if launch.cluster[0] else None
+        preferred = tuple(launch.preferred) if launch.preferred[0] else None
         sms = self.green_sms or self.target.sm_count
         if launch.cooperative and int(np.prod(grid)) > sms:
             raise EmulatorError(f"cooperative launch of {grid} CTAs on {sms} SMs, one CTA each")
@@ -226,7 +240,10 @@ class Gpu:
             )
         counters = None
         if self.execute:
-            counters = self.device.launch(module, name, grid, block, bytes(parameters), launch.shared_bytes, cluster)
+            counters = self.device.launch(
+                module, name, grid, block, bytes(parameters), launch.shared_bytes, cluster, preferred,
+                name in self.large_clusters,
+            )  # fmt: skip
         self.launches.append(LaunchRecord(name, grid, block, cluster, launch.shared_bytes, bytes(parameters), counters))
         return _SUCCESS
 
