@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -91,10 +91,19 @@ def _cache_obstacle(model: SourceModel, wanted: str) -> str | None:
 
 
 def observed_tensors(model: SourceModel) -> list[str]:
-    """The float32 tensors whose ranges `choose` can use, but for masks, which become as large as the type allows."""
+    """The float32 tensors whose ranges `choose` can use: not masks, which become as large as the type allows, nor what
+    stays among nodes that compute in float32 anyway, where T5 takes the logarithm of 0."""
+    stays = {name for names in float32_nodes(model.ir_model, ir.DataType.FLOAT16).values() for name in names}
     masks = _masks(model.graph)
     values = (value for node in model.graph if not is_op(node, "Constant") for value in node.outputs)
-    return [value.name or "" for value in values if is_float32(value) and value not in masks]
+    return [value.name or "" for value in values if is_float32(value) and value not in masks and _leaves(value, stays)]
+
+
+def _leaves(value: ir.Value, stays: Collection[str]) -> bool:
+    """Whether a value is made or read by a node that does not stay float32, or is an output."""
+    return value.is_graph_output() or any(
+        node is not None and node.name not in stays for node in (value.producer(), *value.consumers())
+    )
 
 
 def _values(graph: ir.Graph) -> list[ir.Value]:

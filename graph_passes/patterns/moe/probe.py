@@ -30,6 +30,10 @@ _TOKENS = (10, 300)
 # Of a tensor with the values of all experts for all tokens of a run, where the block computes them all.
 _VALUES = 1 << 24
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# What a probe may take, unless the weights of the block take more: a probe has the sizes that a model fixes.
+_BYTES = 1 << 30
+# Copies in float64 of tokens, logits and values that compute their comparison, for each of three scales.
+_COPIES = 3 * 8
 # No constant of routing has more values; what has is a weight that no linear reads.
 _LARGEST_CONSTANT = 1 << 24
 
@@ -64,6 +68,7 @@ class Probe:
         if shape is None:
             raise ProbeError(f"the dimensions of '{x.name}' are not known")
         self._run_tokens = int(np.prod(shape[:-1]))
+        self._check_memory(linears, shape[-1] + experts)
         self.samples = draw(self._generator, self._run_tokens, shape[-1], experts, top_k)
         self._shapes = {
             x: shape,
@@ -73,6 +78,17 @@ class Probe:
         for node in nodes:
             if node not in replaced:
                 self._add(node)
+
+    def _check_memory(self, linears: Sequence[Linear], values: int) -> None:
+        """Raises ProbeError where a run of so many `values` per token would take much more than the block itself."""
+        stored = {linear.weight.stored for linear in linears}
+        weights = sum(tensor.nbytes for value in stored if (tensor := get_const_tensor(value)) is not None)
+        needed = self._run_tokens * values * 8 * _COPIES
+        if needed > max(_BYTES, weights):
+            raise ProbeError(
+                f"its sizes are fixed at {self._run_tokens} tokens, for which telling its routing takes "
+                f"{needed / 1e9:.1f} GB; export it with a dynamic number of tokens"
+            )
 
     def run(self, outputs: Sequence[ir.Value]) -> list[list[torch.Tensor]]:
         """The values of `outputs`, in float64 and in their shapes: a list for each run of the samples.

@@ -123,6 +123,14 @@ def test_weights_are_quantized_from_the_float32_values(network: Network) -> None
         assert torch.equal(before, after)
 
 
+def test_ranges_can_be_observed_in_every_network(network: Network, seed: int) -> None:
+    """T5 takes the logarithm of 0 among the numbers of its positions; FP16 leaves those alone."""
+    names = observed_tensors(network.original)
+    feed = {name: value.numpy() for name, value in network.float32.draw(seed).items()}
+    values = session(network.original.path, names).run(names, feed)
+    assert all(np.isfinite(value).all() for value in values)
+
+
 def mlp(path: Path, rng: np.random.Generator, scale: float = 1.0) -> Path:
     """x -> up -> Relu -> down -> y, float32, whose hidden values grow with `scale`."""
     weights = {"up": rng.standard_normal((64, 128)) * scale, "down": rng.standard_normal((128, 64)) / scale / 100}

@@ -42,6 +42,21 @@ def test_dimensions_without_names(tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+def test_fixed_sizes_do_not_take_gigabytes(tmp_path: Path, seed: int) -> None:
+    """A probe has the sizes that a model fixes: here, it would take 3 GB for a few kilobytes of weights."""
+
+    def fixed(model: onnx.ModelProto) -> None:
+        for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim, (4, 50_000), strict=False):
+            dim.dim_value = size
+        model.graph.ClearField("value_info")
+
+    (block,) = moes(load(damaged(tmp_path / "model.onnx", fixed, seed)))
+    assert block.refusal is not None
+    assert "fixed at 200000 tokens, for which telling its routing takes 2.6 GB; export it with a dynamic" in str(
+        block.refusal
+    )
+
+
 class WithCache(nn.Module):
     """One layer of a decoder: what it has seen, with the new tokens behind, goes in and comes out."""
 
