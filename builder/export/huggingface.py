@@ -93,7 +93,8 @@ def export(
     transformers cannot load or torch cannot export, and where weights that the outputs depend on are missing from the
     files.
     """
-    model, absent = load_model(directory, trust_remote_code, adapter)
+    scratch = destination.parent if destination.parent.is_dir() else None
+    model, absent = load_model(directory, trust_remote_code, adapter, scratch)
     from trt_nvfp4.builder.export import torch_module
 
     with quiet():
@@ -130,10 +131,10 @@ def export(
 
 
 def load_model(
-    directory: Path, trust_remote_code: bool = False, adapter: Adapter | None = None
+    directory: Path, trust_remote_code: bool = False, adapter: Adapter | None = None, scratch: Path | None = None
 ) -> tuple[Any, Set[str]]:
     """The model of a Hugging Face directory, with `adapter` merged into it; and the weights that its files lack, which
-    transformers makes up.
+    transformers makes up. `scratch` as for `load_directory`.
 
     Raises BuilderError: unavailable without transformers, model for a directory that holds none or a broken one.
     """
@@ -157,7 +158,7 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     with quiet():
         try:
-            loaded = load_directory(directory, transformers, trust_remote_code)
+            loaded = load_directory(directory, transformers, trust_remote_code, scratch)
         except BuilderError:
             raise
         except Exception as error:

@@ -27,8 +27,9 @@ class Loaded:
     quantized: QuantizedDirectory | None
 
 
-def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) -> Loaded:
-    """The model, of the class named in the configuration or else the bare one.
+def load_directory(directory: Path, transformers: Any, trust_remote_code: bool, scratch: Path | None = None) -> Loaded:
+    """The model, of the class named in the configuration or else the bare one. Weights in 16 bits are mapped from their
+    files, those that are dequantized from files without a name in the folder `scratch`; None: in memory.
 
     Raises BuilderError (model): another class than transformers has; weights that do not fit the configuration, are
     quantized in a format that is not read, or are not the model's.
@@ -52,7 +53,7 @@ def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) 
         model, info = loader.from_pretrained(directory, dtype="auto", **of_loading, **options)
     else:
         model, info = _load_quantized(
-            directory, _concrete(loader, config, directory if own else None), quantized, of_loading
+            directory, _concrete(loader, config, directory if own else None), quantized, of_loading, scratch
         )
     if info["mismatched_keys"]:
         name, found, expected = min(info["mismatched_keys"])
@@ -69,7 +70,11 @@ def load_directory(directory: Path, transformers: Any, trust_remote_code: bool) 
 
 
 def _load_quantized(
-    directory: Path, model_class: Any, quantized: QuantizedDirectory, options: dict[str, Any]
+    directory: Path,
+    model_class: Any,
+    quantized: QuantizedDirectory,
+    options: dict[str, Any],
+    scratch: Path | None,
 ) -> tuple[Any, dict[str, Any]]:
     """The plain model with dequantized weights, and what transformers says of its loading."""
     config = options["config"]
@@ -77,7 +82,8 @@ def _load_quantized(
     _forget_quantization(config)
     try:
         # A name beside a state dict is refused, so that generation_config.json is not read.
-        model, info = model_class.from_pretrained(None, dtype=dtype, state_dict=quantized.state_dict(), **options)
+        weights = quantized.state_dict(dtype, scratch)
+        model, info = model_class.from_pretrained(None, dtype=dtype, state_dict=weights, **options)
     except Exception as error:
         # transformers says that a conversion failed, and logs why.
         raise (quantized.failure or error) from error

@@ -31,9 +31,11 @@ def check_disk(request: Request) -> None:
     cannot fit beside the output, even with all weights in NVFP4."""
     if not is_model_directory(request.model) or not any(request.model.glob("*.safetensors")):
         return
-    exported = _exported_bytes(request)
+    plain, dequantized = _weights_bytes(request)
     files, written = _WRITTEN[request.stop_after]
-    needed = math.ceil(exported * (1 + written * _NVFP4))
+    exported = plain + dequantized
+    # What was dequantized lies on the disk until it is exported.
+    needed = exported + max(dequantized, math.ceil(exported * written * _NVFP4))
     free = shutil.disk_usage(request.base.parent).free
     if needed > free:
         raise BuilderError(
@@ -43,10 +45,10 @@ def check_disk(request: Request) -> None:
         )
 
 
-def _exported_bytes(request: Request) -> int:
-    """Of the weights in the exported model: quantized ones in 16 bits, the others as they are."""
+def _weights_bytes(request: Request) -> tuple[int, int]:
+    """Of the weights in the exported model: those that are not quantized, as they are, and the others, in 16 bits."""
     quantized, files = quantized_directory(request.model), SafetensorsFiles(request.model)
     names = list(files) if quantized is None else quantized.plain
     plain = sum(math.prod(files.shape(name)) * _BYTES.get(files.dtype(name), _SIXTEEN_BITS) for name in names)
     weights = () if quantized is None else quantized.weights.values()
-    return plain + sum(math.prod(weight.shape) * _SIXTEEN_BITS for weight in weights)
+    return plain, sum(math.prod(weight.shape) * _SIXTEEN_BITS for weight in weights)

@@ -56,6 +56,6 @@ def _mappings() -> Iterator[tuple[int, int, bool]]:
     """Address, bytes and whether writable of every mapped file of weights."""
     for line in os.fsdecode(_MAPS.read_bytes()).splitlines():
         place, permissions, *_, path = (*line.split(maxsplit=5), "")[:6]
-        if path.endswith(_WEIGHTS):
+        if path.removesuffix(" (deleted)").endswith(_WEIGHTS):
             start, end = (int(part, 16) for part in place.split("-"))
             yield start, end - start, "w" in permissions

@@ -18,6 +18,7 @@ from trt_nvfp4.builder.export.checkpoints.fp4 import gpt_oss_mxfp4, mxfp4, nvfp4
 from trt_nvfp4.builder.export.checkpoints.packed_integers import awq, gptq, modelopt_int4, pack_quantized
 from trt_nvfp4.builder.export.checkpoints.parts import Parts, quantized_parts
 from trt_nvfp4.builder.export.checkpoints.scaled import bitsandbytes_int8, row_scales, scaled
+from trt_nvfp4.builder.export.checkpoints.scratch import mapped_copy
 from trt_nvfp4.builder.export.checkpoints.settings import Settings, quantization_config, read_config
 from trt_nvfp4.builder.export.checkpoints.weight import QuantizedWeight
 from trt_nvfp4.common.errors import CalibrationError
@@ -83,14 +84,18 @@ class QuantizedDirectory:
             found[weight.format] = found.get(weight.format, 0) + 1
         return dict(sorted(found.items(), key=lambda entry: -entry[1]))
 
-    def state_dict(self) -> dict[str, Any]:
-        """What transformers loads: for each weight an object that becomes a tensor when it is indexed with `...`.
+    def state_dict(self, dtype: torch.dtype | None = None, folder: Path | None = None) -> dict[str, Any]:
+        """What transformers loads: for each weight an object that becomes a tensor when it is indexed with `...`; of
+        quantized ones in `dtype` (None: as they are dequantized), mapped from files without a name in `folder` (None:
+        in memory).
 
         Where one cannot be read, `failure` says why: transformers only says that it could not be loaded.
         """
         return {
             **{key: _WhenIndexed(self, partial(self._files.read, key)) for key in self.plain},
-            **{name: _WhenIndexed(self, weight.read) for name, weight in self.weights.items()},
+            **{
+                name: _WhenIndexed(self, partial(_read, weight, dtype, folder)) for name, weight in self.weights.items()
+            },
         }
 
     def fp8(self) -> PublishedFP8:
@@ -131,6 +136,12 @@ class QuantizedDirectory:
         return True
 
 
+def _read(weight: QuantizedWeight, dtype: torch.dtype | None, folder: Path | None) -> Tensor:
+    values = weight.read()
+    values = values if dtype is None else values.to(dtype)
+    return values if folder is None else mapped_copy(values, folder)
+
+
 class _WhenIndexed:
     """Reads a tensor each time that it is indexed, as transformers does with slices of safetensors."""
 
@@ -142,6 +153,9 @@ class _WhenIndexed:
             return self._read()
         except CalibrationError as error:
             self._directory.failure = BuilderError(MODEL_AT_FAULT, str(error))
+            raise
+        except BuilderError as error:
+            self._directory.failure = error
             raise
 
 

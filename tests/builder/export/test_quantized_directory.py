@@ -16,6 +16,7 @@ from checkpoint_formats.directories import quantize_directory
 from checkpoint_formats.writers import FORMATS, Writer
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export import huggingface as export
+from trt_nvfp4.builder.export.checkpoints import scratch
 from trt_nvfp4.builder.export.loading import load_directory
 
 transformers = pytest.importorskip("transformers")
@@ -113,6 +114,23 @@ def test_weights_of_16_bits_stay_so(llama: Path, rng: np.random.Generator) -> No
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
     assert loaded.quantized is not None
     assert loaded.quantized.formats == {"FP8": 7}
+
+
+def test_what_is_dequantized_is_mapped_from_files_without_a_name(
+    llama: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "_SMALLEST", 1)
+    writer, quantization = FORMATS["fp8 per channel"]
+    quantize_directory(llama, rng, of_all(writer), quantization)
+    folder = llama.with_name("scratch")
+    folder.mkdir()
+    model = load_directory(llama, transformers, False, folder).model
+    assert not list(folder.iterdir())
+    assert str(folder) in Path("/proc/self/maps").read_text()
+    for (name, found), (_, expected) in zip(
+        model.named_parameters(), load_directory(llama, transformers, False).model.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
 
 
 def change(directory: Path, tensors: dict[str, torch.Tensor]) -> None:

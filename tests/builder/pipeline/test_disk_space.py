@@ -21,12 +21,12 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A weight of 1,000 rows and columns in FP8, 2 MB in 16 bits, and a norm of 1,000 values in 32."""
+    """A weight of 1,000 rows and columns in FP8, 2 MB in 16 bits, and 1,000,000 values in 32."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     weight = torch.zeros(1000, 1000).to(torch.float8_e4m3fn)
-    tensors = {UP: weight, f"{UP}_scale": torch.ones(()), "model.norm.weight": torch.ones(1000)}
+    tensors = {UP: weight, f"{UP}_scale": torch.ones(()), "model.norm.weight": torch.ones(10**6)}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -34,9 +34,9 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("stop_after", "needed", "what"),
     [
-        ("plan", 2_004_000, "the exported model,"),
-        ("rewrite", 2_567_625, "the exported and the rewritten model,"),
-        (None, 3_131_250, "and the engine,"),
+        ("plan", 8_000_000, "the exported model,"),
+        ("rewrite", 8_000_000, "the exported and the rewritten model,"),
+        (None, 9_375_000, "and the engine,"),
     ],
 )
 def test_needed(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from trt_nvfp4.builder.export.checkpoints.directory import QuantizedDirectory, quantized_directory
 
@@ -39,13 +40,15 @@ def read(folder: Path) -> QuantizedDirectory:
     return found
 
 
-def assert_values(found: QuantizedDirectory, expected: dict[str, torch.Tensor], ties: float = 0.0) -> None:
+def assert_values(
+    found: QuantizedDirectory, expected: dict[str, torch.Tensor], ties: float = 0.0, rtol: float = 1e-5
+) -> None:
     """`ties`: the share of values that may be off, by a step between two codes."""
     state = found.state_dict()
     for name in expected.keys() & found.weights.keys():
         values, other = state[name][...].float(), expected[name].float()
         assert values.shape == other.shape
-        off = (values - other).abs() > 1e-5 * other.abs() + 1e-7
+        off = (values - other).abs() > rtol * other.abs() + 1e-7
         assert off.float().mean() <= ties, f"{name}: {off.float().mean():.4f}"
 
 
@@ -204,4 +207,72 @@ class TestCompressedTensors:
         own = transformers.AutoModelForCausalLM.from_pretrained(
             tmp_path / "quantized", dtype=torch.float32, quantization_config=config
         )
-        assert_values(found, dict(own.state_dict()))
+        # The library works NVFP4 out in bfloat16.
+        assert_values(found, dict(own.state_dict()), rtol=1e-2 if scheme == "NVFP4A16" else 1e-5)
+
+
+class TestLayers:
+    """Libraries that quantize models with a GPU alone pack single layers on a CPU."""
+
+    N, K, GROUP = 64, 128, 32
+    MODULE = f"{LAYER}mlp.up_proj."
+
+    def check(
+        self,
+        stored: dict[str, torch.Tensor],
+        config: dict[str, Any],
+        expected: torch.Tensor,
+        folder: Path,
+        rtol: float = 1e-5,
+    ) -> None:
+        save_file(
+            {self.MODULE + key: tensor.contiguous() for key, tensor in stored.items()}, folder / "model.safetensors"
+        )
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": config}))
+        assert_values(read(folder), {f"{self.MODULE}weight": expected}, rtol=rtol)
+
+    def linear(self, seed: int) -> torch.nn.Linear:
+        torch.manual_seed(seed)
+        return torch.nn.Linear(self.K, self.N, bias=False).requires_grad_(False)
+
+    def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """And zero points, of rows and groups."""
+        shape = (self.N, self.K // self.GROUP)
+        return (torch.rand(shape) * 0.01 + 0.01).half(), torch.randint(1, 15, shape).float()
+
+    @pytest.mark.parametrize("act_order", [False, True])
+    def test_gptqmodel(self, act_order: bool, seed: int, tmp_path: Path) -> None:
+        pytest.importorskip("gptqmodel")
+        from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+
+        linear, (scales, zeros) = self.linear(seed), self.scales()
+        groups = torch.arange(self.K) // self.GROUP
+        groups = groups[torch.randperm(self.K)] if act_order else groups
+        packed = TorchLinear(4, self.GROUP, False, act_order, self.K, self.N)
+        packed.pack_original(linear, scales.float(), zeros, groups.int())
+        expected = packed.dequantize_weight().T
+        stored = {key: tensor for key, tensor in packed.state_dict().items() if key != "bias"}
+        # In memory it holds zero points as they are.
+        config = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}
+        self.check(stored, config, expected, tmp_path, rtol=2e-3)  # the library works it out in float16
+
+    def test_autoawq(self, seed: int, tmp_path: Path) -> None:
+        pytest.importorskip("awq.modules.linear.gemm")
+        from awq.modules.linear.gemm import WQLinear_GEMM
+        from awq.utils.packing_utils import dequantize_gemm
+
+        linear, (scales, zeros) = self.linear(seed), self.scales()
+        packed = WQLinear_GEMM.from_linear(
+            linear, 4, self.GROUP, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
+        )
+        stored = {key: getattr(packed, key) for key in ("qweight", "qzeros", "scales")}
+        expected = dequantize_gemm(*stored.values(), 4, self.GROUP).T
+        self.check(stored, {"quant_method": "awq", "bits": 4, "version": "gemm"}, expected, tmp_path, rtol=2e-3)
+
+    @pytest.mark.parametrize("kind", ["nf4", "fp4"])
+    def test_bitsandbytes(self, kind: str, seed: int, tmp_path: Path) -> None:
+        functional = pytest.importorskip("bitsandbytes.functional")
+        packed, state = functional.quantize_4bit(self.linear(seed).weight, quant_type=kind, compress_statistics=True)
+        stored = {"weight": packed, **{f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}}
+        expected = functional.dequantize_4bit(packed, state)
+        self.check(stored, {"quant_method": "bitsandbytes", "load_in_4bit": True}, expected, tmp_path)
