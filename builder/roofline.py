@@ -15,6 +15,7 @@ from typing import Any
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, NVFP4_W4A4
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
 from trt_nvfp4.graph_passes.planning.kernels import kernel_class
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 
@@ -232,7 +233,7 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities:
     entries = []
     for subgraph in plan.subgraphs:
         kernels = kernel_class(subgraph, capabilities)
-        if kernels is None or kernels.is_generic:
+        if kernels is None or kernels.is_generic or subgraph.kind == DECODER:  # a layer's parts are predicted
             continue
         rows = tokens[subgraph.name]
         decisions = {"nvfp4": subgraph.decision, "fp8": Decision.FP8, "bf16": Decision.BF16}

@@ -24,6 +24,7 @@ from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.attention import join_projections
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.decoder import fuse_layers
 from trt_nvfp4.graph_passes.lowerings.registry import BY_HAND
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.rebind import rebind
@@ -34,6 +35,7 @@ from trt_nvfp4.graph_passes.weights.checkpoint_subgraphs import packed_ranges
 from trt_nvfp4.graph_passes.weights.published_caches import with_published_scales
 from trt_nvfp4.graph_passes.weights.published_fp8 import published_ranges
 from trt_nvfp4.graph_passes.weights.quantization import weight_readers
+from trt_nvfp4.plugins.ops import OPS
 
 _CLEANUP = (
     Pass("join-projections", on_graph(join_projections)),
@@ -190,6 +192,8 @@ def lower(
         owners += [entry] * (len(target.graph.initializers) - len(owners))
     made = {name: entry for name, entry in zip(target.graph.initializers, owners, strict=True) if entry is not None}
     fp8 = set(context.fp8_operands.values())
+    fused = {e.name: s.layer for e, s in planned if e.decision == Decision.DECODER and s.layer is not None}
+    fuse_layers(target.graph, fused, realized)
     if observer is not None:
         observer("lower-subgraphs", target.ir_model)
     run_passes(target.ir_model, _CLEANUP, observer)
@@ -224,11 +228,13 @@ def _known(amax: Mapping[str, float]) -> dict[str, float]:
 def _functions(
     planned: Sequence[tuple[PlannedSubgraph, Subgraph]], graph: ir.Graph, opset: int
 ) -> list[onnx.FunctionProto]:
-    """What the operators that a plan puts in, or the model brought, compute, each once, by name."""
+    """What the operators that a plan puts in, or the model brought, compute, each once, by name; without those of parts
+    that another operator took in."""
     made = {(entry.lowering.functions, entry.lowering.op(subgraph)) for entry, subgraph in planned}
-    made |= {(BY_HAND.functions, node.op_type) for node in graph if is_plugin(node)}
+    plugins = {node.op_type for node in graph if is_plugin(node)}
+    made |= {(BY_HAND.functions, op) for op in plugins}
     functions = {function.name: function for make, op in made for function in make(op, opset)}
-    return [functions[name] for name in sorted(functions)]
+    return [functions[name] for name in sorted(functions) if name in plugins or name not in OPS]
 
 
 def original_weights_bytes(graph: ir.Graph) -> int:

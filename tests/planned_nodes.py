@@ -12,9 +12,9 @@ LAYERS = {
 }
 
 
-def planned_nodes(name: str, decision: str, *nodes: str, quantized: tuple[str, ...] = ()) -> PlannedNodes:
+def planned_nodes(
+    name: str, decision: str, *nodes: str, quantized: tuple[str, ...] = (), caches: tuple[str, ...] = ()
+) -> PlannedNodes:
     """`nodes` carry the subgraph `name`, in the manifest's words for a decision."""
     layers = LAYERS[decision]
-    return PlannedNodes(
-        name, decision, layers.shown, layers.carrier, layers.datatypes, nodes, quantized, layers.updates_caches
-    )
+    return PlannedNodes(name, decision, layers.shown, layers.carrier, layers.datatypes, nodes, quantized, caches)

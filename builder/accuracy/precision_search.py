@@ -38,6 +38,7 @@ from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, lowering_on
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.decide import allowed_decisions
+from trt_nvfp4.graph_passes.planning.decoder import settle_layers
 from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import lower
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
@@ -241,7 +242,9 @@ def choose_precisions(
         verifying = trials.record("held-out", held_out)
         recorded = trials.record("choosing", choosing)
         planned = plan.check(model, found=found)
-        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision not in AS_GIVEN])
+        # A decoder's layer has the precision of its parts.
+        apart = (*AS_GIVEN, Decision.DECODER)
+        groups = sharing([(entry, subgraph) for entry, subgraph in planned if entry.decision not in apart])
         options = _measure(trials, groups, target, plan.precision, recorded, tokens, require, kv_cache, progress)
         rows = mixes_by_cost(_together(groups, options))
         mixes = [_by_subgraph(row, groups, options) for row in rows]
@@ -267,6 +270,7 @@ def choose_precisions(
     chosen = mixes[index]
     others = {entry.name: len(group) - 1 for group in groups for entry, _ in group}
     entries = [_decided(entry, chosen, options, budget, others.get(entry.name, 0)) for entry in plan.subgraphs]
+    entries = settle_layers(entries, found)
     numbers = {
         "budget": str(budget),
         "metric": budget.metric,

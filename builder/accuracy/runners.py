@@ -16,6 +16,7 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnxrt import OnnxrtRunner
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.export.layer_caches import with_layer_caches
 from trt_nvfp4.builder.onnx_file import check_plan, is_rewritten, read
 from trt_nvfp4.builder.report.inspection import changed_files, read_manifest
 from trt_nvfp4.builder.tensorrt import load as runtime
@@ -96,7 +97,7 @@ class Side:
         """The ONNX file without its weights, which may be much of the memory; empty for an engine."""
         if self.model is None:
             return onnx.ModelProto()
-        proto = read(self.model)
+        proto = with_layer_caches(read(self.model))
         proto.graph.ClearField("initializer")
         return proto
 
@@ -116,7 +117,7 @@ class Side:
     def input_specs(self, runner: BaseRunner) -> dict[str, InputSpec]:
         """What its inputs take; `runner` is its runner, active."""
         if self.model is not None:
-            return input_specs(self.model)
+            return input_specs(self._structure)
         return {
             name: InputSpec(tuple("" if int(dim) < 0 else int(dim) for dim in spec.shape), _numpy_type(spec.dtype))
             for name, spec in runner.get_input_metadata().items()
@@ -162,7 +163,7 @@ def session_of(
     proto.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name) for name in extra_outputs if name not in present
     )
-    add_op_functions(proto)
+    add_op_functions(with_layer_caches(proto))
     try:
         return cpu_session(widen(proto, rounding), folder)
     except Exception as error:  # ONNX Runtime's own error types

@@ -35,8 +35,8 @@ class PartsRunner:
 
     def start(self, batch: int) -> None:
         self._caches = {
-            name: self._device.zeros(name, (batch, *shape), self._decoder.inputs[name])
-            for name, shape in cache_shapes(self.decoder).items()
+            name: self._device.zeros(name, shape, self._decoder.inputs[name])
+            for name, shape in cache_shapes(self.decoder, batch).items()
         }
         self._shift = np.zeros(batch, np.int64)
 

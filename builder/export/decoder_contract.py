@@ -6,17 +6,21 @@ each layer `past_key_values.{layer}.key` and `.value`, `[batch, kv_heads, capaci
 [batch, 1, vocab]` of each sequence's last valid token (`[batch, new, vocab]` with all logits) and the caches with the
 new tokens, `present.{layer}.key` and `.value`, meant to be bound to the addresses of the inputs. What padding writes
 into a cache is overwritten by the tokens that follow; `past_length + new` must not exceed the capacity.
+
+Where a plan makes one plugin of layers `first` to `last`, their caches are one tensor in the rewritten model:
+`past_key_values.{first}-{last}` in, `present.{first}-{last}` out, `[layers, 2, batch, kv_heads, capacity, head_dim]`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.common.cache_names import layer_names, stacked_layers, stacked_names
 from trt_nvfp4.common.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -80,6 +84,8 @@ class Decoder:
     alone: bool = True
     #: Inputs whose caches hold E4M3 bytes (int8): a plan makes them so.
     fp8_caches: Sequence[str] = field(default_factory=list)
+    #: [first, last] of layers whose caches are one tensor.
+    stacked: Sequence[Sequence[int]] = field(default_factory=list)
     version: int = VERSION
 
     @property
@@ -89,12 +95,20 @@ class Decoder:
     @property
     def caches(self) -> tuple[str, ...]:
         """Names of the caches' inputs."""
-        return tuple(f"past_key_values.{layer}.{part}" for layer in range(self.layers) for part in ("key", "value"))
+        return tuple(past for past, _ in self._ports())
 
     @property
     def presents(self) -> tuple[str, ...]:
         """Names of the caches' outputs, in the order of `caches`."""
-        return tuple(f"present.{layer}.{part}" for layer in range(self.layers) for part in ("key", "value"))
+        return tuple(present for _, present in self._ports())
+
+    def _ports(self) -> Iterator[tuple[str, str]]:
+        together = {layer: (first, last) for first, last in self.stacked for layer in range(first, last + 1)}
+        for layer in range(self.layers):
+            if layer not in together:
+                yield from zip(*layer_names(layer), strict=True)
+            elif layer == together[layer][0]:
+                yield stacked_names(*together[layer])
 
     def json(self) -> str:
         return json.dumps({"layers": self.layers, **asdict(self)})
@@ -124,6 +138,8 @@ def decoder_of(model: onnx.ModelProto) -> Decoder | None:
     if entry is None:
         return None
     decoder = Decoder.parse(entry.value)
-    # A rewritten model's inputs say which caches its plan made FP8.
+    # A rewritten model's inputs say which caches its plan made one tensor, and which FP8.
+    stacked = [layers for value in model.graph.input if (layers := stacked_layers(value.name)) is not None]
+    decoder = replace(decoder, stacked=stacked)
     bytes_ = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == INT8}
     return replace(decoder, fp8_caches=[name for name in decoder.caches if name in bytes_])

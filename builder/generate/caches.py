@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from trt_nvfp4.common.cache_names import layer_names, stacked_names
+
 from ..export.decoder_contract import Decoder
 
 
@@ -14,9 +16,14 @@ def last_logits(logits: np.ndarray, new: np.ndarray) -> np.ndarray:
     return last
 
 
-def cache_shapes(decoder: Decoder) -> dict[str, tuple[int, int, int]]:
-    """[kv_heads, capacity, head_dim] of every cache, without the batch."""
-    shapes = []
-    for heads, key, value in zip(decoder.kv_heads, decoder.head_dim, decoder.value_head_dim, strict=True):
-        shapes += [(heads, decoder.capacity, key), (heads, decoder.capacity, value)]
-    return dict(zip(decoder.caches, shapes, strict=True))
+def cache_shapes(decoder: Decoder, batch: int) -> dict[str, tuple[int, ...]]:
+    """Of every cache: [batch, kv_heads, capacity, head_dim], or behind [layers, 2] where layers have one together."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, heads in enumerate(decoder.kv_heads):
+        sizes = (decoder.head_dim[layer], decoder.value_head_dim[layer])
+        for name, size in zip(layer_names(layer)[0], sizes, strict=True):
+            shapes[name] = (batch, heads, decoder.capacity, size)
+    for first, last in decoder.stacked:
+        names = [name for layer in range(first, last + 1) for name in layer_names(layer)[0]]
+        shapes[stacked_names(first, last)[0]] = (last - first + 1, 2, *shapes[names[0]])
+    return {name: shapes[name] for name in decoder.caches}

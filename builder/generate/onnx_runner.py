@@ -12,6 +12,7 @@ from trt_nvfp4.common.onnx_runtime import onnxruntime
 from ..accuracy.runners import session
 from ..errors import MODEL_AT_FAULT, BuilderError
 from ..export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
+from ..export.layer_caches import with_layer_caches
 from ..onnx_file import read
 from .caches import cache_shapes, last_logits
 
@@ -26,7 +27,7 @@ class OnnxRunner:
     def __init__(self, model: Path) -> None:
         """Raises BuilderError (model): no decoder with caches, or caches that are not what its metadata says."""
         self.name = str(model)
-        self.decoder = checked_decoder(read(model), model)
+        self.decoder = checked_decoder(with_layer_caches(read(model)), model)
         self.longest_step = self.decoder.capacity
         self._session = session(model)
         self._caches: dict[str, onnxruntime.OrtValue] = {}
@@ -36,8 +37,8 @@ class OnnxRunner:
         dtype = _CACHE_TYPES[decoder.cache_dtype]
         types = {name: np.int8 if name in decoder.fp8_caches else dtype for name in decoder.caches}
         self._caches = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((batch, *shape), types[name]))
-            for name, shape in cache_shapes(decoder).items()
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, types[name]))
+            for name, shape in cache_shapes(decoder, batch).items()
         }
 
     def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -76,7 +77,7 @@ def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:
     element = onnx.TensorProto.DataType.Value(
         {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}[decoder.cache_dtype]
     )
-    shapes = cache_shapes(decoder)
+    shapes = {name: shape[1:] for name, shape in cache_shapes(decoder, 1).items()}
     expected = {IDS: (_INTEGER, 2), PAST_LENGTH: (_INTEGER, 1), NEW_LENGTH: (_INTEGER, 1)}
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
     outputs = {value.name: value.type.tensor_type for value in model.graph.output}

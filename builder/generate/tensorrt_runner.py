@@ -119,8 +119,7 @@ class TensorRTRunner:
         if self._shapes.get(profile.index) == shape:
             return context
         batch = shape[0]
-        shapes = {IDS: shape, PAST_LENGTH: (batch,), NEW_LENGTH: (batch,)}
-        shapes |= {name: (batch, *rest) for name, rest in cache_shapes(self.decoder).items()}
+        shapes = {IDS: shape, PAST_LENGTH: (batch,), NEW_LENGTH: (batch,), **cache_shapes(self.decoder, batch)}
         for name, size in shapes.items():
             if not context.set_input_shape(name, size):
                 raise BuilderError(BUILD_FAILED, f"{self.name}: input {name} does not take the shape {list(size)}")
@@ -161,8 +160,8 @@ class TensorRTRunner:
         item = 4 if self.decoder.cache_dtype == "float32" else 2
         fp8 = self.decoder.fp8_caches
         return {
-            name: batch * int(np.prod(shape)) * (1 if name in fp8 else item)
-            for name, shape in cache_shapes(self.decoder).items()
+            name: int(np.prod(shape)) * (1 if name in fp8 else item)
+            for name, shape in cache_shapes(self.decoder, batch).items()
         }
 
     def _drop_graph(self) -> None:
@@ -203,12 +202,13 @@ class TensorRTRunner:
                 raise BuilderError(
                     MODEL_AT_FAULT, f"{self.name}: input {name} is {kind}, expected {expected}; build the engine again"
                 )
-        for name, shape in cache_shapes(decoder).items():
-            if (found := tuple(engine.get_tensor_shape(name))[1:]) != shape:
+        # The batch is -1 in both.
+        for name, shape in cache_shapes(decoder, -1).items():
+            if (found := tuple(engine.get_tensor_shape(name))) != shape:
                 raise BuilderError(
                     MODEL_AT_FAULT,
-                    f"{self.name}: cache {name} has shape {['batch', *found]}, expected {['batch', *shape]}; build the "
-                    "engine again",
+                    f"{self.name}: cache {name} has shape {list(found)}, expected {list(shape)} (-1: any batch); build "
+                    "the engine again",
                 )
 
 

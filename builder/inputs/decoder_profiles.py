@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from trt_nvfp4.builder.export.decoder_contract import Decoder
 from trt_nvfp4.builder.inputs.shapes import RANGES, Profile, Profiles, Shape, derive_profiles
+from trt_nvfp4.common.cache_names import layer_names, stacked_names
 
 
 def decoder_profiles(
@@ -34,6 +35,21 @@ def decoder_profiles(
         for name, profile in prefill.items()
     }
     return [prefill, decode]
+
+
+def with_stacked_caches(profiles: Sequence[Profiles], decoder: Decoder | None) -> list[dict[str, Profile]]:
+    """`profiles` of a decoder's original, with the caches that the rewritten one, `decoder`, has in one tensor."""
+    changed = [dict(profile) for profile in profiles]
+    for first, last in () if decoder is None else decoder.stacked:
+        names = [name for layer in range(first, last + 1) for name in layer_names(layer)[0]]
+        for profile in changed:
+            found = [profile.pop(name) for name in names if name in profile]
+            if not found:
+                continue  # they are the rewritten model's own
+            front = (last - first + 1, 2)
+            shapes = ((*front, *shape) for shape in (found[0].least, found[0].typical, found[0].most))
+            profile[stacked_names(first, last)[0]] = Profile(*shapes)
+    return changed
 
 
 def _of_one_token(profile: Profile, axis: int) -> Profile:

@@ -12,7 +12,10 @@ from typing import Any
 from rich.filesize import decimal
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import decoder_of
+from trt_nvfp4.builder.inputs.decoder_profiles import with_stacked_caches
 from trt_nvfp4.builder.inputs.shapes import Profiles
+from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
@@ -34,6 +37,7 @@ def build(
     progress: Progress,
 ) -> None:
     planned = bundle.planned_nodes(plan, model)
+    profiles = with_stacked_caches(profiles, decoder_of(read(model)))
     with report.timed("compile"):
         library, with_sources = _plugins(request, planned, report, progress)
     destination = request.bundle or request.output

@@ -18,6 +18,7 @@ from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.coverage import unplanned_products
 from trt_nvfp4.graph_passes.planning.decide import make_plan, selection
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
 from trt_nvfp4.graph_passes.planning.plan import BY_HAND, Plan, PlannedSubgraph
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes
@@ -76,8 +77,8 @@ def new_plan(
         return plan
     if any(entry.kind in (ATTENTION, BY_HAND) and entry.decision != "keep" for entry in plan.subgraphs):
         return plan
-    kinds = sorted({entry.kind for entry in plan.subgraphs} - {ATTENTION})
-    if not set(kinds) & set(kinds_of(request)):
+    kinds = sorted({entry.kind for entry in plan.subgraphs} - {ATTENTION, DECODER})
+    if not ({*kinds, *(entry.kind for entry in plan.subgraphs if entry.kind == DECODER)} & set(kinds_of(request))):
         hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
         convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph)
         if convolutions:
@@ -168,7 +169,11 @@ def kinds_of(request: Request) -> tuple[str, ...]:
 
 
 def _apart(entry: PlannedSubgraph, plan: Plan, require: str) -> bool:
-    """Whether the linears of an MLP that cannot be replaced as one, all of its weights, are planned well enough."""
+    """Whether the linears of an MLP that cannot be replaced as one, all of its weights, are planned well enough; or the
+    parts of a decoder's layer."""
+    if entry.kind == DECODER:
+        parts = [part for part in plan.subgraphs if part is not entry and set(part.nodes) <= set(entry.nodes)]
+        return bool(parts) and all(part.kind == ATTENTION or part.lowering.meets(require) for part in parts)
     if entry.kind not in ("mlp", "gated_mlp"):
         return False
     linears = [

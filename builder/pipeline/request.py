@@ -23,6 +23,7 @@ from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.external_data import external_files
 from trt_nvfp4.graph_passes.planning.decide import selection
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
 from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, Plan
 
 #: Types of ONNX tensors that no version of TensorRT has.
@@ -134,6 +135,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_calibration(request)
     _check_selection(request)
     _check_recipe(request)
+    _check_layers(request)
     _check_adapter(request)
     _check_inputs(request)
     _check_recipe_is_heard(request)
@@ -250,6 +252,13 @@ def _check_selection(request: Request) -> None:
         selection(DEFAULT_KINDS if request.kinds is None else request.kinds, request.include, request.exclude)
     except ValueError as error:
         raise BuilderError(USAGE, str(error)) from error
+
+
+def _check_layers(request: Request) -> None:
+    if request.is_part and DECODER in (request.kinds or ()):
+        raise BuilderError(
+            USAGE, f"--kinds {DECODER}: layers of a model of several parts stay apart; leave {DECODER} out"
+        )
 
 
 def _check_adapter(request: Request) -> None:

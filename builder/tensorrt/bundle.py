@@ -45,7 +45,8 @@ MODULES = (
 )
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
-    *("builder/tensorrt/load.py", "builder/tensorrt/runtime_cache.py", "common/json_text.py"),
+    *("builder/tensorrt/load.py", "builder/tensorrt/runtime_cache.py"),
+    *("common/cache_names.py", "common/json_text.py"),
     *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
     *(
         f"builder/generate/{name}.py"
@@ -98,6 +99,8 @@ def planned_nodes(plan: Plan, model: Path) -> list[PlannedNodes]:
     proto = read(model)
     followed = rewritten_by(model)
     nodes = {node.name: node for node in proto.graph.node}
+    decoder = decoder_of(proto)
+    caches = set() if decoder is None else set(decoder.caches)
     producers = {output: node for node in proto.graph.node for output in node.output}
     fp8 = {tensor.name for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN}
 
@@ -128,8 +131,10 @@ def planned_nodes(plan: Plan, model: Path) -> list[PlannedNodes]:
                 quantized.append(name)
             carriers.append(dequantizing(node) if calibrated and name not in quantized else name)
         found = (layers.name, layers.shown, layers.carrier, layers.datatypes)
-        caches = layers.updates_caches
-        entries.append(PlannedNodes(subgraph.name, *found, tuple(carriers), tuple(quantized), caches))
+        updated = [
+            port for name in carriers if layers.carrier == "plugin" for port in nodes[name].input if port in caches
+        ]
+        entries.append(PlannedNodes(subgraph.name, *found, tuple(carriers), tuple(quantized), tuple(updated)))
     return entries
 
 

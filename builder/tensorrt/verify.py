@@ -109,8 +109,8 @@ class PlannedNodes:
     `decision` names how it is computed and `realized` how a report calls that. `carrier`: it is computed by "plugin"
     layers, TensorRT's "moe_layer", or by the layers of matrix "product"s that read `datatypes`, as TensorRT's layer
     lists spell them. `engine_nodes` are the ONNX nodes that these layers come from (or those that dequantize the
-    products' weights), `quantized` the products among them whose operands both have that precision. `updates_caches`:
-    each node updates two caches of the network in place.
+    products' weights), `quantized` the products among them whose operands both have that precision. `caches`: inputs of
+    the network that these nodes update in place.
     """
 
     name: str
@@ -120,7 +120,7 @@ class PlannedNodes:
     datatypes: tuple[str, ...]
     engine_nodes: tuple[str, ...]
     quantized: tuple[str, ...] = ()
-    updates_caches: bool = False
+    caches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,17 @@ def float32_products(layers: Sequence[Layer], products: Mapping[str, bool]) -> l
 def copied_caches(
     layers: list[Layer], planned: Sequence[PlannedNodes], caches: Mapping[str, str], profiles: int = 1
 ) -> Iterator[str]:
-    """What of the attention plugins' caches, two for each, is not updated in place: where a plugin's ports are not the
-    network's, one address for input and output would not make it so."""
-    nodes = {node for entry in planned if entry.updates_caches for node in entry.engine_nodes}
+    """What of the plugins' caches is not updated in place: where a plugin's ports are not the network's, one address
+    for input and output would not make it so."""
+    nodes = {node for entry in planned if entry.caches for node in entry.engine_nodes}
+    expected = {name for entry in planned for name in entry.caches}
     for profile in range(profiles):
         ports = [layer.tensors for layer in layers if layer.profile == profile and not layer.nodes.isdisjoint(nodes)]
-        bound = sum(any({past, present} <= names for names in ports) for past, present in caches.items())
-        if bound != 2 * len(nodes):
+        bound = sum(any({past, caches[past]} <= names for names in ports) for past in expected)
+        if bound != len(expected):
             yield (
-                f"profile {profile}: {bound} of {2 * len(nodes)} caches of attention plugins are updated in place, and "
-                "TensorRT copies the others"
+                f"profile {profile}: {bound} of {len(expected)} caches of plugins are updated in place, and TensorRT "
+                "copies the others"
             )
 
 

@@ -34,9 +34,9 @@ class InputSpec:
     dtype: np.dtype
 
 
-def input_specs(model: str | Path) -> dict[str, InputSpec]:
-    """The inputs of an ONNX file by name; its weights are not read."""
-    graph = onnx.load(model, load_external_data=False).graph
+def input_specs(model: str | Path | onnx.ModelProto) -> dict[str, InputSpec]:
+    """The inputs of an ONNX file, or of one that has been read, by name; its weights are not read."""
+    graph = (model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)).graph
     constants = {tensor.name for tensor in graph.initializer}
     return {
         value.name: InputSpec(

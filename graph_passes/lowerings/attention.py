@@ -9,9 +9,10 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.calibration.statistics.statistics import Statistics
-from trt_nvfp4.graph_passes.ir.nodes import constant_integers, insert_behind, is_op, operand, register
+from trt_nvfp4.graph_passes.ir.nodes import insert_behind, is_op, operand, register
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.patterns.attention.match import attributes, constants
+from trt_nvfp4.graph_passes.patterns.attention.projections import split_source
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout, Projection
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import MadeWeights, initializer, torch_dtype
@@ -76,7 +77,7 @@ def join_projections(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type != OP or node.domain != DOMAIN or not is_op(concat := operand(node, 0).producer(), "Concat"):
             continue
-        whole = _split_into([operand(concat, index) for index in range(len(concat.inputs))])
+        whole = split_source([operand(concat, index) for index in range(len(concat.inputs))])
         if whole is not None:
             node.replace_input_with(0, whole)
 
@@ -146,29 +147,3 @@ def _place(graph: ir.Graph) -> dict[ir.Value, int]:
     place = dict.fromkeys(graph.inputs, -1)
     place |= {output: index for index, node in enumerate(graph) for output in node.outputs}
     return place
-
-
-def _split_into(parts: Sequence[ir.Value]) -> ir.Value | None:
-    """What `parts` are, in order and together, along the last axis: outputs of one Split, or neighbouring Slices."""
-    producers = [part.producer() for part in parts]
-    first = producers[0]
-    if is_op(first, "Split") and all(node is first for node in producers):
-        axis, source = first.attributes.get_int("axis", 0), operand(first, 0)
-        return source if tuple(parts) == tuple(first.outputs) and _is_last(axis, source) else None
-    if not all(is_op(node, "Slice") for node in producers):
-        return None
-    end, source = 0, operand(producers[0], 0)  # type: ignore[arg-type]
-    for node in producers:
-        assert node is not None
-        start, stop, axes = (constant_integers(node.inputs[index]) for index in (1, 2, 3))
-        steps = constant_integers(node.inputs[4]) if len(node.inputs) > 4 else [1]
-        last = axes is not None and len(axes) == 1 and _is_last(axes[0], source)
-        if operand(node, 0) is not source or not last or start != [end] or stop is None or steps != [1]:
-            return None
-        width = source.shape[-1] if source.shape is not None else None
-        end = min(stop[0], width) if isinstance(width, int) else stop[0]
-    return source if source.shape is not None and source.shape[-1] == end else None
-
-
-def _is_last(axis: int, value: ir.Value) -> bool:
-    return axis == -1 or (value.shape is not None and axis == len(value.shape) - 1)

@@ -19,6 +19,7 @@ class Decision(TextEnum):
     FP16 = "fp16"
     ATTENTION = "attention"
     ATTENTION_FP8 = "attention_fp8"
+    DECODER = "decoder"
     #: A plugin node that the model brought (see `load.by_hand`).
     BY_HAND = "by_hand"
     KEEP = "keep"

@@ -36,7 +36,7 @@ class EngineLayers:
     `name` is the lowering's in manifests, `shown` in reports. `carrier`: the nodes of the rewritten model that compute
     the subgraph, "plugin" nodes, TensorRT's "moe_layer", or matrix "product"s. Of a product, a layer must read
     `datatypes` as TensorRT spells them: in both operands, in the weight at least, or (`operands` "calibrated") in both
-    where its activations are quantized. `updates_caches`: each node updates two caches in place.
+    where its activations are quantized.
     """
 
     name: str
@@ -44,7 +44,6 @@ class EngineLayers:
     carrier: Literal["plugin", "moe_layer", "product"]
     datatypes: tuple[str, ...] = ()
     operands: Literal["both", "weight", "calibrated"] = "weight"
-    updates_caches: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,13 @@ class Lowering:
     Attributes:
         description: for the header of plan files.
         capability: the attribute of `Capabilities` that it takes, "" for none; `lacking` says so where it is missing.
-        serves: what it computes, products with "weights", "attention" over a cache, or what was put in "by_hand".
+        serves: what it computes, products with "weights", "attention" over a cache, a "decoder"'s layer, whose parts have
+            decisions of their own, or what was put in "by_hand".
         obstacle: why it cannot compute a subgraph that can be replaced.
         slow_on: why it is no good choice for a subgraph on a target, where a plan may still ask for it.
         op: the operator that replaces a subgraph, "" where none does.
         weights: the format that it quantizes weights to; "" for the model's own or another type of 16 bits.
-        held: the format of weights that the model brought quantized ("nvfp4" where it has none).
+        held: the format of weights that the model brought quantized ("nvfp4" where it has none), or of a layer's parts.
         recipe: the part of a recipe that applies to its NVFP4 weights.
         statistics: the kinds of statistics that it needs beside those of the recipe (see `statistics.collect`).
         ranges: whether it can use, or must have, the largest magnitudes of its inputs.
@@ -76,7 +76,7 @@ class Lowering:
     lower: Callable[[LoweringContext, Subgraph], list[str]]
     capability: str = ""
     lacking: str = "{target} does not compute {decision}"
-    serves: Literal["weights", "attention", "by_hand"] = "weights"
+    serves: Literal["weights", "attention", "decoder", "by_hand"] = "weights"
     obstacle: Callable[[Subgraph], Reason | None] = lambda _: None
     slow_on: Callable[[Subgraph, Capabilities], Reason | None] = lambda *_: None
     op: Callable[[Subgraph], str] = lambda _: ""
@@ -127,7 +127,7 @@ class Lowering:
             return None
         if subgraph.refusal is not None:
             return Reason(ReasonCode.NOT_REPLACEABLE, subgraph.refusal)
-        if self.serves != (subgraph.kind if subgraph.kind in ("attention", "by_hand") else "weights"):
+        if self.serves != (subgraph.kind if subgraph.kind in ("attention", "decoder", "by_hand") else "weights"):
             text = f"that is no decision for a subgraph of kind {subgraph.kind}"
             return Reason(ReasonCode.KIND_UNSUPPORTED, text)
         return self.obstacle(subgraph)
@@ -272,7 +272,7 @@ ATTENTION = Lowering(
     serves="attention",
     op=lambda subgraph: subgraph.op,
     functions=_plugin_functions,
-    layers=EngineLayers("attention", "attention plugin", "plugin", updates_caches=True),
+    layers=EngineLayers("attention", "attention plugin", "plugin"),
 )
 ATTENTION_FP8 = Lowering(
     Decision.ATTENTION_FP8,
@@ -284,7 +284,17 @@ ATTENTION_FP8 = Lowering(
     statistics=frozenset({"head_amax"}),
     functions=_plugin_functions,
     weight_bytes=1.0,
-    layers=EngineLayers("attention_fp8", "attention plugin, FP8 caches", "plugin", updates_caches=True),
+    layers=EngineLayers("attention_fp8", "attention plugin, FP8 caches", "plugin"),
+)
+DECODER = Lowering(
+    Decision.DECODER,
+    "a decoder's layer in one launch with those behind it that are equal; its parts stay nvfp4_w4a16 and attention",
+    lambda *_: [],  # once its parts have been lowered: see `fuse_layers`
+    serves="decoder",
+    held="nvfp4",
+    op=lambda subgraph: subgraph.op,
+    functions=_plugin_functions,
+    layers=EngineLayers("decoder", "decoder plugin", "plugin"),
 )
 BY_HAND = Lowering(
     Decision.BY_HAND,
@@ -311,6 +321,7 @@ LOWERINGS: Mapping[Decision, Lowering] = MappingProxyType(
             FP16,
             ATTENTION,
             ATTENTION_FP8,
+            DECODER,
             BY_HAND,
             KEEP,
         )

@@ -13,6 +13,7 @@ from trt_nvfp4.graph_passes.ir.nodes import is_op
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.patterns.attention.subgraphs import attention_subgraphs
 from trt_nvfp4.graph_passes.patterns.by_hand import by_hand_subgraphs
+from trt_nvfp4.graph_passes.patterns.decoder_layers import decoder_layers
 from trt_nvfp4.graph_passes.patterns.isolation import interior_refusal, refuse_shared_weights
 from trt_nvfp4.graph_passes.patterns.joined import join_linears
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
@@ -39,11 +40,12 @@ _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.Data
 
 def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     """All MoE blocks, MLPs (consecutive blocks merged), remaining linears, attention blocks over caches and plugin
-    nodes put in by hand of the main graph, in graph order.
+    nodes put in by hand of the main graph, and the decoder layers that these make up, in graph order.
 
-    Subgraphs that can be replaced never overlap. One that is recognised but cannot be replaced carries the reason in
-    `refusal`; the experts of an MoE block of that kind are looked at one by one, and so are the linears of such an MLP.
-    Linears of one input that can be replaced are one subgraph (see `join_linears`).
+    Subgraphs that can be replaced never overlap, but for layers, whose parts are subgraphs too. One that is recognised
+    but cannot be replaced carries the reason in `refusal`; the experts of an MoE block of that kind are looked at one
+    by one, and so are the linears of such an MLP. Linears of one input that can be replaced are one subgraph (see
+    `join_linears`).
 
     Raises:
         ModelError: an MoE block that nothing can compute (see `match_moes`); all linears are quantized already, are in
@@ -138,7 +140,9 @@ def find_subgraphs(model: SourceModel) -> list[Subgraph]:
     places = sorted(map(first_node, candidates))
     attentions = attention_subgraphs(model.ir_model, position, taken)
     placed = [*zip(places, subgraphs, strict=True), *attentions, *by_hand]
-    return [subgraph for _, subgraph in sorted(placed, key=lambda pair: pair[0])]
+    # A layer stands in front of its parts.
+    layers = [*decoder_layers([subgraph for _, subgraph in placed], position, taken)]
+    return [subgraph for _, subgraph in sorted([*layers, *placed], key=lambda pair: pair[0])]
 
 
 def _check_anything(model: SourceModel) -> None:

@@ -12,7 +12,17 @@ from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import lowering_on
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import decide_attention
-from trt_nvfp4.graph_passes.planning.plan import BY_HAND, DEFAULT_KINDS, KINDS, PRECISIONS, Plan, PlannedSubgraph, facts
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
+from trt_nvfp4.graph_passes.planning.decoder import decide_layers
+from trt_nvfp4.graph_passes.planning.plan import (
+    BY_HAND,
+    DEFAULT_KINDS,
+    PRECISIONS,
+    SELECTABLE_KINDS,
+    Plan,
+    PlannedSubgraph,
+    facts,
+)
 from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -44,7 +54,8 @@ def make_plan(
             "native-nvfp4" takes TensorRT's own NVFP4 layers instead of plugins.
         tokens: by subgraph name, the rows of its input at the typical shapes. On a target that does not compute in FP4,
             "auto" takes FP8 first where they are more than W4A16 is fast for; without, NVFP4.
-        kinds: those to replace; the rest is kept, and so is what was put in by hand.
+        kinds: those to replace; the rest is kept, and so is what was put in by hand. The products in layers of kind
+            "decoder" need not be named.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
         calibrated: activation statistics will be at hand, so that 4-bit activations get calibrated scales; or of which
             tensors.
@@ -61,6 +72,7 @@ def make_plan(
     if moe not in MOE_LAYERS:
         raise ValueError(f"unknown MoE layer '{moe}'; one of {', '.join(MOE_LAYERS)}")
     why_not, by_name = selection(kinds, include, exclude), name_selection(include, exclude)
+    layers = decide_layers(subgraphs, why_not, by_name, capabilities, precision, attention)
     entries = []
     for subgraph in subgraphs:
         is_attention = subgraph.kind == ATTENTION
@@ -69,6 +81,8 @@ def make_plan(
         if subgraph.by_hand:
             decision = Decision.BY_HAND
             reason = Reason(ReasonCode.BY_HAND, f"the model brought this {subgraph.op}")
+        elif subgraph.name in layers:
+            decision, reason = layers[subgraph.name]
         elif reason is None and is_attention:
             ranges = has_ranges(subgraph, calibrated)
             decision, reason = decide_attention(subgraph, attention, kv_cache, ranges)
@@ -109,11 +123,11 @@ def selection(
     Raises:
         ValueError: no kind, an unknown one, or a pattern that is not a regular expression.
     """
-    unknown = sorted(set(kinds) - set(KINDS))
+    unknown = sorted(set(kinds) - set(SELECTABLE_KINDS))
     if unknown:
-        raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(KINDS)}")
+        raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(SELECTABLE_KINDS)}")
     if not kinds:
-        raise ValueError(f"no kind of subgraph to replace; name some of {', '.join(KINDS)}")
+        raise ValueError(f"no kind of subgraph to replace; name some of {', '.join(SELECTABLE_KINDS)}")
     by_name = name_selection(include, exclude)
 
     def why_not(subgraph: Subgraph | PlannedSubgraph) -> Reason | None:
@@ -185,8 +199,11 @@ def _decide(
 def allowed_decisions(subgraph: Subgraph, capabilities: Capabilities, precision: str) -> list[Decision]:
     """What target and subgraph allow under `precision`, with calibration data, in order of preference.
 
-    "keep" is among them where it means 16 bits, and where nothing else is possible.
+    "keep" is among them where it means 16 bits, and where nothing else is possible. A decoder's layer has the precision
+    of its parts, and none of its own.
     """
+    if subgraph.kind == DECODER:
+        return []
     if subgraph.kind == ATTENTION:
         return [Decision.KEEP] if subgraph.refusal is not None else [Decision.ATTENTION_FP8, Decision.ATTENTION]
     if subgraph.caution is not None:

@@ -10,6 +10,8 @@ from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import OP as FP8_MOE
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import generic_reason
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
+from trt_nvfp4.graph_passes.planning.decoder import slow_reason
 from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 
 # plugins/kernels/heuristics: a step of the tensor cores along K; outputs of an FP8 product come in vectors of 8.
@@ -44,6 +46,10 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
         if why is not None:
             return KernelClass("generic", why, "plan keep, or export the model in 16 bits")
         return KernelClass("attention", "split over keys for few tokens, tensor cores for many")
+    if entry.kind == DECODER:
+        if (why := slow_reason(entry)) is not None:
+            return KernelClass("parts", f"no launch for all layers: {why}")
+        return KernelClass("decoder", "one launch for up to 16 tokens, the kernels of its parts for more")
     if not lowering.is_plugin:
         return KernelClass("TensorRT", "TensorRT's own layers")
     if entry.dtype == "float32":

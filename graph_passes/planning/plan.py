@@ -17,6 +17,8 @@ from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, REPLACING_OPS, Lowering, lowering_of
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning import plan_file
+from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
+from trt_nvfp4.graph_passes.planning.decoder import split_part
 from trt_nvfp4.graph_passes.planning.plan_file import PlanError
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -26,6 +28,7 @@ __all__ = [
     "DEFAULT_KINDS",
     "KINDS",
     "PRECISIONS",
+    "SELECTABLE_KINDS",
     "Plan",
     "PlanError",
     "PlannedSubgraph",
@@ -33,9 +36,11 @@ __all__ = [
     "has_ranges",
 ]
 
+#: Those that `--kinds all` means; SELECTABLE_KINDS are all that it may name.
 KINDS = ("moe", "gated_mlp", "mlp", "linear")
 #: The kind of plugin nodes that the model brought; not one to select.
 BY_HAND = "by_hand"
+SELECTABLE_KINDS = (*KINDS, DECODER)
 DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "native-nvfp4", "fp8", "bf16")
 
@@ -161,6 +166,11 @@ class Plan:
             obstacle = missing or entry.lowering.unsupported(subgraph)
             if obstacle is not None:
                 raise PlanError(f"{where}: it cannot be {entry.decision}: {obstacle.text}")
+            if entry.decision == Decision.DECODER and (why := split_part(entry, subgraph, self.subgraphs)) is not None:
+                raise PlanError(
+                    f"{where}: it cannot be {entry.decision}: {why}; plan {Decision.NVFP4_W4A16} for its products and "
+                    f"{Decision.ATTENTION} for its attention, or {Decision.KEEP} for the layer"
+                )
             checked[entry.name] = entry, subgraph
         return [checked[name] for name in by_name if name in checked]
 

@@ -12,6 +12,7 @@ from trt_nvfp4.plugins.ops.number_formats import BLOCK
 
 if TYPE_CHECKING:
     from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
+    from trt_nvfp4.graph_passes.subgraphs.decoder import DecoderLayer
 
 # Key of a value's `meta`: the name of the tensor of the original model that it equals but for rounding.
 OBSERVED = "trt_nvfp4.observed"
@@ -199,7 +200,7 @@ class Subgraph:
         input, output: tensor names; of joined linears, `output` is the first one's.
         shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
             top_k, shared_features (0: no shared expert) and gated (1 or 0, of all experts) of a "moe"; heads, kv_heads,
-            head_dim, capacity and window (0: none) of an "attention".
+            head_dim, capacity and window (0: none) of an "attention" and of a "decoder", which has hidden_features too.
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.
@@ -208,6 +209,7 @@ class Subgraph:
         projections: the linears of a "linear": one, or several of one input, which one product can compute.
         moe: the block of a "moe" that can be replaced.
         attention: the block of an "attention" that can be replaced.
+        layer: that of a "decoder" that can be; its parts are subgraphs of their own.
         by_hand: the op of a plugin node that the model brought.
     """
 
@@ -225,11 +227,14 @@ class Subgraph:
     projections: tuple[Linear, ...] = ()
     moe: Moe | None = None
     attention: CacheAttention | None = None
+    layer: DecoderLayer | None = None
     by_hand: str = ""
 
     @property
     def op(self) -> str:
         """The plugin that serves it."""
+        if self.kind == "decoder":
+            return "NVFP4Decoder"
         if self.by_hand:
             return self.by_hand
         if self.kind == "attention":

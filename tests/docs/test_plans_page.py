@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trt_nvfp4.builder.accuracy.budget import METRICS
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
-from trt_nvfp4.graph_passes.planning.plan import KINDS
+from trt_nvfp4.graph_passes.planning.plan import SELECTABLE_KINDS
 from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
@@ -29,7 +29,7 @@ def test_decisions() -> None:
 
 
 def test_kinds() -> None:
-    assert sorted(_first_cells("kind")) == sorted(KINDS)
+    assert sorted(_first_cells("kind")) == sorted(SELECTABLE_KINDS)
 
 
 def test_budgets() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
+from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.evaluate import depends_on_data, leaves_of
 from trt_nvfp4.graph_passes.subgraphs.attention import Layout, Projection
 
@@ -57,6 +57,28 @@ def in_front_of_layout(value: ir.Value, heads: int, head_dim: int) -> Projection
         value = operand(node, 0)
 
 
+def split_source(parts: Sequence[ir.Value]) -> ir.Value | None:
+    """What `parts` are, in order and together, along the last axis: outputs of one Split, or neighbouring Slices."""
+    producers = [part.producer() for part in parts]
+    first = producers[0]
+    if is_op(first, "Split") and all(node is first for node in producers):
+        axis, source = first.attributes.get_int("axis", 0), operand(first, 0)
+        return source if tuple(parts) == tuple(first.outputs) and _is_last(axis, source) else None
+    if not all(is_op(node, "Slice") for node in producers):
+        return None
+    end, source = 0, operand(producers[0], 0)  # type: ignore[arg-type]
+    for node in producers:
+        assert node is not None
+        start, stop, axes = (constant_integers(node.inputs[index]) for index in (1, 2, 3))
+        steps = constant_integers(node.inputs[4]) if len(node.inputs) > 4 else [1]
+        last = axes is not None and len(axes) == 1 and _is_last(axes[0], source)
+        if operand(node, 0) is not source or not last or start != [end] or stop is None or steps != [1]:
+            return None
+        width = source.shape[-1] if source.shape is not None else None
+        end = min(stop[0], width) if isinstance(width, int) else stop[0]
+    return source if source.shape is not None and source.shape[-1] == end else None
+
+
 def _place(value: ir.Value, position: Mapping[ir.Node, int]) -> int:
     node = value.producer()
     return -1 if node is None else position[node]
@@ -94,3 +116,7 @@ def _layout(value: ir.Value, heads: int, head_dim: int) -> Layout | None:
         if shape[1] == heads and not isinstance(shape[2], int):
             return Layout.HEADS_FIRST
     return None
+
+
+def _is_last(axis: int, value: ir.Value) -> bool:
+    return axis == -1 or (value.shape is not None and axis == len(value.shape) - 1)

@@ -132,7 +132,7 @@ def test_both_operands_are_checked(
 
 def test_caches_that_are_copied_around_a_plugin_are_reported() -> None:
     """TensorRT binds the network's caches to the plugin's ports, or copies them to others."""
-    planned = [planned_nodes("a", "attention", "a")]
+    planned = [planned_nodes("a", "attention", "a", caches=("past.key", "past.value"))]
     caches = {f"past.{part}": f"present.{part}" for part in ("key", "value")}
     line = (
         "Name: a{0}, LayerType: custom_layer, Inputs: {{ {{Name: past.key{0}, Datatype: Half}}, {{Name: {1}{0}, "

@@ -1,0 +1,189 @@
+"""Finds whole layers of a decoder in what was found of it: attention, its projections, and the MLP behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import onnx_ir as ir
+
+from trt_nvfp4.graph_passes.ir.nodes import is_op
+from trt_nvfp4.graph_passes.patterns.attention.projections import split_source
+from trt_nvfp4.graph_passes.patterns.isolation import escaping_use
+from trt_nvfp4.graph_passes.patterns.names import module_path
+from trt_nvfp4.graph_passes.patterns.rms_norm import match_rms_norm
+from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout
+from trt_nvfp4.graph_passes.subgraphs.decoder import DecoderLayer
+from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, RMSNorm, Subgraph
+
+KIND = "decoder"
+_CACHE = re.compile(r"past_key_values\.(\d+)\.key")
+
+
+def decoder_layers(
+    found: Sequence[Subgraph], position: Mapping[ir.Node, int], taken: set[str]
+) -> Iterator[tuple[int, Subgraph]]:
+    """(place in the graph, subgraph) of the layer around every attention over a cache in `found`, the model's other
+    subgraphs; what is no layer that NVFP4Decoder computes carries the reason. `taken` are names in use."""
+    finder = _Finder(found)
+    for attention in found:
+        if attention.attention is None:
+            continue
+        try:
+            layer, refusal = finder.layer(attention), None
+        except ValueError as error:
+            layer, refusal = None, str(error)
+        yield _subgraph(attention, layer, refusal, position, taken)
+
+
+def _subgraph(
+    attention: Subgraph,
+    layer: DecoderLayer | None,
+    refusal: str | None,
+    position: Mapping[ir.Node, int],
+    taken: set[str],
+) -> tuple[int, Subgraph]:
+    block = attention.attention
+    assert block is not None
+    nodes = block.nodes if layer is None else layer.nodes
+    shapes = {name: attention.shapes[name] for name in ("heads", "kv_heads", "head_dim", "capacity", "window")}
+    if layer is not None:
+        rows, columns = layer.mlp.up.weight.shape
+        shapes = {"hidden_features": columns, "intermediate_features": rows, **shapes}
+    subgraph = Subgraph(
+        name=_name(block.core, taken),
+        kind=KIND,
+        nodes=tuple(str(node.name) for node in nodes),
+        input=attention.input if layer is None else layer.x.name or "",
+        output=attention.output if layer is None else layer.y.name or "",
+        shapes=shapes,
+        activation="" if layer is None else layer.mlp.activation,
+        dtype=attention.dtype,
+        refusal=refusal,
+        layer=layer,
+    )
+    return min(position[node] for node in nodes), subgraph
+
+
+def _name(core: ir.Node, taken: set[str]) -> str:
+    """The path of the module that holds the attention's, made unique."""
+    base = re.sub(r"[^\w.]+", "_", ".".join(module_path(core)[:-1])) or "decoder_layer"
+    name, count = base, 0
+    while name in taken:
+        name, count = f"{base}_{count}", count + 1
+    taken.add(name)
+    return name
+
+
+class _Finder:
+    """What computes and what reads a value, among the subgraphs that can be replaced."""
+
+    def __init__(self, found: Sequence[Subgraph]) -> None:
+        free = [subgraph for subgraph in found if subgraph.refusal is None]
+        linears = [(linear, subgraph) for subgraph in free for linear in subgraph.projections]
+        self._computes: dict[ir.Value, Subgraph] = {linear.y: subgraph for linear, subgraph in linears}
+        self._reads: dict[ir.Value, tuple[Linear, Subgraph]] = {linear.x: (linear, sub) for linear, sub in linears}
+        self._mlps: dict[ir.Value, tuple[Mlp, RMSNorm, Subgraph]] = {}
+        for subgraph in free:
+            if subgraph.kind == "gated_mlp" and len(subgraph.blocks) == 1 and subgraph.blocks[0].norm is None:
+                mlp = subgraph.blocks[0].mlp
+                if (norm := match_rms_norm(mlp.x, mlp.up.weight.shape[1])) is not None:
+                    self._mlps[norm.x] = mlp, norm, subgraph
+
+    def layer(self, subgraph: Subgraph) -> DecoderLayer:
+        """The layer around an attention. Raises ValueError with the reason why there is none."""
+        attention = subgraph.attention
+        assert attention is not None
+        number = _number(attention)
+        qkv, between = self._projection(attention)
+        source = qkv.projections[0].x
+        features = qkv.projections[0].weight.shape[1]
+        norm = match_rms_norm(source, features)
+        if norm is None:
+            raise ValueError("there is no RMSNorm in front of its projections")
+        output, output_subgraph = self._output(attention)
+        x = norm.x
+        first = _residual(output.y, x, "attention's")
+        middle = first.outputs[0]
+        if middle not in self._mlps:
+            raise ValueError("no RMSNorm and gated MLP that can be replaced follow its attention")
+        mlp, mlp_norm, mlp_subgraph = self._mlps[middle]
+        second = _residual(mlp.y, middle, "MLP's")
+        y = second.outputs[0]
+        nodes = (
+            *norm.nodes,
+            *(node for linear in qkv.projections for node in linear.nodes),
+            *(*between, *attention.nodes, *output.nodes, first),
+            *(*mlp_norm.nodes, *mlp.nodes, second),
+        )
+        layer = DecoderLayer(
+            number=number,
+            x=x,
+            y=y,
+            norms=(norm, mlp_norm),
+            attention=attention,
+            mlp=mlp,
+            parts=(qkv.name, subgraph.name, output_subgraph.name, mlp_subgraph.name),
+            nodes=tuple(dict.fromkeys(nodes)),
+        )
+        _check(layer, features)
+        return layer
+
+    def _projection(self, attention: CacheAttention) -> tuple[Subgraph, tuple[ir.Node, ...]]:
+        """The linear that computes queries, keys and values together, and the nodes that split it."""
+        parts = (attention.query, attention.key, attention.value)
+        if any(part.layout != Layout.FLAT for part in parts):
+            raise ValueError("its queries, keys and values are not parts of one projection")
+        values = [part.value for part in parts]
+        whole = split_source(values)
+        subgraph = self._computes.get(values[0] if whole is None else whole)
+        together = tuple(values) if whole is None else (whole,)
+        if subgraph is None or tuple(linear.y for linear in subgraph.projections) != together:
+            raise ValueError("its queries, keys and values are not those of linears of one input, in this order")
+        splits = () if whole is None else tuple(node for value in values if (node := value.producer()) is not None)
+        return subgraph, splits
+
+    def _output(self, attention: CacheAttention) -> tuple[Linear, Subgraph]:
+        if attention.result_layout != Layout.FLAT or attention.result not in self._reads:
+            raise ValueError("no projection that can be replaced follows its attention")
+        linear, subgraph = self._reads[attention.result]
+        if len(subgraph.projections) != 1:
+            raise ValueError("several projections read its attention")
+        return linear, subgraph
+
+
+def _number(attention: CacheAttention) -> int:
+    found = [_CACHE.fullmatch(value.name or "") for value in attention.past[:1]]
+    if found[0] is None or not all(value.is_graph_input() for value in attention.past):
+        raise ValueError("its caches are no inputs past_key_values.LAYER.key and .value")
+    if not all(value.is_graph_output() for value in attention.present):
+        raise ValueError("its caches are no outputs of the model")
+    return int(found[0][1])
+
+
+def _residual(y: ir.Value, x: ir.Value, whose: str) -> ir.Node:
+    users = y.consumers()
+    if len(users) != 1 or y.is_graph_output() or not is_op(users[0], "Add") or x not in users[0].inputs:
+        raise ValueError(f"its {whose} output is not added to the input of the norm in front")
+    return users[0]
+
+
+def _check(layer: DecoderLayer, features: int) -> None:
+    """Raises ValueError for what NVFP4Decoder does not compute."""
+    attention, mlp = layer.attention, layer.mlp
+    norms = [*layer.norms, *(attention.norms or ())]
+    if any(one.epsilon != other.epsilon for one, other in pairwise(norms)):
+        raise ValueError("its norms have different epsilons")
+    if attention.sinks is not None:
+        raise ValueError("its attention has sinks, which NVFP4Decoder does not have")
+    if {mlp.up.weight.shape[1], mlp.down.weight.shape[0]} != {features}:
+        raise ValueError("its MLP has another width than its attention")
+    if mlp.flattens:
+        raise ValueError("its MLP flattens batch and tokens")
+    if len({value.dtype for value in (layer.x, layer.y, mlp.x, mlp.y, attention.result, attention.past[0])}) != 1:
+        raise ValueError("its residuals, norms and products have different types")
+    inner = [value for node in layer.nodes for value in node.outputs]
+    kept = {layer.y, *attention.present}
+    if (reason := escaping_use((value for value in inner if value not in kept), set(layer.nodes))) is not None:
+        raise ValueError(f"an intermediate is used elsewhere: {reason}")

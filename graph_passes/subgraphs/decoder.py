@@ -1,0 +1,59 @@
+"""A layer of a decoder, which one launch can compute with its neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
+from trt_nvfp4.graph_passes.subgraphs.types import Mlp, RMSNorm
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayer:
+    """r = x + output(attention(qkv(norm(x)))), y = r + mlp(norm(r)).
+
+    `norms` are those in front of attention and MLP. `parts` are the names of the subgraphs that compute qkv, attention,
+    output and MLP; `nodes` all nodes between x and y, those of the parts included. `number` is the layer's in the names
+    of its caches, past_key_values.{number}.key and .value.
+    """
+
+    number: int
+    x: ir.Value
+    y: ir.Value
+    norms: tuple[RMSNorm, RMSNorm]
+    attention: CacheAttention
+    mlp: Mlp
+    parts: tuple[str, str, str, str]
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def weights(self) -> frozenset[object]:
+        """Identities of the MLP's weights: a chain that has one twice would hold it twice."""
+        return frozenset(linear.weight.identity for linear in self.mlp.linears)
+
+    def continues(self, before: DecoderLayer) -> bool:
+        """Whether it takes what `before` gives, nothing else does, and both compute alike."""
+        if self.x is not before.y or before.y.is_graph_output() or self.number != before.number + 1:
+            return False
+        if any(use.node not in self.nodes for use in before.y.uses()):
+            return False
+        rotations = (self.attention.rotation, before.attention.rotation)
+        tables = [(rotation.cos, rotation.sin) for rotation in rotations]
+        equal = all(one is other or np.array_equal(one, other) for one, other in zip(*tables, strict=True))
+        return equal and self._alike == before._alike
+
+    @property
+    def _alike(self) -> tuple[object, ...]:
+        attention, mlp = self.attention, self.mlp
+        return (
+            self.x.dtype,
+            attention.past_length,
+            *(attention.query.heads, attention.key.heads, attention.head_dim, attention.capacity, attention.window),
+            *(attention.scale, attention.softcap, attention.rotation.kind, attention.norms is None),
+            attention.past[0].dtype,
+            self.norms[0].epsilon,
+            *(mlp.activation, mlp.alpha, mlp.limit, mlp.up.weight.shape, mlp.down.weight.shape),
+        )
