@@ -76,7 +76,7 @@ def test_too_little_memory_names_the_way_out(tiny: TinyDecoder, tmp_path: Path) 
     ("changed", "words"),
     [
         ({"cache_dtype": "float16"}, "past_key_values.0.key is FLOAT, expected HALF"),
-        ({"capacity": 30}, r"\['batch', 2, 24, 8\], expected \['batch', 2, 30, 8\]"),
+        ({"capacity": 30}, r"\[-1, 2, 24, 8\], expected \[-1, 2, 30, 8\]"),
         ({"kv_heads": [2] * 2, "head_dim": [8] * 2, "value_head_dim": [8] * 2}, "past_key_values.1.key is missing"),
     ],
 )
