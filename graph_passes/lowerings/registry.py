@@ -53,8 +53,8 @@ class Lowering:
     Attributes:
         description: for the header of plan files.
         capability: the attribute of `Capabilities` that it takes, "" for none; `lacking` says so where it is missing.
-        serves: what it computes, products with "weights", "attention" over a cache, a "decoder"'s layer, whose parts have
-            decisions of their own, or what was put in "by_hand".
+        serves: what it computes, products with "weights", "attention" over a cache, a "decoder"'s layer, whose parts
+            have decisions of their own, or what was put in "by_hand".
         obstacle: why it cannot compute a subgraph that can be replaced.
         slow_on: why it is no good choice for a subgraph on a target, where a plan may still ask for it.
         op: the operator that replaces a subgraph, "" where none does.
