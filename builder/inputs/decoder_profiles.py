@@ -47,8 +47,8 @@ def with_stacked_caches(profiles: Sequence[Profiles], decoder: Decoder | None) -
             if not found:
                 continue  # they are the rewritten model's own
             front = (last - first + 1, 2)
-            shapes = ((*front, *shape) for shape in (found[0].least, found[0].typical, found[0].most))
-            profile[stacked_names(first, last)[0]] = Profile(*shapes)
+            least, typical, most = ((*front, *shape) for shape in (found[0].least, found[0].typical, found[0].most))
+            profile[stacked_names(first, last)[0]] = Profile(least, typical, most)
     return changed
 
 
