@@ -17,6 +17,7 @@ from ..onnx_file import read
 from .caches import cache_shapes, last_logits
 
 _INTEGER = onnx.TensorProto.INT64
+_ANY = -1  # a batch
 # bfloat16 is computed in float32 here; see `widen`.
 _CACHE_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.float32}
 
@@ -77,7 +78,7 @@ def checked_decoder(model: onnx.ModelProto, path: Path) -> Decoder:
     element = onnx.TensorProto.DataType.Value(
         {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}[decoder.cache_dtype]
     )
-    shapes = {name: shape[1:] for name, shape in cache_shapes(decoder, 1).items()}
+    shapes = cache_shapes(decoder, _ANY)
     expected = {IDS: (_INTEGER, 2), PAST_LENGTH: (_INTEGER, 1), NEW_LENGTH: (_INTEGER, 1)}
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
     outputs = {value.name: value.type.tensor_type for value in model.graph.output}
@@ -108,11 +109,13 @@ def _check_cache(path: Path, what: str, type_: onnx.TypeProto.Tensor, element: i
             "the model again",
         )
     found = [dim.dim_value if dim.HasField("dim_value") else None for dim in type_.shape.dim]
-    fits = len(found) == 4 and all(dim in (None, size) for dim, size in zip(found[1:], shape, strict=True))
+    fits = len(found) == len(shape) and all(
+        size == _ANY or dim in (None, size) for dim, size in zip(found, shape, strict=True)
+    )
     if not fits and (what.startswith("input") or found):
         text = ", ".join("?" if dim is None else str(dim) for dim in found)
+        expected = ", ".join("batch" if size == _ANY else str(size) for size in shape)
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{path}: {what} has shape [{text}], and by the metadata [batch, {', '.join(map(str, shape))}]; export the "
-            "model again",
+            f"{path}: {what} has shape [{text}], and by the metadata [{expected}]; export the model again",
         )

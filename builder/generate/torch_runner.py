@@ -62,7 +62,7 @@ class TorchRunner:
         self._single_steps = 0
 
     def start(self, batch: int) -> None:
-        if self._caches and self._caches[self.decoder.caches[0]].shape[0] == batch:
+        if self._inputs and self._inputs[PAST_LENGTH].shape[0] == batch:
             for cache in self._caches.values():
                 cache.zero_()
             return
@@ -70,9 +70,9 @@ class TorchRunner:
         dtype = _CACHE_TYPES[self.decoder.cache_dtype]
         self._caches = {
             name: torch.zeros(
-                batch, *shape, dtype=torch.int8 if name in self.decoder.fp8_caches else dtype, device=self._device
+                shape, dtype=torch.int8 if name in self.decoder.fp8_caches else dtype, device=self._device
             )
-            for name, shape in cache_shapes(self.decoder).items()
+            for name, shape in cache_shapes(self.decoder, batch).items()
         }
         # What a recorded step reads: one token per sequence.
         sizes = {IDS: (batch, 1), PAST_LENGTH: (batch,), NEW_LENGTH: (batch,)}

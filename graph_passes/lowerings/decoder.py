@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -145,7 +145,7 @@ def _presents(graph: ir.Graph, layers: Sequence[DecoderLayer]) -> list[ir.Value]
     return [value for value in graph.outputs if value.name in names]
 
 
-def _replace(ports: list[ir.Value], old: Sequence[ir.Value], new: ir.Value) -> None:
+def _replace(ports: MutableSequence[ir.Value], old: Sequence[ir.Value], new: ir.Value) -> None:
     at = min(ports.index(value) for value in old)
     for value in old:
         ports.remove(value)
