@@ -40,6 +40,17 @@ RECIPES = (
     "local-hessian+gptq+awq",
     "local-hessian+gptq+quantized-inputs",
     "local-hessian+gptq+activation-order+quantized-inputs",
+    "mse+activation-four-over-six",
+    "mse+activation-sweep",
+    "local-hessian+gptq+activation-sweep",
+    "local-hessian+gptq+awq+activation-sweep",
+    "local-hessian+gptq+quantized-inputs+activation-sweep",
+)
+# No weight quantized; by `scale_search`.
+ACTIVATIONS_ALONE = (
+    "activations alone (W16A4)",
+    "activations alone, four over six",
+    "activations alone, sweep",
 )
 
 
@@ -50,9 +61,11 @@ def measure(name: str, spellings: list[str], known: dict[str, Any], save: Callab
     known["original"] = subject.evaluate()
     known["quantized_weights"] = sum(site.weight.numel() for site in subject.sites)
     statistics = input_statistics(subject, frozenset().union(*(recipe.needs for recipe in parsed.values())))
-    if "activations alone (W16A4)" not in known:
-        with quantized_activations(subject, statistics):
-            known["activations alone (W16A4)"] = subject.evaluate()
+    for scale_search, label in enumerate(ACTIVATIONS_ALONE):
+        if label not in known:
+            with quantized_activations(subject, statistics, scale_search):
+                known[label] = subject.evaluate()
+            save()
     rows = known.setdefault("recipes", {})
 
     def quantize(recipe: recipes.Recipe, w4a4: bool) -> tuple[Metrics, float]:
@@ -64,7 +77,7 @@ def measure(name: str, spellings: list[str], known: dict[str, Any], save: Callab
             quantized = recipes.quantize_weight(site.weight, recipe, folded[site.name])
             site.set_weight(nvfp4.dequantize(*quantized))
         seconds = time.process_time() - started
-        with quantized_activations(subject, folded) if w4a4 else nullcontext():
+        with quantized_activations(subject, folded, recipe.scale_search) if w4a4 else nullcontext():
             return subject.evaluate(), seconds
 
     for spelling, recipe in parsed.items():

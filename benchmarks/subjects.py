@@ -290,7 +290,9 @@ def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, Input
 
 
 @contextmanager
-def quantized_activations(subject: Subject, statistics: dict[str, InputStatistics]) -> Iterator[None]:
+def quantized_activations(
+    subject: Subject, statistics: dict[str, InputStatistics], scale_search: int = 0
+) -> Iterator[None]:
     """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale."""
     amax: dict[str, float] = {}
     for site in subject.sites:
@@ -301,14 +303,16 @@ def quantized_activations(subject: Subject, statistics: dict[str, InputStatistic
     def quantize(scale: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             if latest[0] is not inputs[0] or latest[1] != scale:
-                codes, scales = number_formats.quantize_blocks(inputs[0], scale)
+                codes, scales = number_formats.quantize_blocks(inputs[0], scale, scale_search)
                 latest[:] = inputs[0], scale, number_formats.dequantize_blocks(codes, scales, scale)
             return (latest[2],)
 
         return hook
 
     hooks = [
-        linear.register_forward_pre_hook(quantize(number_formats.tensor_scale(torch.tensor(amax[site.activation]))))
+        linear.register_forward_pre_hook(
+            quantize(number_formats.tensor_scale(torch.tensor(amax[site.activation]), scale_search))
+        )
         for site in subject.sites
         for linear in site.linears
     ]

@@ -20,25 +20,31 @@ SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
 )
 _OTHERS = ("gptq", "activation-order", "quantized-inputs", "awq")
+# By the ops' attribute `scale_search`, whose 0 has no name.
+ACTIVATION_SEARCHES: Mapping[str, int] = MappingProxyType({"activation-four-over-six": 1, "activation-sweep": 2})
 # All parts; docs/calibration.md says what each does.
-NAMES = (*SCALES, *_OTHERS)
+NAMES = (*SCALES, *_OTHERS, *ACTIVATION_SEARCHES)
 # What build-engine takes: better than max scaling in every measurement of docs/accuracy.md, and needs no samples.
 DEFAULT = "mse"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A parsed recipe: `scales` is a key of SCALES, the others say which parts were named."""
+    """A parsed recipe: `scales` is a key of SCALES, `scale_search` the ops' attribute, the others say which parts were
+    named."""
 
     scales: str = "max"
     gptq: bool = False
     activation_order: bool = False
     quantized_inputs: bool = False
     awq: bool = False
+    scale_search: int = 0
 
     def __str__(self) -> str:
         """The spelling that `parse` takes, in the order of NAMES."""
-        return "+".join([self.scales, *(name for name in _OTHERS if getattr(self, name.replace("-", "_")))])
+        others = [name for name in _OTHERS if getattr(self, name.replace("-", "_"))]
+        searches = [name for name, search in ACTIVATION_SEARCHES.items() if search == self.scale_search]
+        return "+".join([self.scales, *others, *searches])
 
     @property
     def needs(self) -> frozenset[str]:
@@ -49,7 +55,11 @@ class Recipe:
 
     def for_16_bit_activations(self) -> Recipe:
         """The recipe without what concerns NVFP4 activations."""
-        return replace(self, quantized_inputs=False)
+        return replace(self, quantized_inputs=False, scale_search=0)
+
+    def for_weights(self) -> Recipe:
+        """The recipe without what changes no weight."""
+        return replace(self, scale_search=0)
 
     def tensor_scale(self, amax: Tensor) -> Tensor:
         """The tensor scale (float32 scalar) of a weight whose largest magnitude is `amax`."""
@@ -59,8 +69,8 @@ class Recipe:
 def parse(text: str | Recipe) -> Recipe:
     """The recipe that `text` spells, such as "local-hessian+gptq".
 
-    Raises CalibrationError: an unknown name, one twice, two for the block scales, an option of gptq without gptq,
-    awq together with quantized-inputs.
+    Raises CalibrationError: an unknown name, one twice, two for the block scales of weights or of activations, an
+    option of gptq without gptq, awq together with quantized-inputs.
     """
     if isinstance(text, Recipe):
         return text
@@ -73,8 +83,10 @@ def parse(text: str | Recipe) -> Recipe:
         if names.count(name) > 1:
             raise CalibrationError(f"recipe '{text}': '{name}' is named twice")
     scales = [name for name in names if name in SCALES]
-    if len(scales) > 1:
-        raise CalibrationError(f"recipe '{text}': {' and '.join(scales)} both choose the block scales; name one")
+    searches = [name for name in names if name in ACTIVATION_SEARCHES]
+    for chosen, of in ((scales, "the block scales"), (searches, "the block scales of activations")):
+        if len(chosen) > 1:
+            raise CalibrationError(f"recipe '{text}': {' and '.join(chosen)} both choose {of}; name one")
     options = [name for name in ("activation-order", "quantized-inputs") if name in names]
     if options and "gptq" not in names:
         raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
@@ -84,4 +96,5 @@ def parse(text: str | Recipe) -> Recipe:
             "not collected; name one of the two"
         )
     others = {name.replace("-", "_"): True for name in names if name in _OTHERS}
-    return Recipe(scales[0] if scales else "max", **others)
+    search = ACTIVATION_SEARCHES[searches[0]] if searches else 0
+    return Recipe(scales[0] if scales else "max", scale_search=search, **others)

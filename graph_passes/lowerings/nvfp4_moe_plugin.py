@@ -44,10 +44,11 @@ def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activ
 
     constants = expert_inputs(_OP, moe, name, weights, NVFP4)
     given = largest_inputs(moe, context.amax)
+    scale_search = context.recipe.scale_search if quantize_activations else 0
     for label, largest in zip(("input", "hidden"), given, strict=True):
         scale = torch.tensor(0.0)
         if quantize_activations and largest is not None:
-            scale = tensor_scale(torch.tensor(largest))
+            scale = tensor_scale(torch.tensor(largest), scale_search)
         constants[f"{label}_tensor_scale"] = initializer(f"{name}/{label}_tensor_scale", scale, ir.DataType.FLOAT)
     return replace_moe(
         context.graph,
@@ -55,5 +56,6 @@ def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activ
         _OP,
         constants,
         quantize_activations=int(quantize_activations),
+        scale_search=scale_search,
         static_scales=int(quantize_activations and None not in given),
     )

@@ -19,7 +19,7 @@ from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of, mlp_inputs
 from trt_nvfp4.graph_passes.weights.quantization import Quantization
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
-from trt_nvfp4.plugins.ops.definition import STATIC_SCALES
+from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 
@@ -42,11 +42,11 @@ def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activatio
         names = [subgraph.name] if len(groups) == 1 else [f"{subgraph.name}/{n}" for n in range(len(groups))]
         for name, linears in zip(names, groups, strict=True):
             inputs = _linear_inputs(name, linears, amax if quantize_activations else {}, quantization)
-            node = _node(graph, subgraph, name, inputs, quantize_activations, amax)
+            node = _node(context, subgraph, name, inputs, quantize_activations)
             _replace_linears(graph, node, linears)
         return names
     inputs = _inputs(subgraph, amax if quantize_activations else {}, quantization)
-    node = _node(graph, subgraph, subgraph.name, inputs, quantize_activations, amax)
+    node = _node(context, subgraph, subgraph.name, inputs, quantize_activations)
     new_nodes = [node]
     if subgraph.blocks[0].mlp.flattens:
         new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
@@ -58,20 +58,20 @@ def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activatio
 
 
 def _node(
-    graph: ir.Graph,
+    context: LoweringContext,
     subgraph: Subgraph,
     name: str,
     inputs: Mapping[str, ir.Value],
     quantize_activations: bool,
-    amax: Mapping[str, float],
 ) -> ir.Node:
     """The plugin's node; constants among its inputs are registered."""
     for value in inputs.values():
         if value.const_value is not None:
-            register(graph, value)
+            register(context.graph, value)
     definition = OPS[subgraph.op]
     attributes = _attributes(subgraph, quantize_activations)
-    attributes[STATIC_SCALES] = int(quantize_activations and amax.keys() >= set(subgraph.linear_inputs))
+    attributes[STATIC_SCALES] = int(quantize_activations and context.amax.keys() >= set(subgraph.linear_inputs))
+    attributes[SCALE_SEARCH] = context.recipe.scale_search if quantize_activations else 0
     attributes = definition.complete_attributes(**{k: v for k, v in attributes.items() if k in definition.attributes})
     operands = [inputs[formal.name] for formal in definition.inputs]
     return ir.node(definition.name, operands, attributes, domain=DOMAIN, version=1, name=name)
@@ -107,7 +107,7 @@ def _linear_inputs(
         "weight_scales": scales,
         "weight_tensor_scale": scale,
         "bias": initializer(f"{name}/bias", bias, linears[0].weight.dtype),
-        "input_tensor_scale": _scales(name, "input", linears[:1], amax, stacked=False),
+        "input_tensor_scale": _scales(name, "input", linears[:1], amax, quantization, stacked=False),
     }
 
 
@@ -123,8 +123,8 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
 
     inputs = {"x": subgraph.blocks[0].x}
     inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, "up" if stacked else "gate_up")
-    inputs["input_tensor_scale"] = _scales(subgraph.name, "input", [mlp.up for mlp in mlps], amax, stacked)
-    inputs["hidden_tensor_scale"] = _scales(subgraph.name, "hidden", [mlp.down for mlp in mlps], amax, stacked)
+    for label, linears in (("input", [mlp.up for mlp in mlps]), ("hidden", [mlp.down for mlp in mlps])):
+        inputs[f"{label}_tensor_scale"] = _scales(subgraph.name, label, linears, amax, quantization, stacked)
     if stacked:
         features = subgraph.shapes["in_features"]
         rows = [norm_weight(block.norm, features) for block in subgraph.blocks]
@@ -160,10 +160,19 @@ def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any
     return attributes
 
 
-def _scales(prefix: str, name: str, linears: Sequence[Linear], amax: Mapping[str, float], stacked: bool) -> ir.Value:
+def _scales(
+    prefix: str,
+    name: str,
+    linears: Sequence[Linear],
+    amax: Mapping[str, float],
+    quantization: Quantization,
+    stacked: bool,
+) -> ir.Value:
     """Tensor scales of the linears' inputs; 0, "compute at run time", where there is no statistic."""
     scales = [
-        tensor_scale(torch.tensor(amax[x])) if (x := linear.observed) in amax else torch.tensor(0.0)
+        tensor_scale(torch.tensor(amax[x]), quantization.recipe.scale_search)
+        if (x := linear.observed) in amax
+        else torch.tensor(0.0)
         for linear in linears
     ]
     return initializer(

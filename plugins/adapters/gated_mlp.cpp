@@ -18,6 +18,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.activation = static_cast<TrtNvfp4Activation>(call.attributes.integer("activation"));
     args.gated = 1;
     args.quantize_activations = call.attributes.integer("quantize_activations");
+    args.scale_search = call.attributes.integer("scale_search");
     args.static_scales = call.attributes.integer("static_scales");
     args.alpha = call.attributes.real("alpha");
     args.limit = call.attributes.real("limit");
@@ -55,7 +56,8 @@ Op const& gated_mlp_op() {
               {{"input_tensor_scale", Role::kFloat}, {"hidden_tensor_scale", Role::kFloat}}}),
         {{"y", Role::kT}},
         {int_attribute("activation", TRT_NVFP4_SILU), int_attribute("quantize_activations", 0),
-         int_attribute("static_scales", 0), float_attribute("alpha", 1.702f), float_attribute("limit", 7.0f)},
+         int_attribute("scale_search", 0), int_attribute("static_scales", 0), float_attribute("alpha", 1.702f),
+         float_attribute("limit", 7.0f)},
         output_shapes,
         kernel_calls<arguments, trtNvfp4MlpWorkspace, trtNvfp4MlpTactics, trtNvfp4Mlp>(),
     };

@@ -10,6 +10,7 @@ TrtNvfp4LinearArgs arguments(Call const& call) {
     args.dtype = call.dtype();
     args.activation = static_cast<TrtNvfp4Activation>(call.attributes.integer("activation"));
     args.quantize_activations = call.attributes.integer("quantize_activations");
+    args.scale_search = call.attributes.integer("scale_search");
     args.static_scales = call.attributes.integer("static_scales");
     args.tactic = call.tactic;
     args.m = call.rows(kX);
@@ -41,7 +42,7 @@ Op const& linear_op() {
          {"input_tensor_scale", Role::kFloat}},
         {{"y", Role::kT}},
         {int_attribute("activation", TRT_NVFP4_IDENTITY), int_attribute("quantize_activations", 0),
-         int_attribute("static_scales", 0)},
+         int_attribute("scale_search", 0), int_attribute("static_scales", 0)},
         output_shapes,
         kernel_calls<arguments, trtNvfp4LinearWorkspace, trtNvfp4LinearTactics, trtNvfp4Linear>(),
     };

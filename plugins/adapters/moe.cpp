@@ -14,6 +14,7 @@ enum Input {
 TrtNvfp4MoeArgs arguments(Call const& call) {
     TrtNvfp4MoeArgs args = moe_arguments(call);
     args.quantize_activations = call.attributes.integer("quantize_activations");
+    args.scale_search = call.attributes.integer("scale_search");
     args.intermediate = 2 * call.last(kDown);
     args.shared_intermediate = 2 * call.last(kSharedDown);
     int64_t const factor = args.gated ? 2 : 1;
@@ -46,7 +47,7 @@ Op const& moe_op() {
              weight_ports("shared_down"),
              {{"shared_gate", Role::kT}, {"input_tensor_scale", Role::kFloat}, {"hidden_tensor_scale", Role::kFloat}}}),
         {{"y", Role::kT}},
-        moe_attributes({int_attribute("quantize_activations", 0)}),
+        moe_attributes({int_attribute("quantize_activations", 0), int_attribute("scale_search", 0)}),
         output_shapes,
         kernel_calls<arguments, trtNvfp4MoeWorkspace, trtNvfp4MoeTactics, trtNvfp4Moe>(),
     };

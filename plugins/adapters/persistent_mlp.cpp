@@ -20,6 +20,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.norm = call.attributes.integer("norm");
     args.residual = call.attributes.integer("residual");
     args.quantize_activations = call.attributes.integer("quantize_activations");
+    args.scale_search = call.attributes.integer("scale_search");
     args.static_scales = call.attributes.integer("static_scales");
     args.epsilon = call.attributes.real("epsilon");
     args.alpha = call.attributes.real("alpha");
@@ -61,8 +62,9 @@ Op const& persistent_mlp_op() {
               {{"input_tensor_scale", Role::kFloat}, {"hidden_tensor_scale", Role::kFloat}}}),
         {{"y", Role::kT}},
         {int_attribute("activation", TRT_NVFP4_SILU), int_attribute("gated", 1), int_attribute("norm", 1),
-         int_attribute("residual", 1), int_attribute("quantize_activations", 0), int_attribute("static_scales", 0),
-         float_attribute("epsilon", 1e-6f), float_attribute("alpha", 1.702f), float_attribute("limit", 7.0f)},
+         int_attribute("residual", 1), int_attribute("quantize_activations", 0), int_attribute("scale_search", 0),
+         int_attribute("static_scales", 0), float_attribute("epsilon", 1e-6f), float_attribute("alpha", 1.702f),
+         float_attribute("limit", 7.0f)},
         output_shapes,
         kernel_calls<arguments, trtNvfp4MlpWorkspace, trtNvfp4MlpTactics, trtNvfp4Mlp>(),
     };

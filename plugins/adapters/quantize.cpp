@@ -12,6 +12,7 @@ TrtNvfp4QuantizeArgs arguments(Call const& call) {
     args.norm = call.attributes.integer("norm");
     args.add_residual = call.attributes.integer("add_residual");
     args.epsilon = call.attributes.real("epsilon");
+    args.scale_search = call.attributes.integer("scale_search");
     args.m = call.rows(kX);
     args.k = call.last(kX);
     call.expect(kResidual, std::vector<int64_t>(call.dims(kX).d, call.dims(kX).d + call.dims(kX).nbDims));
@@ -49,7 +50,8 @@ Op const& quantize_op() {
          {"block_scales", Role::kBytes},
          {"tensor_scale_out", Role::kFloat},
          {"residual_out", Role::kT}},
-        {int_attribute("norm", 0), int_attribute("add_residual", 0), float_attribute("epsilon", 1e-6f)},
+        {int_attribute("norm", 0), int_attribute("add_residual", 0), float_attribute("epsilon", 1e-6f),
+         int_attribute("scale_search", 0)},
         output_shapes,
         kernel_calls<arguments, trtNvfp4QuantizeWorkspace, trtNvfp4QuantizeTactics, trtNvfp4Quantize>(),
     };

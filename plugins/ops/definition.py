@@ -27,6 +27,9 @@ Shape = tuple[Dim, ...]
 # Where an op has this attribute: 1 promises that its activations' tensor scales are not 0. The kernels then spare the
 # passes that would find them; the result is the same.
 STATIC_SCALES = "static_scales"
+# Which scales a block of 16 activations that become NVFP4 may take: see `number_formats.quantize_blocks`.
+SCALE_SEARCH = "scale_search"
+SCALE_SEARCH_RANGE = {SCALE_SEARCH: (0, 2)}
 ACTIVATION_SCALES = ("input_tensor_scale", "hidden_tensor_scale", "input_scale", "hidden_scale")
 
 ACTIVATION_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)")

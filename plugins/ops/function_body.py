@@ -13,7 +13,17 @@ values with int32 indices: ONNX Runtime holds a few copies of one layer in float
 
 from __future__ import annotations
 
-from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, SMALLEST_TENSOR_SCALE
+from trt_nvfp4.plugins.ops.number_formats import (
+    E2M1_MAX,
+    E2M1_VALUES,
+    E4M3_MAX,
+    E4M3_VALUES,
+    ERROR_STEPS,
+    MOST_ERROR_STEPS,
+    SEARCHED_LARGEST,
+    SEARCHED_OFFSETS,
+    SMALLEST_TENSOR_SCALE,
+)
 
 FLOAT, INT8, INT32, INT64, BOOL = 1, 3, 6, 7, 9  # onnx.TensorProto.DataType
 FLOAT32_MAX = 2.0**128 - 2.0**104
@@ -200,23 +210,98 @@ def linear(y: str, x: str, weight: str, bias: str) -> str:
         {y} = Gemm<transB = 1>({x}, {weight}, {y}_bias)"""
 
 
-def quantize_blocks(y: str, x: str, scale: str) -> str:
-    """NVFP4 of the matrix x [M, K] float32: {y}_tensor_scale [], {y}_block_scales [M, Kb, 1] (E4M3 values) and
-    {y}_scale_bytes [M, Kb, 1] (their codes), {y}_magnitudes [M, Kb, 16] (E2M1 values), {y}_blocks (x by blocks); all
-    float32. `scale` 0 means: from the amax.
-
-    Rounded to E2M1 by Round, which ties to even, in units of the step between neighbours.
-    """
-    return f"""{y}_range = Constant<value_float: float = {E2M1_MAX * E4M3_MAX}>()
-        {y}_smallest = Constant<value_float: float = {SMALLEST_TENSOR_SCALE!r}>()
-        {y}_largest = Constant<value_float: float = {FLOAT32_MAX!r}>()
-        {y}_scale_max = Constant<value_float: float = {E4M3_MAX}>()
-        {y}_scale_min = Constant<value_float: float = {E4M3_STEPS[0]}>()
-        {y}_half = Constant<value_float: float = 0.5>()
+def _round_to_e2m1(y: str, a: str) -> str:
+    """y float32: a, not negative, rounded to E2M1 by Round, which ties to even, in units of the step between
+    neighbours."""
+    return f"""{y}_half = Constant<value_float: float = 0.5>()
         {y}_two = Constant<value_float: float = 2.0>()
         {y}_four = Constant<value_float: float = 4.0>()
         {y}_six = Constant<value_float: float = {E2M1_MAX}>()
+        {y}_doubled = Mul({a}, {y}_two)
+        {y}_doubled_round = Round({y}_doubled)
+        {y}_below_two = Mul({y}_doubled_round, {y}_half)
+        {y}_below_four = Round({a})
+        {y}_halved = Mul({a}, {y}_half)
+        {y}_halved_round = Round({y}_halved)
+        {y}_redoubled = Mul({y}_halved_round, {y}_two)
+        {y}_above_four = Min({y}_redoubled, {y}_six)
+        {y}_is_below_two = Less({a}, {y}_two)
+        {y}_is_below_four = Less({a}, {y}_four)
+        {y}_from_two = Where({y}_is_below_four, {y}_below_four, {y}_above_four)
+        {y} = Where({y}_is_below_two, {y}_below_two, {y}_from_two)"""
+
+
+def _scale_over(y: str, amax: str, target: float, tensor_scale: str) -> str:
+    """{y} [M, Kb, 1]: amax / target / tensor_scale rounded to E4M3, and {y}_code, its code (float32; not of NaN)."""
+    return f"""{y}_target = Constant<value_float: float = {target}>()
+        {y}_scale_max = Constant<value_float: float = {E4M3_MAX}>()
         {y}_eight = Constant<value_float: float = 8.0>()
+        {y}_ratio = Div({amax}, {y}_target)
+        {y}_wanted = Div({y}_ratio, {tensor_scale})
+        {y}_clipped = Min({y}_wanted, {y}_scale_max)
+        {round_to_e4m3(y, f"{y}_clipped")}
+        {y}_binade_code = Mul({y}_binade, {y}_eight)
+        {y}_code = Add({y}_binade_code, {y}_steps)"""
+
+
+def _search_scales(y: str, q: str) -> str:
+    """{y} and {y}_code [M, Kb, 1]: the best of the scales that `scale_search` allows, from what `quantize_blocks` named
+    {q}_..., the errors being the integers that `number_formats` defines."""
+    offsets = ", ".join(str(float(offset)) for offset in SEARCHED_OFFSETS)
+    return f"""{y}_most = Constant<value_float: float = {MOST_ERROR_STEPS / ERROR_STEPS}>()
+        {y}_error_steps = Constant<value_float: float = {ERROR_STEPS}>()
+        {y}_last_code = Constant<value_float: float = 126.0>()
+        {y}_offsets = Constant<value = float[{len(SEARCHED_OFFSETS)}] {{{offsets}}}>()
+        {y}_one = Constant<value_int: int = 1>()
+        {y}_values_axis = Constant<value = int64[1] {{2}}>()
+        {_scale_over(f"{y}_quarter", f"{q}_block_amax", 4.0, f"{q}_tensor_scale")}
+        {y}_first = Where({q}_first_is_nan, zero_f, {q}_first_code)
+        {y}_quarter_or_none = Where({y}_quarter_is_nan, zero_f, {y}_quarter_code)
+        {y}_both = Concat<axis = 2>({y}_first, {y}_quarter_or_none, {y}_first, {y}_first)
+        {y}_moved = Add({y}_first, {y}_offsets)
+        {y}_positive = Max({y}_moved, one_f)
+        {y}_around = Min({y}_positive, {y}_last_code)
+        {y}_is_both = Equal(scale_search_int, {y}_one)
+        {y}_codes = Where({y}_is_both, {y}_both, {y}_around)
+        {y}_indices = Cast<to = {INT32}>({y}_codes)
+        {y}_scales = Gather(e4m3_values, {y}_indices)
+        {y}_divisors = Max({y}_scales, {q}_scale_min)
+        {y}_unbounded = Div({q}_inverse, {y}_divisors)
+        {y}_bounded = Min({y}_unbounded, {q}_largest)
+        {y}_multipliers = Unsqueeze({y}_bounded, {y}_values_axis)
+        {y}_column = Unsqueeze({q}_magnitude_in, axis_last)
+        {y}_a = Mul({y}_column, {y}_multipliers)
+        {_round_to_e2m1(f"{y}_rounded", f"{y}_a")}
+        {y}_difference = Sub({y}_a, {y}_rounded)
+        {y}_distance = Abs({y}_difference)
+        {y}_error = Min({y}_distance, {y}_most)
+        {y}_fine = Mul({y}_error, {y}_error_steps)
+        {y}_integer = Round({y}_fine)
+        {y}_square = Mul({y}_integer, {y}_integer)
+        {y}_sum = ReduceSum<keepdims = 0>({y}_square, {y}_values_axis)
+        {y}_weight = Mul({y}_scales, {y}_scales)
+        {y}_loss = Mul({y}_sum, {y}_weight)
+        {y}_best = ArgMin<axis = 2, keepdims = 1>({y}_loss)
+        {y}_best_code = GatherElements<axis = 2>({y}_codes, {y}_best)
+        {y}_best_scale = GatherElements<axis = 2>({y}_scales, {y}_best)
+        {y}_is_above = Greater({y}_first, zero_f)
+        {y}_is_below = Less({y}_first, {y}_last_code)
+        {y}_is_searched = And({y}_is_above, {y}_is_below)
+        {y}_code = Where({y}_is_searched, {y}_best_code, {q}_first_code)
+        {y} = Where({y}_is_searched, {y}_best_scale, {q}_first)"""
+
+
+def quantize_blocks(y: str, x: str, scale: str) -> str:
+    """NVFP4 of the matrix x [M, K] float32: {y}_tensor_scale [], {y}_block_scales [M, Kb, 1] (E4M3 values) and
+    {y}_scale_bytes [M, Kb, 1] (their codes), {y}_magnitudes [M, Kb, 16] (E2M1 values), {y}_blocks (x by blocks); all
+    float32. `scale` 0 means: from the amax. The attribute `scale_search` is in scope as a flag and its integer.
+    """
+    return f"""{y}_amax_range = Constant<value_float: float = {E2M1_MAX * E4M3_MAX}>()
+        {y}_searched_range = Constant<value_float: float = {E2M1_MAX * SEARCHED_LARGEST}>()
+        {y}_range = Where(scale_search, {y}_searched_range, {y}_amax_range)
+        {y}_smallest = Constant<value_float: float = {SMALLEST_TENSOR_SCALE!r}>()
+        {y}_largest = Constant<value_float: float = {FLOAT32_MAX!r}>()
+        {y}_scale_min = Constant<value_float: float = {E4M3_STEPS[0]}>()
         {y}_nan_byte = Constant<value_float: float = 127.0>()
         {y}_one_channel = Constant<value = int64[3] {{0, 1, -1}}>()
         {y}_one_scale = Constant<value = int64[3] {{0, -1, 1}}>()
@@ -233,32 +318,22 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
         {y}_magnitude_in = Reshape({y}_abs, rows_of_blocks)
         {y}_block_sum = ReduceSum<keepdims = 1>({y}_magnitude_in, axis_last)
         {y}_block_amax = Min({y}_pooled_amax, {y}_block_sum)
-        {y}_sixth = Div({y}_block_amax, {y}_six)
-        {y}_wanted = Div({y}_sixth, {y}_tensor_scale)
-        {y}_clipped = Min({y}_wanted, {y}_scale_max)
-        {round_to_e4m3(f"{y}_block_scales", f"{y}_clipped")}
-        {y}_binade_code = Mul({y}_block_scales_binade, {y}_eight)
-        {y}_number_bytes = Add({y}_binade_code, {y}_block_scales_steps)
-        {y}_scale_bytes = Where({y}_block_scales_is_nan, {y}_nan_byte, {y}_number_bytes)
         {y}_inverse = Reciprocal({y}_tensor_scale)
+        {_scale_over(f"{y}_first", f"{y}_block_amax", E2M1_MAX, f"{y}_tensor_scale")}
+        {y}_block_scales, {y}_number_bytes = If(scale_search) <
+            then_branch = {y}_searching () => ({y}_found, {y}_found_code) {{ {_search_scales(f"{y}_found", y)} }},
+            else_branch = {y}_by_amax () => ({y}_kept, {y}_kept_code) {{
+                {y}_kept = Identity({y}_first)
+                {y}_kept_code = Identity({y}_first_code) }}
+        >
+        {y}_scale_bytes = Where({y}_first_is_nan, {y}_nan_byte, {y}_number_bytes)
         {y}_divisor = Max({y}_block_scales, {y}_scale_min)
         {y}_unbounded = Div({y}_inverse, {y}_divisor)
         {y}_bounded = Min({y}_unbounded, {y}_largest)
         {y}_nonzero = Greater({y}_block_scales, zero_f)
         {y}_product = Mul({y}_magnitude_in, {y}_bounded)
         {y}_a = Where({y}_nonzero, {y}_product, zero_f)
-        {y}_doubled = Mul({y}_a, {y}_two)
-        {y}_doubled_round = Round({y}_doubled)
-        {y}_below_two = Mul({y}_doubled_round, {y}_half)
-        {y}_below_four = Round({y}_a)
-        {y}_halved = Mul({y}_a, {y}_half)
-        {y}_halved_round = Round({y}_halved)
-        {y}_redoubled = Mul({y}_halved_round, {y}_two)
-        {y}_above_four = Min({y}_redoubled, {y}_six)
-        {y}_is_below_two = Less({y}_a, {y}_two)
-        {y}_is_below_four = Less({y}_a, {y}_four)
-        {y}_from_two = Where({y}_is_below_four, {y}_below_four, {y}_above_four)
-        {y}_magnitudes = Where({y}_is_below_two, {y}_below_two, {y}_from_two)"""
+        {_round_to_e2m1(f"{y}_magnitudes", f"{y}_a")}"""
 
 
 def fake_quantize(y: str, x: str, scale: str) -> str:

@@ -29,6 +29,7 @@ def gated_mlp_op(name: str, doc: str, weights: tuple[Formal, ...], fmt: WeightFo
         body=_body(fmt),
         torch_reference=partial(_reference, fmt),
         shape_rule=partial(_shapes, fmt),
+        ranges=fmt.ranges,
     )
 
 

@@ -51,7 +51,7 @@ def moe_op(name: str, doc: str, weights: tuple[Formal, ...], fmt: WeightFormat) 
         body=_body(fmt),
         torch_reference=partial(_reference, fmt),
         shape_rule=partial(_shapes, fmt),
-        ranges=ROUTING_RANGES,
+        ranges={**ROUTING_RANGES, **fmt.ranges},
     )
 
 

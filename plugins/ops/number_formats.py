@@ -18,6 +18,12 @@ E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 TILE_ROWS, TILE_BLOCKS = 128, 4  # one tile of block scales: 512 bytes
 SMALLEST_TENSOR_SCALE = 2.0**-126  # the smallest normal float32: its reciprocal is finite
+# The scale of a tensor's largest block under max scaling where block scales are searched: they may rise by half.
+SEARCHED_LARGEST = 256.0
+# What is tried around the code of max scaling (amax / 6), itself first: one code less, and those next to amax / 4.
+SEARCHED_OFFSETS = (0, -1, 4, 5)
+# A rounding error is an integer number of 2^-9 E2M1 units, at most 1023: 16 squares of it are exact in float32.
+ERROR_STEPS, MOST_ERROR_STEPS = 512.0, 1023.0
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 E4M3_VALUES = tuple(torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())  # of codes 0..126
@@ -96,9 +102,11 @@ def untile_scales(tiled: Tensor, rows: int, blocks: int) -> Tensor:
     return tiles.reshape(tiled.shape)[..., :rows, :blocks].contiguous().view(tiled.dtype)
 
 
-def tensor_scale(amax: Tensor) -> Tensor:
-    """The tensor scale (float32) that maps `amax` to the largest NVFP4 value, 6 * 448."""
-    return (amax.float() / (E2M1_MAX * E4M3_MAX)).clamp_min(SMALLEST_TENSOR_SCALE)
+def tensor_scale(amax: Tensor, scale_search: int = 0) -> Tensor:
+    """The tensor scale (float32) that maps `amax` to the largest NVFP4 value, 6 * 448, or, where block scales are
+    searched, to 6 * 256: they may rise above amax / 6."""
+    largest = SEARCHED_LARGEST if scale_search else E4M3_MAX
+    return (amax.float() / (E2M1_MAX * largest)).clamp_min(SMALLEST_TENSOR_SCALE)
 
 
 def e4m3_scale(amax: Tensor) -> Tensor:
@@ -106,9 +114,14 @@ def e4m3_scale(amax: Tensor) -> Tensor:
     return (amax.float() / E4M3_MAX).clamp_min(SMALLEST_TENSOR_SCALE)
 
 
-def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_blocks(x: Tensor, scale: Tensor, scale_search: int = 0) -> tuple[Tensor, Tensor]:
     """Quantize [..., K] under the tensor scale `scale` (float32 scalar): E2M1 codes (uint8 [..., K]) and block scales
     (float8_e4m3fn [..., K/16], row-major).
+
+    `scale_search` says which block scales are tried, and the one of the least squared error is kept, the first among
+    equals: 0, the block's amax / 6 alone; 1, amax / 6 and amax / 4 (Cook et al., "Four Over Six: More Accurate NVFP4
+    Quantization with Adaptive Block Scaling", arXiv 2512.02010); 2, the E4M3 codes at SEARCHED_OFFSETS from that of
+    amax / 6. Blocks whose amax / 6 is no code between 0 and the largest (zeros, NaN, beyond the range) keep it.
 
     Each step is one IEEE float32 operation, in the order of torchao's two-level path. A block whose scale rounds to
     zero has codes 0. Where all values are subnormal the multiplier may be infinite: zeros, then NaN, still become 0.
@@ -119,10 +132,42 @@ def quantize_blocks(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"NVFP4 blocks are {BLOCK} long: the last axis of shape {tuple(x.shape)} is not a multiple")
     blocks = x.float().reshape(*x.shape[:-1], -1, BLOCK)
     block_scales = e4m3_round(blocks.abs().amax(-1) / E2M1_MAX / scale)
+    if scale_search:
+        block_scales = _search_scales(blocks, block_scales, scale, scale_search)
     divisors = block_scales.float()
     multipliers = scale.reciprocal() / divisors
     codes = e2m1_encode(blocks * multipliers.unsqueeze(-1)).masked_fill_(divisors.unsqueeze(-1) == 0, 0)
     return codes.flatten(-2), block_scales
+
+
+def _search_scales(blocks: Tensor, by_amax: Tensor, scale: Tensor, scale_search: int) -> Tensor:
+    """The best scale of each block [..., 16] among the candidates; `by_amax`: the first of them.
+
+    Every step is exact or one IEEE float32 operation, and the sum is of integers: no order of it changes a bit.
+    """
+    first = by_amax.view(torch.uint8).int()
+    if scale_search == 1:
+        quarter = e4m3_round(blocks.abs().amax(-1) / 4.0 / scale).view(torch.uint8).int()
+        candidates = [first, quarter]
+    else:
+        candidates = [(first + offset).clamp(1, 126) for offset in SEARCHED_OFFSETS]
+    best, least = first, torch.full(first.shape, torch.inf, device=first.device)
+    for code in candidates:
+        block_scale = code.to(torch.uint8).view(torch.float8_e4m3fn).float()
+        multipliers = (scale.reciprocal() / block_scale).clamp_max(torch.finfo(torch.float32).max)
+        scaled = blocks.abs() * multipliers.unsqueeze(-1)
+        errors = (scaled - _round_to_e2m1(scaled)).abs().clamp_max(MOST_ERROR_STEPS / ERROR_STEPS)
+        loss = (errors * ERROR_STEPS).round().square().sum(-1) * block_scale.square()
+        better = loss < least
+        best, least = torch.where(better, code, best), torch.where(better, loss, least)
+    searched = (first > 0) & (first < 126)
+    return torch.where(searched, best, first).to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def _round_to_e2m1(x: Tensor) -> Tensor:
+    """x, not negative, rounded to E2M1: to even multiples of the step between neighbours where two are as near."""
+    above_two = torch.where(x < 4, x.round(), (x / 2).round() * 2)
+    return torch.where(x < 2, (x * 2).round() / 2, above_two).clamp_max(E2M1_MAX)
 
 
 def dequantize_blocks(codes: Tensor, block_scales: Tensor, scale: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
 from trt_nvfp4.plugins.ops.activation import Activation, activate, activate_onnx
-from trt_nvfp4.plugins.ops.definition import Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, SCALE_SEARCH_RANGE, Formal, OpDefinition, Shape, ShapeRule
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tiled_shape
 from trt_nvfp4.plugins.ops.reference import dequantize_weight, gemm_input, linear
 
@@ -21,9 +21,10 @@ def _reference(
     *,
     activation: int,
     quantize_activations: int,
+    scale_search: int,
 ) -> Tensor:
     matrix = x.float().reshape(-1, x.shape[-1])
-    matrix = gemm_input(matrix, x.dtype, quantize_activations, input_tensor_scale)
+    matrix = gemm_input(matrix, x.dtype, quantize_activations, scale_search, input_tensor_scale)
     y = linear(matrix, dequantize_weight(weight, weight_scales, weight_tensor_scale), bias)
     return activate(Activation(activation), y).to(x.dtype).reshape(*x.shape[:-1], -1)
 
@@ -43,6 +44,7 @@ _BODY = f"""
         {text.constants()}
         {text.attribute_int("activation")}
         {text.attribute_flag("quantize_activations")}
+        {text.attribute_flag(SCALE_SEARCH)}
         {text.rows("x_rows", "x")}
         {text.gemm_input("seen", "x_rows", "input_tensor_scale")}
         {text.dequantize_weight("w", "weight", "weight_scales", "weight_tensor_scale")}
@@ -64,7 +66,13 @@ NVFP4_LINEAR = OpDefinition(
         Formal("input_tensor_scale", "tensor(float)", "[]; 0: computed at run time"),
     ),
     outputs=(Formal("y", "T", "[..., N]"),),
-    attributes={"activation": int(Activation.IDENTITY), "quantize_activations": 0, "static_scales": 0},
+    attributes={
+        "activation": int(Activation.IDENTITY),
+        "quantize_activations": 0,
+        SCALE_SEARCH: 0,
+        "static_scales": 0,
+    },
+    ranges=SCALE_SEARCH_RANGE,
     body=_BODY,
     torch_reference=_reference,
     shape_rule=_shapes,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
 from trt_nvfp4.plugins.ops.activation import Activation, activate, activate_onnx, gate, gate_onnx
-from trt_nvfp4.plugins.ops.definition import Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, SCALE_SEARCH_RANGE, Formal, OpDefinition, Shape, ShapeRule
 from trt_nvfp4.plugins.ops.reference import dequantize_weight, gemm_input, linear, rms_norm
 from trt_nvfp4.plugins.ops.weight_format import NVFP4
 
@@ -47,6 +47,7 @@ def _reference(
     residual: int,
     epsilon: float,
     quantize_activations: int,
+    scale_search: int,
     alpha: float,
     limit: float,
 ) -> Tensor:
@@ -54,10 +55,10 @@ def _reference(
     state = x.float().reshape(-1, x.shape[-1])
     for i in range(norm_weight.shape[0]):
         seen = rms_norm(state, norm_weight[i], epsilon, x.dtype) if norm else state
-        seen = gemm_input(seen, x.dtype, quantize_activations, input_tensor_scale[i])
+        seen = gemm_input(seen, x.dtype, quantize_activations, scale_search, input_tensor_scale[i])
         up = linear(seen, dequantize_weight(up_weight[i], up_scales[i], up_tensor_scale[i]), up_bias[i])
         hidden = gate(act, up[:, 0::2], up[:, 1::2], alpha, limit) if gated else activate(act, up)
-        hidden = gemm_input(hidden, x.dtype, quantize_activations, hidden_tensor_scale[i])
+        hidden = gemm_input(hidden, x.dtype, quantize_activations, scale_search, hidden_tensor_scale[i])
         down = linear(hidden, dequantize_weight(down_weight[i], down_scales[i], down_tensor_scale[i]), down_bias[i])
         state = (down + state if residual else down).to(x.dtype).float()
     return state.to(x.dtype).reshape(*x.shape[:-1], -1)
@@ -125,6 +126,7 @@ _BODY = f"""
         {text.attribute_flag("residual")}
         {text.attribute_float("epsilon")}
         {text.attribute_flag("quantize_activations")}
+        {text.attribute_flag(SCALE_SEARCH)}
         {text.attribute_float("alpha")}
         {text.attribute_float("limit")}
         {text.rows("x_rows", "x")}
@@ -176,6 +178,7 @@ Within a layer float32, except that n and h are rounded to x's type, or with qua
         "residual": 1,
         "epsilon": 1e-6,
         "quantize_activations": 0,
+        SCALE_SEARCH: 0,
         "static_scales": 0,
         "alpha": 1.702,
         "limit": 7.0,
@@ -183,4 +186,5 @@ Within a layer float32, except that n and h are rounded to x's type, or with qua
     body=_BODY,
     torch_reference=_reference,
     shape_rule=_shapes,
+    ranges=SCALE_SEARCH_RANGE,
 )

@@ -8,20 +8,28 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
-from trt_nvfp4.plugins.ops.definition import Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, SCALE_SEARCH_RANGE, Formal, OpDefinition, Shape, ShapeRule
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, pack, quantize_blocks, tile_scales, tiled_shape
 from trt_nvfp4.plugins.ops.reference import chosen_scale, rms_norm
 
 
 def _reference(
-    x: Tensor, residual: Tensor, norm_weight: Tensor, scale: Tensor, *, norm: int, add_residual: int, epsilon: float
+    x: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    scale: Tensor,
+    *,
+    norm: int,
+    add_residual: int,
+    epsilon: float,
+    scale_search: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     summed = (x.float() + residual.float()).to(x.dtype) if add_residual else x
     matrix = summed.float().reshape(-1, x.shape[-1])
     if norm:
         matrix = rms_norm(matrix, norm_weight, epsilon, x.dtype)
-    scale = chosen_scale(scale, matrix)
-    codes, block_scales = quantize_blocks(matrix, scale)
+    scale = chosen_scale(scale, matrix, scale_search)
+    codes, block_scales = quantize_blocks(matrix, scale, scale_search)
     packed = pack(codes).view(torch.int8).reshape(*x.shape[:-1], -1)
     return packed, tile_scales(block_scales).view(torch.int8), scale, summed
 
@@ -42,6 +50,7 @@ _BODY = f"""
         {text.attribute_flag("norm")}
         {text.attribute_flag("add_residual")}
         {text.attribute_float("epsilon")}
+        {text.attribute_flag(SCALE_SEARCH)}
         residual_out = If(add_residual) <
             then_branch = added () => (sum) {{
                 sum_x = Cast<to = {text.FLOAT}>(x)
@@ -69,7 +78,7 @@ _BODY = f"""
 NVFP4_QUANTIZE = OpDefinition(
     name="NVFP4Quantize",
     doc="""r = x + residual (add_residual 1) or x, in x's type; n = RMSNorm(r) * norm_weight (norm 1) or r, in x's type;
-n quantized to NVFP4 under `tensor_scale`, or under amax / 2688 where that is 0.""",
+n quantized to NVFP4 under `tensor_scale`, or where that is 0 under amax / 2688 (scale_search 0) or amax / 1536.""",
     inputs=(
         Formal("x", "T", "[..., K], K a multiple of 16"),
         Formal("residual", "T", "[..., K]; not read unless add_residual is 1"),
@@ -86,7 +95,8 @@ n quantized to NVFP4 under `tensor_scale`, or under amax / 2688 where that is 0.
         Formal("tensor_scale_out", "tensor(float)", "[] the scale used"),
         Formal("residual_out", "T", "[..., K] r"),
     ),
-    attributes={"norm": 0, "add_residual": 0, "epsilon": 1e-6},
+    attributes={"norm": 0, "add_residual": 0, "epsilon": 1e-6, SCALE_SEARCH: 0},
+    ranges=SCALE_SEARCH_RANGE,
     body=_BODY,
     torch_reference=_reference,
     shape_rule=_shapes,

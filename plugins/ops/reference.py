@@ -18,9 +18,9 @@ from trt_nvfp4.plugins.ops.number_formats import (
 )
 
 
-def chosen_scale(given: Tensor, x: Tensor) -> Tensor:
+def chosen_scale(given: Tensor, x: Tensor, scale_search: int = 0) -> Tensor:
     """The given tensor scale, or where that is 0 the one of x's largest magnitude."""
-    return given if given != 0 else tensor_scale(x.abs().max())
+    return given if given != 0 else tensor_scale(x.abs().max(), scale_search)
 
 
 def dequantize_weight(packed: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
@@ -30,12 +30,14 @@ def dequantize_weight(packed: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
     return dequantize_blocks(codes, block_scales, scale)
 
 
-def gemm_input(x: Tensor, dtype: torch.dtype, quantize_activations: int, given_scale: Tensor) -> Tensor:
+def gemm_input(
+    x: Tensor, dtype: torch.dtype, quantize_activations: int, scale_search: int, given_scale: Tensor
+) -> Tensor:
     """float32 x as the GEMM sees it: rounded to dtype, or quantized to NVFP4 and back."""
     if not quantize_activations:
         return x.to(dtype).float()
-    scale = chosen_scale(given_scale, x)
-    return dequantize_blocks(*quantize_blocks(x, scale), scale)
+    scale = chosen_scale(given_scale, x, scale_search)
+    return dequantize_blocks(*quantize_blocks(x, scale, scale_search), scale)
 
 
 def through_e4m3(x: Tensor, given_scale: Tensor) -> Tensor:

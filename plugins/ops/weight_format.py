@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
-from trt_nvfp4.plugins.ops.definition import Formal, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, SCALE_SEARCH_RANGE, Formal, Shape, ShapeRule
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tiled_shape
 from trt_nvfp4.plugins.ops.reference import dequantize_e4m3, dequantize_weight, gemm_input, linear, through_e4m3
 
@@ -20,9 +20,10 @@ class WeightFormat:
 
     A weight's inputs are `<projection>_<part>`, its values first; `parts` gives their shapes for a weight [N, K]. Its
     bias follows. `values_per_byte` says how wide the values are, `scales` are the inputs that scale the op's input and
-    its hidden activations, `flags` the attributes that only this format has. In Torch, `weight` makes [N, K] of the
-    parts and `seen` what a product sees of float32 rows (rows, dtype, given scale, and the flags by name);
-    `weight_onnx` and `seen_onnx` are their statements (y and the parts; y, rows and given scale), behind `constants`.
+    its hidden activations, `flags` the attributes that only this format has, `ranges` those of them that are no 0 or 1.
+    In Torch, `weight` makes [N, K] of the parts and `seen` what a product sees of float32 rows (rows, dtype, given
+    scale, and the flags by name); `weight_onnx` and `seen_onnx` are their statements (y and the parts; y, rows and
+    given scale), behind `constants`.
     """
 
     parts: Callable[[int, int], dict[str, Shape]]
@@ -34,6 +35,7 @@ class WeightFormat:
     weight_onnx: Callable[..., str]
     seen_onnx: Callable[[str, str, str], str]
     flags: Mapping[str, int] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -86,8 +88,10 @@ class WeightFormat:
             rule.expect(scale.name, batch)
 
 
-def _seen_nvfp4(rows: Tensor, dtype: torch.dtype, given_scale: Tensor, quantize_activations: int) -> Tensor:
-    return gemm_input(rows, dtype, quantize_activations, given_scale)
+def _seen_nvfp4(
+    rows: Tensor, dtype: torch.dtype, given_scale: Tensor, quantize_activations: int, scale_search: int
+) -> Tensor:
+    return gemm_input(rows, dtype, quantize_activations, scale_search, given_scale)
 
 
 def _seen_e4m3(rows: Tensor, dtype: torch.dtype, given_scale: Tensor) -> Tensor:
@@ -106,7 +110,8 @@ NVFP4 = WeightFormat(
     constants=text.constants(),
     weight_onnx=text.dequantize_weight,
     seen_onnx=text.gemm_input,
-    flags={"quantize_activations": 0},
+    flags={"quantize_activations": 0, SCALE_SEARCH: 0},
+    ranges=SCALE_SEARCH_RANGE,
 )
 
 E4M3 = WeightFormat(

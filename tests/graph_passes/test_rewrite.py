@@ -6,6 +6,7 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models.graphs import Graph, mlp_model, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
+from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.statistics.statistics import Statistics, collect
 from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.common.widen import widen
@@ -68,14 +70,19 @@ def test_linears(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, s
     assert result.weights_bytes_after == sum(numpy_helper.to_array(t).nbytes for t in written.graph.initializer)
 
 
-def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, seed: int) -> None:
-    """Tensor scales are amax / 2688, or 0, so computed at run time, where nothing is known of the range; the op's
-    reference agrees with ONNX Runtime."""
+@pytest.mark.parametrize("scale_search", [0, 1, 2])
+def test_4_bit_activations(
+    model_and_graph: tuple[onnx.ModelProto, Graph], loaded: Load, seed: int, scale_search: int
+) -> None:
+    """Tensor scales are amax / 2688, with a search of block scales amax / 1536, or 0, so computed at run time, where
+    nothing is known of the range; the op's reference agrees with ONNX Runtime."""
     source = loaded(model_and_graph[0])
     plan = plan_all(source, calibrated=True, kinds=("gated_mlp",))
+    plan = replace(plan, recipe=str(recipes.Recipe(scale_search=scale_search)))
+    largest = 1536 if scale_search else 2688
     amax = {name: 3.5 + i for i, name in enumerate(calibration_tensors(plan))}
     for statistics, scales in (
-        (Statistics(amax, 1), [3.5 / 2688, 4.5 / 2688]),
+        (Statistics(amax, 1), [3.5 / largest, 4.5 / largest]),
         (Statistics(dict.fromkeys(amax, 0.0), 1), [0.0, 0.0]),
         (Statistics(dict.fromkeys(amax, 1e-43), 1), [0.0, 0.0]),
         (None, [0.0, 0.0]),
@@ -90,6 +97,7 @@ def test_4_bit_activations(model_and_graph: tuple[onnx.ModelProto, Graph], loade
         operands = [torch.from_numpy(np.array(tensors[name])) for name in node.input[1:]]
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         assert attributes["static_scales"] == int(all(scales))
+        assert attributes["scale_search"] == scale_search
         expected = OPS["NVFP4GatedMLP"].reference(torch.from_numpy(x), *operands, **attributes)
         found = run(written, x)[1]
         # A value on the edge between two FP4 values may fall to either side.

@@ -74,21 +74,40 @@ class Quantized:
         return _E2M1[self.codes] * scales * np.float64(self.tensor_scale)
 
 
-def quantize(x: npt.NDArray[np.float32], tensor_scale: float = 0.0) -> Quantized:
-    """torchao's two-level path, in float32, each step rounded to nearest."""
+def quantize(x: npt.NDArray[np.float32], tensor_scale: float = 0.0, scale_search: int = 0) -> Quantized:
+    """torchao's two-level path, in float32, each step rounded to nearest, with the best of the block scales that
+    `scale_search` names."""
     f = np.float32
     blocks = x.astype(f).reshape(x.shape[0], x.shape[1] // 16, 16)
     s_t = f(tensor_scale)
     if s_t == 0:
         amax = f(np.abs(blocks).max()) if blocks.size else f(0)
-        s_t = max(amax / f(2688), f(2.0**-126))
-    unrounded = np.minimum(np.abs(blocks).max(-1) / f(6) / s_t, f(448))
-    s_b = unrounded.astype(ml_dtypes.float8_e4m3fn)
+        s_t = max(amax / f(1536 if scale_search else 2688), f(2.0**-126))
+    amax = np.abs(blocks).max(-1)
+    s_b = np.minimum(amax / f(6) / s_t, f(448)).astype(ml_dtypes.float8_e4m3fn)
+    first = s_b.view(np.uint8).astype(np.int32)
+    candidates = {0: [first], 2: [np.clip(first + step, 1, 126) for step in (0, -1, 4, 5)]}
+    quarter = np.minimum(amax / f(4) / s_t, f(448)).astype(ml_dtypes.float8_e4m3fn)
+    candidates[1] = [first, quarter.view(np.uint8).astype(np.int32)]
+    losses = [_loss(blocks, s_t, code) for code in candidates[scale_search]]
+    best = np.choose(np.argmin(losses, 0), candidates[scale_search])
+    s_b = np.where((first > 0) & (first < 126), best, first).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scaled = blocks * (f(1) / s_t / s_b.astype(f))[..., None]
     codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     codes[s_b == 0] = 0
     return Quantized(codes.reshape(x.shape), s_b.view(np.uint8), s_t)
+
+
+def _loss(blocks: npt.NDArray[np.float32], s_t: np.float32, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Squared errors in whole 512ths of an E2M1 unit, summed as integers, by the scale's square in float32."""
+    f = np.float32
+    scales = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(f)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scaled = np.abs(blocks) * np.minimum(f(1) / s_t / scales, np.finfo(f).max)[..., None]
+        errors = np.abs(scaled - np.clip(scaled, 0, 6).astype(ml_dtypes.float4_e2m1fn).astype(f))
+        steps = np.rint(np.minimum(errors * f(512), 1023)).astype(np.int64)
+    return (steps**2).sum(-1).astype(f) * scales**2
 
 
 def activate(x: Array, activation: int) -> Array:

@@ -119,9 +119,9 @@ def identity_down(case: Case, i: int, first: int) -> None:
     case.inputs[first + 3] = torch.zeros_like(case.inputs[first + 3])
 
 
-def check_hidden(y: torch.Tensor, hidden: Array, scale: float) -> None:
+def check_hidden(y: torch.Tensor, hidden: Array, scale: float, scale_search: int = 0) -> None:
     """NVFP4 bit by bit, except where the sum lies within float32's error of a rounding boundary."""
-    expected = quantize(hidden.astype(np.float32), scale).values
+    expected = quantize(hidden.astype(np.float32), scale, scale_search).values
     error = np.abs(float64(y) - expected)
     close = error <= torch.finfo(torch.float16).eps * np.abs(expected) + 1e-7
     assert close.mean() > 0.995
@@ -129,7 +129,7 @@ def check_hidden(y: torch.Tensor, hidden: Array, scale: float) -> None:
 
 
 @EVERY_GEMM
-@pytest.mark.parametrize("hidden_scale", [0.0, 2.0**-7])
+@pytest.mark.parametrize(("hidden_scale", "scale_search"), [(0.0, 0), (2.0**-7, 0), (0.0, 1), (2.0**-7, 2)])
 @pytest.mark.parametrize(("m", "k", "i", "activation"), [(5, 64, 32, 7), (131, 96, 160, 3)])
 def test_hidden_values_of_a_gated_mlp(
     emulated: PluginHost,
@@ -140,21 +140,28 @@ def test_hidden_values_of_a_gated_mlp(
     i: int,
     activation: int,
     hidden_scale: float,
+    scale_search: int,
 ) -> None:
     case = op_inputs.gated_mlp(np.random.default_rng(seed), m, k, i, i, torch.float16)
     identity_down(case, i, 5)
     case.inputs[-1] = torch.tensor(hidden_scale)
-    attributes = {"activation": activation, "quantize_activations": 1, "alpha": 1.5, "limit": 2.0}
-    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    attributes = {
+        "activation": activation,
+        "quantize_activations": 1,
+        "scale_search": scale_search,
+        "alpha": 1.5,
+        "limit": 2.0,
+    }
+    x = quantize(float64(case.inputs[0]).astype(np.float32), 0, scale_search).values
     pre = x @ case.weights[0].values.T + float64(case.inputs[4])
     hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 1.5, 2.0)
     for tactic in tactics(emulated_gpu):
         (y,) = run(emulated, "NVFP4GatedMLP", case.inputs, attributes, tactic, again=m < LARGE)
-        check_hidden(y, hidden, hidden_scale)
+        check_hidden(y, hidden, hidden_scale, scale_search)
 
 
 @BOTH_FAMILIES
-@pytest.mark.parametrize("hidden_scale", [0.0, 2.0**-7])
+@pytest.mark.parametrize(("hidden_scale", "scale_search"), [(0.0, 2), (2.0**-7, 0)])
 @pytest.mark.parametrize(("m", "k", "i", "activation"), [(3, 64, 32, 4), (130, 96, 160, 2)])
 def test_hidden_values_of_a_plain_mlp(
     emulated: PluginHost,
@@ -165,16 +172,24 @@ def test_hidden_values_of_a_plain_mlp(
     i: int,
     activation: int,
     hidden_scale: float,
+    scale_search: int,
 ) -> None:
     case = op_inputs.persistent_mlp(np.random.default_rng(seed), 1, m, k, i, i, torch.float16, gated=0)
     identity_down(case, i, 6)
     case.inputs[-1] = torch.tensor([hidden_scale])
-    attributes = {"activation": activation, "quantize_activations": 1, "gated": 0, "norm": 0, "residual": 0}
-    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    attributes = {
+        "activation": activation,
+        "quantize_activations": 1,
+        "scale_search": scale_search,
+        "gated": 0,
+        "norm": 0,
+        "residual": 0,
+    }
+    x = quantize(float64(case.inputs[0]).astype(np.float32), 0, scale_search).values
     hidden = activate(x @ case.weights[0].values[0].T + float64(case.inputs[5])[0], activation)
     for tactic in tactics(emulated_gpu):
         (y,) = run(emulated, "NVFP4PersistentMLP", case.inputs, attributes, tactic, again=m < LARGE)
-        check_hidden(y, hidden, hidden_scale)
+        check_hidden(y, hidden, hidden_scale, scale_search)
 
 
 @BOTH_FAMILIES

@@ -71,8 +71,10 @@ def test_skewed_routing(emulated: PluginHost, emulated_gpu: Gpu, seed: int, monk
 
 
 @BOTH_FAMILIES
-@pytest.mark.parametrize(("gated", "hidden_scale"), [(0, 2.0**-7), (1, 0.0)])
-def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int, hidden_scale: float) -> None:
+@pytest.mark.parametrize(("gated", "hidden_scale", "scale_search"), [(0, 2.0**-7, 0), (1, 0.0, 2)])
+def test_hidden_values(
+    emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: int, hidden_scale: float, scale_search: int
+) -> None:
     """Bit by bit, as the down GEMM reads them, through experts whose down projection is the identity."""
     m, i, activation = 131, 96, int(Activation.SILU)
     case = op_inputs.moe(np.random.default_rng(seed), m, i, i, 3, torch.float16, gated=gated)
@@ -80,12 +82,13 @@ def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated
     case.inputs[2][:] = torch.tensor([1.0, 1, -9])
     case.inputs[-1] = torch.tensor(hidden_scale)
     attributes = {"top_k": 1, "scoring": 2, "gated": gated, "activation": activation, "quantize_activations": 1}
+    attributes["scale_search"] = scale_search
     (y,) = run(emulated, "NVFP4MoE", case.inputs, attributes, W4A4)
     chosen = (case.inputs[1] + case.inputs[2]).argmax(-1).numpy()
-    x = quantize(float64(case.inputs[0]).astype(np.float32)).values
+    x = quantize(float64(case.inputs[0]).astype(np.float32), 0, scale_search).values
     pre = np.einsum("mk,mnk->mn", x, case.weights[0].values[chosen]) + float64(case.inputs[6])[chosen]
     hidden = gated_activate(pre[:, 0::2], pre[:, 1::2], activation, 0, 0) if gated else activate(pre, activation)
-    check_hidden(y, hidden, hidden_scale)
+    check_hidden(y, hidden, hidden_scale, scale_search)
 
 
 @ONE_GPU

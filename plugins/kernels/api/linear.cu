@@ -17,7 +17,7 @@ struct LinearWorkspace {
     LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) : size(w4a16::workspace_bytes(args)) {
         if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
-        if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k);
+        if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k, args.scale_search);
         if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.n));
         size = std::max(workspace.size(), size);
     }
@@ -69,6 +69,7 @@ TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Linear", args->m));
     TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4Linear: N", args->n));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Linear: K", args->k));
+    TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4Linear", args->scale_search));
     return require_activation("NVFP4Linear", args->activation, false);
 }
 

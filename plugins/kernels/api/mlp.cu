@@ -29,8 +29,8 @@ struct MlpWorkspace {
             hidden = workspace.take<uint8_t>(args.m * args.intermediate * (args.quantize_activations ? 4 : element));
         }
         if (args.quantize_activations) {
-            quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in);
-            quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate);
+            quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in, args.scale_search);
+            quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate, args.scale_search);
             if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.hidden_out));
         }
         size = std::max(workspace.size(), size);
@@ -177,6 +177,7 @@ TrtNvfp4Status validate(TrtNvfp4MlpArgs const* args) {
                             "NVFP4 MLP: several layers or a residual need as many outputs as inputs, there are " +
                                 std::to_string(args->hidden_out) + " and " + std::to_string(args->hidden_in));
     }
+    TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4 MLP", args->scale_search));
     return require_activation("NVFP4 MLP", args->activation, args->gated != 0);
 }
 

@@ -30,15 +30,15 @@ struct MoeWorkspace {
         activated = workspace.take<uint8_t>(pairs * args.intermediate * hidden_element);
         outputs = workspace.take<float>(pairs * args.hidden);
         if (args.quantize_activations) {
-            quantized_rows = take_nvfp4_matrix(workspace, pairs, args.hidden);
-            quantized_hidden = take_nvfp4_matrix(workspace, pairs, args.intermediate);
+            quantized_rows = take_nvfp4_matrix(workspace, pairs, args.hidden, args.scale_search);
+            quantized_hidden = take_nvfp4_matrix(workspace, pairs, args.intermediate, args.scale_search);
         }
         if (args.shared) {
             shared_hidden = workspace.take<uint8_t>(args.m * args.shared_intermediate * hidden_element);
             shared = workspace.take<float>(args.m * args.hidden);
             if (args.quantize_activations) {
-                shared_input = take_nvfp4_matrix(workspace, args.m, args.hidden);
-                quantized_shared = take_nvfp4_matrix(workspace, args.m, args.shared_intermediate);
+                shared_input = take_nvfp4_matrix(workspace, args.m, args.hidden, args.scale_search);
+                quantized_shared = take_nvfp4_matrix(workspace, args.m, args.shared_intermediate, args.scale_search);
             }
         }
         size = workspace.size();
@@ -123,6 +123,7 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
 
 TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4MoE: no arguments"));
+    TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4MoE", args->scale_search));
     return require_moe("NVFP4MoE", *args);
 }
 

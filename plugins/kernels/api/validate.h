@@ -40,6 +40,12 @@ inline TrtNvfp4Status require_activation(char const* op, TrtNvfp4Activation acti
                                                         std::to_string(static_cast<int>(activation)));
 }
 
+inline TrtNvfp4Status require_scale_search(char const* op, int32_t scale_search) {
+    if (scale_search >= 0 && scale_search <= 2) return TRT_NVFP4_SUCCESS;
+    return record_error(TRT_NVFP4_INVALID_ARGUMENT,
+                        std::string(op) + ": scale_search must be 0 to 2, it is " + std::to_string(scale_search));
+}
+
 inline TrtNvfp4Status require_workspace(char const* op, size_t needed, size_t given) {
     if (given >= needed) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_INVALID_ARGUMENT, std::string(op) + ": the workspace holds " + std::to_string(given) +

@@ -32,19 +32,19 @@ struct Layout {
         jobs = most_jobs(pairs, args.experts, kW4a4ExpertRows);
         routed = {args.up,   args.down,     args.experts, args.intermediate, jobs * kW4a4ExpertRows,
                   plan.jobs, plan.job_count};
-        take(workspace, args.hidden, pairs, routed);
+        take(workspace, args, pairs, routed);
         if (args.shared) {
             shared = {args.shared_up, args.shared_down, 1, args.shared_intermediate, args.m, nullptr, nullptr};
-            take(workspace, args.hidden, args.m, shared);
+            take(workspace, args, args.m, shared);
         }
         size = workspace.size();
     }
 
  private:
-    static void take(Workspace& workspace, int64_t hidden, int64_t outputs, Experts& experts) {
-        experts.input = take_nvfp4_matrix(workspace, experts.rows, hidden);
-        experts.hidden = take_nvfp4_matrix(workspace, experts.rows, experts.intermediate);
-        experts.sums = workspace.take<float>(outputs * hidden);
+    static void take(Workspace& workspace, TrtNvfp4MoeArgs const& args, int64_t outputs, Experts& experts) {
+        experts.input = take_nvfp4_matrix(workspace, experts.rows, args.hidden, args.scale_search);
+        experts.hidden = take_nvfp4_matrix(workspace, experts.rows, experts.intermediate, args.scale_search);
+        experts.sums = workspace.take<float>(outputs * args.hidden);
     }
 };
 

@@ -86,7 +86,8 @@ __device__ __forceinline__ void load_row(FusedQuantizeArgs<T> const& args, int64
     __syncthreads();
 }
 
-template <typename T>
+// Without a search the kernel needs fewer registers.
+template <typename T, bool kSearch>
 __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
     __grid_constant__ FusedQuantizeArgs<T> const args) {
     extern __shared__ __align__(16) uint8_t fused_quantize_row[];
@@ -112,7 +113,7 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
         for (int64_t i = threadIdx.x; i < args.m; i += kFusedQuantizeThreads) amax = max(amax, args.out.amax_bits[i]);
         amax = block_max(amax);
     }
-    float const tensor_scale = resolve_tensor_scale(given, &amax);
+    float const tensor_scale = resolve_tensor_scale(given, &amax, args.out.scale_search);
     if (row == 0 && threadIdx.x == 0) *args.out.tensor_scale = tensor_scale;
     if (row >= round_up(args.m, 128)) return;
     int const blocks_padded = static_cast<int>(padded_blocks(args.k));
@@ -127,7 +128,10 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
         uint32_t block_amax = 0;
 #pragma unroll
         for (float const value : sixteen) block_amax = max(block_amax, ptx::magnitude_bits(value));
-        BlockQuantizer const quantizer(block_amax, tensor_scale);
+        BlockQuantizer quantizer(block_amax, tensor_scale);
+        if constexpr (kSearch) {
+            quantizer.search<1, kBlock>(sixteen, block_amax, tensor_scale, args.out.scale_search);
+        }
         // Anew: few registers outlive the calls that divisions are.
         asm volatile("" ::: "memory");
         load_block(sixteen, values + block * kBlock);
@@ -141,8 +145,9 @@ template <typename T>
 TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, bool static_scale, cudaStream_t stream) {
     // At least one block: the tensor scale is an output of an empty matrix too.
     auto const rows = static_cast<unsigned>(std::max<int64_t>(round_up(args.m, 128), 1));
+    auto const kernel = args.out.scale_search == 0 ? fused_quantize<T, false> : fused_quantize<T, true>;
     for (args.second = false;; args.second = true) {
-        TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(fused_quantize<T>, rows, kFusedQuantizeThreads,
+        TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(kernel, rows, kFusedQuantizeThreads,
                                                 static_cast<size_t>(args.k) * sizeof(T), false, stream,
                                                 "fused_quantize", args));
         if (static_scale || args.second) return TRT_NVFP4_SUCCESS;

@@ -18,7 +18,8 @@ struct Nvfp4Matrix {
     uint8_t* packed;
     uint8_t* block_scales;
     float* tensor_scale;
-    uint32_t* amax_bits;  // [rows, at least 1]; scratch of the quantization
+    uint32_t* amax_bits;   // [rows, at least 1]; scratch of the quantization
+    int32_t scale_search;  // which block scales the quantization tries
 
     Nvfp4Rows rows() const { return {packed, block_scales, tensor_scale}; }
 };
@@ -30,12 +31,13 @@ inline Nvfp4Rows weight_rows(TrtNvfp4Weight const& weight, int64_t rows, int64_t
             weight.tensor_scale + layer};
 }
 
-inline Nvfp4Matrix take_nvfp4_matrix(Workspace& workspace, int64_t m, int64_t k) {
+inline Nvfp4Matrix take_nvfp4_matrix(Workspace& workspace, int64_t m, int64_t k, int32_t scale_search) {
     Nvfp4Matrix matrix{};
     matrix.packed = workspace.take<uint8_t>(m * k / 2);
     matrix.block_scales = workspace.take<uint8_t>(scale_bytes(m, k));
     matrix.tensor_scale = workspace.take<float>(1);
     matrix.amax_bits = workspace.take<uint32_t>(std::max<int64_t>(m, 1));
+    matrix.scale_search = scale_search;
     return matrix;
 }
 

@@ -2,16 +2,18 @@
 // two-level path, so that codes match bit by bit.
 #pragma once
 
-#include "formats/scale_layout.cuh"
+#include "formats/nvfp4_matrix.cuh"
+#include "formats/scale_search.cuh"
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
 
 namespace trt_nvfp4 {
 
-// The given tensor scale, or amax / (6 * 448) where that is 0; never subnormal.
-__device__ __forceinline__ float resolve_tensor_scale(float given, uint32_t const* amax_bits) {
+// The given tensor scale, or amax / (6 * 448) where that is 0, or where block scales are searched, and may rise, amax /
+// (6 * 256); never subnormal.
+__device__ __forceinline__ float resolve_tensor_scale(float given, uint32_t const* amax_bits, int32_t scale_search) {
     if (given != 0.0f) return given;
-    float const computed = __fdiv_rn(__uint_as_float(*amax_bits), 2688.0f);
+    float const computed = __fdiv_rn(__uint_as_float(*amax_bits), scale_search == 0 ? 2688.0f : 1536.0f);
     return computed < 0x1p-126f ? 0x1p-126f : computed;
 }
 
@@ -21,8 +23,15 @@ struct BlockQuantizer {
 
     __device__ __forceinline__ BlockQuantizer(uint32_t amax_bits, float tensor_scale) {
         block_scale = ptx::e4m3_encode(__fdiv_rn(__fdiv_rn(__uint_as_float(amax_bits), 6.0f), tensor_scale));
-        float const scale = ptx::e4m3_decode_unsigned(block_scale);
-        inverse = scale == 0.0f ? 0.0f : __fdiv_rn(__frcp_rn(tensor_scale), scale);
+        inverse = inverse_scale(ptx::e4m3_decode_unsigned(block_scale), tensor_scale);
+    }
+
+    // Moves on to the best scale; see search_scale.
+    template <int kLanes, int kValues>
+    __device__ __forceinline__ void search(float const* values, uint32_t amax_bits, float tensor_scale,
+                                           int32_t scale_search) {
+        block_scale = search_scale<kLanes, kValues>(values, amax_bits, tensor_scale, block_scale, scale_search);
+        inverse = inverse_scale(ptx::e4m3_decode_unsigned(block_scale), tensor_scale);
     }
 
     // Two codes, `low` in the low nibble.

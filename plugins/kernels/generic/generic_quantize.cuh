@@ -15,7 +15,7 @@ constexpr int kQuantizeThreads = 256;
 template <typename T>
 __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x, int64_t m, int64_t k,
                                                                      float const* given_scale, Nvfp4Matrix out) {
-    float const tensor_scale = resolve_tensor_scale(*given_scale, out.amax_bits);
+    float const tensor_scale = resolve_tensor_scale(*given_scale, out.amax_bits, out.scale_search);
     int64_t const blocks_padded = padded_blocks(k);
     int64_t const index = int64_t{blockIdx.x} * kQuantizeThreads + threadIdx.x;
     if (index == 0) *out.tensor_scale = tensor_scale;
@@ -37,7 +37,8 @@ __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x,
         values[i] = ptx::to_float(source[i]);
         amax_bits = max(amax_bits, ptx::magnitude_bits(values[i]));
     }
-    BlockQuantizer const quantizer(amax_bits, tensor_scale);
+    BlockQuantizer quantizer(amax_bits, tensor_scale);
+    if (out.scale_search != 0) quantizer.search<1, kBlock>(values, amax_bits, tensor_scale, out.scale_search);
     *block_scale = quantizer.block_scale;
     *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = quantizer.encode(values);
 }

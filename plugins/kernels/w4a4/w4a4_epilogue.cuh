@@ -136,7 +136,8 @@ struct HiddenOutput {
             if (threadIdx.x % 32 == 0) atomicMax(gemm.hidden.amax_bits, largest);
             return;
         }
-        float const tensor_scale = resolve_tensor_scale(*gemm.hidden_scale, gemm.hidden.amax_bits);
+        float const tensor_scale =
+            resolve_tensor_scale(*gemm.hidden_scale, gemm.hidden.amax_bits, gemm.hidden.scale_search);
         int64_t const block0 = column0 / kColumns * kBlocks;
         if (row == 0 && block0 == 0 && lane == 0) *gemm.hidden.tensor_scale = tensor_scale;
 #pragma unroll
@@ -163,7 +164,11 @@ struct HiddenOutput {
         for (int offset = 1; offset < kLanes; offset *= 2) {
             amax_bits = max(amax_bits, __shfl_xor_sync(0xffffffffu, amax_bits, offset));
         }
-        BlockQuantizer const quantizer(amax_bits, tensor_scale);
+        BlockQuantizer quantizer(amax_bits, tensor_scale);
+        int32_t const scale_search = gemm.hidden.scale_search;
+        if (scale_search != 0) {
+            quantizer.search<kLanes, kValues>(values, amax_bits, tensor_scale, scale_search);
+        }
         uint2 codes = make_uint2(0u, 0u);
 #pragma unroll
         for (int i = 0; i < kValues; i += kNeighbours) {

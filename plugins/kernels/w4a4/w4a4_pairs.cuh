@@ -13,7 +13,9 @@ struct Nvfp4PairRows {
     float const* given_scale;
     Nvfp4Matrix out;
 
-    __device__ __forceinline__ float scale() const { return resolve_tensor_scale(*given_scale, out.amax_bits); }
+    __device__ __forceinline__ float scale() const {
+        return resolve_tensor_scale(*given_scale, out.amax_bits, out.scale_search);
+    }
     __device__ __forceinline__ void keep(float scale) const { *out.tensor_scale = scale; }
     __device__ __forceinline__ static int blocks(int64_t hidden) { return static_cast<int>(padded_blocks(hidden)); }
 
@@ -30,7 +32,8 @@ struct Nvfp4PairRows {
         uint32_t amax_bits = 0;
 #pragma unroll
         for (float const value : values) amax_bits = max(amax_bits, ptx::magnitude_bits(value));
-        BlockQuantizer const quantizer(amax_bits, tensor_scale);
+        BlockQuantizer quantizer(amax_bits, tensor_scale);
+        if (out.scale_search != 0) quantizer.search<1, kBlock>(values, amax_bits, tensor_scale, out.scale_search);
         *block_scale = quantizer.block_scale;
         *reinterpret_cast<uint2*>(out.packed + (row * input.hidden + block * kBlock) / 2) = quantizer.encode(values);
     }

@@ -19,6 +19,15 @@ def test_parts_may_come_in_any_order(parts: list[str]) -> None:
     assert recipe.for_16_bit_activations().needs == {"block_gram", "hessian"}
 
 
+@pytest.mark.parametrize(("name", "search"), [("activation-four-over-six", 1), ("activation-sweep", 2)])
+def test_scales_of_activations_concern_no_weight(name: str, search: int) -> None:
+    recipe = recipes.parse(f"{name}+mse")
+    assert str(recipe) == f"mse+{name}"
+    assert recipe.scale_search == search
+    assert recipe.needs == set()
+    assert recipe.for_16_bit_activations() == recipe.for_weights() == recipes.parse("mse")
+
+
 def test_what_recipes_need() -> None:
     for name in ("max", "four-over-six", "mse"):
         assert recipes.parse(name).needs == set()
@@ -33,6 +42,7 @@ def test_what_recipes_need() -> None:
         ("mse+gtpq", "unknown part 'gtpq'; did you mean 'gptq'"),
         ("mse+max", "mse and max both choose the block scales"),
         ("mse+mse", "'mse' is named twice"),
+        ("mse+activation-sweep+activation-four-over-six", "both choose the block scales of activations"),
         ("mse+activation-order", r"'activation-order' is an option of gptq; add \+gptq"),
         ("MSE", "unknown part 'MSE'"),
     ],
