@@ -46,31 +46,25 @@ RECIPES = (
     "local-hessian+gptq+awq+activation-sweep",
     "local-hessian+gptq+quantized-inputs+activation-sweep",
 )
-# No weight quantized; by `scale_search`.
-ACTIVATIONS_ALONE = (
-    "activations alone (W16A4)",
-    "activations alone, four over six",
-    "activations alone, sweep",
-)
 
 
-def measure(name: str, spellings: list[str], known: dict[str, Any], save: Callable[[], None]) -> None:
+def measure(
+    name: str, spellings: list[str], known: dict[str, Any], save: Callable[[], None], device: str = "cpu"
+) -> None:
     """Adds to `known` the metrics of the original and of every recipe, and the seconds that quantizing took."""
     parsed = {spelling: recipes.parse(spelling) for spelling in spellings}
-    subject = SUBJECTS[name]()
+    subject = SUBJECTS[name](device)
     known["original"] = subject.evaluate()
     known["quantized_weights"] = sum(site.weight.numel() for site in subject.sites)
     statistics = input_statistics(subject, frozenset().union(*(recipe.needs for recipe in parsed.values())))
-    for scale_search, label in enumerate(ACTIVATIONS_ALONE):
-        if label not in known:
-            with quantized_activations(subject, statistics, scale_search):
-                known[label] = subject.evaluate()
-            save()
+    if "activations alone (W16A4)" not in known:
+        with quantized_activations(subject, statistics):
+            known["activations alone (W16A4)"] = subject.evaluate()
     rows = known.setdefault("recipes", {})
 
     def quantize(recipe: recipes.Recipe, w4a4: bool) -> tuple[Metrics, float]:
         """Metrics, and seconds of one thread that scaling and rounding took."""
-        subject = SUBJECTS[name]()
+        subject = SUBJECTS[name](device)
         started = time.process_time()
         folded = fold(subject, recipe, statistics)
         for site in subject.sites:
@@ -92,6 +86,8 @@ def measure(name: str, spellings: list[str], known: dict[str, Any], save: Callab
         known_w4a16 = rows.get(str(weights_only)) if weights_only != recipe else None
         w4a16 = known_w4a16["W4A16"] if known_w4a16 else quantize(weights_only, False)[0]
         w4a4, seconds = quantize(recipe, True)
+        if recipe.for_weights() != recipe and str(recipe.for_weights()) in rows:  # the same weights, of one time
+            seconds = rows[str(recipe.for_weights())]["seconds"]
         rows[spelling] = {"W4A16": w4a16, "W4A4": w4a4, "seconds": seconds}
         save()
         print(f"{name:10} {spelling:40} W4A16 {_shown(w4a16)}  W4A4 {_shown(w4a4)}  {seconds:.1f} s", flush=True)
@@ -145,6 +141,7 @@ def main() -> None:
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="cpu", help="where the models run; times are those of a CPU")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {"subjects": {}}
@@ -158,7 +155,7 @@ def main() -> None:
             partial.write_text(json.dumps(results, indent=1) + "\n")
 
     for name in arguments.subjects:
-        measure(name, arguments.recipes, results["subjects"].setdefault(name, {}), save)
+        measure(name, arguments.recipes, results["subjects"].setdefault(name, {}), save, arguments.device)
     save()
     if set(SUBJECTS) == set(results["subjects"]):
         print("\n".join(table(results)))

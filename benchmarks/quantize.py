@@ -1,7 +1,9 @@
 """NVFP4Quantize (residual, RMSNorm and quantization in one pass) against the same under torch.compile.
 
     python benchmarks/quantize.py [--out benchmarks/results/quantize.json]
+    python benchmarks/quantize.py --searches [--out benchmarks/results/quantize_searches.json]
 
+The second form times the plugin alone, by `scale_search`.
 Needs a GPU. The fraction counts x, residual, r, codes and scales once each, against the read bandwidth measured in
 the run.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,18 +95,64 @@ def bench(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth
     }
 
 
+def bench_searches(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth: float) -> dict[str, Any]:
+    """One shape: block scales by amax, the best of two and the best of four."""
+    copies = max(2, min(64, COLD_BYTES // (m * k * 4)))
+    sets = [
+        [
+            *(torch.randn(m, k, device="cuda").half() for _ in range(2)),
+            torch.ones(k, device="cuda").half(),
+            torch.tensor(scale, device="cuda"),
+        ]
+        for _ in range(copies)
+    ]
+    with ExitStack() as stack:
+
+        def contestant(scale_search: int) -> Callable[[], None]:
+            attributes = {**ATTRIBUTES, "scale_search": scale_search}
+            session = stack.enter_context(host.session("NVFP4Quantize", sets[0], attributes))
+            workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
+            types = (torch.int8, torch.int8, torch.float32, torch.float16)
+            shapes = session.output_shapes(sets[0])
+            outputs = [torch.empty(s, dtype=t, device="cuda") for s, t in zip(shapes, types, strict=True)]
+
+            def work() -> None:
+                for each in sets:
+                    session.enqueue(each, outputs, workspace)
+
+            return work
+
+        contestants = {str(scale_search): contestant(scale_search) for scale_search in (0, 1, 2)}
+        timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, copies))
+    bytes_moved = m * k * (3 * 2 + 0.5 + 1 / 16)
+    fractions = {name: bytes_moved / timing.median_us * 1e6 / bandwidth for name, timing in timings.items()}
+    shown = ", ".join(f"{name}: {timings[name].median_us:.2f} us, {fractions[name]:.0%}" for name in timings)
+    print(f"m={m} k={k} scale {'given' if scale else 'found'}: {shown}", flush=True)
+    return {
+        "m": m,
+        "k": k,
+        "scale_given": scale != 0.0,
+        "timings": {name: asdict(timing) for name, timing in timings.items()},
+        "bandwidth_fraction": fractions,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "quantize.json")
+    parser.add_argument("--searches", action="store_true")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    name = "quantize_searches" if arguments.searches else "quantize"
+    out = arguments.out or HERE / "results" / f"{name}.json"
+    work = bench_searches if arguments.searches else bench
     host = plugin_host()
     torch.manual_seed(0)
     bandwidth = read_bandwidth()
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
-    cases = [bench(host, m, k, scale, arguments.rounds, bandwidth) for m, k in SHAPES for scale in (0.01, 0.0)]
+    cases = [work(host, m, k, scale, arguments.rounds, bandwidth) for m, k in SHAPES for scale in (0.01, 0.0)]
     result = {"environment": environment(), "read_bandwidth": bandwidth, "cases": cases}
-    record(arguments.out, result)
+    record(out, result)
 
 
 if __name__ == "__main__":

