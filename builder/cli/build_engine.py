@@ -92,7 +92,8 @@ def build_engine(
         typer.Option(
             help="How weights become NVFP4, parts joined by +. Block scales: mse (the default), max, four-over-six; "
             "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
-            "Channels scaled: awq. docs/calibration.md explains them. Example: local-hessian+gptq",
+            "Channels scaled: awq. W4A4 activations: activation-four-over-six, activation-sweep. "
+            "docs/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
         ),
     ] = None,
