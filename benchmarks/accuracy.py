@@ -106,8 +106,10 @@ def table(results: dict[str, Any]) -> list[str]:
         cells = []
         for name in ("llama", "qwen3_moe", "minilm"):
             for mode in ("W4A16", "W4A4"):
-                found = subjects[name]["recipes"][recipe][mode]
-                if "cosine" in found:
+                found = subjects[name]["recipes"].get(recipe, {}).get(mode)
+                if found is None:
+                    cells.append("not run")
+                elif "cosine" in found:
                     cells.append(f"{found['cosine']:.4f}")
                 else:
                     difference = found["perplexity"] - subjects[name]["original"]["perplexity"]

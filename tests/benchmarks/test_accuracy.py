@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -126,6 +127,19 @@ def test_the_page_shows_the_recorded_run(recorded: dict[str, Any], subjects: Any
         recipe, _, *numbers = row.strip("| ").split(" | ")
         known = cells[f"| {recipe}"]
         assert numbers == [*known[1:3], *known[5:7]], recipe
+
+
+def test_the_page_shows_what_activations_lose(subjects: Any) -> None:
+    """Every remedy; and each search is worth more than its error in both models, with and without quantized weights."""
+    from activations import table
+
+    recorded = json.loads((RESULTS / "activations.json").read_text())
+    assert "\n".join(table(recorded)) in (ROOT / "docs" / "accuracy.md").read_text()
+    for subject in recorded["subjects"].values():
+        for weights in ("W16", "W4"):
+            rows = [subject[weights][label] for label in ("amax", "four over six", "sweep")]
+            for worse, better in itertools.pairwise(rows):
+                assert better["kl"] + better["kl_error"] < worse["kl"]
 
 
 def test_recorded_gap_is_half_closed(recorded: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ from trt_nvfp4.plugins.ops.number_formats import E4M3_VALUES, quantize_blocks
 KERNELS = Path(trt_nvfp4.plugins.__file__).parent / "kernels"
 SOURCE = """
 #include <formats/quantize_block.cuh>
-#include <ptx/element.cuh>
+#include <ptx/extremum.cuh>
+#include <ptx/reduce.cuh>
 using namespace trt_nvfp4;
 template <int kLanes>
 __global__ void search(float const* x, float tensor_scale, int scale_search, unsigned* scales) {
