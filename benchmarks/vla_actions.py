@@ -71,6 +71,11 @@ def measured(expected: list[np.ndarray], found: list[np.ndarray]) -> Mapping[str
     }
 
 
+def change(expected: np.ndarray, noise: np.ndarray) -> float:
+    """How far denoising moves the noise that it starts from, relative to the actions."""
+    return float(np.linalg.norm(expected - noise.astype(np.float32)) / np.linalg.norm(expected))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="narrow")
@@ -96,8 +101,10 @@ def main() -> None:
             run = {"name": name, "decisions": decisions, **measured(expected, actions(built, observations))}
             print(run)
             runs.append(run)
+    changes = [change(a, each["actions"]) for a, each in zip(expected, observations, strict=True)]
     environment = {"command": " ".join(["python", "benchmarks/vla_actions.py", *sys.argv[1:]])}
-    record(given.out, {"environment": environment, "size": given.size, "target": "thor", "runs": runs})
+    result = {"environment": environment, "size": given.size, "target": "thor", "changes": changes, "runs": runs}
+    record(given.out, result)
 
 
 if __name__ == "__main__":

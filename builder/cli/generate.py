@@ -97,7 +97,6 @@ def generate(
         for flag, given, wanted in (
             ("--chat", chat, False),
             ("--stream", stream, False),
-            (f"--runner {runner}", runner != "auto", False),
             ("--image", image, True),
         ):
             if given and of_parts != wanted:
@@ -112,7 +111,7 @@ def generate(
                 if of_parts:
                     from trt_nvfp4.builder.components.pipeline import Pipeline
 
-                    pipeline = stack.enter_context(Pipeline(model, tokenizer))
+                    pipeline = stack.enter_context(Pipeline(model, tokenizer, runner=runner))
                 else:
                     from trt_nvfp4.builder.generate import Generator
 

@@ -11,8 +11,9 @@ import numpy as np
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.components.manifest import FILE, Manifest, Port
 from trt_nvfp4.builder.components.parts import described
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder, decoder_of
+from trt_nvfp4.builder.generate.open import RunnerName
 from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 from trt_nvfp4.builder.tensorrt.bundle import MANIFEST
@@ -54,22 +55,7 @@ class OnnxDevice:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Raises BuilderError (model) for a part that is missing, or not what the manifest says."""
         self.name = f"{folder} (ONNX Runtime)"
-        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
-        for part in manifest.parts:
-            model = model_of(folder, part.name)
-            found = described(part.name, model)
-            for kind, ports, theirs in (
-                ("input", part.inputs, found.inputs),
-                ("output", part.outputs, found.outputs),
-            ):
-                for name in ports.keys() | theirs.keys():
-                    if name not in theirs or name not in ports or not ports[name].takes(theirs[name]):
-                        raise BuilderError(
-                            MODEL_AT_FAULT,
-                            f"{model}: its {kind} {name} is {theirs.get(name, 'missing')}, and {FILE} says "
-                            f"{ports.get(name, 'that there is none')}; build the parts together",
-                        )
-            self._sessions[part.name] = session(model)
+        self._sessions = {name: session(model) for name, model in checked_models(folder, manifest).items()}
 
     def put(self, name: str, array: np.ndarray, port: Port) -> Handle:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
@@ -103,6 +89,23 @@ def numpy_type(port: Port) -> np.dtype[Any]:
     return _NUMPY.get(port.dtype) or np.dtype(port.dtype)
 
 
+def checked_models(folder: Path, manifest: Manifest) -> dict[str, Path]:
+    """The ONNX file of every part. Raises BuilderError (model) for one that is missing, or not as the manifest says."""
+    models = {}
+    for part in manifest.parts:
+        models[part.name] = model = model_of(folder, part.name)
+        found = described(part.name, model)
+        for kind, ports, theirs in (("input", part.inputs, found.inputs), ("output", part.outputs, found.outputs)):
+            for name in ports.keys() | theirs.keys():
+                if name not in theirs or name not in ports or not ports[name].takes(theirs[name]):
+                    raise BuilderError(
+                        MODEL_AT_FAULT,
+                        f"{model}: its {kind} {name} is {theirs.get(name, 'missing')}, and {FILE} says "
+                        f"{ports.get(name, 'that there is none')}; build the parts together",
+                    )
+    return models
+
+
 def model_of(folder: Path, part: str) -> Path:
     """The ONNX file of a part: the rewritten one, or the one in its bundle, or the exported one. Raises BuilderError
     (model) where there is none."""
@@ -127,10 +130,24 @@ def decoder_of_parts(folder: Path) -> Decoder:
     return decoder
 
 
-def open_device(folder: Path, manifest: Manifest) -> Device:
-    """This machine's GPU where every part has an engine there, else the CPU. Raises BuilderError as those do."""
+def open_device(folder: Path, manifest: Manifest, runner: RunnerName = "auto") -> Device:
+    """What `runner` names; auto: this machine's GPU where every part has an engine there, else ONNX Runtime.
+
+    Raises BuilderError as those do, and (usage) for tensorrt where a part has no engine.
+    """
     files = {part.name: _engine_of(folder, part.name) for part in manifest.parts}
-    if local_compute_capability() is None or not all(file.is_file() for file in files.values()):
+    missing = [part for part, file in files.items() if not file.is_file()]
+    if runner == "torch":
+        from trt_nvfp4.builder.components.torch_device import TorchDevice
+
+        return TorchDevice(folder, manifest)
+    if runner == "tensorrt" and missing:
+        raise BuilderError(
+            USAGE,
+            f"--runner tensorrt: {folder}: the part {missing[0]!r} has no engine; build it (build_engine.py of a "
+            "bundle), or leave the option out",
+        )
+    if runner == "onnxruntime" or (runner == "auto" and (missing or local_compute_capability() is None)):
         return OnnxDevice(folder, manifest)
     from trt_nvfp4.builder.components.tensorrt_device import open_engines
 

@@ -20,7 +20,7 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS
 from trt_nvfp4.builder.generate.generator import Generation, Prompt, Result, Timings
 from trt_nvfp4.builder.generate.loop import Finish, generate_ids
-from trt_nvfp4.builder.generate.open import tokenizer_folder
+from trt_nvfp4.builder.generate.open import RunnerName, tokenizer_folder
 from trt_nvfp4.builder.generate.sampling import Sampling
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
 
@@ -31,14 +31,16 @@ class Pipeline:
     >>> with Pipeline("paligemma") as pipeline:
     ...     print(pipeline.generate("describe", images=pixels).generations[0].text)
 
-    `tokenizer`: a folder with tokenizer files; default: `tokenizer/` in the folder. Raises BuilderError: usage for a
-    folder that holds no parts, model for parts that are missing or do not fit each other.
+    `tokenizer`: a folder with tokenizer files; default: `tokenizer/` in the folder. `runner`: "tensorrt" on the GPU of
+    the engines, "onnxruntime" on the CPU, "torch" on any NVIDIA GPU with the plugins, or "auto": TensorRT where every
+    part has an engine, else ONNX Runtime. Raises BuilderError: usage for a folder that holds no parts, model for parts
+    that are missing or do not fit each other.
     """
 
-    def __init__(self, folder: str | Path, tokenizer: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path, tokenizer: str | Path | None = None, *, runner: RunnerName = "auto") -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.load(self.folder)
-        self._device: Device = open_device(self.folder, self.manifest)
+        self._device: Device = open_device(self.folder, self.manifest, runner)
         self._tokenizer_folder = tokenizer_folder(self.folder) if tokenizer is None else Path(tokenizer)
         self._tokenizer: Tokenizer | None = None
         generates = self.manifest.task == "generate"

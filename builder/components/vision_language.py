@@ -16,6 +16,7 @@ from trt_nvfp4.builder.components.parts import TorchPart
 from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision import DEEPSTACK, FEATURES, PIXELS, ImageSize, Vision, vision_of
+from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import (
     DECODER,
     IDS,
@@ -32,6 +33,8 @@ from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
 #: Families in which tokens see others that follow them: all of the prompt, or those of one image.
 GROUPED = {"paligemma": "prompt", "gemma3": "images"}
+#: Tokens of text that a cache holds beside an image, at least: those of the example that chains are compared on.
+LEAST_TEXT = 8
 #: Families that number their first token otherwise than 0.
 FIRST_POSITION = {"paligemma": 1}
 
@@ -77,6 +80,13 @@ def parts_of(
     vision = vision_of(directory, model, size).eval()
     with torch.no_grad():
         features = vision(vision.example)
+    tokens = features[0].shape[1]
+    if tokens + LEAST_TEXT > capacity:
+        raise BuilderError(
+            USAGE,
+            f"--cache-capacity {capacity}: one image of {directory} is {tokens} tokens, which leaves no room for text; "
+            f"name {tokens + LEAST_TEXT} or more, or a smaller --image-size where the model takes one",
+        )
     hidden = features[0].shape[-1]
     names = [f"{DEEPSTACK}.{n}" for n in range(vision.deepstack)]
     outputs = [FEATURES, *(f"{DEEPSTACK}_features.{n}" for n in range(vision.deepstack))]
@@ -102,7 +112,7 @@ def parts_of(
     settings = {
         "image": {
             "token_id": token,
-            "tokens": features[0].shape[1],
+            "tokens": tokens,
             "grid": vision.grid,
             "alone": vision.alone,
             "prompt": described.prompt,

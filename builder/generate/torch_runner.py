@@ -53,7 +53,7 @@ class TorchRunner:
         self.decoder = checked_decoder(read(model), model)
         self.longest_step = self.decoder.capacity
         graph = Graph(model, self._device)
-        plugins = _plugins(graph, on_gpu, progress)
+        plugins = plugins_of(graph, on_gpu, progress)
         self._prefill, self._decode = (Program(graph, plugins, self.decoder.caches) for _ in range(2))
         self._inputs: dict[str, Tensor] = {}
         self._caches: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ class TorchRunner:
         self._caches, self._inputs = {}, {}
 
 
-def _plugins(graph: Graph, on_gpu: bool, progress: Progress | None) -> Callable[[], Plugins]:
+def plugins_of(graph: Graph, on_gpu: bool, progress: Progress | None) -> Callable[[], Plugins]:
     """What makes the operators of plugin nodes; a library is compiled only where the graph has any."""
     if not on_gpu or not graph.plugin_nodes:
         return ReferencePlugins

@@ -1,6 +1,16 @@
 """All standard operators, which the modules of this folder register."""
 
-from . import elementwise, indexing, products, quantized, reductions, shapes
+from . import convolutions, elementwise, indexing, products, quantized, reductions, shapes
 from .registry import OPERATORS, Operator
 
-__all__ = ["OPERATORS", "Operator", "elementwise", "indexing", "products", "quantized", "reductions", "shapes"]
+__all__ = [
+    "OPERATORS",
+    "Operator",
+    "convolutions",
+    "elementwise",
+    "indexing",
+    "products",
+    "quantized",
+    "reductions",
+    "shapes",
+]

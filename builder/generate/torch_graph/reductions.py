@@ -30,7 +30,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 def _register(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
     @operator(name, host=(1,))
     def compute(x: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Tensor:
-        on = [] if axes is None else axes.tolist()
+        on = [] if axes is None else axes.flatten().tolist()
         if not on and noop_with_empty_axes:
             return x
         return function(x, on or list(range(x.dim())), bool(keepdims))

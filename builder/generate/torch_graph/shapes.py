@@ -96,13 +96,13 @@ def split(
 
 @operator("Squeeze", host=(1,))
 def squeeze(x: Tensor, axes: Tensor | None = None) -> Tensor:
-    return x.squeeze() if axes is None else x.squeeze(axes.tolist())
+    return x.squeeze() if axes is None else x.squeeze(axes.flatten().tolist())
 
 
 @operator("Unsqueeze", host=(1,))
 def unsqueeze(x: Tensor, axes: Tensor) -> Tensor:
     rank = x.dim() + axes.numel()
-    for axis in sorted(axis % rank for axis in axes.tolist()):
+    for axis in sorted(axis % rank for axis in axes.flatten().tolist()):
         x = x.unsqueeze(axis)
     return x
 

@@ -129,6 +129,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "image_token_index": IMAGE,
         },
     ),
+    "llava_onevision": (
+        "LlavaOnevisionForConditionalGeneration",
+        "LlavaOnevisionConfig",
+        {
+            "vision_config": _SIGLIP,
+            "text_config": {"model_type": "qwen2", **_TEXT},
+            "image_token_index": IMAGE,
+            "video_token_index": 118,
+            "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
+        },
+    ),
     "qwen2_5_vl": (
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen2_5_VLConfig",
@@ -165,6 +176,24 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "marian": ("MarianMTModel", "MarianConfig", {**_BART, "max_position_embeddings": 64}),
     "bart": ("BartForConditionalGeneration", "BartConfig", {**_BART, "max_position_embeddings": 64}),
+    "trocr": (
+        "VisionEncoderDecoderModel",
+        "VisionEncoderDecoderConfig",
+        {
+            "encoder": {"model_type": "vit", **_VISION},
+            "decoder": {
+                "model_type": "mbart",
+                **_BART,
+                "max_position_embeddings": 64,
+                "is_decoder": True,
+                "is_encoder_decoder": False,
+                "add_cross_attention": True,
+            },
+            "decoder_start_token_id": 0,
+            "pad_token_id": 0,
+            "eos_token_id": 2,
+        },
+    ),
     "whisper": (
         "WhisperForConditionalGeneration",
         "WhisperConfig",

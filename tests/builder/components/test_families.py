@@ -51,7 +51,7 @@ def test_the_chain_computes_what_the_model_does(name: str, tmp_path: Path, seed:
     assert relative_error(expected, computed_by(tmp_path / "parts", manifest, source.example, expected)) < 1e-4
     prompts = [list(prompt) for prompt in source.example.prompts]
     with Pipeline(tmp_path / "parts") as pipeline:
-        result = pipeline.generate(**given(name, source, prompts), max_new_tokens=NEW_TOKENS, stop=[IMAGE])
+        result = pipeline.generate(**given(source, prompts), max_new_tokens=NEW_TOKENS, stop=[IMAGE])
     assert len(result.generations) == len(prompts)
     assert source.example.logits is not None
     for number, generation in enumerate(result.generations):
@@ -62,15 +62,21 @@ def test_the_chain_computes_what_the_model_does(name: str, tmp_path: Path, seed:
             # Nearly equal logits may change places.
             assert token == row.argmax() or row[token] > row.max() - 1e-4 * np.abs(row).max()
             tokens.append(token)
+    if name in ("paligemma", "trocr"):
+        with Pipeline(tmp_path / "parts", runner="torch") as pipeline:
+            again = pipeline.generate(**given(source, prompts), max_new_tokens=NEW_TOKENS, stop=[IMAGE])
+        assert [each.token_ids for each in again.generations] == [each.token_ids for each in result.generations]
     if hasattr(model, "generation_config") and "image" in manifest.settings:
         assert all(IMAGE in generation.prompt_ids for generation in result.generations)
 
 
-def given(name: str, source: Source, prompts: list[list[int]]) -> dict[str, Any]:
+def given(source: Source, prompts: list[list[int]]) -> dict[str, Any]:
     inputs = source.example.inputs
-    if "pixel_values" in inputs:
+    if "image" in source.settings:
         pixels = inputs["pixel_values"]
-        return {"prompts": prompts, "images": pixels[None] if name.startswith("qwen") else pixels}
+        return {"prompts": prompts, "images": pixels[None] if source.settings["image"]["alone"] else pixels}
+    if "pixel_values" in inputs:
+        return {"images": inputs["pixel_values"], "start_tokens": prompts[1]}
     if "input_features" in inputs:
         return {"sound": inputs["input_features"], "start_tokens": prompts[1]}
     lengths = inputs["attention_mask"].sum(1)
@@ -135,6 +141,16 @@ def test_a_size_that_patches_do_not_fill(tmp_path: Path, seed: int, size: str) -
     saved("qwen2_5_vl", tmp_path / "m", seed)
     with pytest.raises(BuilderError, match=f"--image-size {size}: this vision tower takes multiples of 16"):
         of_directory(tmp_path / "m", CacheOptions(64), size)
+
+
+def test_an_image_that_fills_the_cache(tmp_path: Path, seed: int) -> None:
+    """Tiles of a large image are more tokens than the cache holds."""
+    saved("llava_onevision", tmp_path / "m", seed)
+    with pytest.raises(
+        BuilderError, match=r"--cache-capacity 64: one image of .* is 74 tokens, .* name 82 or"
+    ) as failure:
+        of_directory(tmp_path / "m", CacheOptions(64), "40x60")
+    assert failure.value.exit_code == USAGE
 
 
 def test_features_are_the_encoders(tmp_path: Path, seed: int) -> None:

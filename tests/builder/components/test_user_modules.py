@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import trt_nvfp4
 from trt_nvfp4.builder.components import build
 from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
 from trt_nvfp4.builder.components.manifest import Manifest
@@ -67,7 +68,12 @@ def test_actions_are_the_policys(policy: Any, unroll: bool, tmp_path: Path, monk
             pipeline.run({name: tensor.numpy() for name, tensor in given.items() if name != "state"})
         with pytest.raises(BuilderError, match="call run"):
             pipeline.generate([[1]])
-    np.testing.assert_allclose(found["action.next_actions"], actions.numpy(), rtol=1e-4, atol=1e-4)
+    with Pipeline(tmp_path, runner="torch") as pipeline:
+        in_torch = pipeline.run({name: tensor.numpy() for name, tensor in given.items()})
+    for outputs in (found, in_torch):
+        np.testing.assert_allclose(outputs["action.next_actions"], actions.numpy(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(BuilderError, match=r"--runner tensorrt: .* the part 'vision' has no engine"):
+        Pipeline(tmp_path, runner="tensorrt")
 
 
 FILE = """
@@ -198,6 +204,38 @@ def test_options_of_one_graph(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BuilderError, match=message) as failure:
         build.run(Request(POLICY, find_target("rtx-blackwell"), **options))
     assert failure.value.exit_code == USAGE
+
+
+def test_pi05s_norms_follow_the_time_and_its_mlps_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The chain against its modules on fresh inputs, and the expert's gated MLPs in the plan."""
+    monkeypatch.setenv("VLA_STEPS", "2")
+    source = of_file(Path(f"{POLICY.with_name('pi05.py')}:components"))
+    exported = [part.export("pi05", tmp_path) for part in source.parts]
+    manifest = Manifest(source.task, exported, source.flows, {}, "pi05").check()
+    manifest.save(tmp_path)
+    assert "state" not in manifest.given()
+    torch.manual_seed(seed)
+    given = {name: torch.randn(array.shape) for name, array in source.example.inputs.items() if array.dtype.kind == "f"}
+    given["instruction"] = torch.randint(0, 100, source.example.inputs["instruction"].shape)
+    vision, prefix, action = (part.module.module for part in source.parts)
+    actions = given["actions"]
+    with torch.no_grad():
+        cache = prefix(vision(given["pixels"]), given["instruction"])
+        for time in (1.0, 0.5):
+            actions = action(actions, torch.tensor([time]), *cache)
+        norm = action.layers[0].input_layernorm
+        x, condition = torch.randn(1, 3, 64), torch.randn(1, 64)
+        scale, shift, gate = (condition @ norm.dense.weight.T + norm.dense.bias).split(64, -1)
+        y = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        torch.testing.assert_close(norm(x, condition), (y * (1 + scale) + shift, gate[:, None]))
+    with Pipeline(tmp_path) as pipeline:
+        found = pipeline.run({name: tensor.numpy() for name, tensor in given.items()})
+    np.testing.assert_allclose(found["action.next_actions"], actions.numpy(), rtol=1e-4, atol=1e-4)
+    planned = trt_nvfp4.plan(tmp_path / "action.onnx", target="thor", output=tmp_path / "action")
+    decisions = [entry["decision"] for entry in planned.subgraphs if entry["kind"] == "gated_mlp"]
+    assert decisions == ["nvfp4_w4a16"] * 2
 
 
 @pytest.mark.parametrize("head", ["smolvla", "gr00t"])
