@@ -61,6 +61,7 @@ lint: install build/types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/types $(BIN)/mypy -p trt_nvfp4
+	MYPYPATH=build/types $(BIN)/mypy --strict examples/build_minilm.py
 	cd build/types && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.import_linter_cache
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 

@@ -17,11 +17,14 @@ from trt_nvfp4.errors import TrtNvfp4Error
 
 if TYPE_CHECKING:
     from trt_nvfp4.api import (
+        BenchResult,
         BuildResult,
         Component,
         Generator,
         Loop,
         Pipeline,
+        SubgraphResult,
+        bench,
         build,
         build_parts,
         compare,
@@ -32,12 +35,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BenchResult",
     "BuildResult",
     "Component",
     "Generator",
     "Loop",
     "Pipeline",
+    "SubgraphResult",
     "TrtNvfp4Error",
+    "bench",
     "build",
     "build_parts",
     "compare",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,8 @@ from trt_nvfp4.builder.accuracy.budget import Budget
 from trt_nvfp4.builder.accuracy.compare import Comparison
 from trt_nvfp4.builder.accuracy.metrics import Thresholds
 from trt_nvfp4.builder.accuracy.runners import Side
+from trt_nvfp4.builder.bench import bench as benching
+from trt_nvfp4.builder.bench.bench import Result as BenchResult
 from trt_nvfp4.builder.components import build as building_parts
 from trt_nvfp4.builder.components.build import PartsReport
 from trt_nvfp4.builder.components.manifest import Loop
@@ -24,7 +26,7 @@ from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.generate import Generator
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.pipeline import pipeline
-from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.pipeline.progress import Progress, Silent
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report import inspection
 from trt_nvfp4.builder.report.report import Report
@@ -32,11 +34,14 @@ from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration.samples.samples import InputSpec
 
 __all__ = [
+    "BenchResult",
     "BuildResult",
     "Component",
     "Generator",
     "Loop",
     "Pipeline",
+    "SubgraphResult",
+    "bench",
     "build",
     "build_parts",
     "compare",
@@ -53,6 +58,26 @@ Precision: TypeAlias = Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"]
 
 
 @dataclass(frozen=True)
+class SubgraphResult:
+    """What became of one planned subgraph."""
+
+    name: str
+    #: moe, gated_mlp, mlp, linear, attention or by_hand.
+    kind: str
+    nodes: Sequence[str]
+    #: Such as in_features.
+    shapes: Mapping[str, int]
+    #: As in a plan (docs/plans.md), with its reason for people and a code for programs.
+    decision: str
+    reason: str
+    reason_code: str | None
+    #: What serves it on the target, and why; "" where it stays as it is.
+    kernels: str
+    #: What the engine holds of it; None without an engine.
+    realized: str | None
+
+
+@dataclass(frozen=True)
 class BuildResult:
     """What a run wrote and found. `report` holds everything else that OUT.report.json does."""
 
@@ -60,8 +85,7 @@ class BuildResult:
     bundle: Path | None
     #: By what they are: "exported model", "plan", "statistics", "rewritten model", "report", "page".
     files: Mapping[str, Path]
-    #: One entry per planned subgraph: name, kind, decision, reason, and what the engine holds of it.
-    subgraphs: Sequence[Mapping[str, Any]]
+    subgraphs: Sequence[SubgraphResult]
     warnings: Sequence[str]
     report: Report
 
@@ -284,6 +308,47 @@ def compare(
     return comparing.compare(*sides, inputs, thresholds)
 
 
+def bench(
+    subject: PathLike,
+    *,
+    target: str | None = None,
+    plan: PathLike | None = None,
+    model: PathLike | None = None,
+    mode: Literal["engine", "plugins", "roofline"] | None = None,
+    shapes: Shapes | None = None,
+    calib_data: PathLike | None = None,
+    rounds: int = 50,
+    warm_up: int = 5,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> BenchResult:
+    """Times a model with plugins against TensorRT's own NVFP4, FP8 and BF16, or predicts the least time of each.
+
+    The parameters are the options of `bench-engine`. `result.mode` says what was done: "engine" and "plugins" measure
+    on this machine's GPU, "roofline" predicts and measures nothing.
+
+    Args:
+        subject: An engine, or an ONNX file or Hugging Face directory with its `target`.
+        mode: None takes what this machine can do, from engines down to the roofline.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    request = benching.Request(
+        subject=Path(subject),
+        target=target,
+        plan=_path(plan),
+        model=_path(model),
+        mode=mode,
+        shapes=_shapes(shapes),
+        calib_data=_path(calib_data),
+        trust_remote_code=trust_remote_code,
+        rounds=rounds,
+        warm_up=warm_up,
+    )
+    return benching.bench(request, progress or Silent())
+
+
 def inline_plugins(model: PathLike, output: PathLike) -> Path:
     """Writes a rewritten model to the ONNX file `output` as standard operators alone, without plugin nodes; returns its
     path. It computes the same, slower: for tools that have no plugin library.
@@ -338,7 +403,10 @@ def _run(request: Request, progress: Progress | None) -> BuildResult:
         engine=_path(report.engine),
         bundle=_path(report.bundle),
         files={name: Path(file) for name, file in report.files.items()},
-        subgraphs=report.subgraphs,
+        subgraphs=[
+            SubgraphResult(**{each.name: entry[each.name] for each in fields(SubgraphResult)})
+            for entry in report.subgraphs
+        ],
         warnings=report.warnings,
         report=report,
     )

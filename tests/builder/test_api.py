@@ -14,7 +14,7 @@ def test_from_a_plan_to_a_bundle(tmp_path: Path, gated_mlps: Path, capfd: pytest
     planned = trt_nvfp4.plan(gated_mlps, target="thor", output=tmp_path / "a.engine")
     assert planned.engine is None
     assert planned.files["plan"].is_file()
-    assert [entry["decision"] for entry in planned.subgraphs]
+    assert [entry.decision for entry in planned.subgraphs]
     rewritten = trt_nvfp4.rewrite(gated_mlps, target="thor", output=tmp_path / "b.engine", plan=planned.files["plan"])
     assert rewritten.subgraphs == planned.subgraphs
     agreement = trt_nvfp4.compare(gated_mlps, rewritten.files["rewritten model"], min_cosine=0.9)
@@ -23,6 +23,13 @@ def test_from_a_plan_to_a_bundle(tmp_path: Path, gated_mlps: Path, capfd: pytest
     built = trt_nvfp4.build(gated_mlps, target="thor", bundle=tmp_path / "bundle", plan=planned.files["plan"])
     assert built.bundle == tmp_path / "bundle"
     assert trt_nvfp4.inspect(tmp_path / "bundle")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_roofline_is_predicted(gated_mlps: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = trt_nvfp4.bench(gated_mlps, target="b200", mode="roofline")
+    assert found.mode == "roofline"
+    assert found.contestants["nvfp4"]["p50"] < found.contestants["bf16"]["p50"]
     assert capfd.readouterr() == ("", "")
 
 
