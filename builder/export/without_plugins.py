@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx_ir as ir
-from onnx_ir.passes import common as passes
 
 from trt_nvfp4.common.external_data import follow_links
 from trt_nvfp4.common.local_functions import add_op_functions, inlined
@@ -31,5 +30,16 @@ def inline_plugins(model: Path, destination: Path) -> None:
         raise ModelError(f"{model}: {error}") from error
     ir.external_data.set_base_dir(standard.graph, folder)
     standard.metadata_props.pop(REWRITTEN, None)
-    passes.NameFixPass()(standard)
+    _name_nodes(standard.graph)
     write(standard, destination)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """A name that no other node has, nor one that TensorRT's parser makes of another by "_" and a number."""
+    taken: set[str] = set()
+    for node in graph.all_nodes():
+        if not node.name or node.name in taken:
+            node.name = f"{node.outputs[0].name}/{node.op_type}"
+        while node.name in taken:
+            node.name += "'"
+        taken.add(node.name)

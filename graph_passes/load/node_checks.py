@@ -60,16 +60,34 @@ def _check(nodes: Iterable[onnx.NodeProto], versions: Mapping[str, int], in_func
                     f"{_named(node)}: attribute '{attribute.name}' is one of a function, and this is in none"
                 )
         version = versions.get(domain, 0)
-        schema = None
-        if domain == OURS and node.op_type in OPS:
-            schema = OPS[node.op_type].schema()
+        if domain == OURS:
+            _check_plugin(node)
         elif onnx.defs.has(node.op_type, max_inclusive_version=version, domain=domain):
             schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=version, domain=domain)
-        if schema is not None:
             _check_arity(node, schema)
             _check_attributes(node, schema)
         for body in bodies(node):
             _check(body.node, versions, in_function)
+
+
+def _check_plugin(node: onnx.NodeProto) -> None:
+    """Of an op of ours, which models of other versions may have otherwise."""
+    try:
+        if node.op_type not in OPS:
+            raise ValueError(
+                f"unknown operator '{node.op_type}' (node '{node.name}') of domain '{OURS}'; its operators are "
+                f"{', '.join(OPS)}"
+            )
+        definition = OPS[node.op_type]
+        schema = definition.schema()
+        _check_arity(node, schema)
+        _check_attributes(node, schema)
+        if unknown := [each.name for each in node.attribute if each.name not in definition.attributes]:
+            raise ValueError(f"{_named(node)}: it has no attribute '{unknown[0]}'")
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; if another version made the model, rewrite the original again with this one"
+        ) from None
 
 
 def _check_value(node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
