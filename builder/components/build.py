@@ -50,7 +50,7 @@ for part in json.loads((folder / "{manifest}").read_text())["parts"]:
         sys.exit(status)
 '''
 #: Options of one part's run that a model of parts has no use for.
-_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after", "adapter")
+_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
 
 
 @dataclass
@@ -75,12 +75,6 @@ def run(request: Request, progress: Progress | None = None) -> PartsReport:
     """
     progress = progress or Silent()
     _check(request)
-    if request.adapter is not None:
-        raise BuilderError(
-            USAGE,
-            f"--adapter {request.adapter.directory}: adapters are merged into models of one graph; merge it with peft "
-            "(merge_and_unload), save that and give its directory",
-        )
     destination = request.bundle or request.output
     assert destination is not None
     with made_folder(destination.parent), _folder(request, destination) as folder:
@@ -152,6 +146,12 @@ def _check(request: Request) -> None:
             raise BuilderError(
                 USAGE, f"{flag}: {request.model} is built part by part; export the parts, and build one with {flag}"
             )
+    if request.adapter is not None and is_python_file(request.model):
+        raise BuilderError(
+            USAGE,
+            f"--adapter {request.adapter.directory}: {request.model} makes its modules itself; merge the adapter "
+            "there, with peft's merge_and_unload",
+        )
     if request.output is not None and request.bundle is None and request.output.suffix in (".engine", ".plan"):
         raise BuilderError(
             USAGE,
@@ -191,7 +191,7 @@ def _source(request: Request) -> Source:
     if is_python_file(request.model):
         return of_file(request.model, computed=request.accuracy_samples > 0)
     options = CacheOptions(request.cache_capacity, request.max_batch or 1)
-    return of_directory(request.model, options, request.image_size, request.trust_remote_code)
+    return of_directory(request.model, options, request.image_size, request.trust_remote_code, request.adapter)
 
 
 def _exported(source: Source, folder: Path, progress: Progress) -> Manifest:
@@ -245,6 +245,7 @@ def _of_part(request: Request, part: Part, exported: Path, base: Path, samples: 
         bundle=base if request.bundle is not None else None,
         calib_data=None if samples is None else samples / base.name,
         is_part=True,
+        adapter=None,  # merged before the model was taken apart
         # Once for all parts, beside them.
         embed_plugins=False,
         task="auto",

@@ -12,6 +12,7 @@ import torch
 
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import is_model_directory, load_model, longest_sequence, quiet
 from trt_nvfp4.common.json_text import parse_json
@@ -65,9 +66,13 @@ def is_of_parts(path: Path, task: str = "auto") -> bool:
 
 
 def of_directory(
-    directory: Path, options: CacheOptions, image_size: str | None, trust_remote_code: bool = False
+    directory: Path,
+    options: CacheOptions,
+    image_size: str | None,
+    trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
 ) -> Source:
-    """The parts of the model in a Hugging Face directory.
+    """The parts of the model in a Hugging Face directory, with `adapter` merged into it.
 
     Raises BuilderError: as `load_model`; model for a family that is not known here, usage for sizes that do not fit.
     """
@@ -75,7 +80,7 @@ def of_directory(
     from trt_nvfp4.builder.components.vision import ImageSize
     from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 
-    model, absent = load_model(directory, trust_remote_code)
+    model, absent = load_model(directory, trust_remote_code, adapter)
     if absent:
         raise BuilderError(
             MODEL_AT_FAULT,

@@ -47,8 +47,8 @@ def run_ranks(work: Callable[..., T], count: int, *arguments: Any, on_gpus: bool
                 theirs.close()
                 ranks.append((process, ours))
             found = _results(ranks)
-            for process, _ in ranks:
-                process.join(GRACE)
+            for running, _ in ranks:
+                running.join(GRACE)
             return found
         finally:
             _end([process for process, _ in ranks])

@@ -19,6 +19,7 @@ from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.source import Source, is_of_parts, of_directory
 from trt_nvfp4.builder.components.vision import FEATURES
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 
 from .families import FAMILIES, IMAGE, saved
@@ -68,6 +69,26 @@ def test_the_chain_computes_what_the_model_does(name: str, tmp_path: Path, seed:
         assert [each.token_ids for each in again.generations] == [each.token_ids for each in result.generations]
     if hasattr(model, "generation_config") and "image" in manifest.settings:
         assert all(IMAGE in generation.prompt_ids for generation in result.generations)
+
+
+def test_an_adapter_is_merged_before_the_model_is_taken_apart(tmp_path: Path, seed: int) -> None:
+    peft = pytest.importorskip("peft")
+    tuned = peft.get_peft_model(
+        saved("t5", tmp_path / "t5", seed), peft.LoraConfig(r=2, target_modules=["q", "wo"], init_lora_weights=False)
+    )
+    tuned.save_pretrained(tmp_path / "adapter")
+    tuned.merge_and_unload().save_pretrained(tmp_path / "merged")
+    options = CacheOptions(64, 2)
+    merged = of_directory(tmp_path / "merged", options, None)
+    found = of_directory(tmp_path / "t5", options, None, adapter=Adapter(tmp_path / "adapter"))
+    plain = of_directory(tmp_path / "t5", options, None)
+    changed = 0
+    for own, whole, before in zip(found.parts, merged.parts, plain.parts, strict=True):
+        weights, unchanged = whole.module.state_dict(), before.module.state_dict()
+        for key, value in own.module.state_dict().items():
+            torch.testing.assert_close(value, weights[key], rtol=1e-6, atol=1e-6, msg=key)
+            changed += not torch.equal(value, unchanged[key])
+    assert changed
 
 
 def given(source: Source, prompts: list[list[int]]) -> dict[str, Any]:

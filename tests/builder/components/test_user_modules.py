@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,7 @@ def test_a_bundle_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"output": Path("o"), "plan": Path("p.yaml")}, "--plan: .* is built part by part"),
         ({"output": Path("o"), "stop_after": "plan"}, "--stop-after: .* is built part by part"),
         ({"output": Path("o"), "all_logits": True}, "--all-logits"),
+        ({"output": Path("o"), "adapter": SimpleNamespace(directory="a")}, "--adapter a: .* makes its modules itself"),
         ({}, "add -o FOLDER or --bundle FOLDER"),
     ],
 )
