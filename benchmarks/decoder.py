@@ -40,6 +40,12 @@ def whole(calls: Calls) -> Work:
     return in_turn([call for _, call in calls])
 
 
+def by_part(device: CudaDevice, calls: Calls, rounds: int) -> dict[str, float]:
+    """Microseconds of each part's calls alone."""
+    timed = {part: in_turn([call for other, call in calls if other == part]) for part, _ in calls}
+    return {part: timing.median_us for part, timing in interleave(device, timed, max(5, rounds // 3)).items()}
+
+
 def bench(
     host: PluginHost,
     name: str,
@@ -69,10 +75,15 @@ def bench(
             differences[f"one launch{suffix}"] = relative_error(found[1], expected)
         if not fp8:
             contestants |= {kind: compiled.step(step, length) for kind, compiled in dense.items()}
-        timed = {part: in_turn([call for other, call in calls if other == part]) for part, _ in calls}
-        breakdowns[f"parts{suffix}"] = {
-            part: timing.median_us for part, timing in interleave(device, timed, max(5, rounds // 3)).items()
-        }
+        breakdowns[f"parts{suffix}"] = by_part(device, calls, rounds)
+        if found is not None:
+            breakdowns[f"one launch{suffix}"] = by_part(device, found[0], rounds)
+            # What the launch takes beside its reads of old keys and values.
+            step.past_length.zero_()
+            breakdowns[f"one launch{suffix}"]["layers, nothing cached"] = by_part(device, found[0][:1], rounds)[
+                "layers"
+            ]
+            step.past_length.fill_(length - 1)
     timings = interleave(device, contestants, rounds)
     floors = {cache: floor_bytes(shape, batch, length, cache == "e4m3") for cache in ("bfloat16", "e4m3")}
     fractions = {
@@ -82,7 +93,8 @@ def bench(
     print(f"{name}, batch {batch}, {length} cached")
     for contestant, timing in timings.items():
         print(f"{shown(contestant, timing)}  {fractions[contestant]:.1%} of the floor")
-    print("  " + ", ".join(f"{part} {time:.0f}" for part, time in breakdowns["parts"].items()))
+    for contestant, parts in breakdowns.items():
+        print(f"  {contestant}: " + ", ".join(f"{part} {time:.0f}" for part, time in parts.items()))
     return {
         "model": name,
         "batch": batch,

@@ -23,6 +23,7 @@ from trt_nvfp4.plugins.ops.definition import ACTIVATION_SCALES
 EPSILON = 1e-6
 BYTES_PER_WEIGHT = 0.5 + 1 / 16
 ONE_LAUNCH = "NVFP4Decoder"
+LAUNCH_TACTIC = 11  # docs/tactics.md
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,10 @@ def attention(host: PluginHost, model: Model, step: Step, qkv: Tensor, caches: T
 
 
 def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tensor] | None:
-    """The layers as one NVFP4Decoder, then norm and head; None where there is no such op, or not for this shape."""
+    """The layers as one launch of NVFP4Decoder, whatever AUTO takes, then norm and head; None where that serves no such
+    shape."""
     shape = model.shape
-    if ONE_LAUNCH not in OPS or shape.experts:
+    if shape.experts:
         return None
     layers = [layer for layer in model.layers if layer.up is not None and layer.down is not None]
     weights = {name: [getattr(layer, name) for layer in layers] for name in ("qkv", "output", "up", "down")}
@@ -245,7 +247,10 @@ def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tenso
         "activation": int(shape.activation),
         "epsilon": EPSILON,
     }
-    session = host.session(ONE_LAUNCH, inputs, attributes)
+    with host.session(ONE_LAUNCH, inputs, attributes) as automatic:
+        if LAUNCH_TACTIC not in automatic.tactics:
+            return None
+    session = host.session(ONE_LAUNCH, inputs, attributes, tactic=LAUNCH_TACTIC)
     y, normed = torch.empty_like(step.x), torch.empty_like(step.x)
     workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
     call, logits = plugin_linear(host, normed, model.head)

@@ -13,10 +13,12 @@ import op_inputs
 import torch
 from attention_cases import SHAPES
 from attention_cases import inputs as attention_inputs
+from decoder_cases import SHAPES as DECODERS
+from decoder_cases import random_case
 
 from trt_nvfp4.plugins.host import PluginHost
 
-GENERIC, AUTOMATIC, W4A16_SM90 = 1, 0, 8
+GENERIC, AUTOMATIC, W4A16_SM90, DECODER = 1, 0, 8, 11
 
 
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[str, int | float]]]:
@@ -43,6 +45,10 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
     for shape in SHAPES:
         for fp8 in (False, True):
             yield "CachedAttention", attention_inputs(rng, shape, dtype, fp8), shape.attributes(fp8)
+    if dtype != torch.float32:
+        for layers in DECODERS:
+            for fp8 in (False, True):
+                yield "NVFP4Decoder", random_case(rng, layers, dtype, fp8).inputs, layers.attributes(fp8)
     for norm in (0, 1):
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 
@@ -50,6 +56,8 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
 def tactics(op: str, attributes: dict[str, int | float], dtype: torch.dtype) -> list[int]:
     """Of a call; sanitize_w4a16.py has W4A16's of linears and MLPs."""
     of_sm90 = torch.cuda.get_device_capability() == (9, 0) and dtype != torch.float32
+    if op == "NVFP4Decoder":
+        return [GENERIC, DECODER]
     mixture = op == "NVFP4MoE" and not attributes["quantize_activations"]
     return [GENERIC, AUTOMATIC, *([W4A16_SM90] if of_sm90 and mixture else [])]
 

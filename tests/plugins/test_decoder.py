@@ -74,6 +74,66 @@ def test_many_tasks(host: PluginHost, shape: Shape, fp8: bool, seed: int) -> Non
     check(host, case, DECODER, "cuda")
 
 
+def in_place(seed: int, length: int, capacity: int) -> tuple[Shape, list[torch.Tensor]]:
+    shape = Shape(2, 256, 512, 8, 2, 64, capacity, 1, (length,), {"qk_norm": 1})
+    case = random_case(np.random.default_rng(seed), shape, torch.float16, False)
+    return shape, [x.cuda() for x in case.inputs]
+
+
+@pytest.mark.gpu
+def test_ten_thousand_steps(host: PluginHost, seed: int) -> None:
+    """One launch each, in place; now and then the parts, from the same caches, give nearly the same."""
+    steps = 10_000
+    shape, tensors = in_place(seed, 0, steps)
+    x, past, length, *rest = tensors
+    past.zero_()
+    given = [x, past, length, *rest]
+    y, other = torch.empty_like(x), torch.empty_like(x)
+    attributes = shape.attributes(False)
+    with (
+        host.session(OP, given, attributes, tactic=DECODER) as one,
+        host.session(OP, given, attributes, tactic=GENERIC) as parts,
+    ):
+        workspaces = [torch.empty(s.workspace_size, dtype=torch.uint8, device="cuda") for s in (one, parts)]
+        for step in range(steps):
+            x.normal_()
+            if step in (0, 31, 4999, steps - 1):
+                copy = past.clone()
+                parts.enqueue([x, copy, length, *rest], [other, copy], workspaces[1])
+            one.enqueue(given, [y, past], workspaces[0])
+            if step in (0, 31, 4999, steps - 1):
+                assert (y - other).double().norm() <= 2 * TOLERANCE[torch.float16] * other.double().norm()
+            length += 1
+    assert torch.isfinite(past).all()
+
+
+@pytest.mark.gpu
+def test_two_streams_at_once(host: PluginHost, seed: int) -> None:
+    """Launches of two contexts give the bits of launches one by one."""
+    calls = [in_place(seed + index, 700, 800) for index in range(2)]
+    sessions = [host.session(OP, tensors, shape.attributes(False), tactic=DECODER) for shape, tensors in calls]
+    workspaces = [torch.empty(s.workspace_size, dtype=torch.uint8, device="cuda") for s in sessions]
+    streams = [torch.cuda.Stream() for _ in sessions]
+    outputs = [torch.empty_like(tensors[0]) for _, tensors in calls]
+
+    def call(index: int) -> None:
+        tensors = calls[index][1]
+        sessions[index].enqueue(tensors, [outputs[index], tensors[1]], workspaces[index])
+
+    alone, together = [], []
+    for index in range(2):
+        call(index)
+        alone.append(outputs[index].clone())
+    torch.cuda.synchronize()
+    for _ in range(200):
+        for index, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                call(index)
+                together.append((index, outputs[index].clone()))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y.view(torch.int16), alone[i].view(torch.int16)) for i, y in together)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
 @pytest.mark.parametrize("number", [0, 2, 4, 5])

@@ -1,10 +1,11 @@
 // Tiles of cached keys and values in shared memory as operands of mma.sync: S = Q K^T and O += P V, Q and P by rows of
 // 16. Rows of a tile lie at an odd number of 16-byte units from each other, so that ldmatrix meets no bank twice.
 //
-// E4M3 caches become float16 in registers, by two shifts and masks for four values: the bits of E4M3 in float16's
-// fields are 2^-8 times the value, exactly, and the factor goes into scales. A register of ldmatrix then holds four
-// neighbours, 0 and 2 for one operand register, 1 and 3 for the other. For keys that is an order of the head's
-// dimensions, which queries are stored in too; for values an order of the output's columns.
+// E4M3 caches become float16 in registers: by an instruction for two neighbours where there is one, elsewhere by shifts
+// and masks, since the bits of E4M3 in float16's fields are 2^-8 times the value, exactly, and the factor goes into
+// scales. A register of ldmatrix holds four neighbours. Of values, 0 and 2 go to one operand register, 1 and 3 to the
+// other, which is an order of the output's columns; of keys, whatever costs least, an order of the head's dimensions that
+// queries are stored in too.
 #pragma once
 
 #include <type_traits>
@@ -12,6 +13,7 @@
 #include "attention/args.cuh"
 #include "ptx/approximate.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/e4m3.cuh"
 #include "ptx/element.cuh"
 #include "ptx/mma_sync.cuh"
 
@@ -30,7 +32,12 @@ template <typename T, bool kFp8>
 using Operand = typename OperandOf<T, kFp8>::Type;
 
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kE4m3InHalf = 256.0f;  // a value over its bits read as float16
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool kConvertsE4m3 = true;
+#else
+constexpr bool kConvertsE4m3 = false;
+#endif
+constexpr float kE4m3InHalf = kConvertsE4m3 ? 1.0f : 256.0f;  // a value over what it becomes
 
 // Sizes of a tile of kKeys cached rows of up to kHeadDim elements.
 template <bool kFp8, int kHeadDim, int kKeys>
@@ -46,7 +53,7 @@ constexpr int kQueryPitch = 2 * kHeadDim + 16;
 template <bool kFp8>
 __device__ __forceinline__ int query_place(int i) {
     if constexpr (!kFp8) return i;
-    constexpr uint32_t kPlaces = 0x9180;  // of elements 4t .. 4t + 3, but for 2t
+    constexpr uint32_t kPlaces = kConvertsE4m3 ? 0x9810 : 0x9180;  // of elements 4t .. 4t + 3, but for 2t
     return i / 16 * 16 + (kPlaces >> (4 * (i % 4)) & 15) + i % 16 / 4 * 2;
 }
 
@@ -62,13 +69,29 @@ __device__ __forceinline__ void store_query(float const (&row)[kLaneDims], int h
     }
 }
 
-// Four E4M3 values as two pairs of float16, 2^-8 of them: 0 and 2, 1 and 3.
+// Four E4M3 values as two pairs of float16, over kE4m3InHalf: 0 and 2, 1 and 3.
 __device__ __forceinline__ void e4m3_pairs(uint32_t codes, uint32_t& even, uint32_t& odd) {
+    if constexpr (kConvertsE4m3) {
+        uint32_t const parted = __byte_perm(codes, 0, 0x3120);
+        even = ptx::e4m3_to_half2<0>(parted);
+        odd = ptx::e4m3_to_half2<1>(parted);
+        return;
+    }
     auto const spread = [](uint32_t high_bytes) {
         return (high_bytes & 0x80008000u) | (high_bytes >> 1 & 0x3f803f80u);
     };
     even = spread(codes << 8);
     odd = spread(codes);
+}
+
+// The same in the order of keys.
+__device__ __forceinline__ void e4m3_key_pairs(uint32_t codes, uint32_t& first, uint32_t& second) {
+    if constexpr (kConvertsE4m3) {
+        first = ptx::e4m3_to_half2<0>(codes);
+        second = ptx::e4m3_to_half2<1>(codes);
+    } else {
+        e4m3_pairs(codes, first, second);
+    }
 }
 
 template <typename Op>
@@ -132,11 +155,11 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kMany][kKeys / 8][
                 ptx::ldmatrix(codes, column_address(keys + block * 32 * kPitch + step * 16, kPitch));
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    uint32_t even, odd;
-                    e4m3_pairs(codes[j], even, odd);
+                    uint32_t b0, b1;
+                    e4m3_key_pairs(codes[j], b0, b1);
 #pragma unroll
                     for (int m = 0; m < kMany; ++m) {
-                        ptx::mma_m16n8k16<Op>(scores[m][block * 4 + j], a[m][0], a[m][1], a[m][2], a[m][3], even, odd);
+                        ptx::mma_m16n8k16<Op>(scores[m][block * 4 + j], a[m][0], a[m][1], a[m][2], a[m][3], b0, b1);
                     }
                 }
             }

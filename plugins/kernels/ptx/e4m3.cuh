@@ -18,6 +18,17 @@ __device__ __forceinline__ float e4m3_decode(uint32_t code) {
     return (code & 0x80u) != 0 ? -magnitude : magnitude;
 }
 
+// Two values, of a word's lower (kHalf 0) or upper half, as float16, exactly.
+template <int kHalf>
+__device__ __forceinline__ uint32_t e4m3_to_half2(uint32_t codes) {
+    uint32_t pair = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    auto const half = static_cast<uint16_t>(codes >> 16 * kHalf);
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(half));
+#endif
+    return pair;
+}
+
 // Round to nearest even, saturating at 448, subnormals kept; NaN stays NaN.
 __device__ __forceinline__ uint8_t e4m3_encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 
