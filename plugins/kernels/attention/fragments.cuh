@@ -4,8 +4,8 @@
 // E4M3 caches become float16 in registers: by an instruction for two neighbours where there is one, elsewhere by shifts
 // and masks, since the bits of E4M3 in float16's fields are 2^-8 times the value, exactly, and the factor goes into
 // scales. A register of ldmatrix holds four neighbours. Of values, 0 and 2 go to one operand register, 1 and 3 to the
-// other, which is an order of the output's columns; of keys, whatever costs least, an order of the head's dimensions that
-// queries are stored in too.
+// other, which is an order of the output's columns; of keys, whatever costs least, an order of the head's dimensions
+// that queries are stored in too.
 #pragma once
 
 #include <type_traits>
