@@ -62,8 +62,8 @@ def check_resources(report: str) -> None:
     found = re.findall(r"Function properties for (\S+)\n.* (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert len(found) > 10
     for kernel, *spilled in found:
-        # Values of one phase, kept while another has the registers: most on SM80 and SM89 (benchmarks/NOTES.md).
-        allowed = 144 if "sm80_decoder" in kernel else 0
+        # Values of one phase, kept while another has the registers, on SM120 (benchmarks/NOTES.md).
+        allowed = 64 if "sm80_decoder" in kernel else 0
         assert max(map(int, spilled)) <= allowed, kernel
 
 

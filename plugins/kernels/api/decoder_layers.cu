@@ -16,6 +16,8 @@ using w4a16::ceil_div;
 constexpr int kMostBlocks = 256;  // of every GPU, for workspaces that are sized before it is known
 // Stages of each ring that keys and values leave, where shared memory allows it.
 constexpr int kFewestStages = 3;
+// Of a GPU's architecture for several tokens; before it their kernels would spill.
+constexpr int kLeastMajorOfSeveral = 9;
 
 int64_t tokens_of(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens; }
 int64_t qkv_rows(TrtNvfp4DecoderArgs const& args) { return (args.heads + 2 * args.kv_heads) * args.head_dim; }
@@ -197,13 +199,14 @@ bool serves(TrtNvfp4DecoderArgs const& args) {
     auto const fits = [](int64_t size) { return size % w4a16::kTileRows == 0; };
     if (!std::all_of(std::begin(sizes.rows), std::end(sizes.rows), fits)) return false;
     if (!std::all_of(std::begin(sizes.k), std::end(sizes.k), fits)) return false;
-    int device = 0, cooperative = 0;
+    int device = 0, cooperative = 0, major = 0;
     if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device) != cudaSuccess) {
+        cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
         cudaGetLastError();
         return true;
     }
-    return cooperative != 0;
+    return cooperative != 0 && (m == 1 || major >= kLeastMajorOfSeveral);
 }
 
 size_t workspace_bytes(TrtNvfp4DecoderArgs const& given) {

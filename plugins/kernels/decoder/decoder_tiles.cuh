@@ -153,7 +153,7 @@ class ColumnTile {
     using Sums = w4a16::Turned;
     static constexpr int kColumns = kOfTokens;
     static constexpr int kTokens = P::kTokens;
-    static constexpr int kFillers = 2;              // of four, products would spill for SM80 and SM120
+    static constexpr int kFillers = w4a16::kFillers;
     static constexpr bool kShares = kColumns == 1;  // of more columns two tiles' accumulators would spill
     static constexpr int kShift = w4a16::Decoder<typename P::Operand>::kScaleShift;
 

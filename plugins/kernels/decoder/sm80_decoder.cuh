@@ -33,6 +33,12 @@ __global__ __launch_bounds__(kBlockThreads<Tile>,
                              1) void sm80_decoder(__grid_constant__ DecoderArgs<typename Tile::Element> const args) {
     using T = typename Tile::Element;
     static_assert(sizeof(T) == 2, "activations are FP16 or BF16");
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    if constexpr (Tile::kTokens > 1) {
+        __trap();  // it would spill, and `serves` takes the parts
+        return;
+    }
+#endif
     extern __shared__ __align__(128) uint8_t decoder_bytes[];
     __shared__ uint64_t ring_barriers[w4a16::Rings<kWarps>::kBarriers];
     __shared__ __align__(16) ProjectionShared<Tile> shared;
