@@ -16,10 +16,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from trt_nvfp4.graph_passes.decoders.norms import lower_norms
-from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
+from trt_nvfp4.graph_passes.decoders.positions import computed_positions
+from trt_nvfp4.graph_passes.ir.nodes import constant_integers, is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.concatenated import match_concatenated
 from trt_nvfp4.graph_passes.patterns.attention.group_query import match_group_query
 from trt_nvfp4.graph_passes.patterns.attention.mask import window_of
+from trt_nvfp4.graph_passes.patterns.attention.multi_head import match_multi_head
 from trt_nvfp4.graph_passes.patterns.attention.types import CachedAttention, DecoderError
 
 Attributes = Mapping[str, int | float | str | list[int]]
@@ -65,10 +67,11 @@ def convert(model: ir.Model, capacity: int) -> InPlaceCaches:
         layer.window if layer.mask is None else window_of(model, layer.mask, capacity, by_name, str(layer.node.name))
         for layer in layers
     ]
+    positions = computed_positions(model, by_name)
     rewriter = _Rewriter(model, capacity)
     for number, (layer, window) in enumerate(zip(layers, windows, strict=True)):
         rewriter.replace(number, layer, shapes[2 * number : 2 * number + 2], window)
-    rewriter.finish(layers)
+    rewriter.finish(positions)
     lower_norms(graph)
     passes.RemoveUnusedNodesPass()(model)
     rewriter.remove_inputs()
@@ -103,9 +106,10 @@ def _is_cache(value: ir.Value) -> bool:
 
 def _attentions(graph: ir.Graph) -> Iterator[CachedAttention]:
     for node in graph:
-        found = match_group_query(node) or match_concatenated(node)
-        if found is not None:
-            yield found
+        for match in (match_group_query, match_multi_head, match_concatenated):
+            if (found := match(node)) is not None:
+                yield found
+                break
 
 
 def _cache_shape(layer: CachedAttention, index: int) -> tuple[int, int]:
@@ -114,7 +118,7 @@ def _cache_shape(layer: CachedAttention, index: int) -> tuple[int, int]:
     assert value.shape is not None
     heads = value.shape[1] if isinstance(value.shape[1], int) else layer.kv_heads
     dim = value.shape[3]
-    if not isinstance(dim, int) and layer.flat and heads is not None:
+    if not isinstance(dim, int) and layer.flat and layer.flat_keys and heads is not None:
         wide = layer.query if new is None else new
         count = heads if new is not None else (layer.heads or 0) + 2 * heads
         width = wide.shape[-1] if wide.shape is not None else None
@@ -166,6 +170,9 @@ class _Rewriter:
                 query, key, value = add("Split", [query, sizes], {"axis": -1}, 3).outputs
             split = []
             for part, count in ((query, heads), (key, kv_heads), (value, kv_heads)):
+                if part is not query and not layer.flat_keys:
+                    split.append(part)
+                    continue
                 wide = add("Reshape", [part, self._ints([0, 0, count, dim])]).outputs[0]
                 split.append(add("Transpose", [wide], {"perm": [0, 2, 1, 3]}).outputs[0])
             query, key, value = split
@@ -200,12 +207,15 @@ class _Rewriter:
             # What was computed of the old one, shapes among it, goes with it.
             old.name = f"decoder/old/{old.name}"
 
-    def finish(self, layers: list[CachedAttention]) -> None:
-        """Positions, the last token's logits, the order of inputs and outputs."""
+    def finish(self, computed: list[tuple[ir.Value, int]]) -> None:
+        """Positions, also the `computed` ones along their axis; the last token's logits, the order of inputs and
+        outputs."""
         graph = self._graph
         for value in list(graph.inputs):
             if value.name == "position_ids":
                 value.replace_all_uses_with(self.positions)
+        for value, axis in computed:
+            value.replace_all_uses_with(self._positions_like(value, axis))
         graph.insert_before(next(iter(graph)), self._head)
         logits = next((value for value in graph.outputs if value.name == "logits"), None)
         if logits is None:
@@ -214,6 +224,15 @@ class _Rewriter:
         presents = [value for value in graph.outputs if (value.name or "").startswith("present.")]
         graph.outputs[:] = [logits, *sorted(presents, key=lambda value: _order(str(value.name)))]
 
+    def _positions_like(self, value: ir.Value, axis: int) -> ir.Value:
+        """Positions with `value`'s type and rank: sequences along axis 0, tokens along `axis`."""
+        positions, rank = self.positions, len(value.shape or (1, 1))
+        if axes := [index for index in range(1, rank) if index != axis]:
+            positions = self._add("Unsqueeze", [positions, self._ints(axes)])
+        if value.dtype not in (None, ir.DataType.INT64):
+            positions = self._add("Cast", [positions], {"to": int(value.dtype)})
+        return positions
+
     def remove_inputs(self) -> None:
         """Leave the contract's inputs alone. Raises DecoderError where another one, or the length of a cache, is
         still used: positions that are computed from it are the same for all sequences."""
@@ -221,6 +240,7 @@ class _Rewriter:
             value.name: value for value in self._graph.inputs if (value.name or "").startswith("past_key_values.")
         }
         for value in caches.values():
+            self._take_batch_from_ids(value)
             if users := [node for node in value.consumers() if not is_op(node, "TensorScatter")]:
                 raise DecoderError(
                     f"node '{users[0].name}' ({users[0].op_type}) reads cache '{value.name}' beside its attention; "
@@ -232,6 +252,16 @@ class _Rewriter:
                 user = value.consumers()[0]
                 raise DecoderError(f"node '{user.name}' ({user.op_type}) needs the input '{value.name}'")
         self._graph.inputs[:] = [*kept, *sorted(caches.values(), key=lambda value: _order(str(value.name)))]
+
+    def _take_batch_from_ids(self, cache: ir.Value) -> None:
+        """How many sequences a cache has is how many the tokens have."""
+        for node in cache.consumers():
+            if not is_op(node, "Shape"):
+                continue
+            users = node.outputs[0].consumers()
+            batch_alone = all(is_op(user, "Gather") and constant_integers(user.inputs[1]) == [0] for user in users)
+            if batch_alone or (node.attributes.get_int("start", 0), node.attributes.get_int("end", 4)) == (0, 1):
+                node.replace_input_with(0, self._ids)
 
     def _last(self, logits: ir.Value) -> ir.Value:
         """Logits of each sequence's last valid token: rows are chosen in front of the last product."""

@@ -20,7 +20,7 @@ def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
     """The attention around a Softmax whose keys and values both are a graph's input and what is new; else None."""
     if not is_op(softmax, "Softmax") or not (product := product_behind(softmax)):
         return None
-    value_cache, value_factor = _joined(operand(product, 1))
+    value_cache, value_factor = joined(operand(product, 1))
     if value_cache is None or value_factor != 1:
         return None
     scores, mask = without_mask(operand(softmax, 0))
@@ -29,7 +29,7 @@ def match_concatenated(softmax: ir.Node) -> CachedAttention | None:
     if not is_op(first, "MatMul"):
         return None
     query, query_factor = without_factor(operand(first, 0))
-    key_cache, key_factor = _joined(operand(first, 1))
+    key_cache, key_factor = joined(operand(first, 1))
     if key_cache is None:
         return None
     return CachedAttention(
@@ -120,7 +120,7 @@ def number(value: ir.Value) -> float | None:
     return None
 
 
-def _joined(value: ir.Value) -> tuple[ir.Node | None, float]:
+def joined(value: ir.Value) -> tuple[ir.Node | None, float]:
     """(the Concat of past and new that `value` repeats and turns, the scalars that multiply it)."""
     factor = 1.0
     for value, by in upwards(value):  # noqa: B020

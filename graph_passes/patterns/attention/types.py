@@ -24,9 +24,9 @@ class Rotary:
 class CachedAttention:
     """softmax(scale * q k^T + mask) v, where k and v are a cache and what is new.
 
-    `query`, `key` and `value` are [batch, heads, new, head_dim], or [batch, new, heads * head_dim] where `flat`; a
-    `packed` query holds keys and values behind it. Fewer heads of keys and values serve groups of queries. `result`
-    has the query's layout.
+    `query`, `key` and `value` are [batch, heads, new, head_dim], or [batch, new, heads * head_dim] where `flat` (keys
+    and values: and `flat_keys`); a query without a key holds keys and values behind it. Fewer heads of keys and values
+    serve groups of queries. `result` has the query's layout.
     """
 
     node: ir.Node
@@ -39,6 +39,7 @@ class CachedAttention:
     #: None: 1 / sqrt(head_dim).
     scale: float | None
     flat: bool
+    flat_keys: bool = True
     heads: int | None = None
     kv_heads: int | None = None
     rotary: Rotary | None = None

@@ -53,6 +53,84 @@ def test_windows_of_group_query_attention_are_those_of_onnx_runtime(rng: np.rand
     assert found.token_ids == greedy(original, prompt, TOKENS)
 
 
+def _with_multi_head(model: onnx.ModelProto) -> None:
+    """Compute each attention of a decoder by optimum by one MultiHeadAttention.
+
+    Keys and values that groups of heads share are repeated in front of it; where each head has its own, the node takes
+    past ones and gives out both.
+    """
+    nodes = model.graph.node
+    makers = {output: node for node in nodes for output in node.output}
+    n = onnx.helper.make_node
+    for softmax in _softmaxes(model):
+        scores, mask = makers[softmax.input[0]].input
+        query, key = (_behind(makers, name, ("Mul", "Div", "Transpose")) for name in _product(makers, scores).input)
+        (product,) = (m for m in nodes if m.op_type == "MatMul" and _leads(makers, m.input[0], softmax.output[0]))
+        (turned,) = (m for m in nodes if product.output[0] in m.input and m.op_type == "Transpose")
+        (flat,) = (m for m in nodes if turned.output[0] in m.input and m.op_type == "Reshape")
+        name, parts = flat.output[0], [query, key, product.input[1]]
+        flat.output[0] = f"{name}/unused"
+        joined = [makers[part] for part in parts[1:]]
+        takes_past = all(node.op_type == "Concat" for node in joined)
+        if takes_past:
+            parts[1:] = [node.input[1] for node in joined]
+        made, flattened = [], [f"{name}/flat.{index}" for index in range(3)]
+        for part, wide in zip(parts, flattened, strict=True):
+            made.append(n("Transpose", [part], [f"{wide}/tokens"], perm=[0, 2, 1, 3]))
+            made.append(n("Reshape", [f"{wide}/tokens", "flat_shape"], [wide]))
+        inputs, outputs = [*flattened, "", "", mask], [name]
+        if takes_past:
+            inputs += [node.input[0] for node in joined]
+            outputs += [node.output[0] for node in joined]
+            for node in joined:  # masks read its shape
+                present, node.output[0] = node.output[0], f"{node.output[0]}/joined"
+                for user in nodes:
+                    user.input[:] = [node.output[0] if given == present else given for given in user.input]
+        made.append(n("MultiHeadAttention", inputs, outputs, f"{name}/MHA", domain="com.microsoft", num_heads=4))
+        place = list(nodes).index(product)
+        for node in reversed(made):
+            nodes.insert(place, node)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 0, -1]), "flat_shape"))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    del model.graph.value_info[:]
+
+
+def _product(makers: dict[str, onnx.NodeProto], name: str) -> onnx.NodeProto:
+    return makers[_behind(makers, name, ("Mul", "Div"))]
+
+
+def _behind(makers: dict[str, onnx.NodeProto], name: str, passed: tuple[str, ...]) -> str:
+    while name in makers and makers[name].op_type in passed and not _of_heads(makers[name]):
+        name = makers[name].input[0]
+    return name
+
+
+def _of_heads(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Transpose" and list(node.attribute[0].ints) == [0, 2, 1, 3]
+
+
+def _leads(makers: dict[str, onnx.NodeProto], name: str, to: str) -> bool:
+    while name != to and name in makers and makers[name].op_type in ("Where", "Cast"):
+        name = makers[name].input[2 if makers[name].op_type == "Where" else 0]
+    return name == to
+
+
+@pytest.mark.parametrize("name", ["optimum_llama", "optimum_gpt2"])
+def test_multi_head_attention_is_found(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Keys that heads share, repeated behind a Concat (llama), and past keys as inputs of the node (gpt2)."""
+    model = exported_decoders.model(name, rng)
+    onnx.save(model, tmp_path / "spelled.onnx")
+    _with_multi_head(model)
+    onnx.save(model, tmp_path / "model.onnx")
+    convert_decoder(tmp_path / "model.onnx", tmp_path / "inplace.onnx", capacity=48)
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in (13, 1, 7)]
+    expected = [greedy(tmp_path / "spelled.onnx", prompt, TOKENS) for prompt in prompts]
+    assert [greedy(tmp_path / "model.onnx", prompt, TOKENS) for prompt in prompts] == expected
+    with Generator(tmp_path / "inplace.onnx") as generator:
+        found = generator.generate(prompts, max_new_tokens=TOKENS, stop=[]).generations
+    assert [generation.token_ids for generation in found] == expected
+
+
 def test_what_tensorrt_needs_holds(rng: np.random.Generator, tmp_path: Path) -> None:
     """One graph of standard operators; each cache is an input and, behind one TensorScatter, an output."""
     onnx.save(exported_decoders.model("genai_llama", rng), tmp_path / "model.onnx")
