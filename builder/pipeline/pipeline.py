@@ -112,6 +112,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         # Of the shapes that the engine is tuned for: a decoder's are those of the step that generates a token.
         of = subgraphs if given is None else given.subgraphs
         tokens = subgraph_tokens(model, of, typical_of(profiles[-1]))
+        prefill = subgraph_tokens(model, of, typical_of(profiles[0])) if len(profiles) > 1 else None
         plan = given or new_plan(request, model, subgraphs, calibrated, tokens, checkpoint is not None)
         if checkpoint is not None:
             check_checkpoint(checkpoint, subgraphs, request, plan, report)
@@ -119,7 +120,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         if request.accuracy_budget is None:
             if request.stop_after != "plan":
                 check_data(request, model, subgraphs, specs, plan)
-            take_plan(request, model, plan, tokens, calibrated, report)
+            take_plan(request, model, plan, tokens, calibrated, report, prefill)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)
 
@@ -128,7 +129,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     if request.accuracy_budget is not None:
         with report.timed("choose"):
             plan = choose_plan(request, model, subgraphs, specs, plan, statistics, tokens, report, progress)
-            take_plan(request, model, plan, tokens, calibrated, report)
+            take_plan(request, model, plan, tokens, calibrated, report, prefill)
         if request.stop_after == "plan":
             return _finish(request, report)
     if request.stop_after == "calibrate":

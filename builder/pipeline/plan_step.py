@@ -11,6 +11,7 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, VERIFICATION_FAILED,
 from trt_nvfp4.builder.export.decoder_contract import decoder_of
 from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.profile_times import DECODE, PREFILL, note_profiles
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.token_bytes import token_bytes
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
@@ -113,22 +114,31 @@ def take_plan(
     tokens: Mapping[str, int],
     calibrated: bool | Collection[str],
     report: Report,
+    prefill: Mapping[str, int] | None = None,
 ) -> None:
+    """Write the plan, and report it with predictions. `tokens` are the rows of each subgraph; of a decoder those of a
+    decode step, and `prefill` those of a prompt."""
     # Before it is written beside what an earlier run built.
     check_required(request, plan)
-    kernels = note_kernels(plan.subgraphs, request.target.capabilities)
+    capabilities = request.target.capabilities
+    kernels = note_kernels(plan.subgraphs, capabilities)
     report.warnings += slow_kernels(kernels)
+    limits = roofline.LIMITS[request.target.name]
+    predicted = roofline.predict(plan, tokens, limits, capabilities)
+    of_prompt = None if prefill is None else roofline.predict(plan, prefill, limits, capabilities)
+    if of_prompt is not None:
+        note_profiles(plan, {PREFILL: of_prompt, DECODE: predicted})
     file = request.file(".plan.yaml")
     if not _holds(file, plan):
         plan.save(file)
     report.files["plan"] = str(file)
     report.take_plan(plan, calibrated)
     report.unplanned = {kind: asdict(found) for kind, found in unplanned_products(model, plan).items()}
-    limits = roofline.LIMITS[request.target.name]
-    predicted = roofline.predict(plan, tokens, limits, request.target.capabilities)
-    report.warnings += roofline.slow_decoding(predicted, request.target.capabilities)
+    report.warnings += roofline.slow_decoding(predicted, capabilities)
     of = roofline.share(plan, tokens, predicted, original_weights_bytes(model.graph))
     report.predicted = {**asdict(limits), "of": of, "subgraphs": predicted}
+    if of_prompt is not None:
+        report.predicted[PREFILL] = of_prompt
     if (decoder := decoder_of(read(model.path))) is not None:
         report.token_bytes = asdict(token_bytes(model, plan, decoder, limits))
 

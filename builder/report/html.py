@@ -17,6 +17,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.profile_times import PREFILL, products, profiles_line
 from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
 from trt_nvfp4.common.json_text import parse_json
@@ -56,6 +57,7 @@ def page(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) 
     sections = [
         _section("Speed against baselines", _speed(report, bench)),
         _section("Size of the weights", _sizes(report)),
+        _section("Prefill and decode", _profiles(report)),
         _section("Read for each generated token", _token_bytes(report)),
         _section("Accuracy by layer", _accuracy(report)),
         _section("Roofline", _roofline(report)),
@@ -219,6 +221,32 @@ def _token_bytes(report: Mapping[str, Any]) -> str:
         "a bound, nothing was run."
     )
     return _table(("what", "bytes"), rows, "Bytes read for each token", ("", "num")) + f"<p>{escape(caption)}</p>"
+
+
+def _profiles(report: Mapping[str, Any]) -> str:
+    """Each planned product in a prefill and in a decode step."""
+    found = report.get("predicted", {})
+    if not (line := profiles_line(found)):
+        return ""
+    kernels = {entry["name"]: str(entry.get("kernels", "")).split(":")[0] for entry in report["subgraphs"]}
+    prefill = {entry["names"][0]: entry for entry in found[PREFILL]}
+    rows = []
+    for entry in products(found["subgraphs"]):
+        cells = [escape(name := entry["names"][0]), escape(kernels.get(name, ""))]
+        for of in (prefill.get(name), entry):
+            cells += (
+                ["-"] * 3
+                if of is None
+                else [
+                    str(of["tokens"]),
+                    svg_charts.number(of["predicted_us"]["nvfp4"]),
+                    escape(of["bound"]),
+                ]
+            )
+        rows.append(cells)
+    headings = ["subgraph", "kernels", "prefill rows", "us", "bound by", "decode rows", "us", "bound by"]
+    table = _table(headings, rows, "Prefill and decode", ["name", "", "n", "n", "", "n", "n", ""])
+    return f"{table}<p>{escape(line[0].upper() + line[1:])}.</p>"
 
 
 def _sizes(report: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 import psutil
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.profile_times import profiles_line
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
@@ -369,6 +370,8 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         table.add_row("network", network)
     if budget := budget_line(report):
         table.add_row("accuracy budget", budget)
+    if times := profiles_line(report["predicted"]):
+        table.add_row("profiles", times)
     if reads := token_line(report):
         table.add_row("read per token", reads)
     if accuracy := accuracy_line(report):
