@@ -160,7 +160,10 @@ class _Ranges:
                 f"add {', '.join(self.flags)} {name}:{example} with the sizes you need",
             )
         if computed is not None:
-            self._check_computed(name, axis, given, computed)
+            self._check_computed(name, axis, given, computed, dim, sorted(Expression(dim).names))
+        elif terms is not None and default is not None:
+            parts = [term for term in terms if not term.isdecimal()]
+            self._check_computed(name, axis, given, default, " + ".join(terms), parts)
         low, middle, high = default or (min(stated), stated[len(stated) // 2], max(stated))
         low = given[0] if given[0] is not None else min([low, *stated])
         high = given[2] if given[2] is not None else max([high, *stated])
@@ -205,10 +208,11 @@ class _Ranges:
         places = self._places(dim)
         return self.of(*places[0]) if places else self._default(dim, axis=-1)
 
-    def _check_computed(self, name: str, axis: int, given: Sequence[int | None], computed: Range) -> None:
-        """Raise BuilderError (usage) where a given size is not what the dimensions that it is computed from give."""
-        dim = self.inputs[name][axis]
-        names = sorted(Expression(str(dim)).names)
+    def _check_computed(
+        self, name: str, axis: int, given: Sequence[int | None], computed: Range, formula: str, names: Sequence[str]
+    ) -> None:
+        """Raise BuilderError (usage) where a given size is not what `formula` of the dimensions `names` gives: a mask
+        spans past and new tokens."""
         if not all(map(self._places, names)):
             return
         for flag, stated, expected in zip(self.flags * (3 // len(self.flags)), given, computed, strict=True):
@@ -216,8 +220,8 @@ class _Ranges:
                 inputs = sorted({place for part in names for place, _ in self._places(part)})
                 raise BuilderError(
                     USAGE,
-                    f"{flag} {name}: dimension {axis} is {dim}, which is {expected} here and not {stated}; give the "
-                    f"shapes of {', '.join(inputs)} too, so that they agree",
+                    f"{flag} {name}: dimension {axis} is {formula}, which is {expected} here and not {stated}; "
+                    f"give the shapes of {', '.join(inputs)} too, so that they agree",
                 )
 
     def _default(self, dim: str, axis: int) -> Range | None:

@@ -164,6 +164,22 @@ def test_mask_of_a_decoder_spans_cached_and_new_tokens(mask: str, new: str | int
         assert ids[0] == cached[0]
 
 
+@pytest.mark.parametrize(
+    ("mask", "formula"),
+    [
+        ("past_sequence_length + sequence_length", r"past_sequence_length \+ sequence_length"),
+        ("total_sequence_length", r"past_sequence_length \+ sequence_length"),
+    ],
+)
+def test_a_mask_of_another_length_than_past_and_new_tokens_is_refused(mask: str, formula: str) -> None:
+    inputs = decoder(mask, "sequence_length", "past_sequence_length")
+    shapes = {"input_ids": (1, 3), CACHE: (1, 2, 5, 16)}
+    assert derive_profiles(inputs, typical={**shapes, "attention_mask": (1, 8)})["attention_mask"].typical == (1, 8)
+    with pytest.raises(BuilderError, match=f"attention_mask: dimension 1 is {formula}, which is 8 here and not 9") as e:
+        derive_profiles(inputs, typical={**shapes, "attention_mask": (1, 9)})
+    assert e.value.exit_code == USAGE
+
+
 def test_total_without_its_parts_asks_for_a_range() -> None:
     inputs = decoder("total_len", "seq_len", "past_len") | {"encoder_ids": ["batch", "encoder_len"]}
     with pytest.raises(BuilderError, match=r"total_len.* not all of past_len and len are in .* attention_mask:1x1"):
