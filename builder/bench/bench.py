@@ -10,6 +10,7 @@ import importlib.util
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ import numpy as np
 from rich.table import Table
 
 from trt_nvfp4.builder import roofline
+from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps, steps_table, time_steps
 from trt_nvfp4.builder.bench.engines import bench_engines
 from trt_nvfp4.builder.bench.subgraphs import bench_subgraphs
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH, Decoder, decoder_of
+from trt_nvfp4.builder.generate.open import prepared
+from trt_nvfp4.builder.generate.tensorrt_runner import open_engine
 from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.inputs.shapes import Shape
-from trt_nvfp4.builder.onnx_file import is_rewritten, read_if_any
+from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.report.charts import number
@@ -34,6 +39,7 @@ from trt_nvfp4.builder.report.report import versions
 from trt_nvfp4.builder.targets import TARGETS, Target, arch_of, find_target
 from trt_nvfp4.builder.tensorrt import backend
 from trt_nvfp4.builder.tensorrt import load as runtime
+from trt_nvfp4.builder.token_bytes import token_bytes
 from trt_nvfp4.calibration.recipes import DEFAULT
 from trt_nvfp4.calibration.samples.python_loader import split_function
 from trt_nvfp4.calibration.samples.samples import input_specs, load_samples, save_sample
@@ -49,7 +55,7 @@ from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
-from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan
+from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan
 from trt_nvfp4.graph_passes.rewrite import original_weights_bytes, rewrite
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.plugins.compile.library import build_library
@@ -61,6 +67,11 @@ LABELS = {
     "plugins": "measured: the replaced subgraphs, one by one through the plugin host, against cuBLAS products of the "
     "same shapes (no activations or conversions between them)",
     "roofline": "predicted: the least time of the replaced subgraphs by the target's published peaks; nothing was run",
+}
+# Of a decoder, whose steps are what counts.
+DECODER_LABELS = {
+    "engine": "measured: engines over their caches, as generate runs them, in turns",
+    "roofline": "predicted: the least time by the target's published peaks; nothing was run",
 }
 # Baselines, by what they are called in results. TensorRT's own NVFP4 is one of whole engines: as single products cuBLAS
 # has it not, and by the roofline it is as fast as W4A4.
@@ -84,11 +95,17 @@ class Request:
     rounds: int = 50
     warm_up: int = 5
     folder: Path | None = None
+    #: Of a decoder: cached tokens at which a step is timed; none: those of `lengths_of`.
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass
 class Result:
-    """What came of it. `contestants` holds microseconds (p50, p90, p99, ...) of the whole; `subgraphs` of its parts."""
+    """What came of it. `contestants` holds microseconds (p50, p90, p99, ...) of the whole; `subgraphs` of its parts.
+
+    Of a decoder `steps` are microseconds of one sequence by contestant: of a prompt, and of a token behind so many that
+    are cached. Its `contestants` are those of the longest.
+    """
 
     mode: str
     model: str
@@ -101,6 +118,7 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         with replacing(path) as temporary:
@@ -118,6 +136,7 @@ class Subject:
     target: Target
     engine: Path | None
     shapes: Mapping[str, Shape]
+    decoder: Decoder | None
 
 
 def bench(
@@ -134,20 +153,43 @@ def bench(
     data = request.calib_data
     if data is not None and not split_function(data)[0].exists():
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
+    with ExitStack() as made:
+        if request.subject.is_dir():
+            progress.stage(f"exporting {request.subject.name} to ONNX")
+        exported = replace(request, subject=prepared(request.subject, made, "auto", 1))
+        return _bench(exported, Result("", str(request.subject), ""), progress, device, open_host)
+
+
+def _bench(
+    request: Request,
+    result: Result,
+    progress: Progress,
+    device: Callable[[], Device],
+    open_host: Callable[[str], Any],
+) -> Result:
     subject = _subject(request, device)
     mode, note = _mode(request, subject)
-    result = Result(mode, str(request.subject), subject.target.name, LABELS[mode], versions=versions())
+    decoder = subject.decoder
+    lengths = None if decoder is None else lengths_of(decoder, request.lengths)
+    if decoder is None and request.lengths:
+        raise BuilderError(USAGE, f"--lengths: {request.subject} is no language model with caches; leave it out")
+    result.mode, result.target, result.versions = mode, subject.target.name, versions()
+    result.label = LABELS[mode] if decoder is None else DECODER_LABELS.get(mode, LABELS[mode])
     if note:
         result.notes.append(note)
     if mode == "roofline":
         _predict(subject, result)
+        if decoder is not None and lengths is not None:
+            _predict_decoder(subject, decoder, lengths, result)
         return result
     here = device()
     before = here.environment()
     if mode == "plugins":
         _bench_plugins(request, subject, result, here, open_host, progress)
+        if decoder is not None:
+            result.notes.append("the decoder's parts alone; generate --runner torch runs all of it on this GPU")
     else:
-        _bench_engines(request, subject, result, here, progress)
+        _bench_engines(request, subject, result, here, progress, lengths)
     result.environment = {"before": before, "after": here.environment(), "machine": platform.platform()}
     return result
 
@@ -171,7 +213,7 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
             )
         return _planned(replace(request, shapes=request.shapes or runtime.typical_shapes(path)), onnx, plan, path)
     if path.suffix != ".onnx":
-        raise BuilderError(USAGE, f"{path}: expected an engine (.engine) or an ONNX file")
+        raise BuilderError(USAGE, f"{path}: expected an engine (.engine), an ONNX file or a Hugging Face directory")
     if request.model is not None:
         raise BuilderError(USAGE, f"--model {request.model}: {path} is no engine but the model itself; leave that out")
     if is_rewritten(read_if_any(path)):
@@ -183,17 +225,21 @@ def _subject(request: Request, device: Callable[[], Device]) -> Subject:
     model = load(path)
     model = convert(model, choose(model, "auto"))
     target = find_target(request.target or _local_target(device))
+    decoder = decoder_of(read(path))
     subgraphs, shapes = find_subgraphs(model), _shapes(request, path)
+    if decoder is not None and not shapes:
+        shapes = {IDS: (1, 1)}  # the step that generates a token
     new = make_plan(
         model,
         subgraphs,
         target.capabilities,
+        kinds=DEFAULT_KINDS if decoder is None else KINDS,
         calibrated=request.calib_data is not None,
         recipe=DEFAULT,
         tokens=subgraph_tokens(model, subgraphs, shapes),
     )
     note_kernels(new.subgraphs, target.capabilities)
-    return Subject(model, subgraphs, new, target, None, shapes)
+    return Subject(model, subgraphs, new, target, None, shapes, decoder)
 
 
 def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> Subject:
@@ -203,7 +249,11 @@ def _planned(request: Request, onnx: Path, plan: Path, engine: Path | None) -> S
     model = convert(load(onnx), loaded.activations)
     found = find_subgraphs(model)
     loaded.check(model, target.capabilities, found)
-    return Subject(model, found, loaded, target, engine, _shapes(request, onnx))
+    decoder = decoder_of(read(onnx))
+    shapes = _shapes(request, onnx)
+    if decoder is not None and not request.shapes:
+        shapes = {IDS: (1, 1)}
+    return Subject(model, found, loaded, target, engine, shapes, decoder)
 
 
 def _shapes(request: Request, onnx: Path) -> Mapping[str, Shape]:
@@ -268,6 +318,13 @@ def _predict(subject: Subject, result: Result) -> None:
     of = roofline.share(subject.plan, tokens, result.subgraphs, original_weights_bytes(subject.model.graph))
     result.notes.append(f"of {of}")
     result.notes.append(f"peaks: {limits.source}")
+
+
+def _predict_decoder(subject: Subject, decoder: Decoder, lengths: Lengths, result: Result) -> None:
+    limits = roofline.LIMITS[subject.target.name]
+    read_once = token_bytes(subject.model, subject.plan, decoder, limits)
+    result.steps = predict_steps(subject.plan, decoder, read_once, limits, lengths)
+    result.contestants = {name: {"predicted_us": us} for name, us in result.steps[-1]["us"].items()}
 
 
 def _bench_plugins(
@@ -336,10 +393,17 @@ def _statistics(request: Request) -> Statistics | None:
     return Statistics.load(request.calib_data)
 
 
-def _bench_engines(request: Request, subject: Subject, result: Result, device: Device, progress: Progress) -> None:
+def _bench_engines(
+    request: Request,
+    subject: Subject,
+    result: Result,
+    device: Device,
+    progress: Progress,
+    lengths: Lengths | None,
+) -> None:
     with scratch(request.folder) as folder:
         engines: dict[str, Path] = {"nvfp4": subject.engine} if subject.engine is not None else {}
-        sample = _sample(request, subject)
+        sample = _sample(request, subject, lengths)
         data = request.calib_data or save_sample(folder / "sample.npz", sample)
         builds, notes = _builds(request, subject, data, folder)
         result.notes += notes
@@ -355,6 +419,9 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
                     raise
                 result.notes.append(f"TensorRT's own NVFP4 is not realized: {error}")
         progress.stage("timing engines")
+        if lengths is not None:
+            _time_decoders(request, engines, lengths, result)
+            return
         result.contestants, result.layers, result.cosine_to_bf16 = bench_engines(
             device,
             engines,
@@ -363,6 +430,16 @@ def _bench_engines(request: Request, subject: Subject, result: Result, device: D
             request.warm_up,
             progress.step,
         )
+
+
+def _time_decoders(request: Request, engines: Mapping[str, Path], lengths: Lengths, result: Result) -> None:
+    with ExitStack() as opened:
+        runners = {}
+        for name, engine in engines.items():
+            runners[name] = open_engine(engine)
+            opened.callback(runners[name].close)
+        result.steps = time_steps(runners, lengths, request.rounds, request.warm_up)
+    result.contestants = {name: {"median_us": us} for name, us in result.steps[-1]["us"].items()}
 
 
 def _builds(
@@ -379,7 +456,14 @@ def _builds(
     for name in (NATIVE, *BASELINES):
         precision = name.replace("_", "-")
         plan = make_plan(
-            model, subject.found, capabilities, precision, KINDS, calibrated=True, recipe=subject.plan.recipe
+            model,
+            subject.found,
+            capabilities,
+            precision,
+            KINDS,
+            calibrated=True,
+            recipe=subject.plan.recipe,
+            attention="native",
         )
         replaced = [entry for entry in plan.subgraphs if entry.name in ours]
         if name == NATIVE and all(entry.decision != NATIVE for entry in replaced):
@@ -397,18 +481,24 @@ def _builds(
             plan=folder / f"{name}.plan.yaml",
             calib_data=data,
             trust_remote_code=request.trust_remote_code,
-            typical=subject.shapes,
+            typical=subject.shapes if subject.decoder is None else {},
             accuracy_samples=0,  # the engines themselves are compared
         )
     return builds, notes
 
 
-def _sample(request: Request, subject: Subject) -> dict[str, np.ndarray]:
-    """One input: the user's, or a random one of the typical shapes."""
+def _sample(request: Request, subject: Subject, lengths: Lengths | None = None) -> dict[str, np.ndarray]:
+    """One input: the user's, or a random one of the typical shapes; of a decoder a prompt, and empty caches."""
     path = subject.model.path
     if (given := _given_sample(request, path)) is not None:
         return given
     rng = np.random.default_rng(0)
+    if subject.decoder is not None and lengths is not None:
+        new = lengths.prompt
+        caches = {name: spec for name, spec in input_specs(path).items() if name in subject.decoder.caches}
+        sample = {name: np.zeros((1, *map(int, spec.shape[1:])), spec.dtype) for name, spec in caches.items()}
+        sample[IDS] = rng.integers(0, subject.decoder.vocab_size, (1, new))
+        return sample | {PAST_LENGTH: np.zeros(1, np.int64), NEW_LENGTH: np.full(1, new)}
     return random_samples(input_specs(path), vocabulary(path), 1, rng, subject.shapes)[0]
 
 
@@ -445,6 +535,8 @@ def _is_result(path: Path) -> bool:
 
 def tables(result: Result) -> list[Table]:
     """The result for the terminal."""
+    if result.steps:
+        return [steps_table(result.steps, f"{result.model} on {result.target}: {result.label}")]
     unit = "predicted us" if result.mode == "roofline" else "median us"
     whole = Table(title=f"{result.model}: {result.label}", title_justify="left")
     cosines = result.cosine_to_bf16  # of whole engines

@@ -29,7 +29,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command(cls=Command, epilog=EXIT_CODES)
 def bench_engine(
     subject: Annotated[
-        Path, typer.Argument(help="OUT.engine of build-engine (the files beside it are used), or an ONNX file.")
+        Path,
+        typer.Argument(
+            help="OUT.engine of build-engine (the files beside it are used), an ONNX file or a Hugging Face directory."
+        ),
     ],
     target: Annotated[
         str | None,
@@ -59,6 +62,14 @@ def bench_engine(
             metavar="FILE|DIR",
         ),
     ] = None,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            help="Language models: cached tokens at which a step is timed (default: an eighth, half and all of the "
+            "caches' capacity).",
+            metavar="N,N,...",
+        ),
+    ] = "",
     rounds: Annotated[int, typer.Option(min=2, help="Timed runs of each engine or kernel.")] = 50,
     warm_up: Annotated[int, typer.Option(min=0, help="Untimed runs before them.")] = 5,
     out: Annotated[
@@ -80,6 +91,8 @@ def bench_engine(
     - engine: whole engines on their GPU, as CUDA graphs, interleaved, with percentiles, a profile by layer and clocks.
     - plugins: on any GPU, each subgraph's plugin alone, against cuBLAS products of the same shapes.
     - roofline: without a GPU, the least time that the target's published peaks allow; a prediction, marked as one.
+
+    Of a language model with caches: the time to the first token of a prompt, and per token at several cached lengths.
 
     The result of an engine is written beside it, OUT.bench.json, and shown on the build's page, OUT.report.html.
 
@@ -106,6 +119,7 @@ def bench_engine(
             rounds=rounds,
             warm_up=warm_up,
             folder=destination and destination.parent,
+            lengths=_lengths(lengths),
         )
         if destination is not None:
             bench.check_destination(destination)
@@ -128,6 +142,15 @@ def bench_engine(
             output.print(table)
         for note in result.notes:
             output.print(note)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    from trt_nvfp4.builder.errors import USAGE, BuilderError
+
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise BuilderError(USAGE, f"--lengths {text}: expected numbers of tokens such as 1024,4096") from None
 
 
 if __name__ == "__main__":

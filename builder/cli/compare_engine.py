@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,12 +47,18 @@ OF_RANDOM = (
 )
 
 
+#: Of language models that are given as Hugging Face directories.
+STEPS = 16
+
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @app.command(cls=Command, epilog=EXIT_CODES)
 def compare_engine(
-    reference: Annotated[Path, typer.Argument(help="The reference: an ONNX file, an engine or a bundle folder.")],
+    reference: Annotated[
+        Path,
+        typer.Argument(help="The reference: an ONNX file, an engine, a bundle folder or a Hugging Face directory."),
+    ],
     result: Annotated[Path, typer.Argument(help="What is compared with it: also any of these.")],
     data: Annotated[
         Path | None, typer.Option(help="Input samples, as for --calib-data (default: random ones).", metavar="FILE|DIR")
@@ -96,7 +103,7 @@ def compare_engine(
         typer.Option(
             min=1,
             help="Decoders: feed prompts, then N of REFERENCE's greedy tokens over the caches, and show KL and equal "
-            "tokens per step.",
+            "tokens per step (default for a Hugging Face directory of a language model: 16).",
             metavar="N",
         ),
     ] = None,
@@ -117,7 +124,7 @@ def compare_engine(
 
     Example: compare-engine model.onnx model.rewritten.onnx --data samples.npz --min-cosine 0.99
     """
-    with failures(debug, as_json):
+    with failures(debug, as_json), ExitStack() as made:
         from trt_nvfp4.builder.accuracy.compare import compare
         from trt_nvfp4.builder.accuracy.metrics import Thresholds
         from trt_nvfp4.builder.accuracy.runners import Side
@@ -136,7 +143,11 @@ def compare_engine(
         if prompt:
             raise BuilderError(USAGE, "--prompt: is for decoders over their caches; add --steps N")
         _check_data(data, {"--shapes": shapes or None, "--samples": samples, "--seed": seed})
-        sides = Side.of(reference), Side.of(result)
+        paths = _exported(reference, made), _exported(result, made)
+        if paths != (reference, result) and data is None and any(map(_is_decoder, paths)):
+            _compare_steps(paths[0], paths[1], STEPS, [], samples, seed, max_kl, as_json)
+            return
+        sides = Side.of(paths[0]), Side.of(paths[1])
         given_shapes = parse_shapes(shapes, "--shapes")
         if save_worst is not None:
             _check_place(save_worst)
@@ -179,6 +190,21 @@ def compare_engine(
                 f"error: {len(found.failures)} of the thresholds missed: {listed}", style="red", soft_wrap=True
             )
             raise typer.Exit(VERIFICATION_FAILED)
+
+
+def _exported(path: Path, made: ExitStack) -> Path:
+    """`path`, or what a Hugging Face directory is exported to until `made` closes."""
+    from trt_nvfp4.builder.generate.open import prepared
+
+    return prepared(path, made, "auto")
+
+
+def _is_decoder(path: Path) -> bool:
+    from trt_nvfp4.builder.export.decoder_contract import decoder_of
+    from trt_nvfp4.builder.onnx_file import read_if_any
+
+    model = read_if_any(path) if path.suffix == ".onnx" else None
+    return model is not None and decoder_of(model) is not None
 
 
 def _check_steps(given: Mapping[str, object]) -> None:

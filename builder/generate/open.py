@@ -19,10 +19,10 @@ RunnerName = Literal["auto", "tensorrt", "onnxruntime", "torch"]
 _LARGEST_BATCH = 64
 
 
-def prepared(path: Path, made: ExitStack) -> Path:
+def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int = _LARGEST_BATCH) -> Path:
     """`path`, or the ONNX model that a Hugging Face directory is exported to, in a scratch folder that `made` removes.
 
-    No code of the directory runs. Raises BuilderError as `export` does.
+    `task` as for `export`. No code of the directory runs. Raises BuilderError as `export` does.
     """
     if not path.is_dir() or (path / MANIFEST).is_file() or not (path / "config.json").is_file():
         return path
@@ -34,7 +34,7 @@ def prepared(path: Path, made: ExitStack) -> Path:
 
     folder = made.enter_context(scratch(None))
     copy_tokenizer(path, folder / TOKENIZER)
-    return export(path, folder / "model.onnx", "generate", CacheOptions(max_batch=_LARGEST_BATCH))
+    return export(path, folder / "model.onnx", task, CacheOptions(max_batch=max_batch))
 
 
 # The manifest of a model of several parts; bundles of decoders carry this module, and not those that read it.

@@ -1,0 +1,153 @@
+"""A decoder by what its users wait for: the first token after a prompt, and each token behind so many cached ones."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.export.decoder_contract import Decoder
+from trt_nvfp4.builder.generate.loop import Runner
+from trt_nvfp4.builder.report.charts import number
+from trt_nvfp4.builder.report.html import CONTESTANTS
+from trt_nvfp4.builder.roofline import KEPT, Limits, roofline, subgraph_cost
+from trt_nvfp4.builder.token_bytes import OTHERS, TokenBytes
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
+from trt_nvfp4.graph_passes.planning.plan import Plan, PlannedSubgraph
+
+_ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the prompt, and cached tokens at which a step is timed."""
+
+    prompt: int
+    cached: tuple[int, ...]
+
+
+def lengths_of(decoder: Decoder, asked: Sequence[int] = ()) -> Lengths:
+    """A prompt of half the capacity, at most 512 tokens; steps at an eighth, half and all of the capacity, or those
+    `asked` for. Raises BuilderError (usage) for more than the caches hold."""
+    cached = tuple(asked) or tuple(sorted({max(1, decoder.capacity // part) for part in (8, 2, 1)}))
+    if wrong := [length for length in cached if not 1 <= length <= decoder.capacity]:
+        raise BuilderError(USAGE, f"--lengths {wrong[0]}: the caches hold 1 to {decoder.capacity} tokens")
+    return Lengths(min(512, max(1, decoder.capacity // 2)), cached)
+
+
+def predict_steps(
+    plan: Plan, decoder: Decoder, read: TokenBytes, limits: Limits, lengths: Lengths
+) -> list[dict[str, Any]]:
+    """The least microseconds of one sequence by contestant, for the prompt and for a step at each length.
+
+    All linears and mixtures of the plan, as planned ("nvfp4") or with FP8 or BF16 in place of what it replaces; the
+    caches, which plugins read up to their length and TensorRT's attention whole; norms and tables, once per call.
+    """
+    rows = [("prompt", lengths.prompt, lengths.prompt)] + [("step", 1, cached) for cached in lengths.cached]
+    found = []
+    for phase, new, cached in rows:
+        us = {
+            name: 1e6
+            * (
+                _products(plan, decoder, decision, new, limits)
+                + _attention(plan, decoder, decision, new, cached, limits)
+                + read.kept.get(OTHERS, 0.0) / limits.bandwidth
+            )
+            for name, decision in (("nvfp4", None), ("fp8", Decision.FP8), ("bf16", Decision.BF16))
+        }
+        found.append({"phase": phase, "tokens": cached, "us": us})
+    return found
+
+
+def _products(plan: Plan, decoder: Decoder, decision: Decision | None, new: int, limits: Limits) -> float:
+    """Seconds of all products with weights; `decision` in place of the plan's own for what it replaces."""
+    seconds, counted = 0.0, set[str]()
+    for entry in sorted(plan.subgraphs, key=lambda entry: entry.decision == Decision.KEEP):
+        if "out_features" not in entry.shapes or not counted.isdisjoint(entry.nodes):
+            continue
+        counted.update(entry.nodes)
+        taken = decision if decision is not None and entry.decision != Decision.KEEP else entry.decision
+        is_head = entry.shapes["out_features"] == decoder.vocab_size and not decoder.all_logits
+        rows = 1 if is_head else new
+        seconds += subgraph_cost(entry.kind, entry.shapes, taken, rows, limits, entry.dtype).seconds
+    return seconds
+
+
+def _attention(plan: Plan, decoder: Decoder, decision: Decision | None, new: int, cached: int, limits: Limits) -> float:
+    """Seconds of reading the caches, and of a prompt's scores and sums."""
+    entries = [entry for entry in plan.subgraphs if entry.kind == ATTENTION and "kv_heads" in entry.shapes]
+    plugins = [entry for entry in entries if entry.decision != Decision.KEEP and decision is None]
+    item = _ITEM[decoder.cache_dtype]
+    whole = sum(
+        heads * (key + value)
+        for heads, key, value in zip(decoder.kv_heads, decoder.head_dim, decoder.value_head_dim, strict=True)
+    )
+    by_plugins = sum(2 * entry.shapes["kv_heads"] * entry.shapes["head_dim"] for entry in plugins)
+    moved = float(item * (whole - by_plugins) * decoder.capacity)
+    moved += sum(_read(entry, cached, item) for entry in plugins)
+    operations = sum(_operations(entry, new, cached) for entry in entries)
+    return roofline(moved, operations, limits, KEPT["bfloat16"][1]).seconds
+
+
+def _read(entry: PlannedSubgraph, cached: int, item: int) -> float:
+    seen = min(cached, entry.shapes.get("window") or cached)
+    size = 1 if entry.decision == Decision.ATTENTION_FP8 else item
+    return 2.0 * entry.shapes["kv_heads"] * entry.shapes["head_dim"] * seen * size
+
+
+def _operations(entry: PlannedSubgraph, new: int, cached: int) -> float:
+    window = entry.shapes.get("window") or cached
+    pairs = sum(min(cached - new + token + 1, window) for token in range(new))
+    return 4.0 * entry.shapes["heads"] * entry.shapes["head_dim"] * pairs
+
+
+def time_steps(
+    runners: Mapping[str, Runner],
+    lengths: Lengths,
+    rounds: int,
+    warm_up: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[dict[str, Any]]:
+    """Median microseconds of one sequence on each runner, in turns; what `generate` waits for, logits on the CPU
+    included."""
+    rng = np.random.default_rng(0)
+    vocab = min(runner.decoder.vocab_size for runner in runners.values())
+    prompt = min(lengths.prompt, *(runner.longest_step for runner in runners.values()))
+    ids = rng.integers(0, vocab, (1, prompt))
+    for runner in runners.values():
+        runner.start(1)
+    found = []
+    steps = [("prompt", ids, 0), *(("step", ids[:, :1], cached - 1) for cached in lengths.cached)]
+    for phase, tokens, past in steps:
+        taken: dict[str, list[float]] = {name: [] for name in runners}
+        for number_ in range(warm_up + rounds):
+            for name, runner in runners.items():
+                begun = clock()
+                runner.step(tokens, np.array([past], np.int64), np.array([tokens.shape[1]], np.int64))
+                if number_ >= warm_up:
+                    taken[name].append((clock() - begun) * 1e6)
+        us = {name: statistics.median(times) for name, times in taken.items()}
+        found.append({"phase": phase, "tokens": past + tokens.shape[1], "us": us})
+    return found
+
+
+def steps_table(steps: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Microseconds of each contestant, and how many times ours is faster."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("one sequence")
+    names = list(steps[0]["us"])
+    for name in names:
+        table.add_column(f"{CONTESTANTS[name]}, us", justify="right")
+    for step in steps:
+        us = step["us"]
+        what = "first token of a prompt of" if step["phase"] == "prompt" else "a token, cached:"
+        cells = [number(us[name]) + ("" if name == "nvfp4" else f" ({us[name] / us['nvfp4']:.2f}x)") for name in names]
+        table.add_row(f"{what} {step['tokens']}", *cells)
+    return table

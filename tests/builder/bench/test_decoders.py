@@ -1,0 +1,102 @@
+"""bench-engine of language models: predictions by hand, and steps timed on runners."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from onnx_models.tiny_decoder import HEAD_DIM, HIDDEN, KV_HEADS, VOCAB, TinyDecoder
+from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, steps_table, time_steps
+from trt_nvfp4.builder.cli.bench_engine import app
+from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.generate.onnx_runner import OnnxRunner
+from trt_nvfp4.builder.roofline import LIMITS
+
+CAPACITY = 64
+
+
+@pytest.fixture
+def model(tmp_path: Path, seed: int) -> Path:
+    return TinyDecoder(np.random.default_rng(seed), CAPACITY).save(tmp_path / "model.onnx")
+
+
+def test_a_prediction_reads_weights_once_and_caches(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.bench.json"
+    ran = CliRunner().invoke(app, [str(model), "--target", "rtx-blackwell", "--mode", "roofline", "-o", str(out)])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(out.read_text())
+    assert "predicted" in found["label"]
+    assert "nothing was run" in " ".join(ran.stdout.split())
+    assert [(step["phase"], step["tokens"]) for step in found["steps"]] == [
+        ("prompt", 32),
+        ("step", 8),
+        ("step", 32),
+        ("step", 64),
+    ]
+    # BF16 by hand: products with what they read and write, one after the other, and whole caches.
+    limits = LIMITS["rtx-blackwell"]
+    heads, kv = 32, KV_HEADS * HEAD_DIM
+    sizes = [(HIDDEN, heads), (HIDDEN, kv), (HIDDEN, kv), (heads, HIDDEN), (HIDDEN, VOCAB)]
+    least = 2 * sum(k * n for k, n in sizes) + 2 * 2 * kv * CAPACITY
+    for step in found["steps"][1:]:
+        us = step["us"]
+        assert us["nvfp4"] < us["fp8"] < us["bf16"]
+        assert least <= us["bf16"] * 1e-6 * limits.bandwidth <= 1.5 * least
+    assert found["contestants"]["bf16"]["predicted_us"] == found["steps"][-1]["us"]["bf16"]
+
+
+def test_runners_take_turns_and_are_timed_at_every_length(model: Path) -> None:
+    runners: dict[str, Any] = {name: OnnxRunner(model) for name in ("nvfp4", "bf16")}
+    seen: list[tuple[str, int, int]] = []
+    now = [0.0]
+
+    def noted(name: str, step: Any, seconds: float) -> Any:
+        def run(ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+            seen.append((name, ids.shape[1], int(past[0])))
+            now[0] += seconds
+            logits: np.ndarray = step(ids, past, new)
+            return logits
+
+        return run
+
+    for name, runner in runners.items():
+        runner.step = noted(name, runner.step, 1.0 if name == "nvfp4" else 3.0)
+    steps = time_steps(runners, Lengths(10, (5, CAPACITY)), rounds=2, warm_up=1, clock=lambda: now[0])
+    assert seen[:4] == [("nvfp4", 10, 0), ("bf16", 10, 0)] * 2
+    assert seen[6:8] == [("nvfp4", 1, 4), ("bf16", 1, 4)]
+    assert seen[-1] == ("bf16", 1, CAPACITY - 1)
+    assert [step["us"] for step in steps] == [{"nvfp4": 1e6, "bf16": 3e6}] * 3
+    assert [step["tokens"] for step in steps] == [10, 5, CAPACITY]
+    console = Console(width=80, record=True)
+    console.print(steps_table(steps, "a title"))
+    assert "(3.00x)" in console.export_text()
+
+
+def test_lengths(model: Path) -> None:
+    decoder = OnnxRunner(model).decoder
+    assert lengths_of(decoder) == Lengths(32, (8, 32, 64))
+    assert lengths_of(decoder, [3]).cached == (3,)
+    for asked in ([0], [65]):
+        with pytest.raises(BuilderError, match="the caches hold 1 to 64 tokens"):
+            lengths_of(decoder, asked)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"), [("65", "--lengths 65: the caches hold 1 to 64"), ("4,x", "--lengths 4,x: expected numbers")]
+)
+def test_bad_lengths_are_one_message(model: Path, lengths: str, words: str) -> None:
+    ran = CliRunner().invoke(app, [str(model), "--target", "thor", "--lengths", lengths])
+    assert (ran.exit_code, ran.stderr.count("error: ")) == (USAGE, 1)
+    assert words in " ".join(ran.stderr.split())
+
+
+def test_lengths_are_for_language_models(gated_mlps: Path) -> None:
+    ran = CliRunner().invoke(app, [str(gated_mlps), "--target", "thor", "--lengths", "4"])
+    assert ran.exit_code == USAGE
+    assert "is no language model with caches" in " ".join(ran.stderr.split())
