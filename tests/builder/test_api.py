@@ -29,7 +29,8 @@ def test_from_a_plan_to_a_bundle(tmp_path: Path, gated_mlps: Path, capfd: pytest
 def test_the_roofline_is_predicted(gated_mlps: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = trt_nvfp4.bench(gated_mlps, target="b200", mode="roofline")
     assert found.mode == "roofline"
-    assert found.contestants["nvfp4"]["p50"] < found.contestants["bf16"]["p50"]
+    assert {"nvfp4", "fp8", "bf16"} <= found.contestants.keys()
+    assert all(times["predicted_us"] > 0 for times in found.contestants.values())
     assert capfd.readouterr() == ("", "")
 
 
