@@ -24,7 +24,7 @@ from trt_nvfp4.builder.tensorrt import bundle
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
 from trt_nvfp4.common.replacing import replacing, scratch
 from trt_nvfp4.graph_passes.planning.plan import Plan
-from trt_nvfp4.plugins.compile.library import build_library
+from trt_nvfp4.plugins.compile.library import build_library, find_build
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 
 
@@ -81,6 +81,15 @@ def build(
     report.plugin_library_bytes = library.stat().st_size if library is not None and carried else None
     if destination.stat().st_size != result["engine_bytes"]:
         raise BuilderError(VERIFICATION_FAILED, f"{destination}: not the size that was written")
+
+
+def check_toolchain(request: Request, plan: Plan) -> None:
+    """Raises ToolchainError where plugins would have to be compiled here and cannot, before anything is quantized. A
+    device compiles those of its bundle where they cannot be compiled here."""
+    if request.stop_after is not None or request.bundle is not None:
+        return
+    if any(entry.lowering.is_plugin for entry in plan.subgraphs):
+        find_build(request.target.arch, machine=request.target.host)
 
 
 def _plugins(

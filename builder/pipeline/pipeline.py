@@ -21,7 +21,7 @@ from trt_nvfp4.builder.inputs.shape_values import shape_values, value_profiles
 from trt_nvfp4.builder.inputs.shapes import Profiles, derive_profiles, typical_of
 from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritten_by
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
-from trt_nvfp4.builder.pipeline.build_step import build
+from trt_nvfp4.builder.pipeline.build_step import build, check_toolchain
 from trt_nvfp4.builder.pipeline.calibrate_step import calibrate, calibrated_tensors, check_data, convert_network
 from trt_nvfp4.builder.pipeline.checkpoint_step import (
     attach_published,
@@ -32,6 +32,7 @@ from trt_nvfp4.builder.pipeline.checkpoint_step import (
 from trt_nvfp4.builder.pipeline.disk_space import check_disk
 from trt_nvfp4.builder.pipeline.pass_dump import PassDump
 from trt_nvfp4.builder.pipeline.plan_step import (
+    check_found,
     check_plan_target,
     check_required,
     given_plan,
@@ -96,8 +97,14 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         model = load(path, observer)
         check_readable(path, read(path))
         specs = input_specs(path)
-        profiles = _profiles(request, path, specs, shape_values(model.graph), report)
-        check_possible(path, model, profiles)
+        try:
+            profiles = _profiles(request, path, specs, shape_values(model.graph), report)
+            check_possible(path, model, profiles)
+        except BuilderError:
+            # Shapes are not asked for where there is nothing to replace.
+            if request.plan is None and not request.is_part:
+                check_found(request, model, {subgraph.kind for subgraph in find_subgraphs(model)})
+            raise
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         given = given_plan(request)
@@ -117,6 +124,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         if checkpoint is not None:
             check_checkpoint(checkpoint, subgraphs, request, plan, report)
         report.warnings += unused_cache_scales(request, published, subgraphs, plan)
+        check_toolchain(request, plan)
         if request.accuracy_budget is None:
             if request.stop_after != "plan":
                 check_data(request, model, subgraphs, specs, plan)

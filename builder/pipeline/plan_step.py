@@ -78,15 +78,7 @@ def new_plan(
         return plan
     if any(entry.kind in (ATTENTION, BY_HAND) and entry.decision != "keep" for entry in plan.subgraphs):
         return plan
-    kinds = sorted({entry.kind for entry in plan.subgraphs} - {ATTENTION, DECODER})
-    if not ({*kinds, *(entry.kind for entry in plan.subgraphs if entry.kind == DECODER)} & set(kinds_of(request))):
-        hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
-        convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph)
-        if convolutions:
-            hint += f"; its {convolutions} convolutions stay as they are: no Conv is replaced"
-        raise BuilderError(
-            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(kinds_of(request))}{hint}"
-        )
+    check_found(request, model, {entry.kind for entry in plan.subgraphs})
     if not selected_entries(request, plan):
         name = next(entry.name for entry in plan.subgraphs if entry.kind in kinds_of(request))
         raise BuilderError(
@@ -95,6 +87,19 @@ def new_plan(
             f"as '{name}'",
         )
     return plan
+
+
+def check_found(request: Request, model: SourceModel, found: Collection[str]) -> None:
+    """Raises BuilderError (model) where none of the kinds of subgraphs that were `found` is one that was asked for."""
+    kinds = sorted(set(found) - {ATTENTION, DECODER})
+    if not (set(found) - {ATTENTION}) & set(kinds_of(request)):
+        hint = f"; it has some of kind {', '.join(kinds)}: add --kinds {','.join(kinds)}" if kinds else ""
+        convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph)
+        if convolutions:
+            hint += f"; its {convolutions} convolutions stay as they are: no Conv is replaced"
+        raise BuilderError(
+            MODEL_AT_FAULT, f"{model.path}: found no subgraph of kind {' or '.join(kinds_of(request))}{hint}"
+        )
 
 
 def _tokens_decide(request: Request) -> bool:

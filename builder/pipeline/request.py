@@ -20,6 +20,8 @@ from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.builder.tensorrt.load import ENGINES
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.python_loader import split_function
+from trt_nvfp4.calibration.samples.text import SUFFIXES as TEXTS
+from trt_nvfp4.calibration.samples.text import open_text
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.external_data import external_files
 from trt_nvfp4.graph_passes.planning.decide import selection
@@ -140,6 +142,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_inputs(request)
     _check_recipe_is_heard(request)
     _check_interface(request)
+    _check_texts(request)
     _check_destination(request, rewritten)
 
 
@@ -303,6 +306,13 @@ def _check_inputs(request: Request) -> None:
         path: Path | None = getattr(request, option)
         if path is not None and not split_function(path)[0].exists():
             raise BuilderError(USAGE, f"--{option.replace('_', '-')} {path}: no such file or folder")
+
+
+def _check_texts(request: Request) -> None:
+    """What is wrong with calibration text, or the tokenizer for it, before an export."""
+    for file in (request.calib_data, request.accuracy_data):
+        if file is not None and file.suffix in TEXTS and request.model.is_dir():
+            open_text(file, request.model, request.trust_remote_code)
 
 
 def _check_recipe_is_heard(request: Request) -> None:

@@ -40,14 +40,7 @@ def tokenize(
     Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's: one that knows few of its tokens,
     or hardly a word of the text; an input that text cannot give.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
-    if not text.strip():
-        raise CalibrationError(f"{file}: holds no text")
-    tokenizer, config = _tokenizer(file, directory, trust_remote_code), _config(directory)
-    _check_size(directory, tokenizer, config)
+    text, tokenizer, config = open_text(file, directory, trust_remote_code)
     is_jsonl = file.suffix == ".jsonl"
     paragraphs = chats.texts(file, text, tokenizer) if is_jsonl else [(part, False) for part in _paragraphs(text)]
     limit = config.get("max_position_embeddings")
@@ -72,6 +65,22 @@ def tokenize(
         )
     _check_known(file, directory, tokenizer, samples)
     return samples
+
+
+def open_text(file: Path, directory: Path | None, trust_remote_code: bool = False) -> tuple[str, Any, dict[str, Any]]:
+    """The text, the model's tokenizer and configuration: what of `tokenize` can be told without the model's inputs.
+
+    Raises CalibrationError: no text; no tokenizer in `directory`, or not the model's.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(f"{file}: not UTF-8 text: {error}") from error
+    if not text.strip():
+        raise CalibrationError(f"{file}: holds no text")
+    tokenizer, config = _tokenizer(file, directory, trust_remote_code), _config(directory)
+    _check_size(directory, tokenizer, config)
+    return text, tokenizer, config
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -105,11 +105,14 @@ def test_no_mlp_says_what_there_is(tmp_path: Path, rng: np.random.Generator) -> 
     assert_failed(result, errors.MODEL_AT_FAULT, "found no subgraph of kind moe or gated_mlp or mlp", "--kinds linear")
 
 
-def test_dynamic_dimension_without_a_profile(tmp_path: Path) -> None:
+def test_dynamic_dimension_without_a_profile(tmp_path: Path, rng: np.random.Generator) -> None:
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        g (float16[batch, 3, height, 64] image) => (float16[batch, 3, height, 64] y) { y = Relu(image) }""")
+        g (float16[batch, 3, height, 64] image) => (float16[batch, 3, height, 64] y) { y = MatMul(image, w) }""")
+    weight = rng.standard_normal((64, 64)).astype(np.float16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     onnx.save(model, tmp_path / "image.onnx")
-    assert_failed(build(tmp_path / "image.onnx"), errors.USAGE, "dimension 2 (height)", "--max-shapes image:")
+    result = build(tmp_path / "image.onnx", "--kinds", "linear")
+    assert_failed(result, errors.USAGE, "dimension 2 (height)", "--max-shapes image:")
 
 
 def test_width_that_is_no_multiple_of_16(tmp_path: Path, save_gated_mlps: Callable[..., Path]) -> None:
