@@ -34,7 +34,8 @@ __global__ void search(float const* x, float tensor_scale, int scale_search, uns
         amax_bits = max(amax_bits, __shfl_xor_sync(0xffffffffu, amax_bits, offset));
     }
     BlockQuantizer quantizer(amax_bits, tensor_scale);
-    quantizer.search<kLanes, kValues>(values, amax_bits, tensor_scale, scale_search);
+    ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, scale_search);
+    quantizer.search<kLanes, kValues>(candidates, values);
     if (thread % kLanes == 0) scales[thread / kLanes] = quantizer.block_scale;
 }
 extern "C" int search_scales(float const* x, float tensor_scale, int scale_search, unsigned* scales, int blocks,

@@ -129,12 +129,16 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
 #pragma unroll
         for (float const value : sixteen) block_amax = max(block_amax, ptx::magnitude_bits(value));
         BlockQuantizer quantizer(block_amax, tensor_scale);
+        // Values anew: few registers outlive the calls that divisions are.
         if constexpr (kSearch) {
-            quantizer.search<1, kBlock>(sixteen, block_amax, tensor_scale, args.out.scale_search);
+            ScaleCandidates const candidates(block_amax, tensor_scale, quantizer.block_scale, args.out.scale_search);
+            asm volatile("" ::: "memory");
+            load_block(sixteen, values + block * kBlock);
+            quantizer.search<1, kBlock>(candidates, sixteen);
+        } else {
+            asm volatile("" ::: "memory");
+            load_block(sixteen, values + block * kBlock);
         }
-        // Anew: few registers outlive the calls that divisions are.
-        asm volatile("" ::: "memory");
-        load_block(sixteen, values + block * kBlock);
         *block_scale = quantizer.block_scale;
         *reinterpret_cast<uint2*>(args.out.packed + (row * args.k + block * kBlock) / 2) = quantizer.encode(sixteen);
     }

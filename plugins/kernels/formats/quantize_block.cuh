@@ -26,12 +26,16 @@ struct BlockQuantizer {
         inverse = inverse_scale(ptx::e4m3_decode_unsigned(block_scale), tensor_scale);
     }
 
-    // Moves on to the best scale; see search_scale.
+    // Moves on to the best scale; see ScaleCandidates.
     template <int kLanes, int kValues>
-    __device__ __forceinline__ void search(float const* values, uint32_t amax_bits, float tensor_scale,
-                                           int32_t scale_search) {
-        block_scale = search_scale<kLanes, kValues>(values, amax_bits, tensor_scale, block_scale, scale_search);
-        inverse = inverse_scale(ptx::e4m3_decode_unsigned(block_scale), tensor_scale);
+    __device__ __forceinline__ void search(ScaleCandidates const& candidates, float const* values) {
+        int const best = candidates.best<kLanes, kValues>(values);
+#pragma unroll
+        for (int i = 0; i < ScaleCandidates::kMost; ++i) {
+            if (i != best) continue;
+            block_scale = static_cast<uint8_t>(candidates.codes[i]);
+            inverse = candidates.inverses[i];
+        }
     }
 
     // Two codes, `low` in the low nibble.

@@ -29,38 +29,58 @@ __device__ __forceinline__ float rounding_loss(float value, float inverse) {
     return __fmul_rn(steps, steps);
 }
 
-// The code of the best scale; `first`: that of amax / 6. kLanes neighbouring threads hold kValues of the block each,
-// and all threads of their warps call.
-template <int kLanes, int kValues>
-__device__ __forceinline__ uint8_t search_scale(float const* values, uint32_t amax_bits, float tensor_scale,
-                                                uint32_t first, int32_t scale_search) {
-    uint32_t best = first;
-    float least = __int_as_float(0x7f800000);
-    int const candidates = scale_search == 1 ? 2 : 4;
-#pragma unroll 1
-    for (int i = 0; i < candidates; ++i) {
-        uint32_t code = first;
-        if (scale_search == 1) {
-            if (i == 1) code = ptx::e4m3_encode(__fdiv_rn(__uint_as_float(amax_bits) * 0.25f, tensor_scale));
-        } else {
+// The scales that a block may take: made first, for what divides calls a function, around which registers are few.
+struct ScaleCandidates {
+    static constexpr int kMost = 4;
+    uint32_t codes[kMost];
+    float inverses[kMost];
+    int count;
+
+    // `first`: the code of amax / 6. Zeros, NaN and what is beyond the range keep it.
+    __device__ __forceinline__ ScaleCandidates(uint32_t amax_bits, float tensor_scale, uint32_t first,
+                                               int32_t scale_search)
+        : count(scale_search == 1 ? 2 : kMost) {
+        bool const searched = first - 1 < kLargestScaleCode - 1;
+        float const reciprocal = __frcp_rn(tensor_scale);
+#pragma unroll
+        for (int i = 0; i < kMost; ++i) {
             int const offset = i < 2 ? -i : i + 2;
-            code = static_cast<uint32_t>(min(max(static_cast<int>(first) + offset, 1), int{kLargestScaleCode}));
+            codes[i] = searched ? min(max(static_cast<int>(first) + offset, 1), int{kLargestScaleCode}) : first;
         }
-        float const scale = ptx::e4m3_decode_unsigned(code);
-        float const inverse = fminf(inverse_scale(scale, tensor_scale), 3.402823466e38f);
-        float sum = 0.0f;
+        if (searched && scale_search == 1) {
+            codes[1] = ptx::e4m3_encode(__fdiv_rn(__uint_as_float(amax_bits) * 0.25f, tensor_scale));
+        }
 #pragma unroll
-        for (int j = 0; j < kValues; ++j) sum += rounding_loss(values[j], inverse);
-#pragma unroll
-        for (int offset = 1; offset < kLanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        float const loss = __fmul_rn(sum, __fmul_rn(scale, scale));
-        if (loss < least) {
-            best = code;
-            least = loss;
+        for (int i = 0; i < kMost; ++i) {
+            float const scale = ptx::e4m3_decode_unsigned(codes[i]);
+            inverses[i] = scale == 0.0f ? 0.0f : __fdiv_rn(reciprocal, scale);
         }
     }
-    // Zeros, NaN and what is beyond the range keep their scale.
-    return static_cast<uint8_t>(first - 1 < kLargestScaleCode - 1 ? best : first);
-}
+
+    // The place of the best one. kLanes neighbouring threads hold kValues of the block each, and all threads of their
+    // warps call.
+    template <int kLanes, int kValues>
+    __device__ __forceinline__ int best(float const* values) const {
+        int found = 0;
+        float least = __int_as_float(0x7f800000);
+#pragma unroll
+        for (int i = 0; i < kMost; ++i) {
+            if (i >= count) break;
+            float const inverse = fminf(inverses[i], 3.402823466e38f);
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < kValues; ++j) sum += rounding_loss(values[j], inverse);
+#pragma unroll
+            for (int offset = 1; offset < kLanes; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+            float const scale = ptx::e4m3_decode_unsigned(codes[i]);
+            float const loss = __fmul_rn(sum, __fmul_rn(scale, scale));
+            if (loss < least) {
+                found = i;
+                least = loss;
+            }
+        }
+        return found;
+    }
+};
 
 }  // namespace trt_nvfp4

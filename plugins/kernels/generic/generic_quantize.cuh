@@ -38,7 +38,10 @@ __global__ __launch_bounds__(kQuantizeThreads) void generic_quantize(T const* x,
         amax_bits = max(amax_bits, ptx::magnitude_bits(values[i]));
     }
     BlockQuantizer quantizer(amax_bits, tensor_scale);
-    if (out.scale_search != 0) quantizer.search<1, kBlock>(values, amax_bits, tensor_scale, out.scale_search);
+    if (out.scale_search != 0) {
+        ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, out.scale_search);
+        quantizer.search<1, kBlock>(candidates, values);
+    }
     *block_scale = quantizer.block_scale;
     *reinterpret_cast<uint2*>(out.packed + (row * k + block * kBlock) / 2) = quantizer.encode(values);
 }

@@ -167,7 +167,8 @@ struct HiddenOutput {
         BlockQuantizer quantizer(amax_bits, tensor_scale);
         int32_t const scale_search = gemm.hidden.scale_search;
         if (scale_search != 0) {
-            quantizer.search<kLanes, kValues>(values, amax_bits, tensor_scale, scale_search);
+            ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, scale_search);
+            quantizer.search<kLanes, kValues>(candidates, values);
         }
         uint2 codes = make_uint2(0u, 0u);
 #pragma unroll

@@ -33,7 +33,10 @@ struct Nvfp4PairRows {
 #pragma unroll
         for (float const value : values) amax_bits = max(amax_bits, ptx::magnitude_bits(value));
         BlockQuantizer quantizer(amax_bits, tensor_scale);
-        if (out.scale_search != 0) quantizer.search<1, kBlock>(values, amax_bits, tensor_scale, out.scale_search);
+        if (out.scale_search != 0) {
+            ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, out.scale_search);
+            quantizer.search<1, kBlock>(candidates, values);
+        }
         *block_scale = quantizer.block_scale;
         *reinterpret_cast<uint2*>(out.packed + (row * input.hidden + block * kBlock) / 2) = quantizer.encode(values);
     }
