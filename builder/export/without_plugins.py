@@ -38,8 +38,10 @@ def _name_nodes(graph: ir.Graph) -> None:
     """A name that no other node has, nor one that TensorRT's parser makes of another by "_" and a number."""
     taken: set[str] = set()
     for node in graph.all_nodes():
-        if not node.name or node.name in taken:
-            node.name = f"{node.outputs[0].name}/{node.op_type}"
-        while node.name in taken:
-            node.name += "'"
-        taken.add(node.name)
+        name = node.name or ""
+        if not name or name in taken:
+            name = f"{node.outputs[0].name}/{node.op_type}"
+        while name in taken:
+            name += "'"
+        node.name = name
+        taken.add(name)
