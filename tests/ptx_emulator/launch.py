@@ -38,6 +38,8 @@ _SLICE = 2000
 _IDLE_ROUNDS = 2000
 # Rounds after which a block that lags has its turn, though others can go on: they may poll what it is to write.
 _LAG = 100
+# CTAs of which `Device.disorder` is a share; of more, that share is spread over them.
+_DISTURBED_CTAS = 8
 # Instructions of the async proxy.
 _ASYNC = (
     ("tcgen05",), ("wgmma",), ("clusterlaunchcontrol",), ("cp", "async", "bulk"), ("cp", "reduce", "async", "bulk"),
@@ -145,7 +147,9 @@ class Launch:
         self.tracks_proxy = any(opcode[: len(start)] == start for opcode in opcodes for start in _ASYNC)
         self.counters = Counters(self.program)
         self.random = random.Random(device.seed)
-        self.disorder = Disorder(f"{device.seed} {device.launches}", device.disorder)
+        # As much in all of a large grid as in a small one: every disturbance costs rounds in which all others poll.
+        share = device.disorder * min(1.0, _DISTURBED_CTAS / (grid[0] * grid[1] * grid[2]))
+        self.disorder = Disorder(f"{device.seed} {device.launches}", share)
         self.operations: list[AsyncOperation] = []
         self.activity = 0
         self.steps = 0

@@ -25,7 +25,7 @@ struct ShimCallbacks {
     int32_t (*contains)(uint64_t address, uint64_t size);
     int32_t (*launch)(const ShimLaunch* launch);
     int32_t (*function_info)(const void* image, const char* name, ShimFunctionInfo* info);
-    int32_t (*allow_shared)(const void* image, const char* name, int32_t bytes);  // of dynamic shared memory
+    int32_t (*allow_shared)(const void* image, const char* name, int32_t bytes);      // of dynamic shared memory
     int32_t (*allow_clusters)(const void* image, const char* name, int32_t allowed);  // of more than eight CTAs
     uint64_t (*symbol)(const void* image, const char* name);
     int32_t (*attribute)(int32_t attribute, int32_t* value);
