@@ -89,4 +89,5 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
             f"{origin}; {module} {loader.version} on this GPU cannot load it: {log.last_errors()}; build it again "
             "here, or install the version that built it",
         )
-    return EngineWithCache(engine, path) if loader.has("runtime_cache") else engine, loader
+    keeps = loader.has("runtime_cache") and hasattr(engine, "create_runtime_config")
+    return EngineWithCache(engine, path) if keeps else engine, loader

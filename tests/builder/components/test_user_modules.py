@@ -236,7 +236,7 @@ def test_pi05s_norms_follow_the_time_and_its_mlps_are_found(
         found = pipeline.run({name: tensor.numpy() for name, tensor in given.items()})
     np.testing.assert_allclose(found["action.next_actions"], actions.numpy(), rtol=1e-4, atol=1e-4)
     planned = trt_nvfp4.plan(tmp_path / "action.onnx", target="thor", output=tmp_path / "action")
-    decisions = [entry["decision"] for entry in planned.subgraphs if entry["kind"] == "gated_mlp"]
+    decisions = [entry.decision for entry in planned.subgraphs if entry.kind == "gated_mlp"]
     assert decisions == ["nvfp4_w4a16"] * 2
 
 

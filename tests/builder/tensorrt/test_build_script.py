@@ -417,7 +417,7 @@ def test_engine_that_is_empty_or_without_layers_is_no_success(
 ) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     monkeypatch.setattr(
-        build_script.Backend, "build", lambda self, job, library, report: (memoryview(engine), layers, [])
+        build_script.Backend, "build", lambda self, job, library, report: (memoryview(engine), layers, [], {})
     )
     job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
     with pytest.raises(BuilderError, match=says) as failure:
@@ -443,7 +443,7 @@ def test_shapes_of_the_profile_that_the_model_does_not_take(tmp_path: Path, shap
 
 def test_warnings_are_said_once(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
-    built = memoryview(b"engine"), [Layer("a", "gemm", (), frozenset())], ["b", "a", "b"]
+    built = memoryview(b"engine"), [Layer("a", "gemm", (), frozenset())], ["b", "a", "b"], {}
     monkeypatch.setattr(build_script.Backend, "build", lambda self, job, library, report: built)
     job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
     assert build_script.run(job, lambda event: None)["warnings"] == ["b", "a"]
