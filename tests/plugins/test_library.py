@@ -64,7 +64,8 @@ def check_resources(report: str) -> None:
     for kernel, *spilled in found:
         # Values of one phase, kept while another has the registers, on SM120 (benchmarks/NOTES.md): 64 bytes, some of
         # which are read twice.
-        allowed = 80 if "sm80_decoder" in kernel else 0
+        # And of the prefill of heads of 256 over FP8 caches, 8.
+        allowed = 80 if "sm80_decoder" in kernel else 8 if "attention_prefill" in kernel else 0
         assert max(map(int, spilled)) <= allowed, kernel
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptx_emulator.device import Device, pack_params
-from ptx_emulator.errors import EmulatorError, UnknownInstructionError
+from ptx_emulator.errors import DeadlockError, EmulatorError, UnknownInstructionError
 from ptx_emulator.matrix_descriptor import MatrixDescriptor
 from ptx_emulator.tcgen05 import InstructionDescriptor
 
@@ -138,7 +138,7 @@ def test_both_blocks_of_a_pair_allocate() -> None:
 done:
     """
     launch((2, 1, 1), cluster=(2, 1, 1), body=body.format(ranks=2))
-    with pytest.raises(EmulatorError, match="by its peer"):
+    with pytest.raises(DeadlockError, match=r"waits for CTA \(1, 0, 0\)"):
         launch((2, 1, 1), cluster=(2, 1, 1), body=body.format(ranks=1))
 
 

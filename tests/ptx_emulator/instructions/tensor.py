@@ -140,23 +140,34 @@ def _first(active: Any, values: Any) -> int:
 
 
 def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: Any, ctas: int) -> bool:
+    """True while the warp waits for columns, or, of a pair, for the other CTA's warp: the two allocate together."""
     _whole_warp(warp, active, "tcgen05.alloc")
-    fragment.wait = None
+    waited, fragment.wait = fragment.wait, None
     memory, count = _memory(warp.cta), _first(active, columns)
-    address = memory.allocate(count)
-    if address is None:
-        text = f"waits for {count} columns of tensor memory; allocated: {memory.allocations}"
-        fragment.wait = ConditionWait(lambda: not memory.allocated.all(), text)
-        return True
-    if ctas == 2:
-        _pair(warp.cta, ctas)
-        warp.cta.pair_allocations.append(count)
-    lane = int(np.argmax(active))
-    shared_store(warp, target[lane : lane + 1], np.array([address], np.uint32), 4, 1)
-    offset = int(target[lane]) & OFFSET_MASK
-    warp.cta.peer(int(target[lane])).shared.mark_written(offset, 4)
-    warp.cta.launch.activity += 1
+    if not isinstance(waited, _PairWait):
+        address = memory.allocate(count)
+        if address is None:
+            text = f"waits for {count} columns of tensor memory; allocated: {memory.allocations}"
+            fragment.wait = ConditionWait(lambda: not memory.allocated.all(), text)
+            return True
+        lane = int(np.argmax(active))
+        shared_store(warp, target[lane : lane + 1], np.array([address], np.uint32), 4, 1)
+        offset = int(target[lane]) & OFFSET_MASK
+        warp.cta.peer(int(target[lane])).shared.mark_written(offset, 4)
+        warp.cta.launch.activity += 1
+        if ctas == 2:
+            peer = next(cta for cta in _pair(warp.cta, ctas) if cta is not warp.cta)
+            done = len(warp.cta.pair_allocations)
+            warp.cta.pair_allocations.append(count)
+            if len(peer.pair_allocations) <= done:
+                text = f"tcgen05.alloc.cta_group::2 waits for {peer.name}"
+                fragment.wait = _PairWait(lambda: len(peer.pair_allocations) > done, text)
+                return True
     return False
+
+
+class _PairWait(ConditionWait):
+    """For the other CTA of a pair."""
 
 
 def deallocate(warp: Warp, active: Any, address: Any, columns: Any) -> None:
