@@ -29,7 +29,7 @@ def plugin_host() -> PluginHost:
 
 def read_bandwidth() -> float:
     """Bytes per second at which this GPU streams 4 GiB from its memory."""
-    source = HERE / "read_bandwidth.cu"
+    source = HERE / "kernels" / "read_bandwidth.cu"
     arch = arch_of(torch.cuda.get_device_capability())
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "read_bandwidth.so"
@@ -64,13 +64,19 @@ def shown(name: str, timing: Timing) -> str:
     return f"  {name:28s} {timing.median_us:9.2f} us [{timing.lower_quartile_us:.2f}, {timing.upper_quartile_us:.2f}]"
 
 
+def command() -> str:
+    """What started this run."""
+    module = sys.modules["__main__"].__spec__
+    return " ".join(["python", *(["-m", module.name] if module else sys.argv[:1]), *sys.argv[1:]])
+
+
 def environment() -> dict[str, Any]:
     """What a reader needs to run it again."""
     return {
         **CudaDevice().environment(),
         "torch": torch.__version__,
         "nvcc": find_nvcc().version,
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
     }
 
 

@@ -1,9 +1,9 @@
 """Clocks that the W4A16 kernels take for a word: eight 4-bit codes of each lane of a warp, 256 weights.
 
 What a kernel must issue bounds it as memory does. Instructions per word are counted in the machine code of each
-architecture (`benchmarks/issue_slots.py`); what an instruction takes was measured on an H200 (`benchmarks/NOTES.md`,
-"What an SM can do"). On the other GPUs the same clocks per instruction are an assumption: nothing is published about
-E2M1 conversions, and none of those GPUs was measured.
+architecture (`benchmarks/kernels/issue_slots.py`); what an instruction takes was measured on an H200
+(`benchmarks/NOTES.md`, "What an SM can do"). On the other GPUs the same clocks per instruction are an assumption:
+nothing is published about E2M1 conversions, and none of those GPUs was measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Loop:
 
 
 # (family, type of the activations) -> tokens of a pass -> loop. A test holds them to the record in
-# benchmarks/results/issue_slots.json.
+# benchmarks/results/kernels/issue_slots.json.
 LOOPS: dict[tuple[str, str], dict[int, Loop]] = {
     ("sm89", "float16"): {
         1: Loop(7.72, 8.34, 0, 17.09),

@@ -5,7 +5,7 @@
     result = trt_nvfp4.build("model.onnx", target="ada", output="model.engine")
     print(result.engine, result.warnings)
 
-The functions raise TrtNvfp4Error (or OSError), print nothing and never exit. docs/api.md shows them at work.
+The functions raise TrtNvfp4Error (or OSError), print nothing and never exit. docs/reference/api.md shows them at work.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class SubgraphResult:
     nodes: Sequence[str]
     #: Such as in_features.
     shapes: Mapping[str, int]
-    #: As in a plan (docs/plans.md), with its reason for people and a code for programs.
+    #: As in a plan (docs/how_to/plans.md), with its reason for people and a code for programs.
     decision: str
     reason: str
     reason_code: str | None

@@ -10,9 +10,10 @@
 Importing this module gives `gs.Graph` two methods for every op of the domain `trt_nvfp4`, in snake case:
 `graph.nvfp4_gated_mlp(x, ...)` adds a node and returns its output (several: a list), and
 `graph.replace_with_nvfp4_gated_mlp(x, y, ...)` puts it in the place of what computes `y`. Inputs and attributes are
-given by their names (docs/ops.md). Float weights [out_features, in_features] (arrays, Torch tensors, gs.Constant) are
-quantized: `weight` of NVFP4Linear; `gate`, `up` and `down` of MLPs and, stacked, of persistent MLPs and of experts,
-each with its bias, such as `gate_bias`. Scales of activations, and the expert that all tokens pass, may be left out.
+given by their names (docs/reference/ops.md). Float weights [out_features, in_features] (arrays, Torch tensors,
+gs.Constant) are quantized: `weight` of NVFP4Linear; `gate`, `up` and `down` of MLPs and, stacked, of persistent MLPs
+and of experts, each with its bias, such as `gate_bias`. Scales of activations, and the expert that all tokens pass, may
+be left out.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def build_engine(
     ] = None,
     stop_after: Annotated[
         Literal["plan", "calibrate", "rewrite"] | None,
-        typer.Option(help="Stop after this stage and keep its files, to continue from later (docs/plans.md)."),
+        typer.Option(help="Stop after this stage and keep its files, to continue from later (docs/how_to/plans.md)."),
     ] = None,
     calib_data: Annotated[
         Path | None,
@@ -93,7 +93,7 @@ def build_engine(
             help="How weights become NVFP4, parts joined by +. Block scales: mse (the default), max, four-over-six; "
             "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
             "Channels scaled: awq. W4A4 activations: activation-four-over-six, activation-sweep. "
-            "docs/calibration.md explains them. Example: local-hessian+gptq",
+            "docs/how_to/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
         ),
     ] = None,
@@ -150,7 +150,7 @@ def build_engine(
         Path | None,
         typer.Option(
             help="Python function that changes the graph (an onnx_graphsurgeon.Graph) before anything is looked for, "
-            "for example to put plugins in by hand. It is run (docs/graph_surgery.md).",
+            "for example to put plugins in by hand. It is run (docs/how_to/graph_surgery.md).",
             metavar="SCRIPT.py:FUNCTION",
         ),
     ] = None,

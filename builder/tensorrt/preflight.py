@@ -1,6 +1,6 @@
 """What TensorRT's parser reads without an error, and otherwise than ONNX means it: refused before a build.
 
-The facts were measured with TensorRT-RTX 1.7.1 (docs/verification.md).
+The facts were measured with TensorRT-RTX 1.7.1 (docs/reference/verification.md).
 """
 
 from __future__ import annotations

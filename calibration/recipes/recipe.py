@@ -22,9 +22,9 @@ SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
 _OTHERS = ("gptq", "activation-order", "quantized-inputs", "awq")
 # By the ops' attribute `scale_search`, whose 0 has no name.
 ACTIVATION_SEARCHES: Mapping[str, int] = MappingProxyType({"activation-four-over-six": 1, "activation-sweep": 2})
-# All parts; docs/calibration.md says what each does.
+# All parts; docs/how_to/calibration.md says what each does.
 NAMES = (*SCALES, *_OTHERS, *ACTIVATION_SEARCHES)
-# What build-engine takes: better than max scaling in every measurement of docs/accuracy.md, and needs no samples.
+# build-engine's: better than max scaling in every measurement of docs/figures/accuracy.md, and needs no samples.
 DEFAULT = "mse"
 
 

@@ -3,7 +3,7 @@
     python examples/vla/predict.py policy-thor
 
 These are predictions: from the data sheet's bandwidth and arithmetic, and what W4A16 kernels must issue to decode
-weights (docs/roofline.md). They cover the planned products with weights that fast kernels serve, and leave out
+weights (docs/figures/roofline.md). They cover the planned products with weights that fast kernels serve, and leave out
 attention itself, all else, and launches.
 """
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 
 KIND = "decoder"
-# plugins/kernels/api/decoder_layers.cu: what one launch takes.
+# plugins/kernels/api/attention/decoder_layers.cu: what one launch takes.
 _HEAD_DIM, _STEP = 128, 32
 _PARTS = (Decision.NVFP4_W4A16, Decision.ATTENTION, Decision.ATTENTION_FP8)
 

@@ -1,4 +1,4 @@
-"""Which class of kernels serves a planned subgraph on its target, and why: what docs/tactics.md says AUTO takes."""
+"""Which class of kernels serves a planned subgraph on its target, and why; docs/figures/tactics.md says the same."""
 
 from __future__ import annotations
 

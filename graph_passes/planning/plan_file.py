@@ -17,7 +17,7 @@ _HEADER = """\
 #   decision, one of:
 {decisions}
 #   activations: what the rest of a float32 model computes in (bf16, fp16, keep), and which nodes stay float32, and why
-#   recipe: how NVFP4 weights are made, names joined by + (docs/calibration.md)
+#   recipe: how NVFP4 weights are made, names joined by + (docs/how_to/calibration.md)
 # An entry may be deleted: its subgraph is then kept. A reason starts with the decision that it is for. The rest of an
 # entry says which subgraph is meant and what it computes, and must stay.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 # With NVFP4 weights and 16-bit activations (W4A16) half as much is read and products are half as fast. Measured on an
-# H200 (benchmarks/results/nvfp4_or_fp8.json).
+# H200 (benchmarks/results/kernels/nvfp4_or_fp8.json).
 _MLP_TOKENS = 32
 # An expert's tokens count, and those of a call, whose weights are read again beyond so many.
 _MOE_TOKENS, _EXPERT_TOKENS = 256, 40

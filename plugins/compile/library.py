@@ -40,7 +40,13 @@ KEEP_OBJECTS = "TRT_NVFP4_KEEP_OBJECTS"
 _BUILD = ".build"
 
 ROOT = Path(__file__).resolve().parents[1]
-_SOURCES = ("adapters/*.cpp", "kernels/api/*.cpp", "kernels/api/*.cu", "kernels/attention/*.cu", "kernels/decoder/*.cu")
+_SOURCES = (
+    "adapters/*.cpp",
+    "kernels/api/*.cpp",
+    "kernels/api/*/*.cu",
+    "kernels/attention/*.cu",
+    "kernels/decoder/*.cu",
+)
 #: The family of kernels that an architecture runs, built on CUTLASS all or in part.
 _FAMILIES = {"90": "sm90", "100": "sm100", "103": "sm100", "110": "sm100", "120": "sm120", "121": "sm120"}
 #: Architectures whose libraries are the same but for the kernels' code. Objects that are kept hold all of a row, so

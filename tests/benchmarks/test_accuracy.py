@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.accuracy import activations, subjects
+from benchmarks.accuracy.recipes import modelopt_tables, table
 from trt_nvfp4.builder.accuracy.metrics import kl_divergence
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.export.huggingface import export
@@ -25,21 +26,12 @@ from trt_nvfp4.graph_passes.planning.decide import make_plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-@pytest.fixture
-def subjects(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import subjects
-
-    yield subjects
-    del sys.modules["subjects"]
+RESULTS = ROOT / "benchmarks" / "results" / "accuracy"
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_torch_agrees_with_the_rewritten_model(subjects: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_agrees_with_the_rewritten_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W4A16: the same outputs. W4A4: a difference in the last bit moves values over rounding boundaries, and more of
     them layer by layer, so that only the distance to the original is the same."""
     pytest.importorskip("transformers")
@@ -109,11 +101,9 @@ def test_recorded_order_of_recipes(recorded: dict[str, Any]) -> None:
             assert loss["mse+awq"] <= loss["mse"], (name, mode)
 
 
-def test_the_page_shows_the_recorded_run(recorded: dict[str, Any], subjects: Any) -> None:
-    """Every row of docs/accuracy.md, and of README's extract of it."""
-    from accuracy import modelopt_tables, table
-
-    page = (ROOT / "docs" / "accuracy.md").read_text()
+def test_the_page_shows_the_recorded_run(recorded: dict[str, Any]) -> None:
+    """Every row of docs/figures/accuracy.md, and of README's extract of it."""
+    page = (ROOT / "docs" / "figures" / "accuracy.md").read_text()
     rows = table(recorded)
     for part in (rows, *modelopt_tables(json.loads((RESULTS / "modelopt.json").read_text())["rows"])):
         assert "\n".join(part) in page
@@ -129,12 +119,10 @@ def test_the_page_shows_the_recorded_run(recorded: dict[str, Any], subjects: Any
         assert numbers == [*known[1:3], *known[5:7]], recipe
 
 
-def test_the_page_shows_what_activations_lose(subjects: Any) -> None:
+def test_the_page_shows_what_activations_lose() -> None:
     """Every remedy; and each search is worth more than its error in both models, with and without quantized weights."""
-    from activations import table
-
     recorded = json.loads((RESULTS / "activations.json").read_text())
-    assert "\n".join(table(recorded)) in (ROOT / "docs" / "accuracy.md").read_text()
+    assert "\n".join(activations.table(recorded)) in (ROOT / "docs" / "figures" / "accuracy.md").read_text()
     for subject in recorded["subjects"].values():
         for weights in ("W16", "W4"):
             rows = [subject[weights][label] for label in ("amax", "four over six", "sweep")]
@@ -149,11 +137,11 @@ def test_recorded_gap_is_half_closed(recorded: dict[str, Any]) -> None:
     assert min(gaps.values()) <= gaps["max"] / 2
 
 
-#: Where modelopt is ahead, each explained in docs/accuracy.md.
+#: Where modelopt is ahead, each explained in docs/figures/accuracy.md.
 BEHIND_MODELOPT = {("minilm", "awq")}
 
 
-def test_recorded_against_modelopt(subjects: Any) -> None:
+def test_recorded_against_modelopt() -> None:
     """Every recipe that both have, on every subject: not worse but for noise, and sooner done."""
     rows = json.loads((RESULTS / "modelopt.json").read_text())["rows"]
     assert len({(row["subject"], row["recipe"]) for row in rows}) == len(rows) == 18
@@ -169,7 +157,7 @@ def test_recorded_against_modelopt(subjects: Any) -> None:
                 assert 1 - ours[mode]["cosine"] <= 1.04 * (1 - theirs[mode]["cosine"]), where
 
 
-def test_standard_errors_are_paired(subjects: Any) -> None:
+def test_standard_errors_are_paired() -> None:
     """What all windows share cancels; the rest is what a bootstrap over windows finds."""
     rng = np.random.default_rng(7)
     text = rng.normal(2.8, 0.5, 200)
@@ -186,7 +174,7 @@ def test_standard_errors_are_paired(subjects: Any) -> None:
 
 
 @torch.no_grad()
-def test_folding_leaves_the_float_model_as_it_is(subjects: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folding_leaves_the_float_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """AWQ's scales in the benchmark's Torch models, the mixture's router among what they touch."""
     pytest.importorskip("transformers")
     monkeypatch.setattr(subjects, "CALIBRATION_WINDOWS", 1)

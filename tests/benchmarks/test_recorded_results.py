@@ -17,7 +17,7 @@ BYTES_PER_WEIGHT = 0.5 + 1 / 16
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((BENCHMARKS / "results" / "decode.json").read_text())
+    result: dict[str, Any] = json.loads((BENCHMARKS / "results" / "kernels" / "decode.json").read_text())
     return result
 
 
@@ -48,7 +48,7 @@ def test_fractions_follow_from_times(recorded: dict[str, Any], workloads: dict[s
 def test_recorded_timings_are_those_that_would_be_recorded(name: str) -> None:
     """No field of an old run goes by another name today."""
     known = {field.name for field in fields(Timing)}
-    run = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())
+    run = json.loads((BENCHMARKS / "results" / "kernels" / f"{name}.json").read_text())
     timings = [
         timing
         for value in run.values()
@@ -68,7 +68,7 @@ def test_results_were_right(recorded: dict[str, Any]) -> None:
 
 def test_decode_steps_state_their_floor() -> None:
     """Every model at both batches and all lengths, and fractions that follow from times and bytes."""
-    run = json.loads((BENCHMARKS / "results" / "decoder.json").read_text())
+    run = json.loads((BENCHMARKS / "results" / "kernels" / "decoder.json").read_text())
     measured = {(step["model"], step["batch"], step["length"]) for step in run["steps"]}
     assert measured == {(name, b, n) for name in run["shapes"] for b in (1, 8) for n in (1024, 8192, 32768)}
     for step in run["steps"]:

@@ -10,7 +10,7 @@ import pytest
 from trt_nvfp4.builder.roofline import LIMITS, issue_seconds, subgraph_cost
 from trt_nvfp4.builder.word_clocks import LOOPS, word_clocks
 
-RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "issue_slots.json"
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels" / "issue_slots.json"
 FAMILIES = {"sm_89": "sm89", "sm_90a": "sm90", "sm_100a": "sm100", "sm_120a": "sm120"}
 
 

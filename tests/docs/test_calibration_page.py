@@ -1,4 +1,4 @@
-"""docs/calibration.md lists every part of a recipe, and its example in Python runs."""
+"""docs/how_to/calibration.md lists every part of a recipe, and its example in Python runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from trt_nvfp4.calibration import recipes
 
-PAGE = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "calibration.md").read_text()
 
 
 def test_parts_of_recipes() -> None:

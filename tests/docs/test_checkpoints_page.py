@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_memory() -> None:
-    runs = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())["runs"].values()
-    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    runs = json.loads((ROOT / "benchmarks" / "results" / "models" / "memory.json").read_text())["runs"].values()
+    page = (ROOT / "docs" / "how_to" / "checkpoints.md").read_text()
     for run in runs:
         sizes = [f"{run[key] / 1e9:.1f} GB" for key in ("weights_bytes", "largest_shard_bytes", "peak_bytes")]
         assert f"| {' | '.join([run['model'], *sizes])} |" in page

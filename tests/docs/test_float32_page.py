@@ -1,23 +1,24 @@
-"""docs/float32.md is what its script writes from the recorded run, which holds what the page promises."""
+"""docs/figures/float32.md is what its script writes from the recorded run, which holds what the page promises."""
 
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.pages import mixed_precision_page
+
 ROOT = Path(__file__).parents[2]
-RECORD: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "mixed_precision.json").read_text())
+RECORD: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "accuracy" / "mixed_precision.json").read_text())
 NETWORKS = RECORD["networks"]
 
 
 def test_page_is_up_to_date() -> None:
-    """Otherwise: python benchmarks/mixed_precision_page.py."""
-    page = runpy.run_path(str(ROOT / "benchmarks" / "mixed_precision_page.py"))["page"]()
-    assert page == (ROOT / "docs" / "float32.md").read_text()
+    """Otherwise: python -m benchmarks.pages.mixed_precision_page."""
+    page = mixed_precision_page.page()
+    assert page == (ROOT / "docs" / "figures" / "float32.md").read_text()
 
 
 def test_families_of_the_record() -> None:

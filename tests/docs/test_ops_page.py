@@ -1,4 +1,4 @@
-"""docs/ops.md says what the op definitions say."""
+"""docs/reference/ops.md says what the op definitions say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from trt_nvfp4.plugins.ops import OPS
 from trt_nvfp4.plugins.ops.activation import Activation
 
-PAGE = (Path(__file__).parents[2] / "docs" / "ops.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "ops.md").read_text()
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -1,17 +1,18 @@
-"""docs/performance.md is what its script writes from the recorded runs, and README shows a table of it."""
+"""docs/figures/performance.md is what its script writes from the recorded runs, and README shows a table of it."""
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
+from benchmarks.pages import performance_page
+
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "performance.md").read_text()
+PAGE = (ROOT / "docs" / "figures" / "performance.md").read_text()
 
 
 def test_page_is_up_to_date() -> None:
-    """Otherwise: python benchmarks/performance_page.py."""
-    assert runpy.run_path(str(ROOT / "benchmarks" / "performance_page.py"))["page"]() == PAGE
+    """Otherwise: python -m benchmarks.pages.performance_page."""
+    assert performance_page.page() == PAGE
 
 
 def test_readme_shows_the_first_table() -> None:

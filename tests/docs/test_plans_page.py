@@ -1,5 +1,5 @@
-"""docs/plans.md lists the decisions and kinds that plans know, the budgets that `--accuracy-budget` takes, and where
-FP8 takes over."""
+"""docs/how_to/plans.md lists the decisions and kinds that plans know, the budgets that `--accuracy-budget` takes, and
+where FP8 takes over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "plans.md").read_text()
+PAGE = (ROOT / "docs" / "how_to" / "plans.md").read_text()
 
 
 def _first_cells(header: str) -> list[str]:
@@ -48,7 +48,7 @@ def test_where_fp8_takes_over() -> None:
     claim = f"more than {few}, or more than {all_of_them} for each expert on average, whichever comes first"
     assert f"| {claim} | twice as many |" in section
 
-    recorded = json.loads((ROOT / "benchmarks" / "results" / "nvfp4_or_fp8.json").read_text())
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "kernels" / "nvfp4_or_fp8.json").read_text())
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     (header,) = (row[1:] for row in rows if row[0].startswith("W4A16 /"))
     named = {"gated MLP 1024/4096": (1024, 4096), "2048/8192": (2048, 8192), "4096/11008": (4096, 11008)}

@@ -13,7 +13,7 @@ from trt_nvfp4.builder.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMAND_LINE = (ROOT / "docs" / "command_line.md").read_text()
+COMMAND_LINE = (ROOT / "docs" / "reference" / "command_line.md").read_text()
 
 
 def _section(title: str) -> str:

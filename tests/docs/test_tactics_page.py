@@ -1,4 +1,4 @@
-"""docs/tactics.md lists every tactic of the plugins' C interface with its number, and says of linears what was
+"""docs/figures/tactics.md lists every tactic of the plugins' C interface with its number, and says of linears what was
 recorded."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "tactics.md").read_text()
+PAGE = (ROOT / "docs" / "figures" / "tactics.md").read_text()
 
 
 def test_tactics_and_their_numbers() -> None:
@@ -20,7 +20,7 @@ def test_tactics_and_their_numbers() -> None:
 
 
 def test_blocks_of_tokens_are_as_much_faster_than_generic_as_was_recorded() -> None:
-    recorded = json.loads((ROOT / "benchmarks" / "results" / "crossovers.json").read_text())
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "kernels" / "crossovers.json").read_text())
     runs = [
         {name: timing["median_us"] for name, timing in case["timings"].items()}
         for case in recorded["linear"]
@@ -43,7 +43,7 @@ def test_small_linears_are_as_much_faster_as_was_recorded(gpu: str, file: str) -
         columns = zip(outputs, row[1:], strict=True) if row else ()
         return any(n <= most and m <= max(map(int, re.findall(r"\d+", tokens)), default=0) for most, tokens in columns)
 
-    recorded = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "kernels" / f"{file}.json").read_text())
     assert recorded["environment"]["gpu"].startswith(f"NVIDIA {gpu}")
     gains = []
     for case in recorded["small"]:

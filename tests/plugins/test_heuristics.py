@@ -93,8 +93,8 @@ def test_sm90(ask: Ask, seed: int) -> None:
 
 
 def test_sm90_takes_an_mlp_where_it_was_found_ahead(ask: Ask) -> None:
-    """H200, benchmarks/results/crossovers_mlp.json: rows of up, the width of x, the most tokens that the other kernel
-    keeps, and the fewest that this one takes."""
+    """H200, benchmarks/results/kernels/crossovers_mlp.json: rows of up, the width of x, the most tokens that the other
+    kernel keeps, and the fewest that this one takes."""
     both = ((34816, 5120, 4, 5), (17408, 2048, 1, 2), (17408, 4096, 4, 5), (16384, 4096, 4, 5), (16384, 3072, 4, 5))
     both += ((11264, 2048, 3, 4), (9728, 4096, 7, 8))
     cases = [(*row, norm) for row in both for norm in (0, 1)]
@@ -141,7 +141,7 @@ def small_linear(m: int, n: int, k: int, sms: int, shared: int, cluster: int) ->
 
 
 def test_small_linears_where_they_were_measured_ahead(ask: Ask) -> None:
-    """H100, benchmarks/results/crossovers_small_h100.json; what fell behind did so when it was forced."""
+    """H100, benchmarks/results/kernels/crossovers_small_h100.json; what fell behind did so when it was forced."""
     ahead = [(1, 8192, 4096), (4, 8192, 4096), (8, 8192, 4096), (1, 8448, 1024), (16, 8448, 1024), (16, 8192, 2048)]
     ahead += [(16, 4096, 5632), (9, 4096, 6144), (8, 4096, 8192), (1, 128, 8192), (8, 128, 8192), (16, 512, 5632)]
     ahead += [(1, 4096, 14336), (4, 4096, 14336), (6, 3072, 14336), (8, 4096, 11008)]

@@ -97,7 +97,7 @@ def test_second_build_is_a_cache_hit(library: Path, monkeypatch: pytest.MonkeyPa
 def small_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A source tree of one file that compiles in a second, at a path with a space, and an empty cache beside it."""
     root = tmp_path / "of a user" / "plugins"
-    for folder in ("adapters", "kernels/api"):
+    for folder in ("adapters", "kernels/api/dense"):
         (root / folder).mkdir(parents=True)
     (root / "adapters" / "one.cpp").write_text("int one() { return 1; }\n")
     shutil.copy(plugin_library.ROOT / "adapters" / "exports.map", root / "adapters")
@@ -328,7 +328,7 @@ def test_each_installed_compiler_links_device_code(
     """A CUDA toolkit and the PyPI packages keep headers and runtime in different places."""
     kernel = "#include <cuda_bf16.h>\n__global__ void two(__nv_bfloat16* x) { *x = 2; }\n"
     launch = "void launch(__nv_bfloat16* x) { two<<<1, 1>>>(x); }\n"
-    (small_tree / "kernels" / "api" / "two.cu").write_text(kernel + launch)
+    (small_tree / "kernels" / "api" / "dense" / "two.cu").write_text(kernel + launch)
     monkeypatch.setenv("TRT_NVFP4_NVCC", str(nvcc))
     library = build_library("sm_90a")
     assert "two" in resource_report(library)
@@ -403,7 +403,7 @@ def test_clusters_stay_out_of_code_for_gpus_without(tmp_path: Path) -> None:
     """A library for all GPUs has them, as cmake's does, and code for the oldest."""
     families = [f"-DTRT_NVFP4_{family}" for family in ("SM89", "SM90", "SM100", "SM120")]
     build = find_build("sm_80")
-    launcher = plugin_library.ROOT / "kernels" / "api" / "w4a16_small.cu"
+    launcher = plugin_library.ROOT / "kernels" / "api" / "dense" / "w4a16_small.cu"
     replace(build, sources=[launcher], flags=[*build.flags, *families]).compile(tmp_path)
 
 

@@ -92,8 +92,8 @@ def program() -> Program:
         pytest.skip(str(error))
     headers = [*(ROOT / "kernels").rglob("*.cuh"), *(ROOT / "kernels").rglob("*.h")]
     api = ROOT / "kernels" / "api"
-    sources = [api / "moe_plan.cu", api / "error.cpp"]
-    return Program.compile(SOURCE, Gpu("rtx-blackwell"), includes=[api, ROOT / "kernels"], depends=[*sources, *headers])
+    sources = [api / "moe" / "moe_plan.cu", api / "error.cpp"]
+    return Program.compile(SOURCE, Gpu("rtx-blackwell"), includes=[api / "moe", ROOT / "kernels"], depends=[*sources, *headers])
 
 
 def make_plan(

@@ -168,8 +168,9 @@ typedef enum {
 #define TRT_NVFP4_MAX_EXPERTS 1024
 #define TRT_NVFP4_MAX_TOP_K 64
 
-// y[t] = T(sum over ranks r of weight[t][r] * expert[t][r](x[t]) + shared(x[t])); see NVFP4MoE in docs/ops.md for how
-// experts and weights follow from the logits. An expert is gated ? down(act(gate(x)) * up(x)) : down(act(up(x))).
+// y[t] = T(sum over ranks r of weight[t][r] * expert[t][r](x[t]) + shared(x[t])); see NVFP4MoE in docs/reference/ops.md
+// for how experts and weights follow from the logits. An expert is gated ? down(act(gate(x)) * up(x)) :
+// down(act(up(x))).
 typedef struct {
     TrtNvfp4DataType dtype;
     TrtNvfp4Activation activation;
@@ -213,8 +214,9 @@ typedef enum {
     TRT_NVFP4_ROPE_INTERLEAVED = 2,  // pairs (2i, 2i + 1)
 } TrtNvfp4Rope;
 
-// Appends the new tokens' keys and values to the caches and attends to them, see CachedAttention in docs/ops.md. Where
-// present and past are at one address nothing else of the caches is written; else all is copied first.
+// Appends the new tokens' keys and values to the caches and attends to them, see CachedAttention in
+// docs/reference/ops.md. Where present and past are at one address nothing else of the caches is written; else all is
+// copied first.
 typedef struct {
     TrtNvfp4DataType dtype;
     TrtNvfp4Rope rope;
@@ -241,9 +243,9 @@ typedef struct {
     void* present_value;
 } TrtNvfp4AttentionArgs;
 
-// Per layer l: a = attention of qkv(rmsnorm(x)) over cache l, see CachedAttention in docs/ops.md; r = T(output(a) + x);
-// x = T(down(act(gate(rmsnorm(r))) * up(rmsnorm(r))) + r). Arrays over layers are dense. The generic tactic rounds
-// output(a) to T before it adds x.
+// Per layer l: a = attention of qkv(rmsnorm(x)) over cache l, see CachedAttention in docs/reference/ops.md; r =
+// T(output(a) + x); x = T(down(act(gate(rmsnorm(r))) * up(rmsnorm(r))) + r). Arrays over layers are dense. The generic
+// tactic rounds output(a) to T before it adds x.
 typedef struct {
     TrtNvfp4DataType dtype;
     TrtNvfp4Activation activation;

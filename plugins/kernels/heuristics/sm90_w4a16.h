@@ -43,8 +43,8 @@ inline bool takes_linear(int m, int64_t n, int64_t k, bool bf16) {
 
 // Whether an MLP of x of width `hidden` is theirs at `m` tokens, by the share of SMs that have a tile of up, of which
 // each round takes as long as a full one, and by the width, whose chunks a block walks alone. Of 19 MLPs timed on an
-// H200 (benchmarks/results/crossovers_mlp.json) the kernel taken was ahead, or behind by 7 % at most; but twice, in
-// bfloat16, by 11 and 17 %.
+// H200 (benchmarks/results/kernels/crossovers_mlp.json) the kernel taken was ahead, or behind by 7 % at most; but
+// twice, in bfloat16, by 11 and 17 %.
 inline bool takes_layers(int m, int up_rows, int hidden, bool norm, int sms) {
     int const tiles = padded_rows(up_rows, 1) / kTileRows;
     int const rounds = (tiles + sms - 1) / sms;

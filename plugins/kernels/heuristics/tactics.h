@@ -2,7 +2,7 @@
 // resolved and an explicit one is judged. The arithmetic is the op's: quantize_activations alone decides between W4A16
 // and W4A4.
 //
-// Crossovers, in tokens; docs/roofline.md says more:
+// Crossovers, in tokens; docs/figures/roofline.md says more:
 //     W4A16   Linears of up to 16 tokens whose blocks find room at once: a kernel without loops over tasks (w4a16.h;
 //             measured on an H100). SM90: kernels of its own for other linears from 3 to 9 tokens on, for MLPs from 1
 //             to 20, for mixtures with tiles enough (sm90_w4a16.h, sm90_moe.h; measured on an H200); below and
@@ -17,9 +17,9 @@
 
 #include <algorithm>
 
-#include "api/w4a16.h"
-#include "api/w4a16_moe.h"
-#include "api/w4a16_small.h"
+#include "api/dense/w4a16.h"
+#include "api/dense/w4a16_small.h"
+#include "api/moe/w4a16_moe.h"
 #include "heuristics/fp8.h"
 #include "heuristics/w4a16.h"
 #include "heuristics/w4a4.h"

@@ -37,7 +37,7 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-# Encoders, a diffusion transformer, a decoder; MiniLM, which takes longer, is in benchmarks/mixed_precision.py.
+# Encoders, a diffusion transformer, a decoder; MiniLM, which takes longer, is in benchmarks/accuracy.
 CASES = [
     (name, exporter)
     for name in ("bert", "vit", "siglip", "t5", "whisper", "dit", "llama", "deepseek")

@@ -1,4 +1,4 @@
-#include "api/sm90_w4a16.h"
+#include "api/dense/sm90_w4a16.h"
 #include "common/programmatic_launch.cuh"
 #include "w4a16/sm90/sm90_w4a16_launch.cuh"
 #include "w4a16/sm90/sm90_w4a16_linear.cuh"

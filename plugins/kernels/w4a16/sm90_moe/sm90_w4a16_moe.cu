@@ -1,5 +1,5 @@
-#include "api/moe_plan.h"
-#include "api/sm90_w4a16.h"
+#include "api/dense/sm90_w4a16.h"
+#include "api/moe/moe_plan.h"
 #include "heuristics/moe.h"
 #include "heuristics/sm90_moe.h"
 #include "moe/moe_plan_launch.cuh"

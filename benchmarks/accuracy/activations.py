@@ -1,0 +1,99 @@
+"""What W4A4 loses in the activations, and what each remedy is worth by itself, into results/accuracy/activations.json.
+
+    python -m benchmarks.accuracy.activations [--subjects llama qwen3_moe minilm] [--device cuda]
+
+Without any weight quantized, and with the weights of one recipe. Residual channels and layers in 16 bits are measured
+here alone: the plugins do not offer them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.accuracy.subjects import SUBJECTS, fold, input_statistics, quantized_activations
+from trt_nvfp4.calibration import recipes
+from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.replacing import replacing
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy" / "activations.json"
+WEIGHTS = "local-hessian+gptq+awq"
+# Arguments of `quantized_activations` by label; none: 16-bit activations.
+REMEDIES: dict[str, dict[str, Any] | None] = {
+    "16 bits": None,
+    "amax": {},
+    "four over six": {"scale_search": 1},
+    "sweep": {"scale_search": 2},
+    "amax, 32 residual channels": {"residual": 32},
+    "sweep, 16 residual channels": {"scale_search": 2, "residual": 16},
+    "sweep, 32 residual channels": {"scale_search": 2, "residual": 32},
+    "sweep, 64 residual channels": {"scale_search": 2, "residual": 64},
+    "sweep, down in 16 bits": {"scale_search": 2, "in_16_bits": "down"},
+    "sweep, gate and up in 16 bits": {"scale_search": 2, "in_16_bits": "gate"},
+}
+
+
+def measure(name: str, device: str) -> dict[str, Any]:
+    """Metrics by label: of the model's own weights under "W16", of WEIGHTS under "W4"."""
+    recipe = recipes.parse(WEIGHTS)
+    subject = SUBJECTS[name](device)
+    original = subject.evaluate()
+    statistics = input_statistics(subject, recipe.needs | {"mean_square"})
+    results: dict[str, Any] = {"original": original}
+    for weights in ("W16", "W4"):
+        if weights == "W4":
+            statistics = fold(subject, recipe, statistics)
+            for site in subject.sites:
+                site.set_weight(nvfp4.dequantize(*recipes.quantize_weight(site.weight, recipe, statistics[site.name])))
+        rows = results[weights] = {}
+        for label, remedy in REMEDIES.items():
+            with nullcontext() if remedy is None else quantized_activations(subject, statistics, **remedy):
+                rows[label] = subject.evaluate()
+            shown = " ".join(f"{key} {value:.5f}" for key, value in rows[label].items() if isinstance(value, float))
+            print(f"{name:10} {weights:4} {label:32} {shown}", flush=True)
+    return results
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """The recorded run as rows of Markdown: KL in thousandths with its standard error, or cosine."""
+    names = list(results["subjects"])
+    header = " | ".join(f"{name} W16 | W4" for name in names)
+    rows = [f"| activations | {header} |", "|" + "---|" * (1 + 2 * len(names))]
+    for label in REMEDIES:
+        cells = []
+        for name in names:
+            for weights in ("W16", "W4"):
+                found = results["subjects"][name][weights][label]
+                if "cosine" in found:
+                    cells.append(f"{found['cosine']:.4f}")
+                else:
+                    cells.append(f"{found['kl'] * 1000:.1f} \u00b1 {found['kl_error'] * 1000:.1f}")
+        rows.append(f"| {label} | " + " | ".join(cells) + " |")
+    return rows
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"subjects": {}}
+    if arguments.output.exists():
+        results = json.loads(arguments.output.read_text())
+    results |= {"torch": torch.__version__, "weights": WEIGHTS}
+    for name in arguments.subjects:
+        results["subjects"][name] = measure(name, arguments.device)
+        with replacing(arguments.output) as partial:
+            partial.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(table(results)))
+
+
+if __name__ == "__main__":
+    main()

