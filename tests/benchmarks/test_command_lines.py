@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "kernels.attention",
-        "kernels.crossovers",
-        "kernels.decode",
-        "kernels.decoder",
-        "kernels.fp8_mlp",
-        "kernels.fp8_moe",
-        "kernels.fp8_sweep",
-        "kernels.moe",
-        "kernels.nvfp4_or_fp8",
-        "kernels.quantize",
-        "models.vla",
+        "kernels/attention",
+        "kernels/crossovers",
+        "kernels/decode",
+        "kernels/decoder",
+        "kernels/fp8_mlp",
+        "kernels/fp8_moe",
+        "kernels/fp8_sweep",
+        "kernels/moe",
+        "kernels/nvfp4_or_fp8",
+        "kernels/quantize",
+        "models/vla",
     ],
 )
 def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,13 +32,13 @@ def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_help_of_the_plot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "[source] [out]" in _help("pages.plot", monkeypatch, capsys)
+    assert "[source] [out]" in _help("pages/plot", monkeypatch, capsys)
 
 
 def _help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """In this process, which has imported torch already: that takes a new one seconds."""
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as end:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
     assert not end.value.code
     return capsys.readouterr().out

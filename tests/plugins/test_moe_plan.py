@@ -93,7 +93,9 @@ def program() -> Program:
     headers = [*(ROOT / "kernels").rglob("*.cuh"), *(ROOT / "kernels").rglob("*.h")]
     api = ROOT / "kernels" / "api"
     sources = [api / "moe" / "moe_plan.cu", api / "error.cpp"]
-    return Program.compile(SOURCE, Gpu("rtx-blackwell"), includes=[api / "moe", ROOT / "kernels"], depends=[*sources, *headers])
+    return Program.compile(
+        SOURCE, Gpu("rtx-blackwell"), includes=[api / "moe", ROOT / "kernels"], depends=[*sources, *headers]
+    )
 
 
 def make_plan(
