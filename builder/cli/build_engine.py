@@ -217,6 +217,14 @@ def build_engine(
             "engines in the folder, which one runtime can then load together."
         ),
     ] = "yes",
+    strip: Annotated[
+        bool,
+        typer.Option(
+            "--strip",
+            help="Leave the plugins' weights out of the engine, in a file beside it that is named by its content: "
+            "engines of the same model share it, on disk and in GPU memory.",
+        ),
+    ] = False,
     timing_cache: Annotated[
         Path | None,
         typer.Option(help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).", metavar="FILE"),
@@ -325,6 +333,7 @@ def build_engine(
             require_fast=require_fast,
             bundle=bundle,
             embed_plugins=embed_plugins == "yes",
+            strip=strip,
             timing_cache=timing_cache,
             accuracy_samples=accuracy_samples,
             accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,

@@ -53,6 +53,19 @@ class Cuda:
     def to_host(self, destination: np.ndarray, address: int) -> None:
         self._copy(destination.ctypes.data, address, destination.nbytes, "cudaMemcpyDeviceToHost")
 
+    def copy_now(self, address: int, source: np.ndarray) -> None:
+        """Copy to GPU memory, done when this returns; for several threads at a time."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._call("cudaMemcpy", address, source.ctypes.data, source.nbytes, kind)
+
+    def current_device(self) -> int:
+        """The number of the GPU that this thread uses."""
+        return int(self._call("cudaGetDevice"))
+
+    def use_device(self, number: int) -> None:
+        """Let this thread use a GPU: each thread starts with the first."""
+        self._call("cudaSetDevice", number)
+
     def wait(self) -> None:
         self._call("cudaStreamSynchronize", self.stream)
 

@@ -56,14 +56,18 @@ def build(
             timing_cache=request.timing_cache,
             keep=request.bundle is not None,
             embed_plugins=request.embed_plugins,
+            stripped=request.strip,
         )
+        if request.strip and not (folder / bundle.NETWORK).exists():
+            report.warnings.append("--strip: no plugin has weights, so that the engine holds all of the model")
         if request.bundle is not None:
             folder.rename(request.bundle)
             report.bundle = str(request.bundle)
             return
-        _check_memory(model, report)
+        network = folder / bundle.NETWORK
+        _check_memory(network if network.exists() else folder / "model.onnx", report)
         # Messages name the user's files, not those of the folder, which are gone by then.
-        names = {folder / "model.onnx": model, temporary / "out.engine": destination}
+        names = {folder / "model.onnx": model, folder / bundle.NETWORK: model, temporary / "out.engine": destination}
         if library is not None:
             names[folder / library.name] = library
         if request.timing_cache is not None:
@@ -72,6 +76,9 @@ def build(
         if result["plugin_library"] is not None:  # first: an engine without it is of no use
             os.replace(temporary / result["plugin_library"], destination.parent / result["plugin_library"])
             report.files["plugin library"] = str(destination.parent / result["plugin_library"])
+        if (weights := result["weights"]) is not None:
+            os.replace(temporary / weights["file"], destination.parent / weights["file"])
+            report.files["plugin weights"] = str(destination.parent / weights["file"])
         os.replace(temporary / "out.engine", destination)
         if request.timing_cache is not None and (folder / "timing.cache").exists():
             with replacing(request.timing_cache) as copy:  # may be on another file system

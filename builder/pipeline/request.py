@@ -89,6 +89,8 @@ class Request:
     timing_cache: Path | None = None
     #: Whether the engine carries the plugin library; otherwise it lies beside the engine.
     embed_plugins: bool = True
+    #: Whether the engine leaves the plugins' weights in a file beside it.
+    strip: bool = False
     accuracy_budget: Budget | None = None
     accuracy_data: Path | None = None
     accuracy_samples: int = 2

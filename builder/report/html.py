@@ -260,6 +260,8 @@ def _sizes(report: Mapping[str, Any]) -> str:
     caption = "All constants of the model, with what stays in 16 or 32 bits."
     if carried := report.get("plugin_library_bytes"):
         caption += f" Of the engine, {decimal(carried)} are the plugin library."
+    if beside := report.get("plugin_weights"):
+        caption += f" Weights of plugins, {decimal(beside['bytes'])}, lie beside the engine."
     return f"<figure>{chart}<figcaption>{caption}</figcaption></figure>"
 
 

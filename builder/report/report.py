@@ -61,6 +61,8 @@ class Report:
     # Of the library that the engine carries; or the name of the one that lies beside it.
     plugin_library_bytes: int | None = None
     plugin_library: str | None = None
+    # Of an engine without the plugins' weights: the `file` beside it that holds them, its `digest`, `bytes`, `tensors`.
+    plugin_weights: dict[str, Any] | None = None
     bundle: str | None = None
     subgraphs: list[dict[str, Any]] = field(default_factory=list)
     # What the network computes in outside of replaced subgraphs (see `Activations`).
@@ -140,6 +142,7 @@ class Report:
         self.engine_sha256 = result["engine_sha256"]
         self.plugin_layers = result["plugin_layers"]
         self.plugin_library = result["plugin_library"]
+        self.plugin_weights = result["weights"]
         self.caches_in_place = result["caches_in_place"]
         self._take_products(result["float32_products"])
         realized = {entry["name"]: entry["realized"] for entry in result["subgraphs"]}
@@ -177,6 +180,7 @@ def load(path: Path) -> dict[str, Any]:
         raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
         raise BuilderError(USAGE, f"{path}: not a report of build-engine")
+    found.setdefault("plugin_weights", None)  # reports of before there was --strip
     missing = {entry.name for entry in fields(Report)} - found.keys()
     entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
     for entry in entries:
@@ -380,6 +384,9 @@ def summary_table(report: Mapping[str, Any]) -> Table:
         carried = report["plugin_library_bytes"]
         of_which = f", of which plugin library {decimal(carried)}" if carried else ""
         table.add_row("engine", f"{report['engine']} ({decimal(report['engine_bytes'])}{of_which}), verified")
+        if weights := report["plugin_weights"]:
+            size = decimal(weights["bytes"])
+            table.add_row("its weights", f"{weights['tensors']} of plugins in {weights['file']} ({size})")
         table.add_row("plugin layers", str(report["plugin_layers"]))
     if report["bundle"]:
         table.add_row("bundle", f"{report['bundle']} (run build_engine.py in it on the device)")

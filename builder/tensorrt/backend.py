@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.tensorrt.network_checks import network_problems, products
 from trt_nvfp4.builder.tensorrt.verify import Layer, layers_of_inspector, layers_of_log
+from trt_nvfp4.builder.tensorrt.weights_file import ENGINE_NAME
 from trt_nvfp4.common.replacing import replacing
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ class Backend:
         log = logger(trt)
         builder = trt.Builder(log)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        if job.weights is not None:
+            # It stays the engine's name: an engine is loaded with these weights and no others.
+            network.name = ENGINE_NAME + job.weights.digest
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         self._set_target(config, job)

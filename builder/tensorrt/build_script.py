@@ -44,7 +44,13 @@ from trt_nvfp4.builder.errors import (
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
-from trt_nvfp4.builder.tensorrt.verify import PlannedNodes, check_layers, copied_caches, float32_products
+from trt_nvfp4.builder.tensorrt.verify import (
+    PlannedNodes,
+    check_layers,
+    copied_caches,
+    copied_weights,
+    float32_products,
+)
 from trt_nvfp4.common.replacing import made_folder, replacing
 from trt_nvfp4.plugins.compile.ownership import own_folder
 
@@ -58,6 +64,16 @@ def sha256(path: Path) -> str:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that the engine reads from a file beside it: their names among the network's inputs, and the digest of
+    the file's content (see `weights_file`)."""
+
+    file: Path
+    digest: str
+    inputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class Job:
     attentions: dict[str, AttentionNode]
     caches: dict[str, str]
     checksums: dict[Path, str]
+    weights: Weights | None = None
 
     @staticmethod
     def read(manifest: Path, output: Path | None) -> Job:
@@ -93,13 +110,15 @@ class Job:
             def inside(name: str | None) -> Path | None:
                 return None if name is None else folder / name
 
+            # Manifests of earlier versions say nothing of it.
+            weights = data.get("weights")
             return Job(
                 target=data["target"],
                 arch=data["arch"],
                 compute_capability=capability,
                 module=module,
                 oldest_version=data["modules"][module],
-                model=folder / data["model"],
+                model=folder / (data["model"] if weights is None else weights["network"]),
                 engine=(output or folder / data["engine"]).absolute(),
                 plugin_library=inside(data["plugin_library"]),
                 plugin_sources=inside(data["plugin_sources"]),
@@ -113,6 +132,9 @@ class Job:
                 attentions={name: AttentionNode(**entry) for name, entry in data["attentions"].items()},
                 caches=dict(data["caches"]),
                 checksums={folder / name: digest for name, digest in data["checksums"].items()},
+                weights=None
+                if weights is None
+                else Weights(folder / weights["file"], str(weights["digest"]), tuple(weights["inputs"])),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
@@ -130,6 +152,7 @@ def _check_output(job: Job, manifest: Path) -> None:
             USAGE, f"{job.engine}: is no file (a folder, or a device), and would be replaced; choose another -o"
         )
     own = [manifest, job.model, job.plugin_library, job.timing_cache, *job.checksums]
+    own += [] if job.weights is None else [job.weights.file]
     if any(file is not None and file.resolve() == job.engine.resolve() for file in own):
         raise BuilderError(USAGE, f"{job.engine}: would be written over, and belongs to the bundle; choose another -o")
 
@@ -265,6 +288,10 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {listed}")
     if copied := list(copied_caches(layers, job.planned, job.caches, max(1, len(job.profiles)))):
         raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
+    if job.weights is not None and (
+        copied := list(copied_weights(layers, job.weights.inputs, max(1, len(job.profiles))))
+    ):
+        raise BuilderError(VERIFICATION_FAILED, f"the engine is not what was planned: {'; '.join(copied)}")
     size = engine.nbytes
     if size == 0:
         raise BuilderError(VERIFICATION_FAILED, "TensorRT returned an empty engine and no error")
@@ -278,6 +305,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
             raise BuilderError(VERIFICATION_FAILED, f"{job.engine}: wrote {temporary.stat().st_size} of {size} bytes")
         digest = sha256(temporary)
     beside = None if library is None or job.embed_plugins else _put_beside(job.engine, library)
+    weights = None if job.weights is None else _put_weights_beside(job.engine, job.weights)
     lap("check")
     return {
         "target": job.target,
@@ -287,6 +315,7 @@ def run(job: Job, report: Report) -> dict[str, Any]:
         "engine_sha256": digest,
         "engine_layers": len(layers),
         "plugin_library": beside,
+        "weights": weights,
         "plugin_layers": sum(layer.is_plugin for layer in layers if layer.profile == 0),
         "caches_in_place": len(job.caches),
         "float32_products": float32_products(layers, products),
@@ -305,6 +334,19 @@ def _put_beside(engine: Path, library: Path) -> str:
         with replacing(place) as temporary:
             shutil.copy(library, temporary)
     return library.name
+
+
+def _put_weights_beside(engine: Path, weights: Weights) -> dict[str, Any]:
+    """What a report says of them, once they lie in the engine's folder. Engines with the same weights have one file."""
+    place = engine.parent / weights.file.name
+    if not (place.exists() and place.samefile(weights.file)):
+        with replacing(place) as temporary:
+            try:
+                os.link(weights.file, temporary)
+            except OSError:  # on another file system
+                shutil.copy(weights.file, temporary)
+    found = {"file": place.name, "digest": weights.digest, "tensors": len(weights.inputs)}
+    return {**found, "bytes": place.stat().st_size}
 
 
 def _print_text(event: Event) -> None:

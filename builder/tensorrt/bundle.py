@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -24,7 +25,9 @@ from trt_nvfp4.builder.onnx_file import check_plan, read, rewritten_by
 from trt_nvfp4.builder.targets import MOE_LAYER_SINCE, NATIVE_NVFP4_SINCE, Target
 from trt_nvfp4.builder.tensorrt import build_script
 from trt_nvfp4.builder.tensorrt.preflight import attentions
+from trt_nvfp4.builder.tensorrt.strip import strip
 from trt_nvfp4.builder.tensorrt.verify import PlannedNodes
+from trt_nvfp4.builder.tensorrt.weights_file import WeightsFile
 from trt_nvfp4.common.external_data import external_files, rename
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.lowerings.registry import EngineLayers
@@ -35,17 +38,20 @@ from trt_nvfp4.plugins.ops import DOMAIN
 SCRIPT = "build_engine.py"
 GENERATE_SCRIPT = "generate.py"
 MANIFEST = build_script.MANIFEST
+#: The model that TensorRT reads where its plugins' weights are in a file of their own.
+NETWORK = "network.onnx"
 SOURCES = "sources"
 #: The modules that the build script runs; they import no others.
 MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
     *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "network_checks", "verify")),
+    "builder/tensorrt/weights_file.py",
     *("errors.py", "common/__init__.py", "common/replacing.py"),
     *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/ownership")),
 )
 #: Those that a decoder's generate.py runs, beside these and NumPy.
 GENERATE_MODULES = (
-    *("builder/tensorrt/load.py", "builder/tensorrt/runtime_cache.py"),
+    *(f"builder/tensorrt/{name}.py" for name in ("bound_weights", "load", "runtime_cache")),
     *("common/cache_names.py", "common/json_text.py"),
     *("builder/export/__init__.py", "builder/export/decoder_contract.py"),
     *(
@@ -164,15 +170,19 @@ def write_folder(
     timing_cache: Path | None = None,
     keep: bool = False,
     embed_plugins: bool = True,
+    stripped: bool = False,
 ) -> Path:
     """Fill the existing, empty `folder`; returns the manifest's path.
 
     `library` is the plugin library; `with_sources` adds its sources instead, for nvcc on the device. A folder
     to `keep` holds copies and their checksums, one for a build here hard links to large files where it can. With
-    `embed_plugins` the engine will carry the library, otherwise it will lie beside the engine.
+    `embed_plugins` the engine will carry the library, otherwise it will lie beside the engine. `stripped`: the weights
+    of plugins are not in the engine, but in a file beside it (see `strip`).
     """
     place = shutil.copy if keep else _link
-    _write_model(model, folder / "model.onnx", place)
+    weights = strip(model, folder / "model.onnx", folder / NETWORK) if stripped else None
+    if weights is None:
+        _write_model(model, folder / "model.onnx", place)
     if library is not None:
         place(library, folder / library.name)
     if with_sources:
@@ -195,6 +205,7 @@ def write_folder(
         "modules": _modules(target, planned),
         "model": "model.onnx",
         "engine": "model.engine",
+        "weights": None if weights is None else _described(weights),
         "plugin_library": library.name if library else None,
         "plugin_sources": SOURCES if with_sources else None,
         "embed_plugins": embed_plugins,
@@ -209,6 +220,11 @@ def write_folder(
     path = folder / MANIFEST
     path.write_text(json.dumps(manifest, indent=2) + "\n")
     return path
+
+
+def _described(weights: WeightsFile) -> dict[str, Any]:
+    inputs = [tensor.name for tensor in weights.tensors]
+    return {"network": NETWORK, "file": weights.path.name, "digest": weights.digest, "inputs": inputs}
 
 
 def _write_scripts(folder: Path, generates: bool) -> None:

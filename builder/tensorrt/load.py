@@ -10,6 +10,7 @@ from typing import Any
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, UNAVAILABLE, BuilderError
 from trt_nvfp4.builder.tensorrt import backend, build_script
 from trt_nvfp4.builder.tensorrt.runtime_cache import EngineWithCache
+from trt_nvfp4.builder.tensorrt.weights_file import named_digest
 
 #: How files of engines end.
 ENGINES = (".engine", ".plan")
@@ -54,7 +55,8 @@ def _library_beside(engine: Path, name: Any) -> Path:
 
 def load_engine(path: Path) -> tuple[Any, backend.Backend]:
     """The deserialized engine (`ICudaEngine`) and the back end that loaded it; with TensorRT-RTX, kernels that it
-    compiles are kept beside the engine (see `runtime_cache`).
+    compiles are kept beside the engine (see `runtime_cache`). One built with --strip has its weights from the file
+    beside it (see `bound_weights`).
 
     Raises BuilderError: model when `path` is no file, unavailable when there is no NVIDIA GPU, no TensorRT, or
     TensorRT refuses the engine (built by another version, or for another GPU).
@@ -90,4 +92,10 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
             "here, or install the version that built it",
         )
     keeps = loader.has("runtime_cache") and hasattr(engine, "create_runtime_config")
-    return EngineWithCache(engine, path) if keeps else engine, loader
+    engine = EngineWithCache(engine, path) if keeps else engine
+    if named_digest(engine.name) is not None:
+        # It allocates by a module of `generate`, which needs this one.
+        from trt_nvfp4.builder.tensorrt.bound_weights import with_weights
+
+        engine = with_weights(engine, path)
+    return engine, loader

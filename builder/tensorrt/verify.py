@@ -175,6 +175,18 @@ def copied_caches(
             )
 
 
+def copied_weights(layers: list[Layer], inputs: Sequence[str], profiles: int = 1) -> Iterator[str]:
+    """What of the weights in a file of their own does not reach a plugin as it is: TensorRT would convert or copy it at
+    every run."""
+    for profile in range(profiles):
+        read = {name for layer in layers if layer.profile == profile and layer.is_plugin for name in layer.tensors}
+        if missing := [name for name in inputs if name not in read]:
+            yield (
+                f"profile {profile}: {len(missing)} of {len(inputs)} stripped weights are copied before a plugin reads "
+                f"them, {missing[0]!r} among them; build without --strip"
+            )
+
+
 def _problems(subgraph: PlannedNodes, layers: list[Layer]) -> Iterator[str]:
     """What differs from the plan among the layers of one profile."""
     for node in subgraph.engine_nodes:

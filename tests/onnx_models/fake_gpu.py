@@ -65,6 +65,25 @@ class FakeRuntime:
         ctypes.memset(address, value, size)
         return (Error.cudaSuccess,)
 
+    def cudaGetDevice(self) -> tuple[Any, ...]:
+        return Error.cudaSuccess, 0
+
+    def cudaSetDevice(self, number: int) -> tuple[Any, ...]:
+        return (Error.cudaSuccess if number == 0 else Error.cudaErrorInvalidValue,)
+
+    def cudaMemcpy(self, to: int, source: int, size: int, kind: int) -> tuple[Any, ...]:
+        block, offset = self.block_at(to)
+        assert offset + size <= len(block)
+        ctypes.memmove(to, source, size)
+        return (Error.cudaSuccess,)
+
+    def block_at(self, address: int) -> tuple[Any, int]:
+        """The block that an address lies in, and how far."""
+        start = max((start for start in self.blocks if start <= address), default=None)
+        assert start is not None
+        assert address - start < len(self.blocks[start])
+        return self.blocks[start], address - start
+
     def cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> tuple[Any, ...]:
         device = to if kind == 1 else source
         assert size <= len(self.blocks[device])
@@ -116,6 +135,7 @@ class FakeEngine:
         self.types = self.inputs | {value.name: value.type.tensor_type for value in proto.graph.output}
         self.session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
         self.runtime, self.profiles, self.batch = runtime, profiles, batch
+        self.name = "Unnamed Network 0"
         self.num_io_tensors = len(self.types)
         self.num_optimization_profiles = len(profiles)
 
@@ -159,9 +179,10 @@ class FakeContext:
         self.shapes[name] = shape
         return shape[0] <= self.engine.batch and (name != "input_ids" or fewest <= shape[1] <= most)
 
-    def set_tensor_address(self, name: str, address: int) -> None:
-        assert address in self.engine.runtime.blocks
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self.engine.runtime.block_at(address)
         self.addresses[name] = address
+        return name in self.engine.types
 
     def execute_async_v3(self, stream: int) -> bool:
         recording = self.engine.runtime.recording
@@ -177,7 +198,8 @@ class FakeContext:
         feeds = {}
         for name, type_ in self.engine.inputs.items():
             dtype = np.dtype(np.int64 if type_.elem_type == onnx.TensorProto.INT64 else np.float32)
-            feeds[name] = self._array(name, self.shapes[name], dtype).copy()
+            shape = self.shapes.get(name) or self.engine.get_tensor_shape(name)
+            feeds[name] = self._array(name, shape, dtype).copy()
         outputs = [name for name in self.engine.types if name not in self.engine.inputs]
         for name, value in zip(outputs, self.engine.session.run(outputs, feeds), strict=True):
             if name.startswith("present."):
@@ -185,7 +207,7 @@ class FakeContext:
             self._array(name, value.shape, value.dtype)[...] = value
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        block = self.engine.runtime.blocks[self.addresses[name]]
+        block, offset = self.engine.runtime.block_at(self.addresses[name])
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        assert size <= len(block)
-        return np.frombuffer(block, dtype, int(np.prod(shape))).reshape(shape)
+        assert offset + size <= len(block)
+        return np.frombuffer(block, dtype, int(np.prod(shape)), offset).reshape(shape)

@@ -26,6 +26,7 @@ class Registry:
 
 class Runtime:
     engine_host_code_allowed = False
+    name = "Unnamed Network 0"
 
     def __init__(self, *_: Any) -> None:
         self.registry = Registry()
