@@ -3,51 +3,36 @@
 namespace trt_nvfp4 {
 namespace {
 
-enum Input {
-    kGateUp = kExperts,
-    kDown = kGateUp + kFp8WeightPorts,
-    kSharedGateUp = kDown + kFp8WeightPorts,
-    kSharedDown = kSharedGateUp + kFp8WeightPorts,
-    kBehindWeights = kSharedDown + kFp8WeightPorts
-};
+using Self = FP8MoE;
 
 TrtNvfp4Fp8MoeArgs arguments(Call const& call) {
     TrtNvfp4Fp8MoeArgs args{};
-    args.moe = moe_arguments(call);
-    args.moe.intermediate = call.last(kDown);
-    args.moe.shared_intermediate = call.last(kSharedDown);
+    args.moe = moe_arguments<Self>(call);
+    args.moe.intermediate = call.last(Self::kDownWeight);
+    args.moe.shared_intermediate = call.last(Self::kSharedDownWeight);
     int64_t const hidden = args.moe.hidden;
     int64_t const experts = args.moe.experts;
     int64_t const factor = args.moe.gated ? 2 : 1;
-    call.expect_fp8_weight(kGateUp, factor * args.moe.intermediate, hidden, {experts});
-    call.expect_fp8_weight(kDown, hidden, args.moe.intermediate, {experts});
-    call.expect_fp8_weight(kSharedGateUp, factor * args.moe.shared_intermediate, hidden);
-    call.expect_fp8_weight(kSharedDown, hidden, args.moe.shared_intermediate);
-    args.up = call.fp8_weight(kGateUp);
-    args.down = call.fp8_weight(kDown);
-    args.shared_up = call.fp8_weight(kSharedGateUp);
-    args.shared_down = call.fp8_weight(kSharedDown);
-    read_behind_weights(call, kBehindWeights, args.moe);
+    call.expect_fp8_weight(Self::kGateUpWeight, factor * args.moe.intermediate, hidden, {experts});
+    call.expect_fp8_weight(Self::kDownWeight, hidden, args.moe.intermediate, {experts});
+    call.expect_fp8_weight(Self::kSharedGateUpWeight, factor * args.moe.shared_intermediate, hidden);
+    call.expect_fp8_weight(Self::kSharedDownWeight, hidden, args.moe.shared_intermediate);
+    args.up = call.fp8_weight(Self::kGateUpWeight);
+    args.down = call.fp8_weight(Self::kDownWeight);
+    args.shared_up = call.fp8_weight(Self::kSharedGateUpWeight);
+    args.shared_down = call.fp8_weight(Self::kSharedDownWeight);
+    read_scales(call, Self::kInputScale, Self::kHiddenScale, args.moe);
     return args;
 }
 
-void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
-    outputs[0] = inputs[kX];
-}
+void output_shapes(ShapeRule const& rule, nvinfer1::DimsExprs* outputs) { outputs[Self::kY] = rule.shape(Self::kX); }
 
 }  // namespace
 
-Op const& fp8_moe_op() {
+template <>
+Op const& adapter<FP8MoE>() {
     static Op const op{
-        "FP8MoE",
-        join({moe_ports(),
-              fp8_weight_ports("gate_up"),
-              fp8_weight_ports("down"),
-              fp8_weight_ports("shared_gate_up"),
-              fp8_weight_ports("shared_down"),
-              {{"shared_gate", Role::kT}, {"input_scale", Role::kFloat}, {"hidden_scale", Role::kFloat}}}),
-        {{"y", Role::kT}},
-        moe_attributes(),
+        Self::definition(),
         output_shapes,
         kernel_calls<arguments, trtNvfp4Fp8MoeWorkspace, trtNvfp4Fp8MoeTactics, trtNvfp4Fp8Moe>(),
     };

@@ -3,51 +3,36 @@
 namespace trt_nvfp4 {
 namespace {
 
-enum Input {
-    kGateUp = kExperts,
-    kDown = kGateUp + kWeightPorts,
-    kSharedGateUp = kDown + kWeightPorts,
-    kSharedDown = kSharedGateUp + kWeightPorts,
-    kBehindWeights = kSharedDown + kWeightPorts
-};
+using Self = NVFP4MoE;
 
 TrtNvfp4MoeArgs arguments(Call const& call) {
-    TrtNvfp4MoeArgs args = moe_arguments(call);
-    args.quantize_activations = call.attributes.integer("quantize_activations");
-    args.scale_search = call.attributes.integer("scale_search");
-    args.intermediate = 2 * call.last(kDown);
-    args.shared_intermediate = 2 * call.last(kSharedDown);
+    Self const attributes(call.attributes);
+    TrtNvfp4MoeArgs args = moe_arguments<Self>(call);
+    args.quantize_activations = attributes.quantize_activations;
+    args.scale_search = attributes.scale_search;
+    args.intermediate = 2 * call.last(Self::kDownWeight);
+    args.shared_intermediate = 2 * call.last(Self::kSharedDownWeight);
     int64_t const factor = args.gated ? 2 : 1;
-    call.expect_weight(kGateUp, factor * args.intermediate, args.hidden, {args.experts});
-    call.expect_weight(kDown, args.hidden, args.intermediate, {args.experts});
-    call.expect_weight(kSharedGateUp, factor * args.shared_intermediate, args.hidden);
-    call.expect_weight(kSharedDown, args.hidden, args.shared_intermediate);
-    args.up = call.weight(kGateUp);
-    args.down = call.weight(kDown);
-    args.shared_up = call.weight(kSharedGateUp);
-    args.shared_down = call.weight(kSharedDown);
-    read_behind_weights(call, kBehindWeights, args);
+    call.expect_weight(Self::kGateUpWeight, factor * args.intermediate, args.hidden, {args.experts});
+    call.expect_weight(Self::kDownWeight, args.hidden, args.intermediate, {args.experts});
+    call.expect_weight(Self::kSharedGateUpWeight, factor * args.shared_intermediate, args.hidden);
+    call.expect_weight(Self::kSharedDownWeight, args.hidden, args.shared_intermediate);
+    args.up = call.weight(Self::kGateUpWeight);
+    args.down = call.weight(Self::kDownWeight);
+    args.shared_up = call.weight(Self::kSharedGateUpWeight);
+    args.shared_down = call.weight(Self::kSharedDownWeight);
+    read_scales(call, Self::kInputTensorScale, Self::kHiddenTensorScale, args);
     return args;
 }
 
-void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
-    outputs[0] = inputs[kX];
-}
+void output_shapes(ShapeRule const& rule, nvinfer1::DimsExprs* outputs) { outputs[Self::kY] = rule.shape(Self::kX); }
 
 }  // namespace
 
-Op const& moe_op() {
+template <>
+Op const& adapter<NVFP4MoE>() {
     static Op const op{
-        "NVFP4MoE",
-        join(
-            {moe_ports(),
-             weight_ports("gate_up"),
-             weight_ports("down"),
-             weight_ports("shared_gate_up"),
-             weight_ports("shared_down"),
-             {{"shared_gate", Role::kT}, {"input_tensor_scale", Role::kFloat}, {"hidden_tensor_scale", Role::kFloat}}}),
-        {{"y", Role::kT}},
-        moe_attributes({int_attribute("quantize_activations", 0), int_attribute("scale_search", 0)}),
+        Self::definition(),
         output_shapes,
         kernel_calls<arguments, trtNvfp4MoeWorkspace, trtNvfp4MoeTactics, trtNvfp4Moe>(),
     };

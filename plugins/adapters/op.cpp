@@ -63,6 +63,12 @@ void Call::expect_scalar(int32_t input) const {
     if (dims(input).nbDims != 0) expect(input, {1});
 }
 
+void Call::expect_cache(int32_t input, int32_t fp8_cache) const {
+    if ((type(input) == nvinfer1::DataType::kINT8) == (fp8_cache != 0)) return;
+    throw std::invalid_argument(std::string(op.name) + ": caches must be INT8 (E4M3 bytes) with fp8_cache 1, and " +
+                                op.inputs[0].name + "'s type with fp8_cache 0");
+}
+
 void Call::expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading) const {
     expect(first, behind(leading, {rows, k / 2}));
     expect(first + 1, behind(leading, {round_up(rows, 128), padded_blocks(k)}));
@@ -84,21 +90,17 @@ TrtNvfp4Fp8Weight Call::fp8_weight(int32_t first) const {
     return {input(first), float_input(first + 1), input(first + 2)};
 }
 
-std::vector<Port> weight_ports(std::string const& name) {
-    return {{name + "_weight", Role::kBytes},
-            {name + "_scales", Role::kBytes},
-            {name + "_tensor_scale", Role::kFloat},
-            {name + "_bias", Role::kT}};
+ShapeRule::Dim ShapeRule::dimension(int32_t input, int32_t d) const {
+    if (d < shape(input).nbDims) return shape(input).d[d];
+    throw std::invalid_argument(std::string(op.name) + ": " + op.inputs[input].name + " has " +
+                                std::to_string(shape(input).nbDims) + " dimensions, expected " + std::to_string(d + 1) +
+                                " or more");
 }
 
-std::vector<Port> fp8_weight_ports(std::string const& name) {
-    return {{name + "_weight", Role::kBytes}, {name + "_scale", Role::kFloat}, {name + "_bias", Role::kT}};
-}
-
-std::vector<Port> join(std::vector<std::vector<Port>> const& parts) {
-    std::vector<Port> ports;
-    for (std::vector<Port> const& part : parts) ports.insert(ports.end(), part.begin(), part.end());
-    return ports;
+nvinfer1::DimsExprs ShapeRule::with_last(int32_t input, Dim last) const {
+    nvinfer1::DimsExprs dims = shape(input);
+    dims.d[dims.nbDims - 1] = last;
+    return dims;
 }
 
 }  // namespace trt_nvfp4

@@ -1,5 +1,5 @@
-// What an adapter needs to know of an op: its ports, its attributes, its shape rule and its calls into the kernels' C
-// API. One file per op fills this in; plugin.h turns it into TensorRT's interfaces.
+// What an adapter adds to an op's definition: its shape rule and its calls into the kernels' C API. One file per op
+// fills this in; plugin.h turns it into TensorRT's interfaces.
 #pragma once
 
 #include <cstdint>
@@ -9,65 +9,19 @@
 
 #include "../interface/tensorrt.h"
 #include "../kernels/api/trt_nvfp4.h"
+#include "op_definitions.h"
 
 namespace trt_nvfp4 {
 
-// Fixes a port's type: T is the type of input 0, one of float32, float16, bfloat16. Packed E2M1 and E4M3 block scales
-// both travel as INT8 bytes: TensorRT-RTX 1.7 fails to build a layer that has INT8 and FP8 ports. Caches are T or INT8
-// bytes, all of an op alike; lengths INT32 or INT64.
-enum class Role { kT, kBytes, kFloat, kCache, kLength };
-
-struct Port {
-    std::string name;
-    Role role;
-};
-
-// The ports of an NVFP4 weight: <name>_weight, <name>_scales, <name>_tensor_scale, <name>_bias.
-constexpr int32_t kWeightPorts = 4;
-std::vector<Port> weight_ports(std::string const& name);
-// The ports of an E4M3 weight: <name>_weight, <name>_scale, <name>_bias.
-constexpr int32_t kFp8WeightPorts = 3;
-std::vector<Port> fp8_weight_ports(std::string const& name);
-std::vector<Port> join(std::vector<std::vector<Port>> const& parts);
-
-// ONNX attributes reach a plugin as INT32 or FLOAT32 whatever was declared, so an op has no other kind.
-struct Attribute {
-    char const* name;
-    bool is_float;
-    int32_t integer;
-    float real;
-};
-
-inline Attribute int_attribute(char const* name, int32_t value) { return {name, false, value, 0.0f}; }
-inline Attribute float_attribute(char const* name, float value) { return {name, true, 0, value}; }
-
-// An op's attributes with their values, in the op's order.
-class Attributes {
- public:
-    explicit Attributes(std::vector<Attribute> values) : values_(std::move(values)) {}
-
-    int32_t integer(std::string const& name) const { return find(name).integer; }
-    float real(std::string const& name) const { return find(name).real; }
-    std::vector<Attribute>& values() { return values_; }
-    std::vector<Attribute> const& values() const { return values_; }
-
- private:
-    Attribute const& find(std::string const& name) const {
-        for (Attribute const& attribute : values_) {
-            if (name == attribute.name) return attribute;
-        }
-        throw std::logic_error("the op has no attribute " + name);
-    }
-
-    std::vector<Attribute> values_;
-};
+// The ports of an NVFP4 weight follow one another: <name>_weight, <name>_scales, <name>_tensor_scale, <name>_bias; so
+// do those of an E4M3 weight: <name>_weight, <name>_scale, <name>_bias.
 
 struct Op;
 
 // One use of an op at given shapes. The pointers are null where only sizes are asked for.
 struct Call {
     Op const& op;
-    Attributes const& attributes;
+    std::vector<Attribute> const& attributes;
     TrtNvfp4Tactic tactic;
     nvinfer1::PluginTensorDesc const* input_descs;
     void const* const* inputs;
@@ -89,6 +43,8 @@ struct Call {
     void expect_rank(int32_t input, int32_t rank) const;
     // One element, whatever the rank: TensorRT's plans hold ONNX scalars as [1].
     void expect_scalar(int32_t input) const;
+    // Whether the cache's type is what the attribute fp8_cache says.
+    void expect_cache(int32_t input, int32_t fp8_cache) const;
     // Of the ports of an NVFP4 weight from `first` on; `leading` are dimensions in front, of layers or experts.
     void expect_weight(int32_t first, int64_t rows, int64_t k, std::vector<int64_t> const& leading = {}) const;
     TrtNvfp4Weight weight(int32_t first) const;
@@ -97,17 +53,24 @@ struct Call {
     TrtNvfp4Fp8Weight fp8_weight(int32_t first) const;
 };
 
-// Symbolic dimensions with ordinary spelling.
-struct ShapeBuilder {
+// What an op's shape rule reads: its inputs' symbolic dimensions, and arithmetic on them.
+struct ShapeRule {
+    Definition const& op;
+    nvinfer1::DimsExprs const* inputs;
     nvinfer1::IExprBuilder& builder;
 
     using Dim = nvinfer1::IDimensionExpr const*;
-    Dim constant(int64_t value) { return builder.constant(value); }
-    Dim product(Dim a, Dim b) { return builder.operation(nvinfer1::DimensionOperation::kPROD, *a, *b); }
-    Dim quotient(Dim a, int64_t b) {
+    nvinfer1::DimsExprs const& shape(int32_t input) const { return inputs[input]; }
+    // Throws std::invalid_argument where the input has fewer dimensions: ranks are not checked before a rule runs.
+    Dim dimension(int32_t input, int32_t d) const;
+    // The input's shape with another last dimension.
+    nvinfer1::DimsExprs with_last(int32_t input, Dim last) const;
+    Dim constant(int64_t value) const { return builder.constant(value); }
+    Dim product(Dim a, Dim b) const { return builder.operation(nvinfer1::DimensionOperation::kPROD, *a, *b); }
+    Dim quotient(Dim a, int64_t b) const {
         return builder.operation(nvinfer1::DimensionOperation::kFLOOR_DIV, *a, *constant(b));
     }
-    Dim round_up(Dim a, int64_t to) {
+    Dim round_up(Dim a, int64_t to) const {
         return product(builder.operation(nvinfer1::DimensionOperation::kCEIL_DIV, *a, *constant(to)), constant(to));
     }
 };
@@ -136,36 +99,13 @@ constexpr KernelCalls kernel_calls() {
             }};
 }
 
-struct Op {
-    char const* name;
-    std::vector<Port> inputs;
-    std::vector<Port> outputs;
-    std::vector<Attribute> attributes;
-    void (*output_shapes)(nvinfer1::DimsExprs const* inputs, ShapeBuilder shapes, nvinfer1::DimsExprs* outputs);
+struct Op : Definition {
+    void (*output_shapes)(ShapeRule const& rule, nvinfer1::DimsExprs* outputs);
     KernelCalls kernels;
 };
 
-// Dimension d of an input, by the input's name. A rank is not checked before the shape rule runs.
-inline nvinfer1::IDimensionExpr const* dimension(nvinfer1::DimsExprs const& dims, int32_t d, char const* name) {
-    if (d < dims.nbDims) return dims.d[d];
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(dims.nbDims) + " dimensions, expected " +
-                                std::to_string(d + 1) + " or more");
-}
-
-// x's dimensions with another last one.
-inline nvinfer1::DimsExprs with_last(nvinfer1::DimsExprs dims, nvinfer1::IDimensionExpr const* last) {
-    dims.d[dims.nbDims - 1] = last;
-    return dims;
-}
-
-Op const& linear_op();
-Op const& gated_mlp_op();
-Op const& persistent_mlp_op();
-Op const& fp8_gated_mlp_op();
-Op const& moe_op();
-Op const& fp8_moe_op();
-Op const& quantize_op();
-Op const& cached_attention_op();
-Op const& decoder_op();
+// The op's adapter, in a file of its own: what its definition does not say.
+template <typename Definition>
+Op const& adapter();
 
 }  // namespace trt_nvfp4

@@ -3,68 +3,54 @@
 namespace trt_nvfp4 {
 namespace {
 
-enum Input {
-    kX,
-    kNormWeight,
-    kUp,
-    kDown = kUp + kWeightPorts,
-    kInputTensorScale = kDown + kWeightPorts,
-    kHiddenTensorScale
-};
+using Self = NVFP4PersistentMLP;
 
 TrtNvfp4MlpArgs arguments(Call const& call) {
+    Self const attributes(call.attributes);
     TrtNvfp4MlpArgs args{};
     args.dtype = call.dtype();
-    args.activation = static_cast<TrtNvfp4Activation>(call.attributes.integer("activation"));
-    args.gated = call.attributes.integer("gated");
-    args.norm = call.attributes.integer("norm");
-    args.residual = call.attributes.integer("residual");
-    args.quantize_activations = call.attributes.integer("quantize_activations");
-    args.scale_search = call.attributes.integer("scale_search");
-    args.static_scales = call.attributes.integer("static_scales");
-    args.epsilon = call.attributes.real("epsilon");
-    args.alpha = call.attributes.real("alpha");
-    args.limit = call.attributes.real("limit");
+    args.activation = static_cast<TrtNvfp4Activation>(attributes.activation);
+    args.gated = attributes.gated;
+    args.norm = attributes.norm;
+    args.residual = attributes.residual;
+    args.quantize_activations = attributes.quantize_activations;
+    args.scale_search = attributes.scale_search;
+    args.static_scales = attributes.static_scales;
+    args.epsilon = attributes.epsilon;
+    args.alpha = attributes.alpha;
+    args.limit = attributes.limit;
     args.tactic = call.tactic;
-    args.m = call.rows(kX);
-    args.hidden_in = call.last(kX);
-    args.layers = call.rows(kNormWeight);
-    args.intermediate = 2 * call.last(kDown);
-    args.hidden_out = args.layers > 0 ? call.rows(kDown) / args.layers : 0;
+    args.m = call.rows(Self::kX);
+    args.hidden_in = call.last(Self::kX);
+    args.layers = call.rows(Self::kNormWeight);
+    args.intermediate = 2 * call.last(Self::kDownWeight);
+    args.hidden_out = args.layers > 0 ? call.rows(Self::kDownWeight) / args.layers : 0;
     int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
-    call.expect(kNormWeight, {args.layers, args.hidden_in});
-    call.expect_weight(kUp, up_rows, args.hidden_in, {args.layers});
-    call.expect_weight(kDown, args.hidden_out, args.intermediate, {args.layers});
-    call.expect(kInputTensorScale, {args.layers});
-    call.expect(kHiddenTensorScale, {args.layers});
-    args.x = call.input(kX);
-    args.norm_weight = call.input(kNormWeight);
-    args.up = call.weight(kUp);
-    args.down = call.weight(kDown);
-    args.input_tensor_scale = call.float_input(kInputTensorScale);
-    args.hidden_tensor_scale = call.float_input(kHiddenTensorScale);
-    args.y = call.output(0);
+    call.expect(Self::kNormWeight, {args.layers, args.hidden_in});
+    call.expect_weight(Self::kUpWeight, up_rows, args.hidden_in, {args.layers});
+    call.expect_weight(Self::kDownWeight, args.hidden_out, args.intermediate, {args.layers});
+    call.expect(Self::kInputTensorScale, {args.layers});
+    call.expect(Self::kHiddenTensorScale, {args.layers});
+    args.x = call.input(Self::kX);
+    args.norm_weight = call.input(Self::kNormWeight);
+    args.up = call.weight(Self::kUpWeight);
+    args.down = call.weight(Self::kDownWeight);
+    args.input_tensor_scale = call.float_input(Self::kInputTensorScale);
+    args.hidden_tensor_scale = call.float_input(Self::kHiddenTensorScale);
+    args.y = call.output(Self::kY);
     return args;
 }
 
-void output_shapes(nvinfer1::DimsExprs const* inputs, ShapeBuilder, nvinfer1::DimsExprs* outputs) {
-    outputs[0] = with_last(inputs[kX], dimension(inputs[kDown], 1, "NVFP4PersistentMLP: down_weight"));
+void output_shapes(ShapeRule const& rule, nvinfer1::DimsExprs* outputs) {
+    outputs[Self::kY] = rule.with_last(Self::kX, rule.dimension(Self::kDownWeight, 1));
 }
 
 }  // namespace
 
-Op const& persistent_mlp_op() {
+template <>
+Op const& adapter<NVFP4PersistentMLP>() {
     static Op const op{
-        "NVFP4PersistentMLP",
-        join({{{"x", Role::kT}, {"norm_weight", Role::kT}},
-              weight_ports("up"),
-              weight_ports("down"),
-              {{"input_tensor_scale", Role::kFloat}, {"hidden_tensor_scale", Role::kFloat}}}),
-        {{"y", Role::kT}},
-        {int_attribute("activation", TRT_NVFP4_SILU), int_attribute("gated", 1), int_attribute("norm", 1),
-         int_attribute("residual", 1), int_attribute("quantize_activations", 0), int_attribute("scale_search", 0),
-         int_attribute("static_scales", 0), float_attribute("epsilon", 1e-6f), float_attribute("alpha", 1.702f),
-         float_attribute("limit", 7.0f)},
+        Self::definition(),
         output_shapes,
         kernel_calls<arguments, trtNvfp4MlpWorkspace, trtNvfp4MlpTactics, trtNvfp4Mlp>(),
     };

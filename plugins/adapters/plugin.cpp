@@ -1,6 +1,7 @@
 #include "plugin.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -88,6 +89,18 @@ bool is_choice(Op const& op, Role role, TypeAt type_at) {
     return cache == t || cache == DataType::kINT8;
 }
 
+// The rules of the op's Python definition.
+void check_range(Op const& op, Attribute const& attribute) {
+    std::string const what = std::string(op.name) + ": attribute " + attribute.name;
+    if (attribute.is_float) {
+        if (std::isfinite(attribute.real) && attribute.real >= 0) return;
+        throw std::invalid_argument(what + " must be finite and not negative, it is " + std::to_string(attribute.real));
+    }
+    if (attribute.integer >= attribute.smallest && attribute.integer <= attribute.largest) return;
+    throw std::invalid_argument(what + " must be " + std::to_string(attribute.smallest) + " to " +
+                                std::to_string(attribute.largest) + ", it is " + std::to_string(attribute.integer));
+}
+
 void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& attributes) {
     for (Attribute& attribute : attributes) {
         if (std::strcmp(field.name, attribute.name) != 0) continue;
@@ -100,6 +113,7 @@ void read_field(Op const& op, PluginField const& field, std::vector<Attribute>& 
         }
         void* const target = attribute.is_float ? static_cast<void*>(&attribute.real) : &attribute.integer;
         std::memcpy(target, field.data, 4);
+        check_range(op, attribute);
         return;
     }
     std::string known;
@@ -114,9 +128,9 @@ std::vector<Attribute> read_fields(Op const& op, nvinfer1::PluginFieldCollection
     return attributes;
 }
 
-std::string describe(Op const& op, Attributes const& attributes) {
+std::string describe(Op const& op, std::vector<Attribute> const& attributes) {
     std::string text = std::string(op.name) + " version=" + kVersion;
-    for (Attribute const& attribute : attributes.values()) {
+    for (Attribute const& attribute : attributes) {
         char value[32];  // nine digits tell any two floats apart
         attribute.is_float ? std::snprintf(value, sizeof(value), "%.9g", attribute.real)
                            : std::snprintf(value, sizeof(value), "%d", attribute.integer);
@@ -221,7 +235,7 @@ int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInp
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
             if (inputs[0].nbDims < 1) throw std::invalid_argument(std::string(op_.name) + ": x has no dimension");
-            op_.output_shapes(inputs, ShapeBuilder{exprBuilder}, outputs);
+            op_.output_shapes(ShapeRule{op_, inputs, exprBuilder}, outputs);
             return 0;
         },
         -1);
@@ -296,7 +310,7 @@ nvinfer1::IPluginV3* Plugin::attachToContext(nvinfer1::IPluginResourceContext*) 
 nvinfer1::PluginFieldCollection const* Plugin::getFieldsToSerialize() noexcept {
     return guard(
         [&]() -> nvinfer1::PluginFieldCollection const* {
-            fields_ = fields_of(attributes_.values());
+            fields_ = fields_of(attributes_);
             field_collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
             return &field_collection_;
         },

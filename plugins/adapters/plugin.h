@@ -62,7 +62,7 @@ class Plugin final : public nvinfer1::IPluginV3,
     void show_tactic(TrtNvfp4Tactic tactic);
 
     Op const& op_;
-    Attributes attributes_;
+    std::vector<Attribute> attributes_;
     TrtNvfp4Tactic tactic_ = TRT_NVFP4_TACTIC_AUTO;
     TrtNvfp4Tactic shown_ = TRT_NVFP4_TACTIC_AUTO;
     std::vector<int32_t> offered_;

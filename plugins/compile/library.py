@@ -19,6 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from trt_nvfp4.plugins.compile import op_header
 from trt_nvfp4.plugins.compile.ownership import check_own, own_folder
 from trt_nvfp4.plugins.compile.toolchain import (
     Toolchain,
@@ -94,8 +95,9 @@ class Build:
     def compile(self, folder: Path, progress: Progress | None = None) -> tuple[list[Path], str]:
         """The sources' objects, in ``folder``, and ptxas's report on them. Raises ToolchainError."""
         # Here and not among the flags, which are hashed: a checkout that moves finds its library again.
-        kernels = f"-I{ROOT / 'kernels'}"
-        compiler: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), kernels, *self.flags]
+        headers = [f"-I{ROOT / 'kernels'}", f"-I{ROOT / 'adapters'}", f"-I{folder}"]
+        (folder / op_header.NAME).write_text(op_header.op_header())
+        compiler: list[str | Path] = [self.toolchain.nvcc, *self.toolchain.compile_flags(), *headers, *self.flags]
         objects = {source: folder / f"{source.parent.name}-{source.name}.o" for source in self.sources}
         reports: list[str] = []
         running: set[subprocess.Popen[str]] = set()
@@ -199,7 +201,7 @@ def find_build(arch: str, *, machine: str | None = None, keep: bool = False) -> 
     compilers = f"{toolchain.version} {toolchain.host_version}"
     # Where headers lie makes no other library: TensorRT's count by content, CUTLASS's by version.
     counting = [flag for flag in flags if not flag.startswith("-isystem=")]
-    key = _key(compilers, [*counting, repr(_SOURCE_FLAGS), *environment], _HASHED, headers)
+    key = _key(compilers, [*counting, repr(_SOURCE_FLAGS), *environment, op_header.op_header()], _HASHED, headers)
     return Build(f"libtrt_nvfp4-{'-'.join(archs)}-{toolchain.machine}-{key}", toolchain, sources, flags)
 
 

@@ -67,7 +67,7 @@ class OpDefinition:
     """One op of the domain `trt_nvfp4`.
 
     `attributes` maps every attribute to its default: int attributes are 0/1 flags, except `activation`
-    (see `Activation`) and those that `ranges` gives a least and a largest value; float ones are finite and not
+    (see `Activation`) and those that `ranges` gives a smallest and a largest value; float ones are finite and not
     negative. All inputs are mandatory.
     """
 
@@ -198,18 +198,22 @@ class OpDefinition:
                 raise OpError(f"{self.name} has no attribute {name}, only {', '.join(self.attributes)}")
             if name == "activation":
                 self._check_activation(value)
-            elif name in self.ranges:
-                least, largest = self.ranges[name]
-                if value not in range(least, largest + 1):
-                    raise OpError(f"{self.name}: {name} must be {least} to {largest}, found {value}")
             elif isinstance(self.attributes[name], int):
-                if value not in (0, 1):
-                    raise OpError(f"{self.name}: {name} must be 0 or 1, found {value}")
+                smallest, largest = self.range_of(name)
+                if value not in range(smallest, largest + 1):
+                    allowed = "0 or 1" if (smallest, largest) == (0, 1) else f"{smallest} to {largest}"
+                    raise OpError(f"{self.name}: {name} must be {allowed}, found {value}")
             elif not (math.isfinite(value) and value >= 0):
                 raise OpError(f"{self.name}: {name} must be finite and not negative, found {value}")
         # A number of the other kind would be an ONNX attribute of another type.
         kinds = {name: type(default) for name, default in self.attributes.items()}
         return {**self.attributes, **{name: kinds[name](value) for name, value in attributes.items()}}
+
+    def range_of(self, attribute: str) -> tuple[int, int]:
+        """The smallest and the largest value of an int attribute."""
+        if attribute == "activation":
+            return min(Activation), max(Activation)
+        return self.ranges.get(attribute, (0, 1))
 
     def _check_activation(self, value: Attribute) -> None:
         if value not in Activation.__members__.values():

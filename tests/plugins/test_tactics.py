@@ -14,6 +14,7 @@ import op_inputs
 import pytest
 import torch
 
+from trt_nvfp4.plugins.compile import op_header
 from trt_nvfp4.plugins.compile.library import ROOT
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError, find_nvcc
 from trt_nvfp4.plugins.host import HostError, PluginHost
@@ -35,10 +36,19 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> PluginHost:
         nvcc = find_nvcc()
     except ToolchainError as error:
         pytest.skip(str(error))
-    library = tmp_path_factory.mktemp("fake") / "libfake.so"
+    folder = tmp_path_factory.mktemp("fake")
+    library = folder / "libfake.so"
+    (folder / op_header.NAME).write_text(op_header.op_header())
     sources = [Path(__file__).with_name("fake_kernels.cpp"), ROOT / "kernels" / "api" / "error.cpp"]
     sources += sorted((ROOT / "adapters").glob("*.cpp"))
-    flags = ["-shared", "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{ROOT}", f"-I{ROOT / 'kernels'}"]
+    flags = [
+        "-shared",
+        "-Xcompiler=-fPIC,-fvisibility=hidden",
+        f"-I{ROOT}",
+        f"-I{ROOT / 'kernels'}",
+        f"-I{ROOT / 'adapters'}",
+        f"-I{folder}",
+    ]
     exports = f"-Xlinker=--version-script={ROOT / 'adapters' / 'exports.map'}"
     subprocess.run([nvcc.nvcc, *nvcc.link_flags(), *flags, exports, *sources, "-o", library], check=True)
     return PluginHost(library)
@@ -192,3 +202,16 @@ def test_a_session_that_cannot_be_says_why(
 ) -> None:
     with pytest.raises(HostError, match=message):
         fake.session("NVFP4Linear", inputs, attributes, max_inputs=largest)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"activation": 9}, "NVFP4Linear: attribute activation must be 0 to 8, it is 9"),
+        ({"scale_search": -1}, "NVFP4Linear: attribute scale_search must be 0 to 2, it is -1"),
+        ({"static_scales": 2}, "NVFP4Linear: attribute static_scales must be 0 to 1, it is 2"),
+    ],
+)
+def test_attributes_out_of_range(fake: PluginHost, attributes: dict[str, int], message: str) -> None:
+    with pytest.raises(HostError, match=message), fake.session("NVFP4Linear", linear(8), attributes):
+        pass
