@@ -15,7 +15,8 @@ from trt_nvfp4.builder.accuracy.compare import Comparison
 from trt_nvfp4.builder.accuracy.metrics import Thresholds
 from trt_nvfp4.builder.accuracy.runners import Side
 from trt_nvfp4.builder.bench import bench as benching
-from trt_nvfp4.builder.bench.bench import Result as BenchResult
+from trt_nvfp4.builder.bench.result import Result as BenchResult
+from trt_nvfp4.builder.bench.subject import Request as BenchRequest
 from trt_nvfp4.builder.components import build as building_parts
 from trt_nvfp4.builder.components.build import PartsReport
 from trt_nvfp4.builder.components.manifest import Loop
@@ -338,7 +339,7 @@ def bench(
     Raises:
         TrtNvfp4Error, OSError: As `build`.
     """
-    request = benching.Request(
+    request = BenchRequest(
         subject=Path(subject),
         target=target,
         plan=_path(plan),

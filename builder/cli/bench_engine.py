@@ -100,6 +100,8 @@ def bench_engine(
     """
     with failures(debug, as_json):
         from trt_nvfp4.builder.bench import bench
+        from trt_nvfp4.builder.bench.result import check_destination, tables
+        from trt_nvfp4.builder.bench.subject import Request
         from trt_nvfp4.builder.errors import BuilderError
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
         from trt_nvfp4.builder.report import html as html_report
@@ -107,7 +109,7 @@ def bench_engine(
         from trt_nvfp4.common.replacing import made_folder
 
         destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
-        request = bench.Request(
+        request = Request(
             subject=subject,
             target=target,
             plan=plan,
@@ -122,7 +124,7 @@ def bench_engine(
             lengths=_lengths(lengths),
         )
         if destination is not None:
-            bench.check_destination(destination)
+            check_destination(destination)
         folder = made_folder(destination.parent) if destination is not None else nullcontext()
         with folder, ProgressBar() as progress:
             result = bench.bench(request, progress)
@@ -138,7 +140,7 @@ def bench_engine(
         if as_json:
             print_json(json.dumps(asdict(result), indent=2))
             return
-        for table in bench.tables(result):
+        for table in tables(result):
             output.print(table)
         for note in result.notes:
             output.print(note)
