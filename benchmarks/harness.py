@@ -14,6 +14,7 @@ import torch
 
 from trt_nvfp4.builder.bench.timing import CudaDevice, Timing, interleave
 from trt_nvfp4.builder.targets import arch_of
+from trt_nvfp4.common import metrics
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.compile.toolchain import find_nvcc
@@ -55,8 +56,7 @@ def read_bandwidth() -> float:
 
 def relative_error(y: torch.Tensor, reference: torch.Tensor) -> float:
     """||y - reference|| / ||reference||, in float64."""
-    difference = y.double() - reference.double()
-    return float(difference.norm() / reference.double().norm())
+    return metrics.relative_error(y.double().cpu().numpy(), reference.double().cpu().numpy())
 
 
 def shown(name: str, timing: Timing) -> str:

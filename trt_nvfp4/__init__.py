@@ -18,6 +18,7 @@ from trt_nvfp4.errors import TrtNvfp4Error
 if TYPE_CHECKING:
     from trt_nvfp4.api import (
         BenchResult,
+        BuildOptions,
         BuildResult,
         Component,
         Generator,
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
         build,
         build_parts,
         compare,
+        compare_steps,
         inline_plugins,
         inspect,
         plan,
         rewrite,
+        why,
     )
 
 __all__ = [
     "BenchResult",
+    "BuildOptions",
     "BuildResult",
     "Component",
     "Generator",
@@ -47,10 +51,12 @@ __all__ = [
     "build",
     "build_parts",
     "compare",
+    "compare_steps",
     "inline_plugins",
     "inspect",
     "plan",
     "rewrite",
+    "why",
 ]
 
 

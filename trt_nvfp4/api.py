@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import Unpack
 
-from trt_nvfp4.builder.accuracy import compare as comparing
-from trt_nvfp4.builder.accuracy.budget import Budget
+from trt_nvfp4.builder.accuracy import compare_files as comparing
+from trt_nvfp4.builder.accuracy import decoding
 from trt_nvfp4.builder.accuracy.compare import Comparison
+from trt_nvfp4.builder.accuracy.decoding import DecodingComparison
 from trt_nvfp4.builder.accuracy.metrics import Thresholds
-from trt_nvfp4.builder.accuracy.runners import Side
 from trt_nvfp4.builder.bench import bench as benching
 from trt_nvfp4.builder.bench.result import Result as BenchResult
 from trt_nvfp4.builder.bench.subject import Request as BenchRequest
@@ -23,19 +24,19 @@ from trt_nvfp4.builder.components.manifest import Loop
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.components.user_modules import Component
 from trt_nvfp4.builder.export import without_plugins as standard
-from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.generate import Generator
-from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
+from trt_nvfp4.builder.parallel import build as ranks
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report import inspection
+from trt_nvfp4.builder.report import why as explaining
 from trt_nvfp4.builder.report.report import Report
-from trt_nvfp4.builder.targets import find_target
-from trt_nvfp4.calibration.samples.samples import InputSpec
+from trt_nvfp4.builder.report.why import Why
+from trt_nvfp4.options import BuildOptions, PathLike, Shapes, request_of, shapes_of
 
 __all__ = [
     "BenchResult",
+    "BuildOptions",
     "BuildResult",
     "Component",
     "Generator",
@@ -46,16 +47,13 @@ __all__ = [
     "build",
     "build_parts",
     "compare",
+    "compare_steps",
     "inline_plugins",
     "inspect",
     "plan",
     "rewrite",
+    "why",
 ]
-
-PathLike: TypeAlias = str | Path
-#: Shapes of inputs by name, for example {"input_ids": (1, 128)}.
-Shapes: TypeAlias = Mapping[str, Sequence[int]]
-Precision: TypeAlias = Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -97,93 +95,32 @@ def build(
     target: str,
     output: PathLike | None = None,
     bundle: PathLike | None = None,
-    precision: Precision = "auto",
-    activations: Literal["auto", "bf16", "fp16", "keep"] = "auto",
-    keep_fp32: str | None = None,
-    plan: PathLike | None = None,
-    calib_data: PathLike | None = None,
-    recipe: str | None = None,
-    min_shapes: Shapes | None = None,
-    opt_shapes: Shapes | None = None,
-    max_shapes: Shapes | None = None,
-    include: str | None = None,
-    exclude: str | None = None,
-    kinds: Sequence[str] | None = None,
-    attention: Literal["auto", "plugin", "native"] = "auto",
-    kv_cache: Literal["auto", "fp16", "bf16", "fp8"] = "auto",
-    surgery: PathLike | None = None,
-    dump_passes: PathLike | None = None,
-    adapter: PathLike | None = None,
-    packed_weights: PathLike | None = None,
-    require: Literal["nvfp4", "fp8"] | None = None,
-    require_fast: bool = False,
-    accuracy_budget: str | None = None,
-    accuracy_data: PathLike | None = None,
-    accuracy_samples: int = 2,
-    embed_plugins: bool = True,
-    strip: bool = False,
-    timing_cache: PathLike | None = None,
-    task: Literal["auto", "generate", "features"] = "auto",
-    cache: Literal["keep", "inplace"] = "keep",
-    cache_capacity: int | None = None,
-    max_batch: int | None = None,
-    all_logits: bool = False,
-    trust_remote_code: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[BuildOptions],
 ) -> BuildResult:
     """Builds and verifies an engine at `output`, or a folder to build it from on the device at `bundle`.
-
-    The parameters are the options of `build-engine`, which `build-engine --help` explains.
 
     Args:
         model: An ONNX file, a Hugging Face directory, or a rewritten model with its `plan`.
         target: thor, b200, b300, rtx-blackwell, spark, h200, h100 or ada.
         progress: Told of stages and steps; None follows nothing.
+        options: Those of `build-engine`, which `build-engine --help` explains.
 
     Raises:
         TrtNvfp4Error: The message says what to mend; `exit_code` is the command's.
         OSError: A file cannot be read or written.
     """
-    return _run(
-        Request(
-            model=Path(model),
-            target=find_target(target),
-            output=_path(output),
-            bundle=_path(bundle),
-            precision=precision,
-            activations=activations,
-            keep_fp32=keep_fp32,
-            plan=_path(plan),
-            calib_data=_path(calib_data),
-            recipe=recipe,
-            least=_shapes(min_shapes),
-            typical=_shapes(opt_shapes),
-            most=_shapes(max_shapes),
-            include=include,
-            exclude=exclude,
-            kinds=_kinds(kinds),
-            surgery=_path(surgery),
-            dump_passes=_path(dump_passes),
-            adapter=None if adapter is None else Adapter.parse(str(adapter)),
-            packed_weights=_path(packed_weights),
-            require=require,
-            require_fast=require_fast,
-            accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
-            accuracy_data=_path(accuracy_data),
-            accuracy_samples=accuracy_samples,
-            embed_plugins=embed_plugins,
-            strip=strip,
-            timing_cache=_path(timing_cache),
-            task=task,
-            cache=cache,
-            cache_capacity=cache_capacity,
-            max_batch=max_batch,
-            attention=attention,
-            kv_cache=kv_cache,
-            all_logits=all_logits,
-            trust_remote_code=trust_remote_code,
-        ),
-        progress,
+    report = pipeline.run(request_of(model, target, output, bundle, options), progress)
+    return BuildResult(
+        engine=_path(report.engine),
+        bundle=_path(report.bundle),
+        files={name: Path(file) for name, file in report.files.items()},
+        subgraphs=[
+            SubgraphResult(**{each.name: entry[each.name] for each in fields(SubgraphResult)})
+            for entry in report.subgraphs
+        ],
+        warnings=report.warnings,
+        report=report,
     )
 
 
@@ -193,52 +130,24 @@ def build_parts(
     target: str,
     output: PathLike | None = None,
     bundle: PathLike | None = None,
-    precision: Precision = "auto",
-    calib_data: PathLike | None = None,
-    recipe: str | None = None,
-    min_shapes: Shapes | None = None,
-    opt_shapes: Shapes | None = None,
-    max_shapes: Shapes | None = None,
-    kinds: Sequence[str] | None = None,
-    cache_capacity: int | None = None,
-    max_batch: int | None = None,
-    image_size: str | None = None,
-    strip: bool = False,
-    trust_remote_code: bool = False,
+    parallel: str | None = None,
     progress: Progress | None = None,
+    **options: Unpack[BuildOptions],
 ) -> PartsReport:
     """Builds every part of a model of several graphs into the folder `output`, or bundles into the folder `bundle`.
 
     Args:
         model: A Hugging Face directory of an encoder-decoder or vision-language model, or a Python file with the parts
-            (`model.py:components`), which is run.
-        calib_data: Samples of the whole model; each part is calibrated with what flows into it.
-        image_size: HEIGHTxWIDTH in pixels, where the vision encoder leaves a choice.
+            (`model.py:components`), which is run; with `parallel` a directory of a language model.
+        parallel: tp=N splits the model over N GPUs, each of which gets a part.
+        options: As `build`'s. `calib_data` are samples of the whole model; each part is calibrated with what flows into
+            it. `image_size` is HEIGHTxWIDTH in pixels, where the vision encoder leaves a choice.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
     """
-    return building_parts.run(
-        Request(
-            model=Path(model),
-            target=find_target(target),
-            output=_path(output),
-            bundle=_path(bundle),
-            precision=precision,
-            calib_data=_path(calib_data),
-            recipe=recipe,
-            least=_shapes(min_shapes),
-            typical=_shapes(opt_shapes),
-            most=_shapes(max_shapes),
-            kinds=_kinds(kinds),
-            cache_capacity=cache_capacity,
-            max_batch=max_batch,
-            image_size=image_size,
-            strip=strip,
-            trust_remote_code=trust_remote_code,
-        ),
-        progress,
-    )
+    request = request_of(model, target, output, bundle, options)
+    return building_parts.run(request, progress) if parallel is None else ranks.run(request, parallel, progress)
 
 
 def plan(
@@ -246,17 +155,16 @@ def plan(
     *,
     target: str,
     output: PathLike,
-    precision: Precision = "auto",
-    opt_shapes: Shapes | None = None,
-    kinds: Sequence[str] | None = None,
     progress: Progress | None = None,
+    **options: Unpack[BuildOptions],
 ) -> BuildResult:
     """Finds the subgraphs of `model` and plans their precision; writes `output`'s .plan.yaml, which may be edited.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
     """
-    return _stop_after("plan", model, target, output, precision, opt_shapes, kinds, None, None, None, progress)
+    options["stop_after"] = "plan"
+    return build(model, target=target, output=output, progress=progress, **options)
 
 
 def rewrite(
@@ -264,58 +172,89 @@ def rewrite(
     *,
     target: str,
     output: PathLike,
-    precision: Precision = "auto",
-    plan: PathLike | None = None,
-    calib_data: PathLike | None = None,
-    recipe: str | None = None,
-    opt_shapes: Shapes | None = None,
-    kinds: Sequence[str] | None = None,
     progress: Progress | None = None,
+    **options: Unpack[BuildOptions],
 ) -> BuildResult:
     """Writes `output`'s .rewritten.onnx, in which plugin nodes stand for the planned subgraphs; builds no engine.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
     """
-    return _stop_after(
-        "rewrite", model, target, output, precision, opt_shapes, kinds, plan, calib_data, recipe, progress
-    )
+    options["stop_after"] = "rewrite"
+    return build(model, target=target, output=output, progress=progress, **options)
 
 
 def compare(
     reference: PathLike,
     result: PathLike,
-    samples: Iterable[Mapping[str, np.ndarray]] | None = None,
+    samples: PathLike | Iterable[Mapping[str, np.ndarray]] | None = None,
     *,
+    shapes: Shapes | None = None,
+    count: int | None = None,
+    seed: int | None = None,
+    plan: PathLike | None = None,
     min_cosine: float | None = None,
-    seed: int = 0,
+    min_sqnr: float | None = None,
+    max_abs: float | None = None,
+    max_rel: float | None = None,
+    max_kl: float | None = None,
+    check: Literal["outputs", "all"] = "outputs",
+    kl: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Runs two models (ONNX, rewritten ONNX, bundle or engine) on the same inputs; returns how their outputs agree.
 
     Args:
-        samples: Inputs by name; None draws four random ones with `seed`.
-        min_cosine: `Comparison.failures` names every output whose worst sample is below.
+        samples: Inputs by name, or files of them as for `calib_data`; None draws `count` (4) random ones with `seed`.
+        plan: Whose subgraphs are compared; None: the one beside `result`.
+        min_cosine, min_sqnr, max_abs, max_rel, max_kl: `Comparison.failures` names what misses one of these.
+        check: What has to meet them: outputs alone, or replaced subgraphs too.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
     """
+    return comparing.compare_files(
+        Path(reference),
+        Path(result),
+        Path(samples) if isinstance(samples, str | Path) else samples,
+        shapes=shapes_of(shapes or {}),
+        count=count,
+        seed=seed,
+        plan=_path(plan),
+        thresholds=Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl),
+        judge_subgraphs=check == "all",
+        with_kl=kl,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
 
-    sides = Side.of(Path(reference)), Side.of(Path(result))
 
-    def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Mapping[str, np.ndarray]]:
-        if samples is not None:
-            return samples
-        model = sides[0].model or sides[1].model
-        words = {} if model is None else vocabulary(model)
-        return random_samples(specs, words, 4, np.random.default_rng(seed), {})
+def compare_steps(
+    reference: PathLike,
+    result: PathLike,
+    steps: int,
+    prompts: Sequence[str | Sequence[int]] = (),
+    *,
+    count: int | None = None,
+    seed: int | None = None,
+) -> DecodingComparison:
+    """Feeds two decoders the same prompts and then `steps` of the reference's greedy tokens over their caches; returns
+    KL divergence and equal tokens per step.
 
-    thresholds = Thresholds(min_cosine, None, None, None, None)
-    return comparing.compare(*sides, inputs, thresholds)
+    Args:
+        prompts: Texts or token ids; none draws `count` (3) random ones with `seed`.
+
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return decoding.compare_decoding(Path(reference), Path(result), steps, prompts, count or decoding.DRAWN, seed or 0)
 
 
 def bench(
     subject: PathLike,
     *,
+    output: PathLike | None = None,
     target: str | None = None,
     plan: PathLike | None = None,
     model: PathLike | None = None,
@@ -324,6 +263,7 @@ def bench(
     calib_data: PathLike | None = None,
     rounds: int = 50,
     warm_up: int = 5,
+    lengths: Sequence[int] = (),
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> BenchResult:
@@ -334,7 +274,9 @@ def bench(
 
     Args:
         subject: An engine, or an ONNX file or Hugging Face directory with its `target`.
+        output: Where the result is written as JSON; the page of the build with the same name then shows it.
         mode: None takes what this machine can do, from engines down to the roofline.
+        lengths: Of a language model with caches: cached tokens at which a step is timed.
 
     Raises:
         TrtNvfp4Error, OSError: As `build`.
@@ -345,13 +287,14 @@ def bench(
         plan=_path(plan),
         model=_path(model),
         mode=mode,
-        shapes=_shapes(shapes),
+        shapes=shapes_of(shapes or {}),
         calib_data=_path(calib_data),
         trust_remote_code=trust_remote_code,
         rounds=rounds,
         warm_up=warm_up,
+        lengths=tuple(lengths),
     )
-    return benching.bench(request, progress or Silent())
+    return benching.bench_to(_path(output), request, progress or Silent())
 
 
 def inline_plugins(model: PathLike, output: PathLike) -> Path:
@@ -374,56 +317,15 @@ def inspect(path: PathLike) -> dict[str, Any]:
     return inspection.inspect(Path(path))
 
 
-def _stop_after(
-    stage: str,
-    model: PathLike,
-    target: str,
-    output: PathLike,
-    precision: Precision,
-    opt_shapes: Shapes | None,
-    kinds: Sequence[str] | None,
-    plan: PathLike | None,
-    calib_data: PathLike | None,
-    recipe: str | None,
-    progress: Progress | None,
-) -> BuildResult:
-    request = Request(
-        model=Path(model),
-        target=find_target(target),
-        output=Path(output),
-        precision=precision,
-        plan=_path(plan),
-        calib_data=_path(calib_data),
-        recipe=recipe,
-        typical=_shapes(opt_shapes),
-        kinds=_kinds(kinds),
-        stop_after=stage,
-    )
-    return _run(request, progress)
+def why(model: PathLike, name: str) -> Why:
+    """Which subgraphs of the ONNX file `model` the node, tensor or subgraph `name` is in, and which matchers gave up on
+    it, and why.
 
-
-def _run(request: Request, progress: Progress | None) -> BuildResult:
-    report = pipeline.run(request, progress)
-    return BuildResult(
-        engine=_path(report.engine),
-        bundle=_path(report.bundle),
-        files={name: Path(file) for name, file in report.files.items()},
-        subgraphs=[
-            SubgraphResult(**{each.name: entry[each.name] for each in fields(SubgraphResult)})
-            for entry in report.subgraphs
-        ],
-        warnings=report.warnings,
-        report=report,
-    )
-
-
-def _kinds(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if kinds is None else tuple(kinds)
+    Raises:
+        TrtNvfp4Error, OSError: As `build`.
+    """
+    return explaining.explain(Path(model), name)
 
 
 def _path(path: PathLike | None) -> Path | None:
     return None if path is None else Path(path)
-
-
-def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in (shapes or {}).items()}

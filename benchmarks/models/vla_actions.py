@@ -72,7 +72,7 @@ def measured(expected: list[np.ndarray], found: list[np.ndarray]) -> Mapping[str
 
 def change(expected: np.ndarray, noise: np.ndarray) -> float:
     """How far denoising moves the noise that it starts from, relative to the actions."""
-    return float(np.linalg.norm(expected - noise.astype(np.float32)) / np.linalg.norm(expected))
+    return relative_error([expected], [noise])
 
 
 def main() -> None:

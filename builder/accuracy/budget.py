@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trt_nvfp4.builder.accuracy.metrics import Agreement, can_be_logits, is_discrete, log_softmax
+from trt_nvfp4.builder.accuracy.metrics import Agreement, can_be_logits, is_discrete
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.common.metrics import log_softmax
 
 # Metric -> the relation that a budget states, and its range.
 METRICS = {

@@ -31,7 +31,7 @@ class Comparison:
 
     A tensor that is both has two: as the output by its own name, as the subgraph by the subgraph's.
     `worst` holds, for every output, the sample with the lowest cosine, by the sample's number; `warnings` says where
-    the samples are such that agreement on them proves nothing.
+    the samples are such that agreement on them proves nothing; `plugins` is of a rewritten result's on this GPU.
     """
 
     reference: Side
@@ -41,6 +41,7 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
     samples: int = 0
     worst: dict[int, Sample] = field(default_factory=dict)
+    plugins: list[Agreement] = field(default_factory=list)
 
     def take(self, number: int, sample: Sample) -> None:
         """Count a sample that `agreements` account for, and keep it while it is an output's worst."""
@@ -49,6 +50,7 @@ class Comparison:
         self.worst = {n: kept for n, kept in (*self.worst.items(), (number, sample)) if n in worst}
 
     def as_dict(self) -> dict[str, Any]:
+        plugins = {"plugins": [row.as_dict() for row in self.plugins]} if self.plugins else {}
         return {
             "reference": {"path": str(self.reference.path), "kind": self.reference.kind},
             "result": {"path": str(self.result.path), "kind": self.result.kind},
@@ -56,6 +58,7 @@ class Comparison:
             "tensors": [row.as_dict() for row in self.agreements],
             "failures": self.failures,
             "warnings": self.warnings,
+            **plugins,
         }
 
     def save_worst(self, folder: Path) -> list[Path]:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from trt_nvfp4.builder.accuracy.metrics import kl_divergence
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.generate.loop import Runner, advance, check, prefill
 from trt_nvfp4.builder.generate.open import open_runner, prepared, tokenizer_folder
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
+from trt_nvfp4.common.metrics import kl_divergence
 
 #: Of prompts that are drawn: so many, of these lengths.
 DRAWN, SHORTEST, LONGEST = 3, 4, 24

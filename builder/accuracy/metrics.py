@@ -18,6 +18,7 @@ from polygraphy.comparator import (
 from rich.table import Table
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.common.metrics import cosine, kl_divergence
 
 CompareFunc = Callable[[IterationResult, IterationResult], "OrderedDict[str, Any]"]
 
@@ -65,12 +66,10 @@ class Agreement:
         noise = float(np.square(difference).sum())
         self._signal += float(np.square(x).sum())
         self._noise += noise
-        norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
-        # Equal tensors are alike entirely, which the quotient misses by a rounding error.
-        cosine = (float((x * y).sum()) / norms if norms else 0.0) if noise else 1.0
+        alike = cosine(y, x)
         # NaN must show and not pass for the best so far.
-        if not cosine >= self.cosine and not math.isnan(self.cosine):
-            self.cosine, self.worst_sample = cosine, self._samples
+        if not alike >= self.cosine and not math.isnan(self.cosine):
+            self.cosine, self.worst_sample = alike, self._samples
         self.max_abs = _greatest(self.max_abs, difference)
         self.max_rel = _greatest(self.max_rel, np.where(difference == 0, 0.0, difference / np.abs(x)))
         self.sqnr_db = _decibels(self._signal / self._noise) if self._noise else math.inf
@@ -124,21 +123,6 @@ def in_float64(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np
 def can_be_logits(values: np.ndarray) -> bool:
     """Whether a softmax of the last axis says anything: not of integers and booleans, nor of a single entry."""
     return not is_discrete(values) and values.ndim > 0 and values.shape[-1] > 1
-
-
-@np.errstate(invalid="ignore")
-def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Mean of KL(softmax x || softmax y) over the vectors of the last axis of x and y [..., K], in nats; 0 where there
-    is none. What is -inf in x, masked, adds nothing."""
-    log_p, log_q = log_softmax(x), log_softmax(y)
-    terms = np.where(np.isneginf(log_p), 0.0, np.exp(log_p) * (log_p - log_q))
-    return float(terms.sum(axis=-1).mean()) if terms.size else 0.0
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Of x [..., K] over the last axis, in the same shape."""
-    shifted = x - x.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def _decibels(ratio: float) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from trt_nvfp4.builder import roofline
 from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps, time_steps
 from trt_nvfp4.builder.bench.engines import bench_engines
-from trt_nvfp4.builder.bench.result import DECODER_LABELS, LABELS, MODES, Result
+from trt_nvfp4.builder.bench.result import DECODER_LABELS, LABELS, MODES, Result, check_destination
 from trt_nvfp4.builder.bench.subgraphs import bench_subgraphs
 from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
@@ -29,6 +29,7 @@ from trt_nvfp4.builder.generate.tensorrt_runner import open_engine
 from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Progress
+from trt_nvfp4.builder.report import html
 from trt_nvfp4.builder.report.report import versions
 from trt_nvfp4.builder.targets import arch_of
 from trt_nvfp4.builder.tensorrt import backend
@@ -38,7 +39,7 @@ from trt_nvfp4.calibration.samples.samples import save_sample
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.calibration.statistics.store import is_statistics
 from trt_nvfp4.common.errors import CalibrationError
-from trt_nvfp4.common.replacing import scratch
+from trt_nvfp4.common.replacing import made_folder, scratch
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.kernels import note_kernels, slow_kernels
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -66,6 +67,26 @@ def bench(
             progress.stage(f"exporting {request.subject.name} to ONNX")
         exported = replace(request, subject=prepared(request.subject, made, "auto", 1))
         return _bench(exported, Result("", str(request.subject), ""), progress, device, open_host)
+
+
+def bench_to(output: Path | None, request: Request, progress: Progress) -> Result:
+    """As `bench`; the result is written to `output`, and shown on the page of the build whose name it has.
+
+    Raises BuilderError (usage), before the work, too for an `output` that it cannot or must not write.
+    """
+    if output is None:
+        return bench(request, progress)
+    check_destination(output)
+    with made_folder(output.parent):
+        result = bench(replace(request, folder=output.parent), progress)
+        result.save(output)
+    report = output.with_name(output.name.removesuffix(".bench.json") + ".report.json")
+    try:
+        if report.is_file():
+            html.write(report)
+    except BuilderError as error:
+        result.notes.append(f"no page shows this: {error}")
+    return result
 
 
 def _bench(

@@ -13,6 +13,7 @@ import torch
 from trt_nvfp4.builder.bench.timing import Device, interleave
 from trt_nvfp4.builder.errors import BUILD_FAILED, USAGE, VERIFICATION_FAILED, BuilderError
 from trt_nvfp4.builder.tensorrt import load as runtime
+from trt_nvfp4.common.metrics import cosine
 
 # nvinfer's DataType -> torch's.
 TYPES = {
@@ -107,11 +108,13 @@ def bench_engines(
                 raise BuilderError(VERIFICATION_FAILED, f"{engines[name]}: output {key} holds NaN or Inf")
     reference = outputs[list(engines)[-1]]
     cosines = {
-        name: min(_cosine(value, reference[key]) for key, value in values.items()) for name, values in outputs.items()
+        name: min(cosine(_array(value), _array(reference[key])) for key, value in values.items())
+        for name, values in outputs.items()
     }
     layers = {name: engine.profile() for name, engine in loaded.items()}
     return {name: asdict(timing) for name, timing in timings.items()}, layers, cosines
 
 
-def _cosine(x: torch.Tensor, y: torch.Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(x.flatten().double(), y.flatten().double(), dim=0))
+def _array(x: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = x.double().cpu().numpy()
+    return array

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -53,7 +52,7 @@ def bench_engine(
         typer.Option(help="How to measure (default: the first of these that can run here)."),
     ] = None,
     shapes: Annotated[
-        str, typer.Option(help="Input shapes (default: the first sample's, else typical ones).", metavar="x:1x16,...")
+        str, typer.Option(help="Input shapes (default: the first sample's, else the opt shapes).", metavar="x:1x16,...")
     ] = "",
     calib_data: Annotated[
         Path | None,
@@ -99,44 +98,27 @@ def bench_engine(
     Example: bench-engine model.engine
     """
     with failures(debug, as_json):
-        from trt_nvfp4.builder.bench import bench
-        from trt_nvfp4.builder.bench.result import check_destination, tables
-        from trt_nvfp4.builder.bench.subject import Request
-        from trt_nvfp4.builder.errors import BuilderError
+        from trt_nvfp4 import api
+        from trt_nvfp4.builder.bench.result import tables
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
-        from trt_nvfp4.builder.report import html as html_report
         from trt_nvfp4.builder.tensorrt.load import ENGINES
-        from trt_nvfp4.common.replacing import made_folder
 
-        destination = out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None)
-        request = Request(
-            subject=subject,
-            target=target,
-            plan=plan,
-            model=model,
-            mode=mode,
-            shapes=parse_shapes(shapes, "--shapes"),
-            calib_data=calib_data,
-            trust_remote_code=trust_remote_code,
-            rounds=rounds,
-            warm_up=warm_up,
-            folder=destination and destination.parent,
-            lengths=_lengths(lengths),
-        )
-        if destination is not None:
-            check_destination(destination)
-        folder = made_folder(destination.parent) if destination is not None else nullcontext()
-        with folder, ProgressBar() as progress:
-            result = bench.bench(request, progress)
-            if destination is not None:
-                result.save(destination)
-        if destination is not None:
-            report = destination.with_name(destination.name.removesuffix(".bench.json") + ".report.json")
-            try:
-                if report.is_file():
-                    html_report.write(report)
-            except BuilderError as error:
-                result.notes.append(f"no page shows this: {error}")
+        with ProgressBar() as progress:
+            result = api.bench(
+                subject,
+                output=out or (subject.with_suffix(".bench.json") if subject.suffix in ENGINES else None),
+                target=target,
+                plan=plan,
+                model=model,
+                mode=mode,
+                shapes=parse_shapes(shapes, "--shapes"),
+                calib_data=calib_data,
+                trust_remote_code=trust_remote_code,
+                rounds=rounds,
+                warm_up=warm_up,
+                lengths=_lengths(lengths),
+                progress=progress,
+            )
         if as_json:
             print_json(json.dumps(asdict(result), indent=2))
             return

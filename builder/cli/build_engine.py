@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +22,15 @@ from trt_nvfp4.builder.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from trt_nvfp4.builder.pipeline.request import Request
+    from trt_nvfp4.options import BuildOptions
+
+# Headings of --help.
+_REPLACE = "What to replace, and how"
+_WEIGHTS = "Weights and calibration"
+_ACCURACY = "Accuracy"
+_SHAPES = "Shapes"
+_LANGUAGE = "Language models and models of several parts"
+_ENGINE = "The engine"
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -54,9 +62,11 @@ def build_engine(
     precision: Annotated[
         Literal["auto", "nvfp4", "native-nvfp4", "fp8", "bf16"],
         typer.Option(
-            help="nvfp4: NVFP4 plugins where they can serve, else FP8, else 16 bits; auto: the same, but FP8 first "
-            "where a target before Blackwell is faster with it, by the tokens of the typical shapes; fp8: FP8, else 16 "
-            "bits; bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with --calib-data)."
+            help="nvfp4: NVFP4 plugins where possible, else FP8, else 16 bits; auto: the same, but FP8 first "
+            "where a target before Blackwell is faster with it, by the tokens of the opt shapes; fp8: FP8, else 16 "
+            "bits; bf16: 16 bits; native-nvfp4: TensorRT's own NVFP4 layers, no plugins (Blackwell, with "
+            "--calib-data).",
+            rich_help_panel=_REPLACE,
         ),
     ] = "auto",
     activations: Annotated[
@@ -64,18 +74,30 @@ def build_engine(
         typer.Option(
             help="What a float32 model computes in outside of the replaced subgraphs: auto: BF16; fp16: values that "
             "--calib-data takes out of its range stay float32; keep: float32, on slow generic kernels. Norms and "
-            "positions stay float32. Models in 16 bits stay as they are."
+            "positions stay float32. Models in 16 bits stay as they are.",
+            rich_help_panel=_REPLACE,
         ),
     ] = "auto",
     keep_fp32: Annotated[
-        str | None, typer.Option(help="Nodes of a float32 model that stay float32, by their names.", metavar="REGEX")
+        str | None,
+        typer.Option(
+            help="Nodes of a float32 model that stay float32, by their names.",
+            metavar="REGEX",
+            rich_help_panel=_REPLACE,
+        ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Follow this plan (from --stop-after plan, perhaps edited).", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Follow this plan (from --stop-after plan, perhaps edited).", metavar="FILE", rich_help_panel=_REPLACE
+        ),
     ] = None,
     stop_after: Annotated[
         Literal["plan", "calibrate", "rewrite"] | None,
-        typer.Option(help="Stop after this stage and keep its files, to continue from later (docs/how_to/plans.md)."),
+        typer.Option(
+            help="Stop after this stage and keep its files, to continue from later (docs/how_to/plans.md).",
+            rich_help_panel=_REPLACE,
+        ),
     ] = None,
     calib_data: Annotated[
         Path | None,
@@ -85,6 +107,7 @@ def build_engine(
             "earlier run. "
             "An interrupted calibration continues where it stopped.",
             metavar="FILE|DIR",
+            rich_help_panel=_WEIGHTS,
         ),
     ] = None,
     recipe: Annotated[
@@ -95,15 +118,23 @@ def build_engine(
             "Channels scaled: awq. W4A4 activations: activation-four-over-six, activation-sweep. "
             "docs/how_to/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
+            rich_help_panel=_WEIGHTS,
         ),
     ] = None,
     min_shapes: Annotated[
-        str, typer.Option(help="Smallest shapes of dynamic inputs. Default: batch 1, sequence 1.", metavar="x:1x16,...")
+        str,
+        typer.Option(
+            help="Smallest shapes of dynamic inputs. Default: batch 1, sequence 1.",
+            metavar="x:1x16,...",
+            rich_help_panel=_SHAPES,
+        ),
     ] = "",
     opt_shapes: Annotated[
         str,
         typer.Option(
-            help="Typical shapes, for which TensorRT optimizes. Default: batch 1, sequence 128.", metavar="x:1x16,..."
+            help="Shapes that TensorRT optimizes for. Default: batch 1, sequence 128.",
+            metavar="x:1x16,...",
+            rich_help_panel=_SHAPES,
         ),
     ] = "",
     max_shapes: Annotated[
@@ -111,13 +142,20 @@ def build_engine(
         typer.Option(
             help="Largest shapes. Default: batch 8, sequence 512, at most what a Hugging Face directory states.",
             metavar="x:1x16,...",
+            rich_help_panel=_SHAPES,
         ),
     ] = "",
     include: Annotated[
-        str | None, typer.Option(help="Only subgraphs whose name, or a node's name, matches.", metavar="REGEX")
+        str | None,
+        typer.Option(
+            help="Only subgraphs whose name, or a node's name, matches.", metavar="REGEX", rich_help_panel=_REPLACE
+        ),
     ] = None,
     exclude: Annotated[
-        str | None, typer.Option(help="Not the subgraphs whose name, or a node's name, matches.", metavar="REGEX")
+        str | None,
+        typer.Option(
+            help="Not the subgraphs whose name, or a node's name, matches.", metavar="REGEX", rich_help_panel=_REPLACE
+        ),
     ] = None,
     kinds: Annotated[
         str | None,
@@ -126,44 +164,56 @@ def build_engine(
             "with key-value caches, else all but linear. decoder, as in all,decoder: equal decoder layers as one "
             "plugin, one launch for up to 16 tokens.",
             metavar="KIND,...",
+            rich_help_panel=_REPLACE,
         ),
     ] = None,
     moe: Annotated[
         Literal["plugin", "native"],
-        typer.Option(help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one."),
+        typer.Option(
+            help="MoE blocks as NVFP4 plugins, or as TensorRT's own 16-bit layer where it has one.",
+            rich_help_panel=_REPLACE,
+        ),
     ] = "plugin",
     attention: Annotated[
         Literal["auto", "plugin", "native"],
         typer.Option(
             help="Attention over key-value caches as a plugin, whose time follows the cached length, or as TensorRT's "
-            "own layers. auto: the plugin, but for float32 and odd head sizes."
+            "own layers. auto: the plugin, except for float32 and head sizes that are no multiple of 16.",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = "auto",
     kv_cache: Annotated[
         Literal["auto", "fp16", "bf16", "fp8"],
         typer.Option(
             help="Type of the key-value caches. fp8: with the checkpoint's scales, or one per head from --calib-data. "
-            "auto: fp8 where the checkpoint has scales or --accuracy-budget is met, else the network's."
+            "auto: fp8 where the checkpoint has scales or --accuracy-budget is met, else the network's.",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = "auto",
     surgery: Annotated[
         Path | None,
         typer.Option(
             help="Python function that changes the graph (an onnx_graphsurgeon.Graph) before anything is looked for, "
-            "for example to put plugins in by hand. It is run (docs/how_to/graph_surgery.md).",
+            "for example to put plugins in by hand (docs/how_to/graph_surgery.md). The file is executed.",
             metavar="SCRIPT.py:FUNCTION",
+            rich_help_panel=_REPLACE,
         ),
     ] = None,
     dump_passes: Annotated[
         Path | None,
-        typer.Option(help="New folder for the graph after each pass, as ONNX without large weights.", metavar="DIR"),
+        typer.Option(
+            help="New folder for the graph after each pass, as ONNX without large weights.",
+            metavar="DIR",
+            rich_help_panel=_REPLACE,
+        ),
     ] = None,
     adapter: Annotated[
         str | None,
         typer.Option(
             help="LoRA adapter as PEFT saves it, merged into the model of the Hugging Face directory before anything "
-            "else; with a factor for what it changes, 1 by default.",
+            "else; SCALE multiplies its change (default: 1).",
             metavar="DIR[:SCALE]",
+            rich_help_panel=_WEIGHTS,
         ),
     ] = None,
     packed_weights: Annotated[
@@ -172,17 +222,24 @@ def build_engine(
             help="NVFP4 checkpoint of the same model (ModelOpt or compressed-tensors), whose 4-bit weights and "
             "activation scales are taken over.",
             metavar="DIR",
+            rich_help_panel=_WEIGHTS,
         ),
     ] = None,
     require: Annotated[
         Literal["nvfp4", "fp8"] | None,
         typer.Option(
             help="Fail (exit code 5) unless every selected subgraph is built in this precision or a smaller one. With "
-            "nvfp4, --precision auto takes NVFP4 at every number of tokens."
+            "nvfp4, --precision auto takes NVFP4 at every number of tokens.",
+            rich_help_panel=_REPLACE,
         ),
     ] = None,
     require_fast: Annotated[
-        bool, typer.Option("--require-fast", help="With --require: fail, too, where slow generic kernels would serve.")
+        bool,
+        typer.Option(
+            "--require-fast",
+            help="With --require: fail, too, where slow generic kernels would serve.",
+            rich_help_panel=_REPLACE,
+        ),
     ] = False,
     accuracy_budget: Annotated[
         str | None,
@@ -190,17 +247,24 @@ def build_engine(
             help="Choose the fastest precisions with which the outputs, compared with the original's on held-out "
             "samples, meet this: cosine>=X, sqnr>=dB, kl<=X or perplexity<=X. Fails (exit code 5) if none does.",
             metavar="METRIC>=X",
+            rich_help_panel=_ACCURACY,
         ),
     ] = None,
     accuracy_data: Annotated[
         Path | None,
         typer.Option(
-            help="Held-out samples for the budget; default: every fourth of --calib-data.", metavar="FILE|DIR"
+            help="Held-out samples for the budget; default: every fourth of --calib-data.",
+            metavar="FILE|DIR",
+            rich_help_panel=_ACCURACY,
         ),
     ] = None,
     accuracy_samples: Annotated[
         int,
-        typer.Option(min=0, help="Samples on which the rewritten model is compared with the original, for the report."),
+        typer.Option(
+            min=0,
+            help="Samples on which the rewritten model is compared with the original, for the report.",
+            rich_help_panel=_ACCURACY,
+        ),
     ] = 2,
     bundle: Annotated[
         Path | None,
@@ -208,13 +272,15 @@ def build_engine(
             help="Instead of an engine, write a folder to build and check it from on the device, by "
             "python3 DIR/build_engine.py.",
             metavar="DIR",
+            rich_help_panel=_ENGINE,
         ),
     ] = None,
     embed_plugins: Annotated[
         Literal["yes", "no"],
         typer.Option(
             help="yes: the engine carries the plugin library; no: the library lies beside the engine, once for all "
-            "engines in the folder, which one runtime can then load together."
+            "engines in the folder, which one runtime can then load together.",
+            rich_help_panel=_ENGINE,
         ),
     ] = "yes",
     strip: Annotated[
@@ -223,25 +289,32 @@ def build_engine(
             "--strip",
             help="Leave the plugins' weights out of the engine, in a file beside it that is named by its content: "
             "engines of the same model share it, on disk and in GPU memory.",
+            rich_help_panel=_ENGINE,
         ),
     ] = False,
     timing_cache: Annotated[
         Path | None,
-        typer.Option(help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).", metavar="FILE"),
+        typer.Option(
+            help="Timing cache to use and update (tensorrt; TensorRT-RTX has none).",
+            metavar="FILE",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     task: Annotated[
         Literal["auto", "generate", "features"],
         typer.Option(
             help="What a Hugging Face directory is exported for. generate: a language model with key-value caches, two "
             "profiles (prefill and decode); features: any model without caches; auto: generate for causal language "
-            "models."
+            "models.",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = "auto",
     cache: Annotated[
         Literal["keep", "inplace"],
         typer.Option(
             help="Caches of a decoder that comes as ONNX with past_key_values and present. inplace: they become caches "
-            "of fixed capacity that are updated in place, as an exported directory has; keep: built as it is."
+            "of fixed capacity that are updated in place, as an exported directory has; keep: built as it is.",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = "keep",
     cache_capacity: Annotated[
@@ -249,19 +322,27 @@ def build_engine(
         typer.Option(
             help="Tokens that each sequence's cache holds, prompt included. Default: the model's limit, at most 4096.",
             metavar="TOKENS",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = None,
     max_batch: Annotated[
-        int | None, typer.Option(help="Most sequences at once, with caches. Default: 1.", metavar="N")
+        int | None,
+        typer.Option(help="Most sequences at once, with caches. Default: 1.", metavar="N", rich_help_panel=_LANGUAGE),
     ] = None,
     all_logits: Annotated[
-        bool, typer.Option("--all-logits", help="With caches: logits of every token, not of each sequence's last.")
+        bool,
+        typer.Option(
+            "--all-logits",
+            help="With caches: logits of every token, not of each sequence's last.",
+            rich_help_panel=_LANGUAGE,
+        ),
     ] = False,
     image_size: Annotated[
         str | None,
         typer.Option(
             help="Height and width in pixels that a vision encoder is built for, where the model leaves a choice.",
             metavar="HxW",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = None,
     parallel: Annotated[
@@ -269,6 +350,7 @@ def build_engine(
         typer.Option(
             help="Split a Hugging Face model over N GPUs, an engine for each (tensor parallel); -o names a folder.",
             metavar="tp=N",
+            rich_help_panel=_LANGUAGE,
         ),
     ] = None,
     trust_remote_code: Annotated[bool, TRUST] = False,
@@ -291,98 +373,65 @@ def build_engine(
 
         find_target(target)
         check_model_file(model)
-        from trt_nvfp4.builder.accuracy.budget import Budget
+        from trt_nvfp4 import api
         from trt_nvfp4.builder.components.source import is_of_parts
+        from trt_nvfp4.builder.components.tables import report_tables
         from trt_nvfp4.builder.components.user_modules import is_python_file
-        from trt_nvfp4.builder.export.adapter import Adapter
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
-        from trt_nvfp4.builder.pipeline import pipeline
         from trt_nvfp4.builder.report import report
-        from trt_nvfp4.graph_passes.planning.plan import KINDS
 
-        request = pipeline.Request(
-            model=model,
-            target=find_target(target),
-            output=out,
-            precision=precision,
-            activations=activations,
-            keep_fp32=keep_fp32,
-            plan=plan,
-            stop_after=stop_after,
-            calib_data=calib_data,
-            recipe=recipe,
-            least=parse_shapes(min_shapes, "--min-shapes"),
-            typical=parse_shapes(opt_shapes, "--opt-shapes"),
-            most=parse_shapes(max_shapes, "--max-shapes"),
-            include=include,
-            exclude=exclude,
-            kinds=_kinds(kinds, KINDS),
-            task=task,
-            cache=cache,
-            cache_capacity=cache_capacity,
-            max_batch=max_batch,
-            all_logits=all_logits,
-            moe=moe,
-            attention=attention,
-            kv_cache=kv_cache,
-            surgery=surgery,
-            dump_passes=dump_passes,
-            adapter=None if adapter is None else Adapter.parse(adapter),
-            packed_weights=packed_weights,
-            require=require,
-            require_fast=require_fast,
-            bundle=bundle,
-            embed_plugins=embed_plugins == "yes",
-            strip=strip,
-            timing_cache=timing_cache,
-            accuracy_samples=accuracy_samples,
-            accuracy_budget=Budget.parse(accuracy_budget) if accuracy_budget is not None else None,
-            accuracy_data=accuracy_data,
-            trust_remote_code=trust_remote_code,
-            image_size=image_size,
-        )
+        options: BuildOptions = {
+            "precision": precision,
+            "activations": activations,
+            "keep_fp32": keep_fp32,
+            "plan": plan,
+            "stop_after": stop_after,
+            "calib_data": calib_data,
+            "recipe": recipe,
+            "min_shapes": parse_shapes(min_shapes, "--min-shapes"),
+            "opt_shapes": parse_shapes(opt_shapes, "--opt-shapes"),
+            "max_shapes": parse_shapes(max_shapes, "--max-shapes"),
+            "include": include,
+            "exclude": exclude,
+            "kinds": None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()],
+            "moe": moe,
+            "attention": attention,
+            "kv_cache": kv_cache,
+            "surgery": surgery,
+            "dump_passes": dump_passes,
+            "adapter": adapter,
+            "packed_weights": packed_weights,
+            "require": require,
+            "require_fast": require_fast,
+            "accuracy_budget": accuracy_budget,
+            "accuracy_data": accuracy_data,
+            "accuracy_samples": accuracy_samples,
+            "embed_plugins": embed_plugins == "yes",
+            "strip": strip,
+            "timing_cache": timing_cache,
+            "task": task,
+            "cache": cache,
+            "cache_capacity": cache_capacity,
+            "max_batch": max_batch,
+            "all_logits": all_logits,
+            "image_size": image_size,
+            "trust_remote_code": trust_remote_code,
+        }
         if parallel is not None or is_of_parts(model, task) or is_python_file(model):
-            _build_parts(request, parallel, as_json)
-            return
-        with ProgressBar() as progress:
-            result = pipeline.run(request, progress)
-        if as_json:
-            print_json(result.json())
-            return
-        shown: dict[str, Any] = json.loads(result.json())
-        for table in report.subgraph_tables(shown["subgraphs"]):
-            output.print(table)
-        output.print(report.summary_table(shown))
-
-
-def _kinds(text: str | None, known: tuple[str, ...]) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
-    return (*known, *(kind for kind in kinds if kind not in (*known, "all"))) if "all" in kinds else kinds
-
-
-def _build_parts(request: Request, parallel: str | None, as_json: bool) -> None:
-    """A model of several graphs, or one that is split: each becomes an engine, or a bundle."""
-    from trt_nvfp4.builder.components import build
-    from trt_nvfp4.builder.components.tables import report_tables
-    from trt_nvfp4.builder.errors import USAGE, BuilderError
-
-    if request.surgery is not None:
-        what = f"{request.model} has several" if parallel is None else f"--parallel {parallel} splits it before"
-        raise BuilderError(USAGE, f"--surgery is for one graph, and {what}; leave it out")
-    with ProgressBar() as progress:
-        if parallel is None:
-            result = build.run(request, progress)
+            with ProgressBar() as progress:
+                parts = api.build_parts(
+                    model, target=target, output=out, bundle=bundle, parallel=parallel, progress=progress, **options
+                )
+            shown, tables = parts.json(), report_tables
         else:
-            from trt_nvfp4.builder.parallel import build as ranks
-
-            result = ranks.run(request, parallel, progress)
-    if as_json:
-        print_json(result.json())
-        return
-    for table in report_tables(json.loads(result.json())):
-        output.print(table)
+            with ProgressBar() as progress:
+                built = api.build(model, target=target, output=out, bundle=bundle, progress=progress, **options)
+            shown, tables = built.report.json(), report.tables
+        if as_json:
+            print_json(shown)
+            return
+        for table in tables(json.loads(shown)):
+            output.print(table)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,24 +26,7 @@ from trt_nvfp4.builder.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from trt_nvfp4.builder.accuracy.compare import Comparison, Sample
-    from trt_nvfp4.builder.accuracy.metrics import Agreement
-    from trt_nvfp4.calibration.samples.samples import InputSpec
-
-
-# What a threshold can be; NaN is nowhere in it.
-RANGES = {
-    "--min-cosine": (-1.0, 1.0),
-    "--min-sqnr": (-math.inf, math.inf),
-    "--max-abs": (0.0, math.inf),
-    "--max-rel": (0.0, math.inf),
-    "--max-kl": (0.0, math.inf),
-}
-# Where a model cannot run on inputs that the user did not give.
-OF_RANDOM = (
-    "; the inputs were random, of typical shapes: give samples with --data FILE|DIR, or shapes that fit together with "
-    "--shapes"
-)
+    from trt_nvfp4.builder.accuracy.compare import Comparison
 
 
 #: Of language models that are given as Hugging Face directories.
@@ -66,7 +48,8 @@ def compare_engine(
     shapes: Annotated[
         str,
         typer.Option(
-            help="Shapes of the random samples (default: the typical ones in the report beside RESULT, else derived).",
+            help="Shapes of the random samples (default: the opt shapes in the report beside RESULT, else derived "
+            "from the model).",
             metavar="x:1x16,...",
         ),
     ] = "",
@@ -125,61 +108,63 @@ def compare_engine(
     Example: compare-engine model.onnx model.rewritten.onnx --data samples.npz --min-cosine 0.99
     """
     with failures(debug, as_json), ExitStack() as made:
-        from trt_nvfp4.builder.accuracy.compare import compare
+        from trt_nvfp4 import api
+        from trt_nvfp4.builder.accuracy.compare_files import check_thresholds
         from trt_nvfp4.builder.accuracy.metrics import Thresholds
-        from trt_nvfp4.builder.accuracy.runners import Side
         from trt_nvfp4.builder.errors import USAGE, VERIFICATION_FAILED, BuilderError
         from trt_nvfp4.builder.inputs.shapes import parse_shapes
 
-        limits = dict(zip(RANGES, (min_cosine, min_sqnr, max_abs, max_rel, max_kl), strict=True))
-        _check_limits(limits, check)
         if steps is not None:
-            others = {option: value for option, value in limits.items() if option != "--max-kl"}
-            given = {"--data": data, "--shapes": shapes or None, "--plan": plan, "--save-worst": save_worst, **others}
+            given: dict[str, object] = {
+                "--data": data,
+                "--shapes": shapes or None,
+                "--plan": plan,
+                "--save-worst": save_worst,
+            }
+            given |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr, "--max-abs": max_abs, "--max-rel": max_rel}
+            given["--save-worst"] = save_worst
             given["--check all"] = True if check == "all" else None
             _check_steps(given)
             _compare_steps(reference, result, steps, prompt or [], samples, seed, max_kl, as_json)
             return
         if prompt:
             raise BuilderError(USAGE, "--prompt: is for decoders over their caches; add --steps N")
-        _check_data(data, {"--shapes": shapes or None, "--samples": samples, "--seed": seed})
+        # Before an export.
+        check_thresholds(Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl), check == "all")
         paths = _exported(reference, made), _exported(result, made)
         if paths != (reference, result) and data is None and any(map(_is_decoder, paths)):
             _compare_steps(paths[0], paths[1], STEPS, [], samples, seed, max_kl, as_json)
             return
-        sides = Side.of(paths[0]), Side.of(paths[1])
         given_shapes = parse_shapes(shapes, "--shapes")
         if save_worst is not None:
             _check_place(save_worst)
-
-        def inputs(specs: Mapping[str, InputSpec]) -> Iterable[Sample]:
-            asked = given_shapes or _reported_shapes(result, specs)
-            model, count = sides[0].model or sides[1].model, samples or 4
-            return _inputs(specs, model, data, trust_remote_code, asked, count, seed or 0, progress)
-
         with ProgressBar() as progress:
-            progress.stage(f"running {reference.name} and {result.name}")
-            found = compare(
-                *sides,
-                inputs,
-                Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl),
-                plan,
-                judge_subgraphs=check == "all",
-                with_kl=kl,
-                advice=OF_RANDOM if data is None else "",
+            found = api.compare(
+                *paths,
+                data,
+                shapes=given_shapes,
+                count=samples,
+                seed=seed,
+                plan=plan,
+                min_cosine=min_cosine,
+                min_sqnr=min_sqnr,
+                max_abs=max_abs,
+                max_rel=max_rel,
+                max_kl=max_kl,
+                check=check,
+                kl=kl,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
             )
-            plugins = _on_this_gpu(found, inputs, progress)
         saved = found.save_worst(save_worst) if save_worst is not None else []
         replay = shlex.join(["compare-engine", str(reference), str(result), "--data", str(save_worst)])
         if as_json:
             shown: dict[str, Any] = found.as_dict()
-            if plugins:
-                shown["plugins"] = [row.as_dict() for row in plugins]
             if saved:
                 shown |= {"worst_samples": [str(file) for file in saved], "replay": replay}
             print_json(json.dumps(shown, indent=2))
         else:
-            _print_tables(found, plugins)
+            _print_tables(found)
             if saved:
                 output.print(f"worst samples: {', '.join(map(str, saved))}\nreplay: {replay}", soft_wrap=True)
         for warning in found.warnings:
@@ -225,12 +210,13 @@ def _compare_steps(
     max_kl: float | None,
     as_json: bool,
 ) -> None:
-    from trt_nvfp4.builder.accuracy.decoding import DRAWN, compare_decoding, table
+    from trt_nvfp4 import api
+    from trt_nvfp4.builder.accuracy.decoding import table
     from trt_nvfp4.builder.errors import VERIFICATION_FAILED
 
     with ProgressBar() as progress:
         progress.stage(f"decoding with {reference.name} and {result.name}")
-        found = compare_decoding(reference, result, steps, prompts, count or DRAWN, seed or 0)
+        found = api.compare_steps(reference, result, steps, prompts, count=count, seed=seed)
     if as_json:
         print_json(json.dumps(found.as_dict(), indent=2))
     else:
@@ -238,29 +224,6 @@ def _compare_steps(
     if max_kl is not None and not found.kl <= max_kl:
         status.print(f"error: --max-kl {max_kl} is not met: {found.kl:.4g} over all steps", style="red", soft_wrap=True)
         raise typer.Exit(VERIFICATION_FAILED)
-
-
-def _check_limits(limits: Mapping[str, float | None], check: str) -> None:
-    """Raise BuilderError (usage) for thresholds by option that nothing can be held to."""
-    from trt_nvfp4.builder.errors import USAGE, BuilderError
-
-    for option, value in limits.items():
-        least, most = RANGES[option]
-        if value is not None and not least <= value <= most:
-            raise BuilderError(USAGE, f"{option} {value}: expected a number from {least:g} to {most:g}")
-    if check == "all" and all(value is None for value in limits.values()):
-        raise BuilderError(USAGE, f"--check all: there is no threshold to meet; add one of {', '.join(limits)}")
-
-
-def _check_data(data: Path | None, of_random: Mapping[str, str | int | None]) -> None:
-    """Raise BuilderError (usage) for samples beside options of random ones."""
-    from trt_nvfp4.builder.errors import USAGE, BuilderError
-
-    if data is not None and (unused := [option for option, value in of_random.items() if value is not None]):
-        raise BuilderError(
-            USAGE,
-            f"--data {data}: {' and '.join(unused)} would make random samples instead; leave out one or the other",
-        )
 
 
 def _check_place(folder: Path) -> None:
@@ -276,69 +239,13 @@ def _check_place(folder: Path) -> None:
         pass
 
 
-def _reported_shapes(result: Path, specs: Mapping[str, InputSpec]) -> dict[str, tuple[int, ...]]:
-    """Typical shapes by the report beside an engine, rewritten model or bundle, as far as they fit the inputs."""
-    from trt_nvfp4.builder.tensorrt.load import typical_shapes
-    from trt_nvfp4.plugins.ops.definition import shapes_fit
-
-    # Absolute: a bundle may be '.'.
-    typical = typical_shapes(Path(str(result.absolute()).removesuffix(".rewritten.onnx")))
-    return {name: shape for name, shape in typical.items() if name in specs and shapes_fit(shape, specs[name].shape)}
-
-
-def _inputs(
-    specs: Mapping[str, InputSpec],
-    model: Path | None,
-    data: Path | None,
-    trust_remote_code: bool,
-    shapes: Mapping[str, tuple[int, ...]],
-    count: int,
-    seed: int,
-    progress: ProgressBar,
-) -> Iterable[Sample]:
-    """The user's samples, or random ones; each is a step of the progress."""
-    import numpy as np
-
-    from trt_nvfp4.builder.inputs.random_inputs import random_samples, vocabulary
-    from trt_nvfp4.calibration.samples.samples import load_samples
-
-    found: Iterable[Sample]
-    if data is not None:
-        found, total = load_samples(data, specs, model and model.parent, trust_remote_code), 0
-    else:
-        known = vocabulary(model) if model is not None else {}
-        found, total = random_samples(specs, known, count, np.random.default_rng(seed), shapes), count
-    for number, sample in enumerate(found, 1):
-        yield sample
-        progress.step(number, total, f"sample {number}")
-
-
-def _on_this_gpu(found: Comparison, inputs: Any, progress: ProgressBar) -> list[Agreement]:
-    """The plugins of a rewritten result on this machine's GPU, where there is one and no engine runs on it."""
-    from trt_nvfp4.builder.accuracy.plugins import compare_plugins
-    from trt_nvfp4.builder.targets import arch_of
-    from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
-    from trt_nvfp4.calibration.samples.samples import input_specs
-    from trt_nvfp4.plugins.compile.library import build_library
-    from trt_nvfp4.plugins.host import PluginHost
-
-    capability = local_compute_capability()
-    if capability is None or found.result.model is None or found.result.kind == "onnx":
-        return []
-    if found.reference.kind == "engine":
-        return []
-    progress.stage("running the plugins on this GPU")
-    model = found.result.model
-    return compare_plugins(model, inputs(input_specs(model)), PluginHost(build_library(arch_of(capability))))
-
-
-def _print_tables(found: Comparison, plugins: list[Agreement]) -> None:
+def _print_tables(found: Comparison) -> None:
     from trt_nvfp4.builder.accuracy.metrics import table
 
     samples = f"{found.samples} sample{'s' if found.samples > 1 else ''}"
     output.print(table(f"{found.result.path} against {found.reference.path} ({samples})", found.agreements))
-    if plugins:
-        output.print(table("plugins on this GPU against their function bodies", plugins))
+    if found.plugins:
+        output.print(table("plugins on this GPU against their function bodies", found.plugins))
     if "engine" in (found.reference.kind, found.result.kind):
         output.print("An engine shows its outputs alone; compare its rewritten ONNX for the subgraphs.")
 

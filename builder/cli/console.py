@@ -26,7 +26,7 @@ EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "
     "3 the model, engine or bundle is at fault or missing; 4 target, back end or compiler unavailable; "
     "5 verification failed; 6 build failed (full disks included); 130 interrupted; "
-    "141 the reader of the output, such as head, has gone; 1 a defect of this program."
+    "141 the reader of the output, such as head, closed the pipe; 1 a defect of this program."
 )
 
 

@@ -37,7 +37,7 @@ def generate(
     image: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Image for a model of parts: one for each prompt, or as often as the prompts hold the image's token.",
+            help="Image for a model of parts: one for each prompt, or one for each image token in the prompts.",
             metavar="FILE",
         ),
     ] = None,
@@ -74,7 +74,7 @@ def generate(
     debug: Annotated[bool, DEBUG] = False,
     version: Annotated[bool, VERSION] = False,
 ) -> None:
-    """Continue prompts with a language model, or say something about images: greedy, or sampled.
+    """Continue prompts with a language model, or describe images; greedy or sampled.
 
     Prompts of different lengths run as one batch. Text goes to stdout; the time to the first token and the tokens per
     second go to stderr. A sequence that fills its cache ends there, and a warning says so.

@@ -39,9 +39,10 @@ def inspect_engine(
         if why is not None:
             _explain(path, why, as_json)
             return
-        from trt_nvfp4.builder.report.inspection import inspect, tables
+        from trt_nvfp4 import api
+        from trt_nvfp4.builder.report.inspection import tables
 
-        found = inspect(path)
+        found = api.inspect(path)
         if as_json:
             print_json(json.dumps(found, indent=2, default=str))
             return
@@ -51,10 +52,12 @@ def inspect_engine(
 
 def _explain(path: Path, name: str, as_json: bool) -> None:
     from trt_nvfp4.builder.model_files import check_model_file
-    from trt_nvfp4.builder.report.why import explain, tables
 
-    check_model_file(path)
-    found = explain(path, name)
+    check_model_file(path)  # before imports that take seconds
+    from trt_nvfp4 import api
+    from trt_nvfp4.builder.report.why import tables
+
+    found = api.why(path, name)
     if as_json:
         print_json(json.dumps({"kind": "why", **asdict(found)}, indent=2))
         return

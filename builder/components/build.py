@@ -50,7 +50,7 @@ for part in json.loads((folder / "{manifest}").read_text())["parts"]:
         sys.exit(status)
 '''
 #: Options of one part's run that a model of parts has no use for.
-_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
+_OF_ONE_GRAPH = ("surgery", "plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
 
 
 @dataclass

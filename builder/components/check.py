@@ -15,6 +15,7 @@ from trt_nvfp4.builder.components.device import Device, OnnxDevice, decoder_of_p
 from trt_nvfp4.builder.components.manifest import Manifest, Part
 from trt_nvfp4.builder.components.source import Example
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.common import metrics
 
 #: Tokens that are generated behind each prompt.
 STEPS = 3
@@ -84,20 +85,12 @@ def encoding_parts(manifest: Manifest) -> list[Part]:
 
 def relative_error(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     """The largest over all tensors, relative to the tensor's norm."""
-    errors = [
-        float(np.linalg.norm(a.astype(np.float64) - b) / max(np.linalg.norm(a.astype(np.float64)), 1e-30))
-        for a, b in zip(expected, found, strict=True)
-    ]
-    return max(errors, default=0.0)
+    return max((metrics.relative_error(b, a) for a, b in zip(expected, found, strict=True)), default=0.0)
 
 
 def cosine(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     """The smallest over all tensors."""
-    cosines = []
-    for first, second in zip(expected, found, strict=True):
-        a, b = first.astype(np.float64).ravel(), second.astype(np.float64).ravel()
-        cosines.append(float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30)))
-    return min(cosines, default=1.0)
+    return min((metrics.cosine(b, a) for a, b in zip(expected, found, strict=True)), default=1.0)
 
 
 def check_export(name: str, expected: Sequence[np.ndarray], found: Sequence[np.ndarray], sixteen_bits: bool) -> float:

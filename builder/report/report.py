@@ -241,6 +241,12 @@ def not_asked_for(entry: Mapping[str, Any]) -> bool:
     return bool(entry["kind"] == "linear" and entry["reason_code"] == ReasonCode.KIND)
 
 
+def tables(report: Mapping[str, Any]) -> Iterator[Table]:
+    """The report for the terminal."""
+    yield from subgraph_tables(report["subgraphs"])
+    yield summary_table(report)
+
+
 def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
     """One row per subgraph that is replaced or refused, and what was decided why.
 

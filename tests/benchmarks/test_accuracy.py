@@ -13,13 +13,13 @@ import torch
 
 from benchmarks.accuracy import activations, subjects
 from benchmarks.accuracy.recipes import modelopt_tables, table
-from trt_nvfp4.builder.accuracy.metrics import kl_divergence
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.export.huggingface import export
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.calibration import recipes
 from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.common import nvfp4
+from trt_nvfp4.common.metrics import kl_divergence
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan

@@ -113,8 +113,8 @@ MISFITS = [
     ({"heads": 3}, "kv_heads must divide heads|must have shape"),
     ({"heads": 8}, "qkv must have shape"),
     ({"fp8_cache": 1}, "caches must be INT8"),
-    ({"rope": 3}, "rope must be 0, 1 or 2"),
-    ({"window": -1}, "window must not be negative"),
+    ({"rope": 3}, "rope must be 0 to 2, it is 3"),
+    ({"window": -1}, "window must be 0 to 2147483647, it is -1"),
 ]
 
 

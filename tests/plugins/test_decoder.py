@@ -162,7 +162,7 @@ MISFITS = [
     ({"heads": 3}, "kv_heads must divide heads|must have shape"),
     ({"heads": 8}, "qkv_weight must have shape"),
     ({"fp8_cache": 1}, "caches must be INT8"),
-    ({"rope": 3}, "rope must be 0, 1 or 2"),
+    ({"rope": 3}, "rope must be 0 to 2, it is 3"),
     ({"activation": 99}, "activation must be 0 to 8"),
 ]
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.convenience import get_const_tensor
 
+from trt_nvfp4.common.metrics import relative_error
 from trt_nvfp4.graph_passes.ir.nodes import ints_attribute, is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.core import Core, match_core
 from trt_nvfp4.graph_passes.patterns.attention.evaluate import Part
@@ -218,7 +219,7 @@ def difference(model: ir.Model, block: CacheAttention) -> float:
         y = expected[0].numpy()
         actual = found[0] if block.result_layout == Layout.FLAT else laid_out(found[0], Layout.FLAT)
         for theirs, ours in zip((actual, *found[1:]), (y, *(e.numpy() for e in expected[1:])), strict=True):
-            worst = max(worst, float(np.linalg.norm(theirs - ours) / max(np.linalg.norm(ours), 1e-30)))
+            worst = max(worst, relative_error(theirs, ours))
     return worst
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from trt_nvfp4.builder.accuracy.metrics import Agreement, kl_divergence
+from trt_nvfp4.builder.accuracy.metrics import Agreement
+from trt_nvfp4.common.metrics import kl_divergence
 
 
 def test_metrics_against_their_definitions(rng: np.random.Generator) -> None:

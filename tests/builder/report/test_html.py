@@ -154,7 +154,7 @@ def test_measured_times_take_the_place_of_predicted_ones(report: Path) -> None:
     }
     report.with_name("o.bench.json").write_text(json.dumps(bench))
     text = html_report.write(report).read_text()
-    assert "measured: whole engines (RTX PRO 6000). TensorRT&#x27;s own NVFP4 is not realized: why" in text
+    assert "measured: whole engines (RTX PRO 6000). TensorRT&#39;s own NVFP4 is not realized: why" in text
     assert "123 us" in text
     assert "Predicted, nothing was run" not in text
 

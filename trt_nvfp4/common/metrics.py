@@ -1,0 +1,38 @@
+"""How far arrays are from a reference: each metric once, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """||found - expected|| / ||expected||; of a reference of zeros, the norm of what was found."""
+    x, y = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    return float(np.linalg.norm(y - x) / (np.linalg.norm(x) or 1.0))
+
+
+def cosine(found: np.ndarray, expected: np.ndarray) -> float:
+    """Cosine similarity of the flattened arrays; 0 where one of them is zero and the other is not.
+
+    Equal arrays are alike entirely, which the quotient misses by a rounding error.
+    """
+    x, y = np.asarray(expected, np.float64).ravel(), np.asarray(found, np.float64).ravel()
+    if np.array_equal(x, y):
+        return 1.0
+    norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
+    return float((x * y).sum()) / norms if norms else 0.0
+
+
+@np.errstate(invalid="ignore")
+def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
+    """Mean of KL(softmax x || softmax y) over the vectors of the last axis of x and y [..., K], in nats; 0 where there
+    is none. What is -inf in x, masked, adds nothing."""
+    log_p, log_q = log_softmax(x), log_softmax(y)
+    terms = np.where(np.isneginf(log_p), 0.0, np.exp(log_p) * (log_p - log_q))
+    return float(terms.sum(axis=-1).mean()) if terms.size else 0.0
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Of x [..., K] over the last axis, in the same shape."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
