@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.harness import HERE, command, record
 from trt_nvfp4.builder.components import build
 from trt_nvfp4.builder.components.check import cosine, relative_error
-from trt_nvfp4.builder.components.device import numpy_type
+from trt_nvfp4.builder.components.devices.device import numpy_type
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.pipeline import Pipeline
 from trt_nvfp4.builder.pipeline.request import Request

@@ -13,10 +13,11 @@ import numpy as np
 
 from trt_nvfp4.builder.components.calibration import record, specs_of
 from trt_nvfp4.builder.components.check import check_export, computed_by, cosine, expected_of, relative_error
-from trt_nvfp4.builder.components.device import decoder_of_parts, model_of
+from trt_nvfp4.builder.components.devices.device import decoder_of_parts, model_of
+from trt_nvfp4.builder.components.directory import of_directory
 from trt_nvfp4.builder.components.manifest import FILE, Manifest, Part
 from trt_nvfp4.builder.components.parts import described
-from trt_nvfp4.builder.components.source import Source, of_directory
+from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.user_modules import is_python_file, of_file
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS, TOKENIZER, CacheOptions

@@ -11,7 +11,7 @@ import numpy as np
 from trt_nvfp4.builder.components.chain import put_all, run_chain
 from trt_nvfp4.builder.components.check import before_decoding
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.device import Handle, OnnxDevice, decoder_of_parts, numpy_type
+from trt_nvfp4.builder.components.devices.device import Handle, OnnxDevice, decoder_of_parts, numpy_type
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.export.decoder_contract import IDS
 from trt_nvfp4.calibration.samples.samples import InputSpec, save_sample

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trt_nvfp4.builder.components.device import Device, Handle, numpy_type
+from trt_nvfp4.builder.components.devices.device import Device, Handle, numpy_type
 from trt_nvfp4.builder.components.manifest import Manifest, Part, Port
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.plugins.ops.definition import shapes_fit

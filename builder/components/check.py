@@ -11,7 +11,7 @@ import torch
 
 from trt_nvfp4.builder.components.chain import Values, put_all, run_chain, run_part
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.device import Device, OnnxDevice, decoder_of_parts
+from trt_nvfp4.builder.components.devices.device import Device, OnnxDevice, decoder_of_parts
 from trt_nvfp4.builder.components.manifest import Manifest, Part
 from trt_nvfp4.builder.components.source import Example
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError

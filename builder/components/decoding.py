@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trt_nvfp4.builder.components.chain import run_part
-from trt_nvfp4.builder.components.device import Device, Handle
+from trt_nvfp4.builder.components.devices.device import Device, Handle
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder
 from trt_nvfp4.builder.generate.caches import cache_shapes, last_logits

@@ -12,7 +12,8 @@ import numpy as np
 from trt_nvfp4.builder.components.chain import check_array, check_given, put_all, run_chain
 from trt_nvfp4.builder.components.check import before_decoding, encoding_parts
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.device import Device, decoder_of_parts, numpy_type, open_device
+from trt_nvfp4.builder.components.devices.device import Device, decoder_of_parts, numpy_type
+from trt_nvfp4.builder.components.devices.open import open_device
 from trt_nvfp4.builder.components.images import Image, Preprocessing
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.prompts import padded, with_features

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,6 @@ import torch
 
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
-from trt_nvfp4.builder.export.adapter import Adapter
-from trt_nvfp4.builder.export.decoder_contract import CacheOptions
-from trt_nvfp4.builder.export.huggingface import is_model_directory, load_model, longest_sequence, quiet
-from trt_nvfp4.common.json_text import parse_json
-
-#: How the names of classes end that generate from an encoder, or from images and text.
-_GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
 
 
 @dataclass(frozen=True)
@@ -50,62 +42,3 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     """The tensor in NumPy, bfloat16 in float32."""
     array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
     return array
-
-
-def is_of_parts(path: Path, task: str = "auto") -> bool:
-    """Whether a Hugging Face directory's model is one of several graphs, by its configuration."""
-    if task == "features" or not is_model_directory(path):
-        return False
-    try:
-        config = parse_json((path / "config.json").read_text(encoding="utf-8"))
-        names = [str(name) for name in config.get("architectures") or ()]
-    except (ValueError, AttributeError, TypeError):  # said where it is read
-        return False
-    of_images = "vision_config" in config
-    return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)
-
-
-def of_directory(
-    directory: Path,
-    options: CacheOptions,
-    image_size: str | None,
-    trust_remote_code: bool = False,
-    adapter: Adapter | None = None,
-) -> Source:
-    """The parts of the model in a Hugging Face directory, with `adapter` merged into it.
-
-    Raises BuilderError: as `load_model`; model for a family that is not known here, usage for sizes that do not fit.
-    """
-    from trt_nvfp4.builder.components import encoder_decoder, vision_language
-    from trt_nvfp4.builder.components.vision import ImageSize
-    from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
-
-    model, absent = load_model(directory, trust_remote_code, adapter)
-    if absent:
-        raise BuilderError(
-            MODEL_AT_FAULT,
-            f"{directory}: the files lack {len(absent)} of the model's weights, {min(absent)} for one; download it "
-            "again, or mend `architectures` in config.json",
-        )
-    with quiet(), torch.no_grad():
-        if encoder_decoder.is_encoder_decoder(model):
-            if image_size is not None:
-                raise BuilderError(USAGE, f"--image-size {image_size}: {directory} takes no images; leave it out")
-            limit = getattr(model.config, "max_target_positions", None) or longest_sequence(directory)
-            capacity = options.checked_capacity(directory, limit)
-            found = encoder_decoder.parts_of(directory, model, capacity, options)
-            example = encoder_decoder.example_of(model, found[0])
-        elif vision_language.takes_images(model):
-            text = model.config.get_text_config(decoder=True)
-            capacity = options.checked_capacity(directory, getattr(text, "max_position_embeddings", None))
-            size = None if image_size is None else ImageSize.parse(image_size)
-            found = vision_language.parts_of(directory, model, capacity, options, size)
-            example = vision_language.example_of(model, found[0], found[2])
-        else:
-            raise BuilderError(
-                MODEL_AT_FAULT,
-                f"{directory}: {type(model).__name__} is neither an encoder-decoder nor a vision-language model that "
-                "is taken apart here; give a Python file with its parts (model.py:components)",
-            )
-    parts, flows, settings = found
-    return Source(directory.name, "generate", parts, flows, settings, example)

@@ -11,16 +11,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trt_nvfp4.builder.errors import BUILD_FAILED, MODEL_AT_FAULT, UNAVAILABLE, USAGE, VERIFICATION_FAILED, BuilderError
+from trt_nvfp4.builder.tensorrt.job import Job
 from trt_nvfp4.builder.tensorrt.network_checks import network_problems, products
 from trt_nvfp4.builder.tensorrt.verify import Layer, layers_of_inspector, layers_of_log
 from trt_nvfp4.builder.tensorrt.weights_file import ENGINE_NAME
 from trt_nvfp4.common.replacing import replacing
-
-if TYPE_CHECKING:
-    from trt_nvfp4.builder.tensorrt.build_script import Job
 
 # What differs between the versions served: feature -> module -> (first version that has it, first that no longer has).
 # A module that is not named does not have the feature; everything else used below is the same in all versions.

@@ -27,7 +27,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from trt_nvfp4.builder.errors import (
     printable,
 )
 from trt_nvfp4.builder.tensorrt.backend import FEATURES, Backend, Event, Report, local_compute_capability, version_tuple
+from trt_nvfp4.builder.tensorrt.job import Job, Weights
 from trt_nvfp4.builder.tensorrt.network_checks import AttentionNode
 from trt_nvfp4.builder.tensorrt.verify import (
     PlannedNodes,
@@ -66,78 +67,45 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Weights that the engine reads from a file beside it: their names among the network's inputs, and the digest of
-    the file's content (see `weights_file`)."""
+def read_job(manifest: Path, output: Path | None) -> Job:
+    """What the manifest says, and where the engine goes. Raises BuilderError (model) for what is no manifest."""
+    try:
+        data = json.loads(manifest.read_text())
+        folder = manifest.resolve().parent
+        capability = tuple(data["compute_capability"])
+        module = _choose_module(data["modules"], capability)
 
-    file: Path
-    digest: str
-    inputs: tuple[str, ...]
+        def inside(name: str | None) -> Path | None:
+            return None if name is None else folder / name
 
-
-@dataclass(frozen=True)
-class Job:
-    """A manifest with its paths made absolute; see `bundle.py` for what writes it."""
-
-    target: str
-    arch: str
-    compute_capability: tuple[int, int]
-    module: str
-    oldest_version: str
-    model: Path
-    engine: Path
-    plugin_library: Path | None
-    plugin_sources: Path | None
-    #: Whether the engine carries the plugin library; it lies beside the engine otherwise.
-    embed_plugins: bool
-    timing_cache: Path | None
-    profiles: list[dict[str, tuple[tuple[int, ...], ...]]]
-    planned: tuple[PlannedNodes, ...]
-    attentions: dict[str, AttentionNode]
-    caches: dict[str, str]
-    checksums: dict[Path, str]
-    weights: Weights | None = None
-
-    @staticmethod
-    def read(manifest: Path, output: Path | None) -> Job:
-        try:
-            data = json.loads(manifest.read_text())
-            folder = manifest.resolve().parent
-            capability = tuple(data["compute_capability"])
-            module = _choose_module(data["modules"], capability)
-
-            def inside(name: str | None) -> Path | None:
-                return None if name is None else folder / name
-
-            # Manifests of earlier versions say nothing of it.
-            weights = data.get("weights")
-            return Job(
-                target=data["target"],
-                arch=data["arch"],
-                compute_capability=capability,
-                module=module,
-                oldest_version=data["modules"][module],
-                model=folder / (data["model"] if weights is None else weights["network"]),
-                engine=(output or folder / data["engine"]).absolute(),
-                plugin_library=inside(data["plugin_library"]),
-                plugin_sources=inside(data["plugin_sources"]),
-                embed_plugins=bool(data["embed_plugins"]),
-                timing_cache=inside(data["timing_cache"]),
-                profiles=[
-                    {name: tuple(tuple(shape) for shape in shapes) for name, shapes in profile.items()}
-                    for profile in data["profiles"]
-                ],
-                planned=tuple(_planned(entry) for entry in data["planned"]),
-                attentions={name: AttentionNode(**entry) for name, entry in data["attentions"].items()},
-                caches=dict(data["caches"]),
-                checksums={folder / name: digest for name, digest in data["checksums"].items()},
-                weights=None
-                if weights is None
-                else Weights(folder / weights["file"], str(weights["digest"]), tuple(weights["inputs"])),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
+        # Manifests of earlier versions say nothing of it.
+        weights = data.get("weights")
+        return Job(
+            target=data["target"],
+            arch=data["arch"],
+            compute_capability=capability,
+            module=module,
+            oldest_version=data["modules"][module],
+            model=folder / (data["model"] if weights is None else weights["network"]),
+            engine=(output or folder / data["engine"]).absolute(),
+            plugin_library=inside(data["plugin_library"]),
+            plugin_sources=inside(data["plugin_sources"]),
+            embed_plugins=bool(data["embed_plugins"]),
+            timing_cache=inside(data["timing_cache"]),
+            profiles=[
+                {name: tuple(tuple(shape) for shape in shapes) for name, shapes in profile.items()}
+                for profile in data["profiles"]
+            ],
+            planned=tuple(_planned(entry) for entry in data["planned"]),
+            attentions={name: AttentionNode(**entry) for name, entry in data["attentions"].items()},
+            caches=dict(data["caches"]),
+            checksums={folder / name: digest for name, digest in data["checksums"].items()},
+            weights=None
+            if weights is None
+            else Weights(folder / weights["file"], str(weights["digest"]), tuple(weights["inputs"])),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error
 
 
 def _planned(entry: dict[str, Any]) -> PlannedNodes:
@@ -370,7 +338,7 @@ def main(folder: Path) -> int:
     # What ends a process on a server cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        job = Job.read(folder / MANIFEST, arguments.output)
+        job = read_job(folder / MANIFEST, arguments.output)
         _check_output(job, folder / MANIFEST)
         with made_folder(job.engine.parent):
             _offer_unversioned_library(job.module)

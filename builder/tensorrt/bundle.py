@@ -33,6 +33,7 @@ from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.lowerings.registry import EngineLayers
 from trt_nvfp4.graph_passes.lowerings.trt_moe import OP as NATIVE_MOE
 from trt_nvfp4.graph_passes.planning.plan import Plan
+from trt_nvfp4.plugins.compile import op_header
 from trt_nvfp4.plugins.ops import DOMAIN
 
 SCRIPT = "build_engine.py"
@@ -44,8 +45,8 @@ SOURCES = "sources"
 #: The modules that the build script runs; they import no others.
 MODULES = (
     *("builder/__init__.py", "builder/errors.py"),
-    *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "network_checks", "verify")),
-    "builder/tensorrt/weights_file.py",
+    *(f"builder/tensorrt/{name}.py" for name in ("__init__", "backend", "build_script", "job", "network_checks")),
+    *(f"builder/tensorrt/{name}.py" for name in ("verify", "weights_file")),
     *("errors.py", "common/__init__.py", "common/replacing.py"),
     *(f"plugins/{name}.py" for name in ("__init__", "compile/__init__", "compile/ownership")),
 )
@@ -188,6 +189,7 @@ def write_folder(
     if with_sources:
         ignore = shutil.ignore_patterns("__pycache__", "ops", "plugin_host", "host.py", "CMakeLists.txt", "py.typed")
         shutil.copytree(Path(plugins.__path__[0]), folder / SOURCES / "trt_nvfp4" / "plugins", ignore=ignore)
+        op_header.ship(folder / SOURCES / "trt_nvfp4" / "plugins")
     proto = read(model)
     decoder = decoder_of(proto)
     _write_scripts(folder, generates=keep and decoder is not None and decoder.alone)

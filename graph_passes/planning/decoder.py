@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import generic_reason
+from trt_nvfp4.graph_passes.planning.planned import PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
-
-if TYPE_CHECKING:
-    from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 
 KIND = "decoder"
 # plugins/kernels/api/attention/decoder_layers.cu: what one launch takes.

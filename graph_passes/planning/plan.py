@@ -14,12 +14,13 @@ from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.load.activation_types import Activations
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
-from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, REPLACING_OPS, Lowering, lowering_of
+from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, REPLACING_OPS
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning import plan_file
 from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
 from trt_nvfp4.graph_passes.planning.decoder import split_part
 from trt_nvfp4.graph_passes.planning.plan_file import PlanError
+from trt_nvfp4.graph_passes.planning.planned import ENTRY_KEYS, OPTIONAL_KEYS, PlannedSubgraph
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
@@ -43,44 +44,6 @@ BY_HAND = "by_hand"
 SELECTABLE_KINDS = (*KINDS, DECODER)
 DEFAULT_KINDS = ("moe", "gated_mlp", "mlp")
 PRECISIONS = ("auto", "nvfp4", "native-nvfp4", "fp8", "bf16")
-
-
-@dataclass
-class PlannedSubgraph:
-    """One entry of a plan.
-
-    `reason` says why it was decided, for people, `reason_code` for programs (None in plans from before there were
-    codes). `op` is the operator that replaces the nodes ("" where none does), `linear_inputs` the tensors that its
-    linears multiply, `line` the entry's line in the plan file (0 where it has none), `kernels` what serves it on the
-    target and why (see `kernel_class`; "" where nobody asked yet). The rest is as in `Subgraph`.
-    """
-
-    name: str
-    kind: str
-    decision: Decision
-    reason: str
-    op: str
-    shapes: dict[str, int]
-    activation: str
-    dtype: str
-    input: str
-    output: str
-    nodes: list[str]
-    linear_inputs: list[str]
-    reason_code: ReasonCode | None = None
-    kernels: str = field(default="", compare=False)
-    line: int = 0
-
-    def as_yaml(self) -> dict[str, Any]:
-        """What a plan file holds of it."""
-        entry = {key: getattr(self, key) for key in _FILE_KEYS if key in _ENTRY_KEYS or getattr(self, key)}
-        entry |= {key: str(entry[key]) for key in ("decision", "reason_code") if key in entry}
-        return entry | {"reason": f"{self.decision}: {self.reason}"}
-
-    @property
-    def lowering(self) -> Lowering:
-        """What computes it."""
-        return lowering_of(self.decision, self.kind, self.op)
 
 
 @dataclass
@@ -112,7 +75,7 @@ class Plan:
             PlanError: unreadable, not YAML, or an entry that is incomplete, of the wrong type or with an unknown
                 decision (the line is named).
         """
-        values, activations, entries = plan_file.read(Path(path), _PLAN_KEYS, _ENTRY_KEYS, _OPTIONAL_KEYS)
+        values, activations, entries = plan_file.read(Path(path), _PLAN_KEYS, ENTRY_KEYS, OPTIONAL_KEYS)
         planned = [_entry(Path(path), entry) for entry in entries]
         return cls(**values, activations=activations, subgraphs=planned, path=Path(path))
 
@@ -175,10 +138,6 @@ class Plan:
         return [checked[name] for name in by_name if name in checked]
 
 
-_OPTIONAL_KEYS = ("reason_code", "kernels")
-# What a plan file holds: all but where it was read from.
-_FILE_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
-_ENTRY_KEYS = tuple(key for key in _FILE_KEYS if key not in _OPTIONAL_KEYS)
 _PLAN_KEYS = tuple(f.name for f in fields(Plan) if f.name not in ("path", "activations"))
 
 

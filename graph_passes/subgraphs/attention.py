@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.subgraphs.types import RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.parts import RMSNorm
 
 
 class Layout(Enum):

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
-from trt_nvfp4.graph_passes.subgraphs.types import Mlp, RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.parts import Mlp, RMSNorm
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from onnx_ir.convenience import get_const_tensor
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.ir.tensors import read_tensor
 from trt_nvfp4.graph_passes.load.source import ModelError
-from trt_nvfp4.graph_passes.subgraphs.types import Bias, RMSNorm, Weight
+from trt_nvfp4.graph_passes.subgraphs.parts import Bias, RMSNorm, Weight
 
 # Initializers by what they were made of, and how: subgraphs with the same weights read the same ones.
 MadeWeights: TypeAlias = dict[tuple[object, ...], tuple[ir.Value, ...]]

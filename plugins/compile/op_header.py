@@ -10,11 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trt_nvfp4.plugins.ops import OPS, OpDefinition
+if TYPE_CHECKING:
+    from trt_nvfp4.plugins.ops import OpDefinition
 
 #: Adapters include it by this name.
 NAME = "op_definitions.h"
+#: Sources that compile where the ops are not, as those in a bundle, have the header here.
+_SHIPPED = Path("compile") / NAME
 _ROLES = {
     "T": "kT",
     "C": "kCache",
@@ -24,8 +28,15 @@ _ROLES = {
 }
 
 
-def op_header(ops: Iterable[OpDefinition] = OPS.values()) -> str:
-    """The header's text: a struct for each op, and the list of them."""
+def op_header(ops: Iterable[OpDefinition] | None = None) -> str:
+    """The header's text: a struct for each op, and the list of them. `ops`: None: this project's."""
+    if ops is None:
+        shipped = Path(__file__).resolve().parents[1] / _SHIPPED
+        if shipped.is_file():
+            return shipped.read_text()
+        from trt_nvfp4.plugins.ops import OPS  # needs Torch and ONNX, which a device may lack
+
+        ops = OPS.values()
     ops = list(ops)
     names = ", ".join(op.name for op in ops)
     return "\n".join(
@@ -40,6 +51,11 @@ def op_header(ops: Iterable[OpDefinition] = OPS.values()) -> str:
             "",
         ]
     )
+
+
+def ship(plugins: Path) -> None:
+    """Put the header into a copy of the folder `plugins` that has no ops."""
+    (plugins / _SHIPPED).write_text(op_header())
 
 
 def _struct(op: OpDefinition) -> str:

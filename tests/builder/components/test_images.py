@@ -19,11 +19,11 @@ import PIL.Image
 import transformers
 
 from trt_nvfp4.builder.cli import generate
+from trt_nvfp4.builder.components.directory import of_directory
 from trt_nvfp4.builder.components.images import KERNELS, Preprocessing, opened, resized
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.prompts import with_features
-from trt_nvfp4.builder.components.source import of_directory
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import TOKENIZER, CacheOptions
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer

@@ -14,13 +14,13 @@ from onnx import parser
 
 from onnx_models.fake_gpu import TRT, FakeContext, FakeEngine, FakeRuntime
 from onnx_models.tiny_decoder import TinyDecoder
-from trt_nvfp4.builder.components import tensorrt_device
 from trt_nvfp4.builder.components.chain import put_all, run_chain
 from trt_nvfp4.builder.components.decoding import PartsRunner
-from trt_nvfp4.builder.components.device import OnnxDevice
+from trt_nvfp4.builder.components.devices import tensorrt_device
+from trt_nvfp4.builder.components.devices.device import OnnxDevice
+from trt_nvfp4.builder.components.devices.tensorrt_device import TensorRTDevice
 from trt_nvfp4.builder.components.manifest import Flow, Loop, Manifest
 from trt_nvfp4.builder.components.parts import described
-from trt_nvfp4.builder.components.tensorrt_device import TensorRTDevice
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.generate.cuda import Cuda
 from trt_nvfp4.builder.generate.loop import generate_ids

@@ -61,7 +61,7 @@ def test_products_that_the_plan_has_no_entry_for(gated_mlps: Path) -> None:
     report.unplanned = {"Conv": UnplannedProducts(12, 3400, 0.34), "Einsum": UnplannedProducts(2, 4, 0.0004)}
     line = "12 Conv (34.0% of weight bytes), 2 Einsum (0.0%) stay as they are"
     assert cells(report)["not in the plan"] == line
-    assert f"<p class='dim'>Not in the plan: {line}.</p>" in page(json.loads(report.json()), None, "o")
+    assert f'<p class="dim">Not in the plan: {line}.</p>' in page(json.loads(report.json()), None, "o")
 
 
 def test_shapes_of_experts_and_layers() -> None:

@@ -174,7 +174,7 @@ def test_the_first_package_that_serves_builds(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: versions.get(name))
     monkeypatch.setattr("importlib.metadata.version", lambda name: versions[name])
     monkeypatch.setattr(build_script, "local_compute_capability", lambda: gpu)
-    assert build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine").module == chosen
+    assert build_script.read_job(folder / bundle.MANIFEST, tmp_path / "out.engine").module == chosen
 
 
 def test_an_old_package_is_passed_over(tmp_path: Path, fp8_and_bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,7 +419,7 @@ def test_engine_that_is_empty_or_without_layers_is_no_success(
     monkeypatch.setattr(
         build_script.Backend, "build", lambda self, job, library, report: (memoryview(engine), layers, [], {})
     )
-    job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
+    job = build_script.read_job(folder / bundle.MANIFEST, tmp_path / "out.engine")
     with pytest.raises(BuilderError, match=says) as failure:
         build_script.run(job, lambda event: None)
     assert failure.value.exit_code == VERIFICATION_FAILED
@@ -445,7 +445,7 @@ def test_warnings_are_said_once(tmp_path: Path, fp8_and_bf16: Path, monkeypatch:
     folder = folder_of(tmp_path, fp8_and_bf16, [])
     built = memoryview(b"engine"), [Layer("a", "gemm", (), frozenset())], ["b", "a", "b"], {}
     monkeypatch.setattr(build_script.Backend, "build", lambda self, job, library, report: built)
-    job = build_script.Job.read(folder / bundle.MANIFEST, tmp_path / "out.engine")
+    job = build_script.read_job(folder / bundle.MANIFEST, tmp_path / "out.engine")
     assert build_script.run(job, lambda event: None)["warnings"] == ["b", "a"]
 
 

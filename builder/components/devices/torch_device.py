@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trt_nvfp4.builder.components.device import checked_models
+from trt_nvfp4.builder.components.devices.device import checked_models
 from trt_nvfp4.builder.components.manifest import Manifest, Port
 from trt_nvfp4.builder.export.decoder_contract import decoder_of
 from trt_nvfp4.builder.generate.torch_graph.graph import Graph

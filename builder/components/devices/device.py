@@ -11,11 +11,9 @@ import numpy as np
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.builder.components.manifest import FILE, Manifest, Port
 from trt_nvfp4.builder.components.parts import described
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder, decoder_of
-from trt_nvfp4.builder.generate.open import RunnerName
 from trt_nvfp4.builder.onnx_file import read
-from trt_nvfp4.builder.tensorrt.backend import local_compute_capability
 from trt_nvfp4.builder.tensorrt.bundle import MANIFEST
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
@@ -128,33 +126,3 @@ def decoder_of_parts(folder: Path) -> Decoder:
     if decoder is None:
         raise BuilderError(MODEL_AT_FAULT, f"{model}: its metadata does not say what its caches are; build it again")
     return decoder
-
-
-def open_device(folder: Path, manifest: Manifest, runner: RunnerName = "auto") -> Device:
-    """What `runner` names; auto: this machine's GPU where every part has an engine there, else ONNX Runtime.
-
-    Raises BuilderError as those do, and (usage) for tensorrt where a part has no engine.
-    """
-    files = {part.name: _engine_of(folder, part.name) for part in manifest.parts}
-    missing = [part for part, file in files.items() if not file.is_file()]
-    if runner == "torch":
-        from trt_nvfp4.builder.components.torch_device import TorchDevice
-
-        return TorchDevice(folder, manifest)
-    if runner == "tensorrt" and missing:
-        raise BuilderError(
-            USAGE,
-            f"--runner tensorrt: {folder}: the part {missing[0]!r} has no engine; build it (build_engine.py of a "
-            "bundle), or leave the option out",
-        )
-    if runner == "onnxruntime" or (runner == "auto" and (missing or local_compute_capability() is None)):
-        return OnnxDevice(folder, manifest)
-    from trt_nvfp4.builder.components.tensorrt_device import open_engines
-
-    return open_engines(folder, manifest, files)
-
-
-def _engine_of(folder: Path, part: str) -> Path:
-    """Where the part's engine lies: beside the manifest, or in its bundle once it is built."""
-    beside = folder / f"{part}.engine"
-    return beside if beside.is_file() else folder / part / "model.engine"

@@ -1,0 +1,1 @@
+"""Where the parts of a model run: ONNX Runtime, Torch, or engines of TensorRT."""

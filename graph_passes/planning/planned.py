@@ -1,0 +1,54 @@
+"""One entry of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.lowerings.registry import Lowering, lowering_of
+from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
+
+
+@dataclass
+class PlannedSubgraph:
+    """One entry of a plan.
+
+    `reason` says why it was decided, for people, `reason_code` for programs (None in plans from before there were
+    codes). `op` is the operator that replaces the nodes ("" where none does), `linear_inputs` the tensors that its
+    linears multiply, `line` the entry's line in the plan file (0 where it has none), `kernels` what serves it on the
+    target and why (see `kernel_class`; "" where nobody asked yet). The rest is as in `Subgraph`.
+    """
+
+    name: str
+    kind: str
+    decision: Decision
+    reason: str
+    op: str
+    shapes: dict[str, int]
+    activation: str
+    dtype: str
+    input: str
+    output: str
+    nodes: list[str]
+    linear_inputs: list[str]
+    reason_code: ReasonCode | None = None
+    kernels: str = field(default="", compare=False)
+    line: int = 0
+
+    def as_yaml(self) -> dict[str, Any]:
+        """What a plan file holds of it."""
+        entry = {key: getattr(self, key) for key in FILE_KEYS if key in ENTRY_KEYS or getattr(self, key)}
+        entry |= {key: str(entry[key]) for key in ("decision", "reason_code") if key in entry}
+        return entry | {"reason": f"{self.decision}: {self.reason}"}
+
+    @property
+    def lowering(self) -> Lowering:
+        """What computes it."""
+        return lowering_of(self.decision, self.kind, self.op)
+
+
+OPTIONAL_KEYS = ("reason_code", "kernels")
+# What a plan file holds: all but where it was read from.
+FILE_KEYS = tuple(f.name for f in fields(PlannedSubgraph) if f.name != "line")
+ENTRY_KEYS = tuple(key for key in FILE_KEYS if key not in OPTIONAL_KEYS)
