@@ -162,6 +162,8 @@ def subgraph_cost(
     """
     if kind == "attention":
         return _attention_cost(shapes, decision, tokens, limits, dtype)
+    if decision == Decision.NVFP4_MIXED:
+        return _mixed_cost(kind, shapes, tokens, limits, dtype)
     lowering = LOWERINGS[decision]
     weight_bytes, arithmetic = lowering.weight_bytes, lowering.arithmetic
     if weight_bytes is None:
@@ -174,6 +176,20 @@ def subgraph_cost(
     # An expert's rows are those of the tokens that choose it.
     rows = math.ceil(tokens * multiplied / read)
     return slower(cost, issue_seconds(read, rows, limits, dtype), "issue")
+
+
+def _mixed_cost(kind: str, shapes: Mapping[str, int], tokens: int, limits: Limits, dtype: str) -> Cost:
+    """One product after another: gate and up in W4A4, down in W4A16, and between them the gates, which read and write
+    memory, too."""
+    up, down = gemms(kind, shapes)
+    costs = [
+        subgraph_cost("linear", {"in_features": gemm.k, "out_features": gemm.n}, decision, tokens, limits, dtype)
+        for gemm, decision in ((up, Decision.NVFP4_W4A4), (down, Decision.NVFP4_W4A16))
+    ]
+    costs.append(roofline(tokens * (up.n + down.k) * KEPT[dtype][0], 0.0, limits, KEPT[dtype][1]))
+    slowest = max(costs, key=lambda cost: cost.seconds)
+    seconds, moved, operations = (sum(getattr(c, part) for c in costs) for part in ("seconds", "bytes", "operations"))
+    return Cost(seconds * up.count, moved * up.count, operations * up.count, slowest.bound)
 
 
 def issue_seconds(weights: float, tokens: int, limits: Limits, dtype: str) -> float:
@@ -263,13 +279,15 @@ def slow_decoding(predicted: Sequence[Mapping[str, Any]], capabilities: Capabili
     would not: at most one."""
     if not capabilities.nvfp4_w4a4:
         return []
-    slow = [entry for entry in predicted if entry["decision"] == Decision.NVFP4_W4A16 and entry["bound"] == "issue"]
+    decoded = (Decision.NVFP4_W4A16, Decision.NVFP4_MIXED)
+    slow = [entry for entry in predicted if entry["decision"] in decoded and entry["bound"] == "issue"]
     if not slow:
         return []
     first = slow[0]
     others = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
+    what = "W4A16" if first["decision"] == Decision.NVFP4_W4A16 else "down, which reads 16-bit activations,"
     return [
-        f"{first['names'][0]}{others}: at {first['tokens']} rows W4A16 decodes weights slower than memory brings them "
+        f"{first['names'][0]}{others}: at {first['tokens']} rows {what} decodes weights slower than memory brings them "
         f"on {capabilities.target}; nvfp4_w4a4 is faster there: choose it in the plan, or --precision auto with an "
         "accuracy budget"
     ]

@@ -11,6 +11,7 @@ class Decision(TextEnum):
     """How a subgraph is computed; `registry.py` says what each one means."""
 
     NVFP4_W4A4 = "nvfp4_w4a4"
+    NVFP4_MIXED = "nvfp4_mixed"
     NVFP4_W4A16 = "nvfp4_w4a16"
     NATIVE_NVFP4 = "native_nvfp4"
     NATIVE = "native"

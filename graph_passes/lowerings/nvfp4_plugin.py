@@ -38,15 +38,10 @@ def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activatio
         return lower_nvfp4_moe(context, subgraph, quantize_activations)
     graph, amax, quantization = context.graph, context.amax, context.quantization
     if subgraph.projections:
-        groups = separate_scales(quantization.checkpoint, subgraph.projections)
-        names = [subgraph.name] if len(groups) == 1 else [f"{subgraph.name}/{n}" for n in range(len(groups))]
-        for name, linears in zip(names, groups, strict=True):
-            inputs = _linear_inputs(name, linears, amax if quantize_activations else {}, quantization)
-            node = _node(context, subgraph, name, inputs, quantize_activations)
-            _replace_linears(graph, node, linears)
-        return names
+        return lower_linears(context, subgraph.name, subgraph.projections, quantize_activations)
     inputs = _inputs(subgraph, amax if quantize_activations else {}, quantization)
-    node = _node(context, subgraph, subgraph.name, inputs, quantize_activations)
+    attributes = _attributes(subgraph)
+    node = _node(context, subgraph.op, subgraph.name, inputs, attributes, subgraph.linear_inputs, quantize_activations)
     new_nodes = [node]
     if subgraph.blocks[0].mlp.flattens:
         new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
@@ -57,21 +52,43 @@ def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activatio
     return [subgraph.name]
 
 
+def lower_linears(
+    context: LoweringContext, name: str, linears: tuple[Linear, ...], quantize_activations: bool
+) -> list[str]:
+    """Replaces `linears`, of one input, by one NVFP4Linear called `name`, or by one for each where a checkpoint has
+    them with tensor scales of their own; returns the names."""
+    amax = context.amax if quantize_activations else {}
+    groups = separate_scales(context.quantization.checkpoint, linears)
+    names = [name] if len(groups) == 1 else [f"{name}/{n}" for n in range(len(groups))]
+    for own, group in zip(names, groups, strict=True):
+        inputs = _linear_inputs(own, group, amax, context.quantization)
+        read = [linear.observed for linear in group]
+        _replace_linears(
+            context.graph, _node(context, "NVFP4Linear", own, inputs, {}, read, quantize_activations), group
+        )
+    return names
+
+
 def _node(
     context: LoweringContext,
-    subgraph: Subgraph,
+    op: str,
     name: str,
     inputs: Mapping[str, ir.Value],
+    attributes: Mapping[str, Any],
+    read: Sequence[str],
     quantize_activations: bool,
 ) -> ir.Node:
-    """The plugin's node; constants among its inputs are registered."""
+    """The plugin's node, whose products read the tensors `read`; constants among its inputs are registered."""
     for value in inputs.values():
         if value.const_value is not None:
             register(context.graph, value)
-    definition = OPS[subgraph.op]
-    attributes = _attributes(subgraph, quantize_activations)
-    attributes[STATIC_SCALES] = int(quantize_activations and context.amax.keys() >= set(subgraph.linear_inputs))
-    attributes[SCALE_SEARCH] = context.recipe.scale_search if quantize_activations else 0
+    definition = OPS[op]
+    attributes = {
+        **attributes,
+        "quantize_activations": int(quantize_activations),
+        STATIC_SCALES: int(quantize_activations and context.amax.keys() >= set(read)),
+        SCALE_SEARCH: context.recipe.scale_search if quantize_activations else 0,
+    }
     attributes = definition.complete_attributes(**{k: v for k, v in attributes.items() if k in definition.attributes})
     operands = [inputs[formal.name] for formal in definition.inputs]
     return ir.node(definition.name, operands, attributes, domain=DOMAIN, version=1, name=name)
@@ -79,7 +96,8 @@ def _node(
 
 def _replace_linears(graph: ir.Graph, node: ir.Node, linears: Sequence[Linear]) -> None:
     """Puts `node` where the first of `linears` is, in graph order; a Split gives each its part of the output."""
-    old_nodes = [node for linear in linears for node in linear.nodes]
+    # Gate and up may be one product of the model.
+    old_nodes = list(dict.fromkeys(node for linear in linears for node in linear.nodes))
     new_nodes, results = [node], list(node.outputs)
     if len(linears) > 1:
         sizes = ir.tensor([linear.weight.shape[0] for linear in linears], ir.DataType.INT64, f"{node.name}/sizes")
@@ -143,20 +161,19 @@ def _weights(
     return quantization.initializers(prefix, parts, stacked, interleaved=interleaved)
 
 
-def _attributes(subgraph: Subgraph, quantize_activations: bool) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"quantize_activations": int(quantize_activations)}
-    if subgraph.blocks:
-        block = subgraph.blocks[0]
-        attributes |= {
-            "activation": int(Activation[block.mlp.activation.upper()]),
-            "alpha": block.mlp.alpha,
-            "limit": block.mlp.limit,
-            "gated": int(block.mlp.gate is not None),
-            "norm": int(block.norm is not None),
-            "residual": int(block.add is not None),
-        }
-        if block.norm is not None:
-            attributes["epsilon"] = block.norm.epsilon
+def _attributes(subgraph: Subgraph) -> dict[str, Any]:
+    """The attributes of an MLP's op that say what it computes."""
+    block = subgraph.blocks[0]
+    attributes: dict[str, Any] = {
+        "activation": int(Activation[block.mlp.activation.upper()]),
+        "alpha": block.mlp.alpha,
+        "limit": block.mlp.limit,
+        "gated": int(block.mlp.gate is not None),
+        "norm": int(block.norm is not None),
+        "residual": int(block.add is not None),
+    }
+    if block.norm is not None:
+        attributes["epsilon"] = block.norm.epsilon
     return attributes
 
 

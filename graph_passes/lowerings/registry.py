@@ -23,6 +23,8 @@ from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import fp8_mlp_obstacle, lower_fp8_mlp
 from trt_nvfp4.graph_passes.lowerings.fp8_qdq import fp8_obstacle, lower_fp8
 from trt_nvfp4.graph_passes.lowerings.half import lower_half
+from trt_nvfp4.graph_passes.lowerings.nvfp4_mixed import OP as MIXED_OP
+from trt_nvfp4.graph_passes.lowerings.nvfp4_mixed import lower_nvfp4_mixed, mixed_obstacle, mixed_statistics
 from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_nvfp4, nvfp4_obstacle
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
@@ -61,6 +63,7 @@ class Lowering:
         weights: the format that it quantizes weights to; "" for the model's own or another type of 16 bits.
         held: the format of weights that the model brought quantized ("nvfp4" where it has none), or of a layer's parts.
         recipe: the part of a recipe that applies to its NVFP4 weights.
+        recipe_statistics: the kinds of statistics that this part needs.
         statistics: the kinds of statistics that it needs beside those of the recipe (see `statistics.collect`).
         ranges: whether it can use, or must have, the largest magnitudes of its inputs.
         lower: replaces the subgraph; returns the names of the nodes that compute it.
@@ -83,6 +86,7 @@ class Lowering:
     weights: Literal["nvfp4", "fp8", ""] = ""
     held: Literal["nvfp4", "fp8", ""] = ""
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    recipe_statistics: Callable[[Recipe], frozenset[str]] = lambda recipe: recipe.needs
     statistics: frozenset[str] = frozenset()
     ranges: Literal["", "used", "required"] = ""
     functions: Callable[[str, int], list[onnx.FunctionProto]] = lambda *_: []
@@ -112,7 +116,8 @@ class Lowering:
 
     def needs(self, recipe: Recipe) -> frozenset[str]:
         """The kinds of statistics that it needs of what its products read, where weights are made by `recipe`."""
-        return self.statistics | (self.recipe(recipe).needs if self.weights == "nvfp4" else frozenset())
+        applied = self.recipe_statistics(self.recipe(recipe)) if self.weights == "nvfp4" else frozenset()
+        return self.statistics | applied
 
     def missing_on(self, capabilities: Capabilities) -> Reason | None:
         """What the target lacks for it, whatever the subgraph."""
@@ -155,6 +160,25 @@ NVFP4_W4A4 = Lowering(
     arithmetic="fp4",
     activations=("NVFP4, calibrated scales", "NVFP4, scales computed at run time"),
     layers=_NVFP4_PLUGIN,
+)
+NVFP4_MIXED = Lowering(
+    Decision.NVFP4_MIXED,
+    "MLPs: NVFP4 weights and, before gate and up, NVFP4 activations; 16-bit activations before down",
+    lower_nvfp4_mixed,
+    capability="nvfp4_w4a4",
+    obstacle=mixed_obstacle,
+    op=lambda _: MIXED_OP,
+    weights="nvfp4",
+    recipe_statistics=mixed_statistics,
+    ranges="used",
+    functions=_plugin_functions,
+    weight_bytes=_NVFP4_BYTES,
+    arithmetic="fp4",  # of gate and up; down decodes its weights
+    activations=(
+        "NVFP4 before gate and up, calibrated scales; as in the model before down",
+        "NVFP4 before gate and up, scales computed at run time; as in the model before down",
+    ),
+    layers=EngineLayers("nvfp4_mixed", "nvfp4 plugins", "plugin"),
 )
 NVFP4_W4A16 = Lowering(
     Decision.NVFP4_W4A16,
@@ -313,6 +337,7 @@ LOWERINGS: Mapping[Decision, Lowering] = MappingProxyType(
         lowering.decision: lowering
         for lowering in (
             NVFP4_W4A4,
+            NVFP4_MIXED,
             NVFP4_W4A16,
             NATIVE_NVFP4,
             NATIVE,

@@ -244,7 +244,9 @@ def _candidates(
         w4a16 = f"NVFP4 weights, {subgraph.dtype} activations"
         if calibrated:
             why = "NVFP4 weights and activations, with calibrated activation scales"
-            candidates += [_Candidate(Decision.NVFP4_W4A4, why), _Candidate(Decision.NVFP4_W4A16, w4a16)]
+            candidates.append(_Candidate(Decision.NVFP4_W4A4, why))
+            mixed = "NVFP4 weights; NVFP4 activations before gate and up, 16-bit ones before down"
+            candidates += [_Candidate(Decision.NVFP4_MIXED, mixed), _Candidate(Decision.NVFP4_W4A16, w4a16)]
         else:
             why = f"{w4a16}, for want of calibration data to scale 4-bit ones by"
             candidates.append(_Candidate(Decision.NVFP4_W4A16, why, ReasonCode.NO_CALIBRATION))

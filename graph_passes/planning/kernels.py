@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Capabilities
+from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import OP as FP8_MOE
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
@@ -69,6 +69,8 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
             return KernelClass(
                 "generic", f"{capabilities.target} has no FP4 tensor cores", "plan nvfp4_w4a16 or fp8 instead"
             )
+        if entry.decision == Decision.NVFP4_MIXED:
+            return KernelClass("W4A4", f"FP4 tensor cores, but for down: 4-bit weights are decoded to {entry.dtype}")
         return KernelClass("W4A4", "FP4 tensor cores")
     return KernelClass("W4A16", f"4-bit weights are decoded for products in {entry.dtype}")
 

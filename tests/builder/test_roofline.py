@@ -18,7 +18,7 @@ from trt_nvfp4.builder.inputs.row_counts import subgraph_tokens
 from trt_nvfp4.builder.roofline import LIMITS, experts_touched, grouped_seconds, predict, slow_decoding, subgraph_cost
 from trt_nvfp4.builder.targets import TARGETS
 from trt_nvfp4.graph_passes.load.source import load
-from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.decide import make_plan
 
@@ -75,6 +75,25 @@ def test_weights_that_are_decoded_slowly_are_a_warning() -> None:
     )
     assert not slow_decoding([{**entry, "bound": "memory"}], TARGETS["b200"].capabilities)
     assert not slow_decoding([entry], TARGETS["h200"].capabilities)  # without FP4 tensor cores
+
+
+def test_an_mlp_of_two_precisions_is_its_products_one_after_another() -> None:
+    shapes = {"in_features": 4096, "intermediate_features": 14336, "out_features": 4096}
+    limits = LIMITS["rtx-blackwell"]
+
+    def seconds(decision: str, tokens: int) -> float:
+        return subgraph_cost("gated_mlp", shapes, Decision(decision), tokens, limits).seconds
+
+    for tokens in (1, 16, 4096):
+        up, down = (
+            subgraph_cost("linear", {"in_features": k, "out_features": n}, Decision(decision), tokens, limits).seconds
+            for k, n, decision in ((4096, 28672, "nvfp4_w4a4"), (14336, 4096, "nvfp4_w4a16"))
+        )
+        gates = tokens * (28672 + 14336) * 2 / limits.bandwidth
+        assert seconds("nvfp4_mixed", tokens) == pytest.approx(up + down + gates)
+        assert seconds("nvfp4_w4a4", tokens) < seconds("nvfp4_mixed", tokens)
+    # Where arithmetic binds, between both.
+    assert seconds("nvfp4_mixed", 4096) < seconds("nvfp4_w4a16", 4096)
 
 
 def test_groups_are_padded_to_tiles_and_tiles_to_rounds() -> None:

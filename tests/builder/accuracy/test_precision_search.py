@@ -121,7 +121,7 @@ def test_what_is_required_at_least_may_be_less(mlps: Path, samples: Path) -> Non
     """--require fp8 leaves NVFP4 to choose, and no 16 bits."""
     budget = run(mlps, samples, "cosine>=0.5", require="fp8", stop_after="plan")["budget"]
     for options in budget["subgraphs"].values():
-        assert [option["decision"] for option in options] == ["nvfp4_w4a4", "nvfp4_w4a16", "fp8"]
+        assert [option["decision"] for option in options] == ["nvfp4_w4a4", "nvfp4_mixed", "nvfp4_w4a16", "fp8"]
 
 
 def test_how_near_a_mix_comes_does_not_read_as_if_it_met_the_budget(
