@@ -374,7 +374,7 @@ def build_engine(
         find_target(target)
         check_model_file(model)
         from trt_nvfp4 import api
-        from trt_nvfp4.builder.components.directory import is_of_parts
+        from trt_nvfp4.builder.components.source import is_of_parts
         from trt_nvfp4.builder.components.tables import report_tables
         from trt_nvfp4.builder.components.user_modules import is_python_file
         from trt_nvfp4.builder.inputs.shapes import parse_shapes

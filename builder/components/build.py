@@ -14,7 +14,6 @@ import numpy as np
 from trt_nvfp4.builder.components.calibration import record, specs_of
 from trt_nvfp4.builder.components.check import check_export, computed_by, cosine, expected_of, relative_error
 from trt_nvfp4.builder.components.devices.device import decoder_of_parts, model_of
-from trt_nvfp4.builder.components.directory import of_directory
 from trt_nvfp4.builder.components.manifest import FILE, Manifest, Part
 from trt_nvfp4.builder.components.parts import described
 from trt_nvfp4.builder.components.source import Source
@@ -191,6 +190,8 @@ def _is_free(folder: Path) -> bool:
 def _source(request: Request) -> Source:
     if is_python_file(request.model):
         return of_file(request.model, computed=request.accuracy_samples > 0)
+    from trt_nvfp4.builder.components.directory import of_directory  # imports transformers
+
     options = CacheOptions(request.cache_capacity, request.max_batch or 1)
     return of_directory(request.model, options, request.image_size, request.trust_remote_code, request.adapter)
 

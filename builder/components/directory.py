@@ -12,24 +12,7 @@ from trt_nvfp4.builder.components.vision import ImageSize
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
-from trt_nvfp4.builder.export.huggingface import is_model_directory, load_model, longest_sequence, quiet
-from trt_nvfp4.common.json_text import parse_json
-
-#: How the names of classes end that generate from an encoder, or from images and text.
-_GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
-
-
-def is_of_parts(path: Path, task: str = "auto") -> bool:
-    """Whether a Hugging Face directory's model is one of several graphs, by its configuration."""
-    if task == "features" or not is_model_directory(path):
-        return False
-    try:
-        config = parse_json((path / "config.json").read_text(encoding="utf-8"))
-        names = [str(name) for name in config.get("architectures") or ()]
-    except (ValueError, AttributeError, TypeError):  # said where it is read
-        return False
-    of_images = "vision_config" in config
-    return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)
+from trt_nvfp4.builder.export.huggingface import load_model, longest_sequence, quiet
 
 
 def of_directory(

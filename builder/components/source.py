@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ import torch
 
 from trt_nvfp4.builder.components.manifest import Flow
 from trt_nvfp4.builder.components.parts import TorchPart
+from trt_nvfp4.builder.export.huggingface import is_model_directory
+from trt_nvfp4.common.json_text import parse_json
+
+#: How the names of classes end that generate from an encoder, or from images and text.
+_GENERATING = ("ForConditionalGeneration", "MTModel", "VisionEncoderDecoderModel")
 
 
 @dataclass(frozen=True)
@@ -42,3 +48,16 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     """The tensor in NumPy, bfloat16 in float32."""
     array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
     return array
+
+
+def is_of_parts(path: Path, task: str = "auto") -> bool:
+    """Whether a Hugging Face directory's model is one of several graphs, by its configuration."""
+    if task == "features" or not is_model_directory(path):
+        return False
+    try:
+        config = parse_json((path / "config.json").read_text(encoding="utf-8"))
+        names = [str(name) for name in config.get("architectures") or ()]
+    except (ValueError, AttributeError, TypeError):  # said where it is read
+        return False
+    of_images = "vision_config" in config
+    return (of_images or bool(config.get("is_encoder_decoder"))) and any(n.endswith(_GENERATING) for n in names)
