@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
@@ -15,7 +15,7 @@ from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 KIND = "decoder"
 # plugins/kernels/api/attention/decoder_layers.cu: what one launch takes.
-_HEAD_DIM, _STEP = 128, 32
+_HEAD_DIM, _STEP = 128, 32  # of several tokens; of one heads may be longer
 _PARTS = (Decision.NVFP4_W4A16, Decision.ATTENTION, Decision.ATTENTION_FP8)
 
 
@@ -24,12 +24,15 @@ def slow_reason(subgraph: Subgraph | PlannedSubgraph) -> str | None:
     shapes = subgraph.shapes
     if (why := generic_reason(subgraph.dtype, shapes["head_dim"])) is not None:
         return why
-    if shapes["head_dim"] > _HEAD_DIM:
-        return f"its heads have {shapes['head_dim']} dimensions, and one launch takes {_HEAD_DIM}"
     sizes = ("hidden_features", "intermediate_features")
     if odd := [size for name in sizes if (size := shapes[name]) % _STEP]:
         return f"{odd[0]} features are not a multiple of {_STEP}"
     return None
+
+
+def launch_tokens(shapes: Mapping[str, int]) -> str:
+    """How many new tokens one launch takes, in words."""
+    return "up to 16 tokens" if shapes["head_dim"] <= _HEAD_DIM else "one token"
 
 
 def decide_layers(
@@ -59,7 +62,8 @@ def decide_layers(
         if reason is not None:
             found[subgraph.name] = Decision.KEEP, reason
             continue
-        text = "one launch for this layer and the equal ones behind it, up to 16 tokens; more take its parts"
+        tokens = launch_tokens(subgraph.shapes)
+        text = f"one launch for this layer and the equal ones behind it, {tokens}; more take its parts"
         found[subgraph.name] = Decision.DECODER, Reason(ReasonCode.PREFERRED, text)
         why = f"NVFP4 weights, {subgraph.dtype} activations: part of '{subgraph.name}'"
         for part in parts:

@@ -11,7 +11,7 @@ from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import generic_reason
 from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
-from trt_nvfp4.graph_passes.planning.decoder import slow_reason
+from trt_nvfp4.graph_passes.planning.decoder import launch_tokens, slow_reason
 from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 
 # plugins/kernels/heuristics: a step of the tensor cores along K; outputs of an FP8 product come in vectors of 8.
@@ -49,7 +49,7 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
     if entry.kind == DECODER:
         if (why := slow_reason(entry)) is not None:
             return KernelClass("parts", f"no launch for all layers: {why}")
-        return KernelClass("decoder", "one launch for up to 16 tokens, the kernels of its parts for more")
+        return KernelClass("decoder", f"one launch for {launch_tokens(entry.shapes)}, the kernels of its parts for more")
     if not lowering.is_plugin:
         return KernelClass("TensorRT", "TensorRT's own layers")
     if entry.dtype == "float32":

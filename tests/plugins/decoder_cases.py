@@ -55,7 +55,7 @@ class Case:
 
 
 #: Splits of K and of keys, several tasks a block, head layouts, ragged batches, none cached, borders of blocks of keys
-#: (16, 32) and a full cache; padded heads.
+#: (16, 32) and a full cache; padded heads, and heads that two warps share.
 SHAPES = [
     Shape(2, 64, 96, 4, 2, 64, 40, 1, (17,)),
     Shape(3, 256, 544, 8, 2, 64, 150, 1, (0,), {"qk_norm": 1}),
@@ -64,6 +64,10 @@ SHAPES = [
     Shape(2, 160, 96, 4, 4, 64, 200, 1, (0, 1, 15, 16, 31, 32, 198, 199), {"qk_norm": 1}),
     Shape(2, 96, 128, 8, 1, 48, 90, 5, (0, 80, 63), {"rope": 2}),
     Shape(2, 96, 64, 8, 2, 128, 130, 16, (101,), {"scale": 0.25}),
+    Shape(2, 128, 96, 2, 1, 256, 330, 1, (329,), {"qk_norm": 1}),
+    Shape(2, 64, 96, 4, 2, 144, 90, 1, (0,), {"softcap": 30.0}),
+    Shape(2, 64, 64, 2, 1, 192, 70, 4, (0, 33, 66), {"window": 20}),
+    Shape(1, 64, 64, 8, 1, 256, 200, 1, (0, 1, 15, 16, 31, 32, 64, 198, 199)),
 ]
 
 

@@ -67,6 +67,7 @@ def test_against_float64(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8
     Shape(4, 2048, 6144, 16, 8, 128, 3000, 1, (2999,), {"qk_norm": 1}),
     Shape(3, 1024, 3072, 16, 8, 128, 1200, 1, (1199, 0, 600, 77, 1, 2, 3, 1100), {"qk_norm": 1}),
     Shape(3, 1024, 3072, 16, 2, 64, 1200, 16, (1184,)),
+    Shape(3, 2048, 4096, 8, 1, 256, 3000, 1, (2999,)),
     Shape(40, 64, 64, 2, 1, 32, 64, 1, (40,)),  # more hand-overs than work
 ], ids=str)  # fmt: skip
 def test_many_tasks(host: PluginHost, shape: Shape, fp8: bool, seed: int) -> None:
@@ -136,7 +137,7 @@ def test_two_streams_at_once(host: PluginHost, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
-@pytest.mark.parametrize("number", [0, 2, 4, 5])
+@pytest.mark.parametrize("number", [0, 2, 4, 5, 7, 9])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any) -> None:
     """On few SMs, so that blocks have several tasks and wait for each other."""
@@ -182,7 +183,8 @@ def test_tactics(host: PluginHost, seed: int) -> None:
         (SHAPES[0], [DECODER, GENERIC]),
         (SHAPES[3], [GENERIC, DECODER]),
         (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), []),
-        (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), []),
+        (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), [DECODER, GENERIC]),
+        (Shape(1, 64, 96, 2, 1, 200, 40, 1, (3,)), []),
         (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), []),
     ):
         case = random_case(rng, shape, torch.float16, False)

@@ -105,10 +105,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     }
 }
 
-// kThreads threads copy kKeys rows from `rows` on, row_bytes each; those from `count` on and what a row lacks become
-// zero: a value there is multiplied by probability 0, and no NaN may be.
+// kThreads threads copy `width` bytes of each of kKeys rows, which lie row_bytes apart from `rows` on; rows from `count`
+// on and what a row lacks become zero: a value there is multiplied by probability 0, and no NaN may be.
 template <bool kFp8, int kHeadDim, int kKeys, int kThreads, int kUnrolled = kHeadDim <= 128 ? 64 : 2>
-__device__ __forceinline__ void copy_tile(uint32_t tile, uint8_t const* rows, int row_bytes, int count, int thread) {
+__device__ __forceinline__ void copy_tile(uint32_t tile, uint8_t const* rows, int row_bytes, int width, int count,
+                                          int thread) {
     using Sizes = Tile<kFp8, kHeadDim, kKeys>;
     static_assert(kKeys * Sizes::kUnits % kThreads == 0, "the same for every thread");
     constexpr int kSteps = kKeys * Sizes::kUnits / kThreads;
@@ -116,7 +117,7 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, uint8_t const* rows, in
     for (int step = 0; step < kSteps; ++step) {
         int const i = thread + step * kThreads;
         int const row = i / Sizes::kUnits, unit = i % Sizes::kUnits;
-        bool const inside = row < count && unit * 16 < row_bytes;
+        bool const inside = row < count && unit * 16 < width;
         uint8_t const* const source = inside ? rows + int64_t{row} * row_bytes + unit * 16 : rows;
         ptx::cp_async_16(tile + row * Sizes::kPitch + unit * 16, source, inside);
     }

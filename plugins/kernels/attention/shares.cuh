@@ -33,11 +33,14 @@ __device__ Share find_share(Args<T> const& args, int slots, int block_keys, Want
         return batch < args.batch ? (Sequence(args, batch).keys() + block_keys - 1) / block_keys : 0;
     };
     int64_t total = 0;
+    // Loops are in the program once, here and in the kernels: code is fetched anew by every call.
+#pragma unroll 1
     for (int base = 0; base < args.batch; base += 32) total += blocks_of(base + lane);
     for (int offset = 16; offset > 0; offset >>= 1) total += __shfl_xor_sync(0xffffffffu, total, offset);
     int const spare = slots - args.batch;
     int first = 0;
     Share share;
+#pragma unroll 1
     for (int base = 0; base < args.batch; base += 32) {
         int const batch = base + lane, blocks = blocks_of(batch);
         int const most = (blocks + kLeastKeyBlocks - 1) / kLeastKeyBlocks;

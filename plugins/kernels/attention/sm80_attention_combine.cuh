@@ -59,6 +59,7 @@ __global__ __launch_bounds__(kCombineThreads) void sm80_attention_combine(Args<T
     }
     Finish<T, kFp8> const finish(args, kv_head * args.group + row % args.group, top, total);
     T* const y = output_row(args, batch, kv_head, row);
+#pragma unroll 1
     for (int i = threadIdx.x; i < args.head_dim; i += kCombineThreads) {
         float value = 0.0f;
 #pragma unroll

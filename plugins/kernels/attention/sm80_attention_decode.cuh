@@ -8,6 +8,7 @@
 #include "attention/head_row.cuh"
 #include "attention/partials.cuh"
 #include "common/programmatic_launch.cuh"
+#include "ptx/prefetch.cuh"
 
 namespace trt_nvfp4::attention {
 
@@ -29,6 +30,49 @@ struct Decode {
     static_assert(kWarpBytes >= kRows * kSumPitch * 4, "a warp's sums take the place of its stages");
 };
 
+// What a block has to do, whoever asks.
+struct DecodeJob {
+    Share share;
+    int past, begin, end;  // keys
+    uint64_t cached;       // bytes in front of the first key of the sequence's
+
+    DecodeJob() = default;
+
+    template <typename T>
+    __device__ __forceinline__ DecodeJob(Args<T> const& args, int slots, int kv_head, int block_keys, int row_bytes)
+        : share(find_share(args, slots, block_keys, [](int, int first, int splits) {
+              int const slot = blockIdx.x;
+              return first <= slot && slot < first + splits;
+          })) {
+        if (share.batch < 0) return;
+        Sequence const sequence(args, share.batch);
+        int const key_blocks = (sequence.keys() + block_keys - 1) / block_keys;
+        int const split = static_cast<int>(blockIdx.x) - share.first_slot;
+        auto const border = [&](int index) {
+            return min(sequence.first + share_of(key_blocks, index, share.splits) * block_keys, sequence.length);
+        };
+        past = sequence.past;
+        begin = border(split);
+        end = border(split + 1);
+        cached = cache_row(args, share.batch, kv_head, 0) * row_bytes;
+    }
+};
+
+// The first keys and values to L2, while the kernel before this one ends. What it writes may change which these are:
+// nothing but their time depends on it.
+template <typename T>
+__device__ __forceinline__ void prefetch_keys(Args<T> const& args, DecodeJob const& job, int row_bytes, int threads) {
+    constexpr int kMost = 64 << 10, kLine = 128;
+    if (job.share.batch < 0) return;
+    int const bytes = min(max(job.end - job.begin, 0) * row_bytes, kMost);
+    uint64_t const offset = job.cached + static_cast<uint64_t>(job.begin) * row_bytes;
+#pragma unroll 1
+    for (int i = threadIdx.x * kLine; i < bytes; i += threads * kLine) {
+        ptx::prefetch(static_cast<uint8_t const*>(args.keys) + offset + i);
+        ptx::prefetch(static_cast<uint8_t const*>(args.values) + offset + i);
+    }
+}
+
 // `queries` null: rows <= kRows, and the kernel prepares them and appends. Else both are done (prepare.cuh), and
 // blockIdx.y counts kRows of a KV head at a time.
 template <typename T, bool kFp8, int kHeadDim>
@@ -40,40 +84,37 @@ __global__ __launch_bounds__(
     using Op = Operand<T, kFp8>;
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ float2 softmaxes[Config::kWarps][kRows];
-    wait_for_kernels_before();
-    let_next_kernel_start();
 
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int const chunks = (args.rows() + kRows - 1) / kRows;
     int const kv_head = blockIdx.y / chunks, row0 = blockIdx.y % chunks * kRows;
     int const rows = min(args.rows() - row0, kRows);
-    int const slot = blockIdx.x;
-    Share const share = find_share(args, partials.slots, Config::kKeys,
-                                   [&](int, int first, int splits) { return first <= slot && slot < first + splits; });
+    int const row_bytes = args.head_dim * (kFp8 ? 1 : 2);
+    // In the program once, for its size: before the kernel in front has ended, and then for good.
+    DecodeJob job;
+#pragma unroll 1
+    for (int time = 0; time < 2; ++time) {
+        if (time == 1) wait_for_kernels_before();
+        job = DecodeJob(args, partials.slots, kv_head, Config::kKeys, row_bytes);
+        if (time == 0) prefetch_keys(args, job, row_bytes, Config::kThreads);
+    }
+    let_next_kernel_start();
+    Share const share = job.share;
     if (share.batch < 0) return;
-    Sequence const sequence(args, share.batch);
-    int const key_blocks = (sequence.keys() + Config::kKeys - 1) / Config::kKeys;
-    int const split = slot - share.first_slot;
-    auto const border = [&](int index) {
-        int const block = static_cast<int>(int64_t{key_blocks} * index / share.splits);
-        return min(sequence.first + block * Config::kKeys, sequence.length);
-    };
-    int const begin = border(split), end = border(split + 1);
+    int const past = job.past, begin = job.begin, end = job.end, slot = blockIdx.x;
 
     // Stages of this warp.
     uint32_t const query_tile = ptx::shared_address(shared);
     uint32_t const stages = query_tile + Config::kQueryBytes + warp * Config::kWarpBytes;
-    int const row_bytes = args.head_dim * (kFp8 ? 1 : 2);
-    int64_t const cached = cache_row(args, share.batch, kv_head, 0) * row_bytes;
     auto const first_key = [&](int i) { return begin + (i * Config::kWarps + warp) * Config::kKeys; };
     auto const load = [&](int i) {
         int const key = first_key(i);
         if (key < end) {
-            int64_t const offset = cached + int64_t{key} * row_bytes;
+            uint64_t const offset = job.cached + static_cast<uint64_t>(key) * row_bytes;
             uint32_t const stage = stages + i % Config::kStages * Config::kStageBytes;
             auto const copy = [&](uint32_t tile, void const* cache) {
                 copy_tile<kFp8, kHeadDim, Config::kKeys, 32>(tile, static_cast<uint8_t const*>(cache) + offset,
-                                                             row_bytes, end - key, lane);
+                                                             row_bytes, row_bytes, end - key, lane);
             };
             copy(stage, args.keys);
             copy(stage + Config::Sizes::kBytes, args.values);
@@ -82,36 +123,39 @@ __global__ __launch_bounds__(
     };
     // Keys that were cached before the call need not wait for those that the block appends.
     int loaded = 0;
-    while (loaded < Config::kStages && (queries != nullptr || first_key(loaded) + Config::kKeys <= sequence.past)) {
+#pragma unroll 1
+    while (loaded < Config::kStages && (queries != nullptr || first_key(loaded) + Config::kKeys <= past)) {
         load(loaded++);
     }
 
-    // New keys and values first: reading them back takes longest.
-    if (queries == nullptr) {
-        int const first_new = max(begin, sequence.past);
-        for (int job = warp; job < 2 * (end - first_new); job += Config::kWarps) {
-            int const position = first_new + job / 2, kv_index = kv_head + job % 2 * args.kv_heads;
-            T const* const x = given_row(args, share.batch, position - sequence.past, args.heads + kv_index);
-            append_row<Config::kLaneDims, kFp8>(args, x, share.batch, kv_index, position);
-        }
-    }
-    for (int row = Config::kWarps - 1 - warp; row < kRows; row += Config::kWarps) {
-        Op* const out = reinterpret_cast<Op*>(shared + row * kQueryPitch<kHeadDim>);
-        if (row < rows && queries != nullptr) {
-            int64_t const from = (int64_t{share.batch} * args.kv_heads + kv_head) * args.rows() + row0 + row;
-            for (int i = lane; i < kHeadDim; i += 32) {
-                out[i] = i < args.head_dim ? queries[from * args.head_dim + i] : ptx::from_float<Op>(0.0f);
+    // New keys and values first, since reading them back takes longest; then queries.
+    int const first_new = max(begin, past), appended = queries == nullptr ? 2 * max(end - first_new, 0) : 0;
+#pragma unroll 1
+    for (int i = warp; i < appended + kRows; i += Config::kWarps) {
+        int const query_row = i - appended;
+        Op* const out = reinterpret_cast<Op*>(shared + query_row * kQueryPitch<kHeadDim>);
+        if (queries != nullptr && query_row < rows) {
+            int64_t const from = (int64_t{share.batch} * args.kv_heads + kv_head) * args.rows() + row0 + query_row;
+#pragma unroll 1
+            for (int d = lane; d < kHeadDim; d += 32) {
+                out[d] = d < args.head_dim ? queries[from * args.head_dim + d] : ptx::from_float<Op>(0.0f);
             }
             continue;
         }
-        float query[Config::kLaneDims] = {};
-        if (row < rows) {
-            int const token = row / args.group, head = kv_head * args.group + row % args.group;
-            head_row(query, args, given_row(args, share.batch, token, head), head, sequence.past + token);
+        bool const is_new = query_row < 0;
+        int const token = is_new ? first_new - past + i / 2 : query_row / args.group;
+        int const kv_index = kv_head + i % 2 * args.kv_heads;
+        int const head = is_new ? args.heads + kv_index : kv_head * args.group + query_row % args.group;
+        float values[Config::kLaneDims] = {};
+        if (query_row < rows) head_row(values, args, given_row(args, share.batch, token, head), head, past + token);
+        if (is_new) {
+            store_row<Config::kLaneDims, kFp8>(args, values, share.batch, kv_index, past + token);
+        } else {
+            store_query<T, kFp8, true>(values, args.head_dim, out);
         }
-        store_query<T, kFp8, true>(query, args.head_dim, out);
     }
     __syncthreads();
+#pragma unroll 1
     while (loaded < Config::kStages) load(loaded++);
 
     auto const query_of = [&](int step, uint32_t (&a)[4]) { load_query(a, query_tile, kQueryPitch<kHeadDim>, step); };
@@ -124,12 +168,13 @@ __global__ __launch_bounds__(
     ScoreScale const scale(args, kv_head, kFp8);
     int const row = lane / 4, column = lane % 4 * 2;
     int positions[2];
-    for (int half = 0; half < 2; ++half) positions[half] = sequence.past + (row0 + row + 8 * half) / args.group;
-    int const earliest = sequence.past + row0 / args.group;
+    for (int half = 0; half < 2; ++half) positions[half] = past + (row0 + row + 8 * half) / args.group;
+    int const earliest = past + row0 / args.group;
     bool const windowed = args.window > 0;
 
     Softmax softmax;
     float sums[1][kHeadDim / 8][4] = {};
+#pragma unroll 1
     for (int i = 0; first_key(i) < end; ++i) {
         ptx::cp_async_wait<Config::kStages - 1>();
         __syncwarp();
@@ -171,6 +216,7 @@ __global__ __launch_bounds__(
         }
     }
     __syncthreads();
+#pragma unroll 1
     for (int r = warp; r < rows; r += Config::kWarps) {
         float largest = -INFINITY, weight = 0.0f;
         for (int w = 0; w < Config::kWarps; ++w) largest = fmaxf(largest, softmaxes[w][r].x);
@@ -179,24 +225,25 @@ __global__ __launch_bounds__(
             shrinks[w] = largest == -INFINITY ? 0.0f : ptx::exp2(softmaxes[w][r].x - largest);
             weight += softmaxes[w][r].y * shrinks[w];
         }
-        auto const sum_of = [&](int i) {
+        bool const whole = share.splits == 1;
+        Finish<T, kFp8> const finish(args, kv_head * args.group + (row0 + r) % args.group, largest, weight);
+        T* const y = output_row(args, share.batch, kv_head, row0 + r);
+        int64_t const place = partials.row(blockIdx.y, slot, r);
+        if (!whole && lane == 0) partials.softmaxes[place] = make_float2(largest, weight);
+#pragma unroll 1
+        for (int i = lane; i < args.head_dim; i += 32) {
             float sum = 0.0f;
+#pragma unroll
             for (int w = 0; w < Config::kWarps; ++w) {
                 auto const* const all =
                     reinterpret_cast<float const*>(shared + Config::kQueryBytes + w * Config::kWarpBytes);
                 sum += all[r * Config::kSumPitch + i] * shrinks[w];
             }
-            return sum;
-        };
-        if (share.splits == 1) {
-            int const head = kv_head * args.group + (row0 + r) % args.group;
-            Finish<T, kFp8> const finish(args, head, largest, weight);
-            T* const y = output_row(args, share.batch, kv_head, row0 + r);
-            for (int i = lane; i < args.head_dim; i += 32) y[i] = ptx::from_float<T>(sum_of(i) * finish.factor);
-        } else {
-            int64_t const place = partials.row(blockIdx.y, slot, r);
-            if (lane == 0) partials.softmaxes[place] = make_float2(largest, weight);
-            for (int i = lane; i < args.head_dim; i += 32) partials.values[place * args.head_dim + i] = sum_of(i);
+            if (whole) {
+                y[i] = ptx::from_float<T>(sum * finish.factor);
+            } else {
+                partials.values[place * args.head_dim + i] = sum;
+            }
         }
     }
 }

@@ -45,7 +45,7 @@ __global__ __launch_bounds__(128, 2) void sm80_attention_prefill(Args<T> args, O
             int64_t const offset = cached + int64_t{key} * row_bytes;
             auto const copy = [&](uint32_t tile, void const* cache) {
                 copy_tile<kFp8, kHeadDim, kKeys, Config::kThreads>(tile, static_cast<uint8_t const*>(cache) + offset,
-                                                                   row_bytes, end - key, threadIdx.x);
+                                                                   row_bytes, row_bytes, end - key, threadIdx.x);
             };
             copy(stage, args.keys);
             copy(stage + Config::Sizes::kBytes, args.values);

@@ -17,19 +17,24 @@ using attention::kRows;
 
 template <typename T, bool kFp8, int kHeadDim>
 struct Attend {
-    static_assert(kHeadDim <= 128, "sums of longer heads need more registers than a thread has");
+    // Warps that share a stream of keys, a part of a longer head's dimensions each: sums of all of them would not fit a
+    // thread's registers. They add up their parts of the scores.
+    static constexpr int kParts = kHeadDim > 128 ? 2 : 1;
+    static constexpr int kDims = kHeadDim / kParts;
     static constexpr int kKeys = kFp8 ? 32 : 16;  // of a tile
-    using Sizes = attention::Tile<kFp8, kHeadDim, kKeys>;
+    using Sizes = attention::Tile<kFp8, kDims, kKeys>;
     static constexpr int kWarpBytes = 2 * Sizes::kBytes;  // a tile of keys, one of values
     static constexpr int kLaneDims = kHeadDim / 32;
-    static constexpr int kSumPitch = kHeadDim + 8;  // of a warp's sums, in place of its tiles
+    static constexpr int kSumPitch = kDims + 8;  // of a warp's sums, in place of its tiles
+    using Scores = float[1][kKeys / 8][4];
+    static constexpr int kScoreBytes = kParts > 1 ? sizeof(Scores) * 32 : 0;  // of a warp's part of a tile's scores
     static constexpr int kQueryBytes = kRows * attention::kQueryPitch<kHeadDim>;
     static_assert(kWarpBytes >= kRows * kSumPitch * 4, "a warp's sums take the place of its tiles");
 
     // New rows, as they are given: of queries, and of `tokens` keys and values.
     static __host__ __device__ constexpr int given_bytes(int tokens) { return (kRows + 2 * tokens) * kHeadDim * 2; }
     static __host__ __device__ constexpr int shared_bytes(int tokens, int warps) {
-        return kQueryBytes + given_bytes(tokens) + warps * kWarpBytes;
+        return kQueryBytes + given_bytes(tokens) + warps * (kWarpBytes + 2 * kScoreBytes);
     }
 };
 
@@ -212,18 +217,18 @@ __device__ __forceinline__ void finish_job(DecoderArgs<T> const& args, Job const
                                            Softmaxes& softmaxes) {
     using Config = Attend<T, kFp8, kHeadDim>;
     attention::Args<T> const& call = args.attention;
-    int const warps = args.attention_warps;
+    int const warps = args.attention_warps / Config::kParts;  // each with its partners
     // A row's factor for each warp, and the row's maximum and weight.
     __shared__ float2 rows[kRows];
     if (threadIdx.x < kRows) {
         float largest = -INFINITY, weight = 0.0f;
 #pragma unroll
-        for (int w = 0; w < w4a16::kWarps; ++w) {
+        for (int w = 0; w < w4a16::kWarps / Config::kParts; ++w) {
             if (w < warps) largest = fmaxf(largest, softmaxes[w][threadIdx.x].x);
         }
         float const base = largest == -INFINITY ? 0.0f : largest;
 #pragma unroll
-        for (int w = 0; w < w4a16::kWarps; ++w) {
+        for (int w = 0; w < w4a16::kWarps / Config::kParts; ++w) {
             float2& softmax = softmaxes[w][threadIdx.x];
             if (w >= warps) continue;
             softmax.x = ptx::exp2(softmax.x - base);
@@ -235,11 +240,12 @@ __device__ __forceinline__ void finish_job(DecoderArgs<T> const& args, Job const
 #pragma unroll 1
     for (int unit = threadIdx.x / 32; unit < job.rows * Config::kLaneDims; unit += w4a16::kWarps) {
         int const row = unit / Config::kLaneDims, i = unit % Config::kLaneDims * 32 + threadIdx.x % 32;
-        float const* const values = reinterpret_cast<float const*>(tiles) + row * Config::kSumPitch + i;
+        float const* const values = reinterpret_cast<float const*>(tiles + i / Config::kDims * Config::kWarpBytes) +
+                                    row * Config::kSumPitch + i % Config::kDims;
         float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < w4a16::kWarps; ++w) {
-            if (w < warps) sum = fmaf(values[w * (Config::kWarpBytes / 4)], softmaxes[w][row].x, sum);
+        for (int w = 0; w < w4a16::kWarps / Config::kParts; ++w) {
+            if (w < warps) sum = fmaf(values[w * (Config::kParts * Config::kWarpBytes / 4)], softmaxes[w][row].x, sum);
         }
         if (i >= call.head_dim) continue;
         float2 const of_row = rows[row];
@@ -257,6 +263,31 @@ __device__ __forceinline__ void finish_job(DecoderArgs<T> const& args, Job const
     }
 }
 
+// A tile's scores, of which each warp of a stream of keys has a part: the sum of the parts. `exchange` has room for two
+// tiles of each warp, so that one meeting a tile is enough.
+template <class Config>
+__device__ __forceinline__ void add_parts(typename Config::Scores& scores, uint8_t* exchange, int odd) {
+    static_assert(Config::kParts == 2, "a sum of two is the same in any order");
+    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto const part_of = [&](int of_warp) {
+        return reinterpret_cast<float4*>(exchange + (2 * of_warp + odd) * Config::kScoreBytes) + lane;
+    };
+#pragma unroll
+    for (int n = 0; n < Config::kKeys / 8; ++n) {
+        part_of(warp)[n * 32] = make_float4(scores[0][n][0], scores[0][n][1], scores[0][n][2], scores[0][n][3]);
+    }
+    constexpr int kFirstBarrier = 2;
+    ptx::meet_at<32 * Config::kParts>(kFirstBarrier + warp / Config::kParts);
+#pragma unroll
+    for (int n = 0; n < Config::kKeys / 8; ++n) {
+        float4 const other = part_of(warp ^ 1)[n * 32];
+        scores[0][n][0] += other.x;
+        scores[0][n][1] += other.y;
+        scores[0][n][2] += other.z;
+        scores[0][n][3] += other.w;
+    }
+}
+
 template <typename T, bool kFp8, int kHeadDim>
 __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const& job, uint8_t* shared,
                                            Softmaxes& softmaxes) {
@@ -267,6 +298,10 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
     attention::Args<T> const& call = args.attention;
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int const warps = args.attention_warps;
+    int const stream = warp / Config::kParts;
+    // Of all streams; and the first dimension of the warp's part of a head. Made anew, not kept in registers.
+    auto const stride = [&] { return args.attention_warps / Config::kParts * kKeys; };
+    auto const first_dim = [] { return threadIdx.x / 32 % Config::kParts * Config::kDims; };
     uint8_t* const tiles = shared + Config::kQueryBytes + Config::given_bytes(call.tokens);
     uint32_t const tile = ptx::shared_address(tiles) + warp * Config::kWarpBytes;
     auto const load = [&](int key, bool values) {
@@ -275,13 +310,15 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
             int of_tile = lane;
             asm volatile("" : "+r"(of_tile));
             int const row_bytes = call.head_dim * (kFp8 ? 1 : 2);
-            uint8_t const* const rows = job.keys + (values ? args.cache_bytes : 0) + int64_t{key} * row_bytes;
-            attention::copy_tile<kFp8, kHeadDim, kKeys, 32, kCopied>(tile + (values ? Config::Sizes::kBytes : 0), rows,
-                                                                     row_bytes, job.end - key, of_tile);
+            int const skipped = first_dim() * (kFp8 ? 1 : 2);
+            uint8_t const* const rows = job.keys + (values ? args.cache_bytes : 0) + int64_t{key} * row_bytes + skipped;
+            attention::copy_tile<kFp8, Config::kDims, kKeys, 32, kCopied>(tile + (values ? Config::Sizes::kBytes : 0),
+                                                                          rows, row_bytes, row_bytes - skipped,
+                                                                          job.end - key, of_tile);
         }
         ptx::cp_async_commit();
     };
-    int key0 = job.begin + warp * kKeys;
+    int key0 = job.begin + stream * kKeys;
     // Keys that were cached before the call need not wait for those that the block appends.
     bool const early = key0 + kKeys <= job.past;
     // In the program once, for its size.
@@ -299,18 +336,20 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
     attention::ScoreScale const scale(args.attention_of(job.layer), job.kv_head, kFp8);
     int const row = lane / 4, column = lane % 4 * 2;
     attention::Softmax softmax;
-    float sums[1][kHeadDim / 8][4] = {};
+    float sums[1][Config::kDims / 8][4] = {};
+    [[maybe_unused]] int odd = 0;  // of tiles
 #pragma unroll 1
-    for (; key0 < job.end && warp < warps; key0 += warps * kKeys) {
+    for (; key0 < job.end && warp < warps; key0 += stride()) {
         ptx::cp_async_wait<1>();
         __syncwarp();
-        float scores[1][kKeys / 8][4] = {};
-        attention::multiply_keys<T, kFp8, kHeadDim, kKeys, 1, kUnrolled>(
+        typename Config::Scores scores = {};
+        attention::multiply_keys<T, kFp8, Config::kDims, kKeys, 1, kUnrolled>(
             scores, tile, [&](int, int step, uint32_t (&a)[4]) {
-                attention::load_query(a, ptx::shared_address(shared), attention::kQueryPitch<kHeadDim>, step);
+                attention::load_query(a, ptx::shared_address(shared) + 2 * first_dim(), attention::kQueryPitch<kHeadDim>, step);
             });
         __syncwarp();
-        load(key0 + warps * kKeys, false);
+        load(key0 + stride(), false);
+        if constexpr (Config::kParts > 1) add_parts<Config>(scores, tiles + warps * Config::kWarpBytes, odd ^= 1);
         bool const every = call.window == 0 && key0 + kKeys <= job.seen_by_all;
         // Of each row, the keys between these.
         int before[2] = {}, last[2] = {};
@@ -325,9 +364,9 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
                        [&](int offset, int half) { return offset > before[half] && offset <= last[half]; });
         ptx::cp_async_wait<1>();
         __syncwarp();
-        attention::multiply_values<T, kFp8, kHeadDim, kKeys, 1>(sums, scores, tile + Config::Sizes::kBytes);
+        attention::multiply_values<T, kFp8, Config::kDims, kKeys, 1>(sums, scores, tile + Config::Sizes::kBytes);
         __syncwarp();
-        load(key0 + warps * kKeys, true);
+        load(key0 + stride(), true);
     }
     ptx::cp_async_wait<0>();
     __syncwarp();
@@ -337,10 +376,10 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float const weight = attention::quad_sum(softmax.weight[half]);
-            if (lane % 4 == 0) softmaxes[warp][row + 8 * half] = make_float2(softmax.top(half, scale), weight);
+            if (lane % 4 == 0) softmaxes[stream][row + 8 * half] = make_float2(softmax.top(half, scale), weight);
             if (row + 8 * half >= job.rows) continue;
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n) {
+            for (int n = 0; n < Config::kDims / 8; ++n) {
                 for (int c = 0; c < 2; ++c) {
                     own[(row + 8 * half) * Config::kSumPitch + attention::output_column<kFp8>(n, column + c)] =
                         sums[0][n][2 * half + c];

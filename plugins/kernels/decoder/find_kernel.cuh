@@ -11,7 +11,7 @@ DecoderKernel<typename Tile::Element> kernel_of(int m) {
             [](int tokens, int warps) {
                 return Attend<typename Tile::Element, kFp8, kHeadDim>::shared_bytes(tokens, warps);
             },
-            Tile::kFillers, !Tile::kShares};
+            Attend<typename Tile::Element, kFp8, kHeadDim>::kParts, Tile::kFillers, !Tile::kShares};
 }
 
 template <typename T, bool kFp8, int kHeadDim>
@@ -23,7 +23,9 @@ DecoderKernel<T> kernel_of_tokens(int m) {
 
 template <typename T, bool kFp8>
 DecoderKernel<T> find_kernel(int m, int head_dim) {
-    return head_dim <= 64 ? kernel_of_tokens<T, kFp8, 64>(m) : kernel_of_tokens<T, kFp8, kLargestHead>(m);
+    if (head_dim <= 64) return kernel_of_tokens<T, kFp8, 64>(m);
+    if (head_dim <= kLargestHeadOfSeveral) return kernel_of_tokens<T, kFp8, kLargestHeadOfSeveral>(m);
+    return kernel_of<TokenTile<T>, kFp8, kLargestHead>(m);
 }
 
 }  // namespace trt_nvfp4::decoder

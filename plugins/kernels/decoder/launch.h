@@ -7,18 +7,20 @@
 
 namespace trt_nvfp4::decoder {
 
-constexpr int kLargestHead = 128;
+constexpr int kLargestHead = 256;           // of one token
+constexpr int kLargestHeadOfSeveral = 128;  // longer ones would spill beside columns of tokens
 
 template <typename T>
 struct DecoderKernel {
     void (*function)(DecoderArgs<T>);
     int chunk_bytes;                                // of activations in shared memory
     int (*attention_bytes)(int tokens, int warps);  // that attention takes in their place
+    int attention_parts;                            // warps that share attention's keys, at least
     int fillers;                                    // warps that keep weights on their way
     bool whole;                                     // warps may not have parts of two tiles
 };
 
-// For m tokens.
+// For m tokens, of one where heads are longer than kLargestHeadOfSeveral.
 template <typename T, bool kFp8>
 DecoderKernel<T> find_kernel(int m, int head_dim);
 

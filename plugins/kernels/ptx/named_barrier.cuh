@@ -9,6 +9,12 @@ __device__ __forceinline__ void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
+// Of kThreads threads, whole warps, at a barrier of their own.
+template <int kThreads>
+__device__ __forceinline__ void meet_at(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
 // Arriving there without waiting for the others.
 template <int kThreads>
 __device__ __forceinline__ void arrive() {

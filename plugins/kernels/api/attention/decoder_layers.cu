@@ -97,7 +97,7 @@ bool divide(DecoderKernel<T> const& kernel, int fixed, w4a16::Device const& devi
     if (most_chunks == 0) return false;
     // Weights on their way come first, then keys and values.
     for (int stages = kFewestStages; stages >= 1; --stages) {
-        for (int warps = w4a16::kWarps; warps >= 1; warps /= 2) {
+        for (int warps = w4a16::kWarps; warps >= kernel.attention_parts; warps /= 2) {
             int const attention = kernel.attention_bytes(args.attention.tokens, warps);
             int const shared = std::max(attention, kernel.chunk_bytes);
             if (shared + stages * stage > room) continue;
@@ -193,7 +193,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
 bool serves(TrtNvfp4DecoderArgs const& args) {
     int64_t const m = tokens_of(args);
     if (args.dtype == TRT_NVFP4_FLOAT32 || m < 1 || m > kMostTokens) return false;
-    if (args.head_dim % 16 != 0 || args.head_dim > kLargestHead) return false;
+    if (args.head_dim % 16 != 0 || args.head_dim > (m == 1 ? kLargestHead : kLargestHeadOfSeveral)) return false;
     Sizes const sizes(args);
     // Every tile has a row that the next projection waits for.
     auto const fits = [](int64_t size) { return size % w4a16::kTileRows == 0; };
