@@ -3,8 +3,8 @@
 namespace trt_nvfp4 {
 namespace {
 
-using Self = NVFP4Decoder;
-
+// `Self`: NVFP4Decoder or NVFP4MoEDecoder.
+template <class Self>
 TrtNvfp4DecoderArgs arguments(Call const& call) {
     Self const attributes(call.attributes);
     call.expect_rank(Self::kX, 3);
@@ -48,8 +48,20 @@ TrtNvfp4DecoderArgs arguments(Call const& call) {
     call.expect_weight(Self::kQkvWeight, attended + 2 * args.kv_heads * args.head_dim, args.hidden, {args.layers});
     call.expect_weight(Self::kOutputWeight, args.hidden, attended, {args.layers});
     call.expect(Self::kMlpNormWeight, {args.layers, args.hidden});
-    call.expect_weight(Self::kUpWeight, 2 * args.intermediate, args.hidden, {args.layers});
-    call.expect_weight(Self::kDownWeight, args.hidden, args.intermediate, {args.layers});
+    std::vector<int64_t> stack{args.layers};
+    if constexpr (std::is_same_v<Self, NVFP4MoEDecoder>) {
+        call.expect_rank(Self::kRouterWeight, 3);
+        args.experts = call.dims(Self::kRouterWeight).d[1];
+        args.scoring = static_cast<TrtNvfp4Scoring>(attributes.scoring);
+        args.top_k = attributes.top_k;
+        args.renormalize = attributes.renormalize;
+        args.scaling_factor = attributes.scaling_factor;
+        call.expect(Self::kRouterWeight, {args.layers, args.experts, args.hidden});
+        args.router_weight = call.input(Self::kRouterWeight);
+        stack.push_back(args.experts);
+    }
+    call.expect_weight(Self::kUpWeight, 2 * args.intermediate, args.hidden, stack);
+    call.expect_weight(Self::kDownWeight, args.hidden, args.intermediate, stack);
     args.x = call.input(Self::kX);
     args.past = call.input(Self::kPast);
     args.past_length = call.input(Self::kPastLength);
@@ -70,21 +82,32 @@ TrtNvfp4DecoderArgs arguments(Call const& call) {
     return args;
 }
 
+template <class Self>
 void output_shapes(ShapeRule const& rule, nvinfer1::DimsExprs* outputs) {
     outputs[Self::kY] = rule.shape(Self::kX);
     outputs[Self::kPresent] = rule.shape(Self::kPast);
+}
+
+template <class Self>
+Op const& decoder() {
+    static Op const op{
+        Self::definition(),
+        output_shapes<Self>,
+        kernel_calls<arguments<Self>, trtNvfp4DecoderWorkspace, trtNvfp4DecoderTactics, trtNvfp4Decoder>(),
+    };
+    return op;
 }
 
 }  // namespace
 
 template <>
 Op const& adapter<NVFP4Decoder>() {
-    static Op const op{
-        Self::definition(),
-        output_shapes,
-        kernel_calls<arguments, trtNvfp4DecoderWorkspace, trtNvfp4DecoderTactics, trtNvfp4Decoder>(),
-    };
-    return op;
+    return decoder<NVFP4Decoder>();
+}
+
+template <>
+Op const& adapter<NVFP4MoEDecoder>() {
+    return decoder<NVFP4MoEDecoder>();
 }
 
 }  // namespace trt_nvfp4

@@ -9,6 +9,7 @@ from trt_nvfp4.plugins.ops.nvfp4_decoder import NVFP4_DECODER
 from trt_nvfp4.plugins.ops.nvfp4_gated_mlp import NVFP4_GATED_MLP
 from trt_nvfp4.plugins.ops.nvfp4_linear import NVFP4_LINEAR
 from trt_nvfp4.plugins.ops.nvfp4_moe import NVFP4_MOE
+from trt_nvfp4.plugins.ops.nvfp4_moe_decoder import NVFP4_MOE_DECODER
 from trt_nvfp4.plugins.ops.nvfp4_persistent_mlp import NVFP4_PERSISTENT_MLP
 from trt_nvfp4.plugins.ops.nvfp4_quantize import NVFP4_QUANTIZE
 
@@ -24,6 +25,7 @@ OPS = {
         FP8_MOE,
         CACHED_ATTENTION,
         NVFP4_DECODER,
+        NVFP4_MOE_DECODER,
     )
 }
 

@@ -1,6 +1,12 @@
-"""NVFP4Decoder: a chain of L decoder layers, each of cached attention and a gated MLP."""
+"""NVFP4Decoder: a chain of L decoder layers, each of cached attention and a gated MLP; and what all ops for such layers
+have in common, whatever stands behind their attention.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,30 +29,72 @@ from trt_nvfp4.plugins.ops.weight_format import NVFP4
 _CACHE = "[L, 2, batch, kv_heads, capacity, head_dim]"
 
 
-def _weight(name: str, rows: str, k: str) -> tuple[Formal, ...]:
+def weight_formals(name: str, rows: str, k: str, stack: str = "L") -> tuple[Formal, ...]:
+    """The inputs of an NVFP4 weight [stack, rows, k] and its bias."""
+    tiled = f"ceil({rows}/128)*128, ceil({k}/16/4)*4"
     return (
-        Formal(f"{name}_weight", "tensor(int8)", f"[L, {rows}, {k}/2] E2M1, two per byte"),
-        Formal(f"{name}_scales", "tensor(int8)", f"[L, ceil({rows}/128)*128, ceil({k}/16/4)*4] E4M3, 128x4 tiled"),
-        Formal(f"{name}_tensor_scale", "tensor(float)", "[L] multipliers"),
-        Formal(f"{name}_bias", "T", f"[L, {rows}]"),
+        Formal(f"{name}_weight", "tensor(int8)", f"[{stack}, {rows}, {k}/2] E2M1, two per byte"),
+        Formal(f"{name}_scales", "tensor(int8)", f"[{stack}, {tiled}] E4M3, 128x4 tiled"),
+        Formal(f"{name}_tensor_scale", "tensor(float)", f"[{stack}] multipliers"),
+        Formal(f"{name}_bias", "T", f"[{stack}, {rows}]"),
     )
 
 
-_PER_LAYER = (
+#: Attributes of a call, and a layer's inputs by name.
+Attributes = Mapping[str, int | float]
+Layer = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LayerMlp:
+    """What stands behind a layer's attention and the norm in front of it.
+
+    Attributes:
+        inputs: its constants, each with the layers in front.
+        reference: what it makes of normed rows [..., K] float32 (and of which type x is), float32.
+        shapes: checks `inputs` of so many layers and K.
+        statements: leave mlp_sum, float32, of middle_normed; inputs of the layer are called NAME_i.
+        constants: statements in front of the loop over layers, for its own attributes.
+    """
+
+    inputs: tuple[Formal, ...]
+    reference: Callable[[Tensor, torch.dtype, Layer, Attributes], Tensor]
+    shapes: Callable[[ShapeRule, int, int], None]
+    statements: str
+    constants: str = ""
+    attributes: dict[str, int | float] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+_ATTENTION = (
     Formal("attention_norm_weight", "T", "[L, K]"),
     Formal("q_norm_weight", "T", "[L, head_dim]; not read unless qk_norm is 1"),
     Formal("k_norm_weight", "T", "[L, head_dim]; not read unless qk_norm is 1"),
     Formal("key_scale", "tensor(float)", "[L, kv_heads] multipliers of E4M3 keys; not read unless fp8_cache is 1"),
     Formal("value_scale", "tensor(float)", "[L, kv_heads] multipliers of E4M3 values"),
-    *_weight("qkv", "(heads + 2 kv_heads) head_dim", "K"),
-    *_weight("output", "K", "(heads head_dim)"),
+    *weight_formals("qkv", "(heads + 2 kv_heads) head_dim", "K"),
+    *weight_formals("output", "K", "(heads head_dim)"),
     Formal("mlp_norm_weight", "T", "[L, K]"),
-    *_weight("up", "2I", "K"),
-    *_weight("down", "K", "I"),
 )
 
 
+def product(rows: Tensor, name: str, layer: Layer) -> Tensor:
+    """rows W^T + b, float32, of a layer's weight."""
+    weight, scales, tensor_scale, bias = (
+        layer[f"{name}_{part}"] for part in ("weight", "scales", "tensor_scale", "bias")
+    )
+    return linear(rows, dequantize_weight(weight, scales, tensor_scale), bias)
+
+
+def gated(rows: Tensor, dtype: torch.dtype, layer: Layer, attributes: Attributes) -> Tensor:
+    """down(act(gate(rows)) * up(rows)), float32; hidden values are rounded to `dtype`."""
+    up = product(rows, "up", layer)
+    act, alpha, limit = Activation(int(attributes["activation"])), attributes["alpha"], attributes["limit"]
+    return product(gate(act, up[..., 0::2], up[..., 1::2], alpha, limit).to(dtype).float(), "down", layer)
+
+
 def _reference(
+    mlp: LayerMlp,
     x: Tensor,
     past: Tensor,
     past_length: Tensor,
@@ -58,27 +106,18 @@ def _reference(
     qk_norm: int,
     fp8_cache: int,
     window: int,
-    activation: int,
     epsilon: float,
     scale: float,
     softcap: float,
-    alpha: float,
-    limit: float,
+    **others: int | float,
 ) -> tuple[Tensor, Tensor]:
-    names = [formal.name for formal in _PER_LAYER]
+    names = [formal.name for formal in (*_ATTENTION, *mlp.inputs)]
     state, present = x.float(), torch.empty_like(past)
-
-    def product(rows: Tensor, name: str) -> Tensor:
-        weight, scales, tensor_scale, bias = (
-            layer[f"{name}_{part}"] for part in ("weight", "scales", "tensor_scale", "bias")
-        )
-        return linear(rows, dequantize_weight(weight, scales, tensor_scale), bias)
-
     for i in range(past.shape[0]):
         layer = dict(zip(names, (tensor[i] for tensor in per_layer), strict=True))
         normed = rms_norm(state, layer["attention_norm_weight"], epsilon, x.dtype)
         attended, present[i, 0], present[i, 1] = cached_attention(
-            product(normed, "qkv").to(x.dtype),
+            product(normed, "qkv", layer).to(x.dtype),
             past[i, 0],
             past[i, 1],
             past_length,
@@ -99,14 +138,13 @@ def _reference(
             scale=scale,
             softcap=softcap,
         )
-        state = (product(attended.float(), "output") + state).to(x.dtype).float()
-        up = product(rms_norm(state, layer["mlp_norm_weight"], epsilon, x.dtype), "up")
-        hidden = gate(Activation(activation), up[..., 0::2], up[..., 1::2], alpha, limit).to(x.dtype).float()
-        state = (product(hidden, "down") + state).to(x.dtype).float()
+        state = (product(attended.float(), "output", layer) + state).to(x.dtype).float()
+        rows = rms_norm(state, layer["mlp_norm_weight"], epsilon, x.dtype)
+        state = (mlp.reference(rows, x.dtype, layer, others) + state).to(x.dtype).float()
     return state.to(x.dtype), present
 
 
-def _shapes(rule: ShapeRule) -> list[Shape]:
+def _shapes(mlp: LayerMlp, rule: ShapeRule) -> list[Shape]:
     heads = rule.attributes["heads"]
     x, past, cos = (rule.shapes[name] for name in ("x", "past", "cos"))
     known = len(past) == 6 and all(isinstance(past[i], int) for i in (0, 3, 5))
@@ -141,66 +179,80 @@ def _shapes(rule: ShapeRule) -> list[Shape]:
         ("value_scale", kv_heads),
     ):
         rule.expect(name, (layers, size))
-    up = NVFP4.check(rule, "up", k, (layers,))
-    if up % 2:
-        raise rule.error(f"up_weight must have an even number of rows (gate and up), found {up}")
-    for name, rows, columns in (
-        ("qkv", (heads + 2 * kv_heads) * head_dim, k),
-        ("output", k, heads * head_dim),
-        ("up", up, k),
-        ("down", k, up // 2),
-    ):
-        found = NVFP4.check(rule, name, columns, (layers,))
-        if found != rows:
-            raise rule.error(f"{name}_weight must have {rows} rows, found {found}")
-        rule.expect(f"{name}_bias", (layers, rows))
+    for name, rows, columns in (("qkv", (heads + 2 * kv_heads) * head_dim, k), ("output", k, heads * head_dim)):
+        check_weight(rule, name, rows, columns, (layers,))
+    assert isinstance(layers, int)
+    mlp.shapes(rule, layers, k)
     return [x, past]
 
 
-def _product(y: str, x: str, name: str) -> str:
-    """y float32 = x W^T + b of a layer's weight, whatever the dimensions of x in front."""
-    return f"""{text.dequantize_weight(f"{y}_w", f"{name}_weight_i", f"{name}_scales_i", f"{name}_tensor_scale_i")}
+def check_weight(rule: ShapeRule, name: str, rows: int, columns: int, stack: Shape) -> None:
+    """Of an NVFP4 weight and its bias."""
+    if (found := NVFP4.check(rule, name, columns, stack)) != rows:
+        raise rule.error(f"{name}_weight must have {rows} rows, found {found}")
+    rule.expect(f"{name}_bias", (*stack, rows))
+
+
+def check_gated(rule: ShapeRule, k: int, stack: Shape) -> None:
+    """Of a gated MLP's weights."""
+    up = NVFP4.check(rule, "up", k, stack)
+    if up % 2:
+        raise rule.error(f"up_weight must have an even number of rows (gate and up), found {up}")
+    check_weight(rule, "up", up, k, stack)
+    check_weight(rule, "down", k, up // 2, stack)
+
+
+def product_onnx(y: str, x: str, name: str, of: str = "i") -> str:
+    """y float32 = x W^T + b of a weight, whatever the dimensions of x in front; its inputs are called NAME_{of}."""
+    parts = (f"{name}_{part}_{of}" for part in ("weight", "scales", "tensor_scale"))
+    return f"""{text.dequantize_weight(f"{y}_w", *parts)}
             {y}_w_t = Transpose<perm = [1, 0]>({y}_w)
             {y}_alone = MatMul({x}, {y}_w_t)
-            {y}_bias = Cast<to = {text.FLOAT}>({name}_bias_i)
+            {y}_bias = Cast<to = {text.FLOAT}>({name}_bias_{of})
             {y} = Add({y}_alone, {y}_bias)"""
 
 
-_LAYER = f"""
+def gated_onnx(y: str, x: str, of: str = "i") -> str:
+    """y float32 of a gated MLP. Names of what it computes on the way begin with y."""
+    return f"""{product_onnx(f"{y}_up", x, "up", of)}
+            {y}_last_column = Constant<value = int64[1] {{9223372036854775807}}>()
+            {y}_gate_half = Slice({y}_up, index_0, {y}_last_column, axis_last, index_2)
+            {y}_up_half = Slice({y}_up, index_1, {y}_last_column, axis_last, index_2)
+            {gate_onnx(f"{y}_hidden_32", f"{y}_gate_half", f"{y}_up_half")}
+            {y}_hidden_typed = CastLike({y}_hidden_32, x)
+            {y}_hidden = Cast<to = {text.FLOAT}>({y}_hidden_typed)
+            {product_onnx(y, f"{y}_hidden", "down", of)}"""
+
+
+def _layer(mlp: LayerMlp) -> str:
+    return f"""
             {
-    "".join(
-        f'''
+        "".join(
+            f'''
             {formal.name}_i = Gather({formal.name}, layer)'''
-        for formal in _PER_LAYER
-    )
-}
+            for formal in (*_ATTENTION, *mlp.inputs)
+        )
+    }
             past_i = Gather(past, layer)
             {text.rms_norm("normed", "state", "attention_norm_weight_i")}
-            {_product("qkv_float_32", "normed", "qkv")}
+            {product_onnx("qkv_float_32", "normed", "qkv")}
             qkv = CastLike(qkv_float_32, x)
             past_key = Gather(past_i, scalar_0)
             past_value = Gather(past_i, scalar_1)
             {
-    ATTENTION_STATEMENTS.replace("q_norm_weight", "q_norm_weight_i")
-    .replace("k_norm_weight", "k_norm_weight_i")
-    .replace("(key_scale", "(key_scale_i")
-    .replace("(value_scale", "(value_scale_i")
-}
+        ATTENTION_STATEMENTS.replace("q_norm_weight", "q_norm_weight_i")
+        .replace("k_norm_weight", "k_norm_weight_i")
+        .replace("(key_scale", "(key_scale_i")
+        .replace("(value_scale", "(value_scale_i")
+    }
             attended_32 = Cast<to = {text.FLOAT}>(attended)
-            {_product("output_sum", "attended_32", "output")}
+            {product_onnx("output_sum", "attended_32", "output")}
             middle_sum = Add(output_sum, state)
             middle_typed = CastLike(middle_sum, x)
             middle = Cast<to = {text.FLOAT}>(middle_typed)
             {text.rms_norm("middle_normed", "middle", "mlp_norm_weight_i")}
-            {_product("up_sum", "middle_normed", "up")}
-            last_column = Constant<value = int64[1] {{9223372036854775807}}>()
-            gate_half = Slice(up_sum, index_0, last_column, axis_last, index_2)
-            up_half = Slice(up_sum, index_1, last_column, axis_last, index_2)
-            {gate_onnx("hidden_32", "gate_half", "up_half")}
-            hidden_typed = CastLike(hidden_32, x)
-            hidden = Cast<to = {text.FLOAT}>(hidden_typed)
-            {_product("down_sum", "hidden", "down")}
-            layer_output = Add(down_sum, middle)
+            {mlp.statements}
+            layer_output = Add(mlp_sum, middle)
             layer_output_typed = CastLike(layer_output, x)
             next_state = Cast<to = {text.FLOAT}>(layer_output_typed)
             present_key_1 = Unsqueeze(present_key, index_0)
@@ -209,7 +261,9 @@ _LAYER = f"""
             go_on = Identity(condition)
 """
 
-_BODY = f"""
+
+def _body(mlp: LayerMlp) -> str:
+    return f"""
         {text.constants()}
         {text.e4m3_table()}
         {ATTENTION_CONSTANTS}
@@ -224,6 +278,7 @@ _BODY = f"""
         {text.attribute_float("softcap")}
         {text.attribute_float("alpha")}
         {text.attribute_float("limit")}
+        {mlp.constants}
         has_sinks = Constant<value = bool {{0}}>()
         sinks_shape = Unsqueeze(heads, index_0)
         sinks = Expand(zero_f, sinks_shape)
@@ -233,14 +288,60 @@ _BODY = f"""
         always = Constant<value = bool {{1}}>()
         last_state, presents = Loop(layers, always, x_float) <
             body = one_layer (int64 layer, bool condition, float[given, tokens, width] state)
-                => (bool go_on, float[given, tokens, width] next_state, present_i) {{ {_LAYER} }}
+                => (bool go_on, float[given, tokens, width] next_state, present_i) {{ {_layer(mlp)} }}
         >
         y = CastLike(last_state, x)
         past_shape = Shape(past)
         present = Reshape<allowzero = 1>(presents, past_shape)
 """
 
-NVFP4_DECODER = OpDefinition(
+
+def layers_op(name: str, doc: str, mlp: LayerMlp) -> OpDefinition:
+    """The op for a chain of layers with `mlp` behind their attention."""
+    return OpDefinition(
+        name=name,
+        doc=doc,
+        inputs=(
+            Formal("x", "T", "[batch, new, K], K a multiple of 16"),
+            Formal("past", "C", f"{_CACHE} T, or with fp8_cache E4M3 bytes"),
+            Formal("past_length", "L", "[batch] tokens cached, 0 to capacity"),
+            Formal("cos", "tensor(float)", "[positions, rotary_dim / 2]; not read if rope is 0"),
+            Formal("sin", "tensor(float)", "[positions, rotary_dim / 2]"),
+            *_ATTENTION,
+            *mlp.inputs,
+        ),
+        outputs=(
+            Formal("y", "T", "[batch, new, K]"),
+            Formal("present", "C", f"{_CACHE}; in place where it is bound to the address of past"),
+        ),
+        attributes={
+            "heads": 1,
+            "rope": ROPE_NONE,
+            "qk_norm": 0,
+            "fp8_cache": 0,
+            "window": 0,
+            "activation": int(Activation.SILU),
+            "epsilon": 1e-6,
+            "scale": 0.0,
+            "softcap": 0.0,
+            "alpha": 1.702,
+            "limit": 7.0,
+            **mlp.attributes,
+        },
+        body=_body(mlp),
+        torch_reference=partial(_reference, mlp),
+        shape_rule=partial(_shapes, mlp),
+        ranges={
+            "heads": (1, 65535),
+            "rope": (ROPE_NONE, ROPE_INTERLEAVED),
+            "window": (0, 2**31 - 1),
+            **mlp.ranges,
+        },
+        takes_no_tokens=True,
+    )
+
+
+NVFP4_DECODER = layers_op(
     name="NVFP4Decoder",
     doc="""For each of L layers: q, k, v = qkv(RMSNorm(x) * attention_norm_weight); a = attention over the layer's
 cache, to which k and v are appended, as CachedAttention has it (past[l, 0] are keys, past[l, 1] values); r = output(a)
@@ -248,34 +349,10 @@ cache, to which k and v are appended, as CachedAttention has it (past[l, 0] are 
 Within these steps float32; q, k, v, a, r, the hidden activations, what norms make and x are rounded to x's type. Up
 to 16 tokens (batch times new), one of heads above 128, take one launch for all layers where head_dim is a multiple of
 16 and all other sizes are multiples of 32; more tokens take the same weights through kernels for each part.""",
-    inputs=(
-        Formal("x", "T", "[batch, new, K], K a multiple of 16"),
-        Formal("past", "C", f"{_CACHE} T, or with fp8_cache E4M3 bytes"),
-        Formal("past_length", "L", "[batch] tokens cached, 0 to capacity"),
-        Formal("cos", "tensor(float)", "[positions, rotary_dim / 2]; not read if rope is 0"),
-        Formal("sin", "tensor(float)", "[positions, rotary_dim / 2]"),
-        *_PER_LAYER,
+    mlp=LayerMlp(
+        inputs=(*weight_formals("up", "2I", "K"), *weight_formals("down", "K", "I")),
+        reference=gated,
+        shapes=lambda rule, layers, k: check_gated(rule, k, (layers,)),
+        statements=gated_onnx("mlp_sum", "middle_normed"),
     ),
-    outputs=(
-        Formal("y", "T", "[batch, new, K]"),
-        Formal("present", "C", f"{_CACHE}; in place where it is bound to the address of past"),
-    ),
-    attributes={
-        "heads": 1,
-        "rope": ROPE_NONE,
-        "qk_norm": 0,
-        "fp8_cache": 0,
-        "window": 0,
-        "activation": int(Activation.SILU),
-        "epsilon": 1e-6,
-        "scale": 0.0,
-        "softcap": 0.0,
-        "alpha": 1.702,
-        "limit": 7.0,
-    },
-    body=_BODY,
-    torch_reference=_reference,
-    shape_rule=_shapes,
-    ranges={"heads": (1, 65535), "rope": (ROPE_NONE, ROPE_INTERLEAVED), "window": (0, 2**31 - 1)},
-    takes_no_tokens=True,
 )

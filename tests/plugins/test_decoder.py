@@ -1,4 +1,4 @@
-"""NVFP4Decoder's launch for all layers, and its parts, against float64, on this machine's GPU and on emulated ones."""
+"""The launch for all layers of NVFP4Decoder and NVFP4MoEDecoder, and its parts, against float64, here and emulated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import cached_values
-from decoder_cases import SHAPES, Case, Shape, expected, random_case
+from decoder_cases import MIXTURES, SHAPES, Case, CloseChoiceError, Shape, expected, random_case
 from op_inputs import float64
 
 from ptx_emulator.shim import Gpu
@@ -26,7 +26,7 @@ CACHE_TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 2.4e-2, torch.int8: 5e-2
 
 def check(host: PluginHost, case: Case, tactic: int, device: str) -> None:
     shape, inputs = case.shape, [x.to(device) for x in case.inputs]
-    with host.session(OP, inputs, shape.attributes(case.fp8), tactic=tactic) as session:
+    with host.session(shape.op, inputs, shape.attributes(case.fp8), tactic=tactic) as session:
         y, present = (x.cpu() for x in session.run(inputs))
         again = [x.cpu() for x in session.run(inputs)]
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip((y, present), again, strict=True))
@@ -59,6 +59,34 @@ def test_against_float64(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8
     case = random_case(np.random.default_rng(seed), shape, dtype, fp8)
     for tactic in (DECODER, GENERIC):
         check(host, case, tactic, "cuda")
+
+
+def check_mixture(
+    host: PluginHost, rng: np.random.Generator, shape: Shape, dtype: torch.dtype, fp8: bool, tactics: tuple[int, ...],
+    device: str,
+) -> None:  # fmt: skip
+    """Of a case whose choices rounding does not decide."""
+    for _ in range(20):
+        case = random_case(rng, shape, dtype, fp8)
+        try:
+            for tactic in tactics:
+                check(host, case, tactic, device)
+        except CloseChoiceError:
+            continue
+        return
+    pytest.fail("rounding decided between experts in every case")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("shape", [
+    *MIXTURES,
+    Shape(2, 512, 256, 16, 2, 128, 900, 1, (899,), {"top_k": 8, "renormalize": 1}, experts=128),
+], ids=str)  # fmt: skip
+def test_mixtures(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, seed: int) -> None:
+    tactics = (DECODER, GENERIC) if shape.tokens == 1 else (AUTO,)
+    check_mixture(host, np.random.default_rng(seed), shape, dtype, fp8, tactics, "cuda")
 
 
 @pytest.mark.gpu
@@ -149,6 +177,19 @@ def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: boo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
+def test_mixtures_emulated(
+    emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=6))
+    dtype = (torch.float16, torch.bfloat16)[(seed + number + fp8) % 2]
+    check_mixture(emulated, np.random.default_rng(seed), MIXTURES[number], dtype, fp8, (DECODER,), "cpu")
+    assert "sm80_decoder" in emulated_gpu.launches[-1].kernel
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_parts_emulated(emulated: PluginHost, emulated_gpu: Gpu, seed: int) -> None:
     """More tokens than one launch takes, by AUTO: the parts."""
@@ -180,6 +221,8 @@ def test_tactics(host: PluginHost, seed: int) -> None:
     """One launch where it serves; the parts always, and nothing to time where they alone do."""
     rng = np.random.default_rng(seed)
     for shape, tactics in (
+        (MIXTURES[0], [DECODER, GENERIC]),
+        (MIXTURES[4], []),
         (SHAPES[0], [DECODER, GENERIC]),
         (SHAPES[3], [GENERIC, DECODER]),
         (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), []),
@@ -188,5 +231,5 @@ def test_tactics(host: PluginHost, seed: int) -> None:
         (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), []),
     ):
         case = random_case(rng, shape, torch.float16, False)
-        with host.session(OP, case.inputs, shape.attributes(False)) as session:
+        with host.session(shape.op, case.inputs, shape.attributes(False)) as session:
             assert session.tactics == tactics

@@ -257,6 +257,13 @@ typedef struct {
     float epsilon, scale, softcap, alpha, limit;  // scale 0: 1 / sqrt(head_dim); softcap 0: none
     TrtNvfp4Tactic tactic;
     int64_t layers, batch, tokens, hidden, intermediate, heads, kv_heads, head_dim, capacity, rotary_dim, positions;
+    // A mixture in place of the MLP, as of TrtNvfp4MoeArgs, by logits of rmsnorm(r); up and down are then
+    // [layers, experts].
+    int64_t experts;  // 0: none, and nothing of the mixture is read
+    TrtNvfp4Scoring scoring;
+    int32_t top_k, renormalize;
+    float scaling_factor;
+    void const* router_weight;          // T [layers, experts, hidden]
     void const* x;                      // T [batch, tokens, hidden]
     void const* past;                   // [layers, 2, batch, kv_heads, capacity, head_dim]: keys, values
     void const* past_length;            // [batch]

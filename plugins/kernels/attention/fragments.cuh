@@ -105,8 +105,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     }
 }
 
-// kThreads threads copy `width` bytes of each of kKeys rows, which lie row_bytes apart from `rows` on; rows from `count`
-// on and what a row lacks become zero: a value there is multiplied by probability 0, and no NaN may be.
+// kThreads threads copy `width` bytes of each of kKeys rows, which lie row_bytes apart from `rows` on; rows from
+// `count` on and what a row lacks become zero: a value there is multiplied by probability 0, and no NaN may be.
 template <bool kFp8, int kHeadDim, int kKeys, int kThreads, int kUnrolled = kHeadDim <= 128 ? 64 : 2>
 __device__ __forceinline__ void copy_tile(uint32_t tile, uint8_t const* rows, int row_bytes, int width, int count,
                                           int thread) {

@@ -12,9 +12,29 @@
 namespace trt_nvfp4::decoder {
 
 constexpr int kMostTokens = 16;  // of a launch, whatever their sequences
+// Of a mixture of experts, and of what its router reads.
+constexpr int kMostExperts = 256, kMostChosen = 32, kMostScored = 8192;
 
 // A layer's projections; attention comes before kOutput.
 enum Which { kQkv, kOutput, kUp, kDown, kProjections };
+
+// A mixture in place of the MLP. The chosen experts' rows, one behind the other, are those of kUp, their hidden values
+// the K of kDown; codes_per_layer and the like are of an expert.
+template <typename T>
+struct Experts {
+    int count;  // 0: none
+    int chosen, intermediate;
+    TrtNvfp4Scoring scoring;
+    bool renormalize;
+    float scaling_factor;
+    T const* router;         // [layers, count, hidden]
+    w4a16::Partial* logits;  // [count]
+
+    // Of an expert's gate and up, and of its hidden values.
+    __device__ __forceinline__ int rows() const { return 2 * intermediate; }
+    __device__ __forceinline__ int tiles() const { return rows() / w4a16::kTileRows; }
+    __device__ __forceinline__ int chunks() const { return intermediate / w4a16::kChunk; }
+};
 
 template <typename T>
 struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
@@ -23,7 +43,9 @@ struct DecoderArgs : w4a16::PhasesArgs<T, kProjections> {
     uint32_t* qkv;       // [m, (heads + 2 kv_heads) head_dim]
     uint32_t* attended;  // [m, heads head_dim]
     uint32_t* middle;    // the layer's input plus attention, [m, hidden]
-    uint32_t* hidden;    // [m, intermediate]
+    uint32_t* hidden;    // [m, intermediate], of experts [chosen, intermediate]
+
+    Experts<T> experts;
 
     attention::Args<T> attention;  // of layer 0; its qkv and y are not read
     int64_t cache_bytes;           // of a layer's keys, which its values follow

@@ -345,7 +345,8 @@ __device__ __forceinline__ void attend_job(DecoderArgs<T> const& args, Job const
         typename Config::Scores scores = {};
         attention::multiply_keys<T, kFp8, Config::kDims, kKeys, 1, kUnrolled>(
             scores, tile, [&](int, int step, uint32_t (&a)[4]) {
-                attention::load_query(a, ptx::shared_address(shared) + 2 * first_dim(), attention::kQueryPitch<kHeadDim>, step);
+                attention::load_query(a, ptx::shared_address(shared) + 2 * first_dim(),
+                                      attention::kQueryPitch<kHeadDim>, step);
             });
         __syncwarp();
         load(key0 + stride(), false);

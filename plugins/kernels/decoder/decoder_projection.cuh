@@ -3,6 +3,7 @@
 #pragma once
 
 #include "decoder/decoder_args.cuh"
+#include "decoder/decoder_experts.cuh"
 #include "decoder/decoder_tiles.cuh"
 
 namespace trt_nvfp4::decoder {
@@ -13,20 +14,28 @@ struct ProjectionShared {
     typename Tile::Sums own[kWarps], next[Tile::kShares ? kWarps : 1];
     float squares[16], rms[16];
     w4a16::RingPosition positions[kWarps];  // between projections
+    std::conditional_t<Tile::kExperts, Choice, NoChoice> choice;
 };
 
 // What becomes of a row of a tile, a lane each. What does not depend on products is read when the tile is opened.
 template <class Tile, typename T>
 class Epilogue {
  public:
-    __device__ __forceinline__ Epilogue(DecoderArgs<T> const& args, int which, int layer, int tile)
+    __device__ __forceinline__ Epilogue(DecoderArgs<T> const& args, int which, int layer, int tile,
+                                        ProjectionShared<Tile> const& shared)
         : args_(args), which_(which), layer_(layer) {
         w4a16::Projection const& p = args.program.projections[which];
         int const lane = threadIdx.x % 32;
         row_ = tile / w4a16::kTilesPerGroup * 128 + lane / 8 * 32 + tile % w4a16::kTilesPerGroup * 8 + lane % 8;
         rows_ = p.rows;
+        if constexpr (Tile::kExperts) {
+            if (which == kUp || which == kDown) {
+                read_experts(p, shared.choice);
+                return;
+            }
+        }
         tensor_scale_ = p.tensor_scale[layer];
-        if (row_ < rows_) bias_ = static_cast<T const*>(p.bias)[int64_t{layer} * rows_ + row_];
+        if (row_ < rows_) bias_ = bias_of(p, layer, rows_, row_);
     }
 
     // Of a token; asked for early, since it is a trip to L2.
@@ -39,13 +48,14 @@ class Epilogue {
     // By a whole warp.
     __device__ __forceinline__ void write(int token, float sum, float residual) const {
         float const scale = tensor_scale_ * static_cast<float>(1 << Tile::kShift);
-        float value = fmaf(sum, scale, ptx::to_float(bias_)) + residual;
+        float value = fmaf(sum, scale, bias_) + residual;
         bool mine = row_ < rows_;
         int at = token * rows_ + row_;
         if (which_ == kUp) {
             // Rows 2 i and 2 i + 1 are gate and up.
             float const up = __shfl_xor_sync(0xffffffffu, value, 1);
             value = gate_one(args_.surroundings[kUp].activation, args_.alpha, args_.limit, value, up);
+            if constexpr (Tile::kExperts) value *= factor_;
             mine = mine && row_ % 2 == 0;
             at /= 2;
         }
@@ -62,11 +72,35 @@ class Epilogue {
     }
 
  private:
+    __device__ __forceinline__ float bias_of(w4a16::Projection const& p, int matrix, int rows, int row) const {
+        return ptx::to_float(static_cast<T const*>(p.bias)[int64_t{matrix} * rows + row]);
+    }
+
+    // Of a chosen expert's row, or of a sum over all of them.
+    __device__ __forceinline__ void read_experts(w4a16::Projection const& p, Choice const& choice) {
+        Experts<T> const& of = args_.experts;
+        int const first = layer_ * of.count;
+        if (which_ == kUp) {
+            int const slot = row_ / of.rows(), expert = first + choice.experts[slot];
+            tensor_scale_ = p.tensor_scale[expert];
+            bias_ = bias_of(p, expert, of.rows(), row_ - slot * of.rows());
+            factor_ = choice.factors[slot];
+            return;
+        }
+        tensor_scale_ = choice.scale;
+        if (row_ >= rows_) return;
+#pragma unroll 1
+        for (int slot = 0; slot < of.chosen; ++slot) {
+            bias_ += choice.weights[slot] * bias_of(p, first + choice.experts[slot], rows_, row_);
+        }
+    }
+
     DecoderArgs<T> const& args_;
     int const which_, layer_;
     int row_, rows_;
     float tensor_scale_;
-    T bias_ = ptx::from_float<T>(0.0f);
+    float bias_ = 0.0f;
+    float factor_ = 1.0f;  // of an expert's hidden values
 };
 
 template <typename T>
@@ -83,7 +117,8 @@ __device__ __forceinline__ Words<T> words_of(DecoderArgs<T> const& args, int whi
 
 // Sums the parts of split tiles in their order, whoever computed them: a tile's token per warp.
 template <class Tile, typename T>
-__device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, int phase) {
+__device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, int phase,
+                                                   ProjectionShared<Tile> const& shared) {
     int const which = phase % kProjections;
     w4a16::Projection const& p = args.program.projections[which];
     int const units = p.tiles() * args.m;
@@ -91,7 +126,7 @@ __device__ __forceinline__ void finish_split_tiles(DecoderArgs<T> const& args, i
     for (int unit = blockIdx.x + threadIdx.x / 32 * args.blocks; unit < units; unit += kWarps * args.blocks) {
         int const tile = args.by_tokens.of(unit);
         int const token = unit - tile * args.m;
-        Epilogue<Tile, T> const epilogue(args, which, phase / kProjections, tile);
+        Epilogue<Tile, T> const epilogue(args, which, phase / kProjections, tile, shared);
         float const residual = epilogue.residual(token);
         w4a16::Partial const* const parts = args.partials[which] +
                                             (int64_t{tile} * p.split.splits * args.m + token) * w4a16::kTileRows +
@@ -115,7 +150,7 @@ __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& pr
     // Of several tokens also what it read early.
     int const layer = phase / kProjections, tile = task.first_tile + task.tile;
     Epilogue<Tile, T> const epilogue =
-        Tile::kTokens == 1 ? early : Epilogue<Tile, T>(args, phase % kProjections, layer, tile);
+        Tile::kTokens == 1 ? early : Epilogue<Tile, T>(args, phase % kProjections, layer, tile, shared);
 #pragma unroll 1
     for (int column = 0; column < Tile::kColumns; ++column) {
         w4a16::meet();  // others may still add up what is here
@@ -142,7 +177,8 @@ __device__ __forceinline__ void finish_tile(DecoderArgs<T> const& args, Tile& pr
 
 template <class Tile, typename T>
 __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w4a16::Rings<kWarps> const& rings,
-                                        uint8_t* panel, ProjectionShared<Tile>& shared) {
+                                        uint8_t* panel, ProjectionShared<Tile>& shared,
+                                        [[maybe_unused]] uint32_t chosen) {
     int const which = phase % kProjections, layer = phase / kProjections;
     int const warp = threadIdx.x / 32;
     int const chunk_bytes = Tile::chunk_bytes(args.m);
@@ -150,7 +186,14 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
     Words<T> const from = words_of(args, which, layer);
     // Not in blocks without a task: nobody waits for these, so what they read might be gone.
     int staged = -1;
-    if (from.norm_weight != nullptr && static_cast<int>(blockIdx.x) < p.tasks) {
+    bool scaled = false;  // the router had the norm
+    if constexpr (Tile::kExperts) {
+        if (which == kUp) {
+            route(args, from, shared.rms, shared.choice, chosen);
+            scaled = true;
+        }
+    }
+    if (from.norm_weight != nullptr && !scaled && static_cast<int>(blockIdx.x) < p.tasks) {
         prefetch_norm(from);
         bool together = false;
         if constexpr (Tile::kTokens == 1) {
@@ -168,7 +211,7 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
 #pragma unroll 1
     for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
         w4a16::WarpTask const task(p, index, warp);
-        Epilogue<Tile, T> const early(args, which, layer, task.first_tile + task.tile);
+        Epilogue<Tile, T> const early(args, which, layer, task.first_tile + task.tile, shared);
         // It is there: all of it came before what is awaited now.
         float const residual = Tile::kTokens == 1 ? early.residual(0) : 0.0f;
         Tile products;
@@ -209,7 +252,7 @@ __device__ __forceinline__ void project(DecoderArgs<T> const& args, int phase, w
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.positions[warp] = position;
     __syncwarp();
-    if (p.split.splits > 1 && static_cast<int>(blockIdx.x) < args.blocks) finish_split_tiles<Tile>(args, phase);
+    if (p.split.splits > 1 && static_cast<int>(blockIdx.x) < args.blocks) finish_split_tiles<Tile>(args, phase, shared);
 }
 
 }  // namespace trt_nvfp4::decoder

@@ -69,6 +69,7 @@ class TokenTile {
     static constexpr int kColumns = 1;
     static constexpr int kTokens = 1;
     static constexpr bool kShares = true;  // a warp may have parts of two tiles
+    static constexpr bool kExperts = false;
     static constexpr int kFillers = w4a16::kFillers;
     static constexpr int kShift = w4a16::Decoder<__half>::kSumShift;
 
@@ -155,6 +156,7 @@ class ColumnTile {
     static constexpr int kTokens = P::kTokens;
     static constexpr int kFillers = w4a16::kFillers;
     static constexpr bool kShares = kColumns == 1;  // of more columns two tiles' accumulators would spill
+    static constexpr bool kExperts = false;
     static constexpr int kShift = w4a16::Decoder<typename P::Operand>::kScaleShift;
 
     static __host__ __device__ constexpr int chunk_bytes(int m) { return P::chunk_bytes(m); }

@@ -20,8 +20,9 @@ struct DecoderKernel {
     bool whole;                                     // warps may not have parts of two tiles
 };
 
-// For m tokens, of one where heads are longer than kLargestHeadOfSeveral.
+// For m tokens: of one where heads are longer than kLargestHeadOfSeveral, or where there are experts, with shorter
+// heads.
 template <typename T, bool kFp8>
-DecoderKernel<T> find_kernel(int m, int head_dim);
+DecoderKernel<T> find_kernel(int m, int head_dim, bool experts);
 
 }  // namespace trt_nvfp4::decoder

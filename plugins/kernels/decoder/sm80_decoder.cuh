@@ -1,5 +1,5 @@
 // Layers of a decoder of up to 16 tokens in one launch: RMSNorm, queries, keys and values, attention over the caches,
-// output projection, residual, RMSNorm, gated MLP, residual. One block per SM, all co-resident.
+// output projection, residual, RMSNorm, gated MLP or a mixture of them, residual. One block per SM, all co-resident.
 //
 // Warps of every block keep weights on their way through all phases (sm80_w4a16_phases.cuh), so that while blocks wait
 // for each other, and while they read caches, the next projections' weights come in.
@@ -43,12 +43,20 @@ __global__ __launch_bounds__(kBlockThreads<Tile>,
     __shared__ uint64_t ring_barriers[w4a16::Rings<kWarps>::kBarriers];
     __shared__ __align__(16) ProjectionShared<Tile> shared;
     __shared__ AttentionShared attention;
+    __shared__ uint64_t chosen_barrier;  // of a layer's experts, by the block
     int const warp = threadIdx.x / 32;
     w4a16::Rings<kWarps> const rings(decoder_bytes, ring_barriers, args.shared.stages);
     if (threadIdx.x % 32 == 0 && warp < kWarps) rings.init(warp);
+    uint32_t const chosen = ptx::shared_address(&chosen_barrier);
+    if (Tile::kExperts && threadIdx.x == 0) ptx::mbarrier_init(chosen, 1);
     __syncthreads();
     if (warp >= kWarps) {
-        w4a16::fill_phases<Tile::kFillers>(args, warp - kWarps, rings);
+        if constexpr (Tile::kExperts) {
+            ExpertWeights<T> const weights{args, shared.choice, chosen};
+            w4a16::fill_phases<Tile::kFillers>(args, warp - kWarps, rings, weights);
+        } else {
+            w4a16::fill_phases<Tile::kFillers>(args, warp - kWarps, rings);
+        }
         return;
     }
     hand_over_input(args);
@@ -69,7 +77,7 @@ __global__ __launch_bounds__(kBlockThreads<Tile>,
         if (phase % kProjections == kOutput) attend<T, kFp8, kHeadDim>(args, phase / kProjections, panel, attention);
         // Made anew, so that attention has the registers.
         w4a16::Rings<kWarps> const own(decoder_bytes, ring_barriers, args.shared.stages);
-        project<Tile>(args, phase, own, panel, shared);
+        project<Tile>(args, phase, own, panel, shared, chosen);
     }
 }
 

@@ -2,6 +2,6 @@
 
 namespace trt_nvfp4::decoder {
 
-template DecoderKernel<__nv_bfloat16> find_kernel<__nv_bfloat16, true>(int m, int head_dim);
+template DecoderKernel<__nv_bfloat16> find_kernel<__nv_bfloat16, true>(int m, int head_dim, bool experts);
 
 }  // namespace trt_nvfp4::decoder

@@ -2,6 +2,6 @@
 
 namespace trt_nvfp4::decoder {
 
-template DecoderKernel<__half> find_kernel<__half, false>(int m, int head_dim);
+template DecoderKernel<__half> find_kernel<__half, false>(int m, int head_dim, bool experts);
 
 }  // namespace trt_nvfp4::decoder

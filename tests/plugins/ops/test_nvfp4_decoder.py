@@ -4,86 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
-from op_bodies import RUNNERS, TYPES, Inputs, onnxruntime_outputs
+from decoder_bodies import CAPACITY, HEADS, LAYERS, K, inputs, model_of
+from op_bodies import RUNNERS, onnxruntime_outputs
 from torch import Tensor
 from torch.nn import functional
 
-from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation, OpError
+from trt_nvfp4.plugins.ops import OPS, Activation, OpError
 
 OP = OPS["NVFP4Decoder"]
 NAMES = [formal.name for formal in OP.inputs]
-LAYERS, K, INTERMEDIATE, HEADS, KV_HEADS, SIZE, CAPACITY = 2, 48, 32, 4, 2, 16, 9
-
-
-def inputs(
-    seed: int, lengths: list[int], new: int, dtype: torch.dtype = torch.float32, fp8: bool = False
-) -> list[Tensor]:
-    """Of small weights, so that sums stay near one."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    made = Inputs(seed, dtype)
-
-    def projection(rows: int, k: int) -> list[Tensor]:
-        return [*made.weight(rows, k, LAYERS), made.normal(LAYERS, rows)]
-
-    batch = len(lengths)
-    scales = [torch.rand(LAYERS, KV_HEADS, generator=generator) / 50 + 0.02 for _ in range(2)]
-    past = normal(LAYERS, 2, batch, KV_HEADS, CAPACITY, SIZE)
-    if fp8:
-        over = torch.stack(scales, 1)[:, :, None, :, None, None]
-        past = (past / over).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.int8)
-    else:
-        past = past.to(dtype)
-    for b, length in enumerate(lengths):  # nothing reads what is not cached
-        past[:, :, b, :, length:] = 127 if fp8 else torch.nan
-    angles = normal(12, SIZE // 2)
-    norms = [(1 + normal(LAYERS, size) / 10).to(dtype) for size in (K, SIZE, SIZE, K)]
-    attended = HEADS * SIZE
-    return [
-        normal(batch, new, K).to(dtype),
-        past,
-        torch.tensor(lengths, dtype=(torch.int32, torch.int64)[seed % 2]),
-        angles.cos(),
-        angles.sin(),
-        *norms[:3],
-        *scales,
-        *projection(attended + 2 * KV_HEADS * SIZE, K),
-        *projection(K, attended),
-        norms[3],
-        *projection(2 * INTERMEDIATE, K),
-        *projection(K, INTERMEDIATE),
-    ]
-
-
-def model_of(tensors: list[Tensor], opset: int = 21, **attributes: Any) -> onnx.ModelProto:
-    types = {**TYPES, torch.int32: TensorProto.INT32, torch.int64: TensorProto.INT64}
-
-    def values(names: list[str], like: list[Tensor]) -> list[onnx.ValueInfoProto]:
-        every = zip(names, like, strict=True)
-        return [helper.make_tensor_value_info(name, types[x.dtype], list(x.shape)) for name, x in every]
-
-    graph = helper.make_graph(
-        [OP.node(NAMES, ["y", "present"], "node", **attributes)],
-        "decoder",
-        values(NAMES, tensors),
-        values(["y", "present"], tensors[:2]),
-    )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, functions=[OP.function(opset)], opset_imports=opsets, ir_version=10)
-    onnx.checker.check_model(model)
-    return model
 
 
 def assert_body_agrees(runner: Any, tensors: list[Tensor], opset: int = 21, **attributes: Any) -> None:
     wanted_y, wanted = OP.reference(*tensors, heads=HEADS, **attributes)
-    y, present = runner(model_of(tensors, opset, heads=HEADS, **attributes), tensors)
+    y, present = runner(model_of(OP, tensors, opset, heads=HEADS, **attributes), tensors)
     tolerance = 1e-4 if y.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(y.float(), wanted_y.float(), rtol=tolerance, atol=tolerance)
     if wanted.dtype == torch.int8:

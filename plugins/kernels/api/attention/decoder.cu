@@ -4,6 +4,7 @@
 #include "api/validate.h"
 #include "formats/nvfp4_matrix.cuh"
 #include "generic/generic_rmsnorm.cuh"
+#include "generic/generic_router.cuh"
 
 namespace trt_nvfp4 {
 namespace {
@@ -36,6 +37,8 @@ class Parts {
         qkv_ = workspace.take<uint8_t>(m_ * qkv_rows_ * element);
         heads_ = workspace.take<uint8_t>(m_ * attended_ * element);
         middle_ = workspace.take<uint8_t>(m_ * args.hidden * element);
+        logits_ = workspace.take<float>(m_ * args.experts);
+        no_correction_ = workspace.take<float>(args.experts);
         base_ = base == nullptr ? nullptr : static_cast<uint8_t*>(base) + workspace.size();
         size_ = workspace.size();
     }
@@ -44,11 +47,16 @@ class Parts {
         size_t attention = 0, qkv = 0, output = 0, mlp = 0;
         TrtNvfp4AttentionArgs const attention_args = attention_of(0);
         TrtNvfp4LinearArgs const qkv_args = qkv_of(0), output_args = output_of(0);
-        TrtNvfp4MlpArgs const mlp_args = mlp_of(0);
         TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4AttentionWorkspace(&attention_args, &attention));
         TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4LinearWorkspace(&qkv_args, &qkv));
         TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4LinearWorkspace(&output_args, &output));
-        TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4MlpWorkspace(&mlp_args, &mlp));
+        if (args_.experts > 0) {
+            TrtNvfp4MoeArgs const moe_args = moe_of(0);
+            TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4MoeWorkspace(&moe_args, &mlp));
+        } else {
+            TrtNvfp4MlpArgs const mlp_args = mlp_of(0);
+            TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4MlpWorkspace(&mlp_args, &mlp));
+        }
         rest_ = std::max({attention, qkv, output, mlp});
         bytes = size_ + rest_;
         return TRT_NVFP4_SUCCESS;
@@ -57,31 +65,55 @@ class Parts {
     template <typename T>
     TrtNvfp4Status run(int64_t layer, cudaStream_t stream) {
         void const* const x = layer == 0 ? args_.x : args_.y;
-        RmsNormArgs<T> norm{};
-        norm.m = m_;
-        norm.k = args_.hidden;
-        norm.x = static_cast<T const*>(x);
-        norm.weight = static_cast<T const*>(args_.attention_norm_weight) + layer * args_.hidden;
-        norm.epsilon = args_.epsilon;
-        norm.n = static_cast<T*>(normalized_);
-        TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(norm, stream));
+        TRT_NVFP4_RETURN_IF_ERROR(normalize<T>(x, args_.attention_norm_weight, layer, stream));
         TrtNvfp4LinearArgs const qkv = qkv_of(layer), output = output_of(layer);
         TrtNvfp4AttentionArgs const attention = attention_of(layer);
-        TrtNvfp4MlpArgs const mlp = mlp_of(layer);
         TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4Linear(&qkv, base_, rest_, stream));
         TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4Attention(&attention, base_, rest_, stream));
         TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4Linear(&output, base_, rest_, stream));
-        RmsNormArgs<T> sum{};
-        sum.m = m_;
-        sum.k = args_.hidden;
-        sum.x = static_cast<T const*>(normalized_);
-        sum.residual = static_cast<T const*>(x);
-        sum.r = static_cast<T*>(middle_);
-        TRT_NVFP4_RETURN_IF_ERROR(launch_rmsnorm(sum, stream));
+        TRT_NVFP4_RETURN_IF_ERROR(add<T>(normalized_, x, middle_, stream));
+        if (args_.experts > 0) return run_experts<T>(layer, stream);
+        TrtNvfp4MlpArgs const mlp = mlp_of(layer);
         return trtNvfp4Mlp(&mlp, base_, rest_, stream);
     }
 
  private:
+    template <typename T>
+    TrtNvfp4Status normalize(void const* x, void const* weights, int64_t layer, cudaStream_t stream) const {
+        RmsNormArgs<T> norm{};
+        norm.m = m_;
+        norm.k = args_.hidden;
+        norm.x = static_cast<T const*>(x);
+        norm.weight = static_cast<T const*>(weights) + layer * args_.hidden;
+        norm.epsilon = args_.epsilon;
+        norm.n = static_cast<T*>(normalized_);
+        return launch_rmsnorm(norm, stream);
+    }
+
+    template <typename T>
+    TrtNvfp4Status add(void const* x, void const* residual, void* r, cudaStream_t stream) const {
+        RmsNormArgs<T> sum{};
+        sum.m = m_;
+        sum.k = args_.hidden;
+        sum.x = static_cast<T const*>(x);
+        sum.residual = static_cast<T const*>(residual);
+        sum.r = static_cast<T*>(r);
+        return launch_rmsnorm(sum, stream);
+    }
+
+    template <typename T>
+    TrtNvfp4Status run_experts(int64_t layer, cudaStream_t stream) {
+        auto const* const router = static_cast<T const*>(args_.router_weight) + layer * args_.experts * args_.hidden;
+        TrtNvfp4MoeArgs const moe = moe_of(layer);
+        TRT_NVFP4_RETURN_IF_ERROR(normalize<T>(middle_, args_.mlp_norm_weight, layer, stream));
+        TRT_NVFP4_RETURN_IF_ERROR(launch_router(static_cast<T const*>(normalized_), router, logits_, m_, args_.experts,
+                                                args_.hidden, stream));
+        auto const size = static_cast<size_t>(args_.experts) * sizeof(float);
+        TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaMemsetAsync(no_correction_, 0, size, stream), "cudaMemsetAsync"));
+        TRT_NVFP4_RETURN_IF_ERROR(trtNvfp4Moe(&moe, base_, rest_, stream));
+        return add<T>(args_.y, middle_, args_.y, stream);
+    }
+
     TrtNvfp4LinearArgs linear(TrtNvfp4Weight const& weight, int64_t n, int64_t k, int64_t layer) const {
         TrtNvfp4LinearArgs result{};
         result.dtype = args_.dtype;
@@ -145,6 +177,33 @@ class Parts {
         return result;
     }
 
+    TrtNvfp4MoeArgs moe_of(int64_t layer) const {
+        TrtNvfp4MoeArgs result{};
+        result.dtype = args_.dtype;
+        result.activation = args_.activation;
+        result.scoring = args_.scoring;
+        result.gated = 1;
+        result.renormalize = args_.renormalize;
+        result.top_k = args_.top_k;
+        result.groups = result.open_groups = result.group_score_top = 1;
+        result.scaling_factor = args_.scaling_factor;
+        result.alpha = args_.alpha;
+        result.limit = args_.limit;
+        result.m = m_;
+        result.experts = args_.experts;
+        result.hidden = args_.hidden;
+        result.intermediate = args_.intermediate;
+        result.x = normalized_;
+        result.router_logits = logits_;
+        result.correction_bias = no_correction_;
+        // Arrays over layers are arrays over layers times experts.
+        int64_t const first = layer * args_.experts;
+        result.up = weight_of(args_, args_.up, 2 * args_.intermediate, args_.hidden, first);
+        result.down = weight_of(args_, args_.down, args_.hidden, args_.intermediate, first);
+        result.y = args_.y;
+        return result;
+    }
+
     TrtNvfp4MlpArgs mlp_of(int64_t layer) const {
         TrtNvfp4MlpArgs result{};
         result.dtype = args_.dtype;
@@ -169,6 +228,7 @@ class Parts {
     TrtNvfp4DecoderArgs const& args_;
     int64_t m_, qkv_rows_, attended_;
     void *normalized_, *qkv_, *heads_, *middle_;
+    float *logits_, *no_correction_;
     void* base_;
     size_t size_, rest_ = 0;
 };
@@ -184,6 +244,7 @@ TrtNvfp4Status validate(TrtNvfp4DecoderArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args->layers <= 4096 && args->hidden <= most && args->intermediate <= most &&
                                           args->heads <= most && args->kv_heads <= most,
                                       "NVFP4Decoder: at most 4096 layers, and sizes of 2^24"));
+    TRT_NVFP4_RETURN_IF_ERROR(require(args->experts >= 0, "NVFP4Decoder: the number of experts is negative"));
     TRT_NVFP4_RETURN_IF_ERROR(require(args->heads * args->head_dim % 16 == 0,
                                       "NVFP4Decoder: heads times their size must be a multiple of 16"));
     // The parts validate what is theirs.

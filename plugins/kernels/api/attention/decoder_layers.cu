@@ -21,14 +21,18 @@ constexpr int kLeastMajorOfSeveral = 9;
 
 int64_t tokens_of(TrtNvfp4DecoderArgs const& args) { return args.batch * args.tokens; }
 int64_t qkv_rows(TrtNvfp4DecoderArgs const& args) { return (args.heads + 2 * args.kv_heads) * args.head_dim; }
+// Of the MLP, or of all chosen experts.
+int64_t hidden_values(TrtNvfp4DecoderArgs const& args) {
+    return args.intermediate * (args.experts > 0 ? args.top_k : 1);
+}
 
 // In the order of Which: rows and K.
 struct Sizes {
     int64_t rows[kProjections], k[kProjections];
 
     explicit Sizes(TrtNvfp4DecoderArgs const& args)
-        : rows{qkv_rows(args), args.hidden, 2 * args.intermediate, args.hidden},
-          k{args.hidden, args.heads * args.head_dim, args.hidden, args.intermediate} {}
+        : rows{qkv_rows(args), args.hidden, 2 * hidden_values(args), args.hidden},
+          k{args.hidden, args.heads * args.head_dim, args.hidden, hidden_values(args)} {}
 };
 
 // Pairs of a KV head and up to kRows rows of it, and the rows of one.
@@ -50,7 +54,8 @@ size_t lay_out(DecoderArgs<T>& args, TrtNvfp4DecoderArgs const& call, void* base
     args.qkv = workspace.take<uint32_t>(m * qkv_rows(call));
     args.attended = workspace.take<uint32_t>(m * call.heads * call.head_dim);
     args.middle = workspace.take<uint32_t>(m * call.hidden);
-    args.hidden = workspace.take<uint32_t>(m * call.intermediate);
+    args.hidden = workspace.take<uint32_t>(m * hidden_values(call));
+    args.experts.logits = workspace.take<w4a16::Partial>(call.experts);
     int64_t const places = int64_t{1} * Pairs(call).count * args.slots * args.job_rows;
     args.sums = workspace.take<w4a16::Partial>(places * call.head_dim);
     args.softmaxes = workspace.take<w4a16::Partial>(places * 2);
@@ -110,6 +115,33 @@ bool divide(DecoderKernel<T> const& kernel, int fixed, w4a16::Device const& devi
     return false;
 }
 
+template <typename T>
+void set_experts(DecoderArgs<T>& args, TrtNvfp4DecoderArgs const& call) {
+    Experts<T>& experts = args.experts;
+    experts.count = static_cast<int>(call.experts);
+    experts.chosen = call.top_k;
+    experts.intermediate = static_cast<int>(call.intermediate);
+    experts.scoring = call.scoring;
+    experts.renormalize = call.renormalize != 0;
+    experts.scaling_factor = call.scaling_factor;
+    experts.router = static_cast<T const*>(call.router_weight);
+    auto const per_expert = [](w4a16::Projection& p, int64_t rows, int64_t k) {
+        p.codes_per_layer = rows * k / 2;
+        p.scales_per_layer = scale_bytes(rows, k);
+    };
+    per_expert(args.program.projections[kUp], 2 * call.intermediate, call.hidden);
+    per_expert(args.program.projections[kDown], call.hidden, call.intermediate);
+}
+
+// Of several tokens experts differ: the parts sort them.
+bool serves_experts(TrtNvfp4DecoderArgs const& args) {
+    bool const scored = args.scoring == TRT_NVFP4_SOFTMAX || args.scoring == TRT_NVFP4_SIGMOID ||
+                        args.scoring == TRT_NVFP4_SOFTMAX_OF_CHOSEN;
+    return scored && tokens_of(args) == 1 && args.head_dim <= kLargestHeadOfSeveral &&
+           args.intermediate % w4a16::kChunk == 0 && args.hidden <= kMostScored && args.experts <= kMostExperts &&
+           args.top_k <= kMostChosen;
+}
+
 template <typename T, bool kFp8>
 TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaStream_t stream) {
     w4a16::Device device{};
@@ -118,7 +150,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
     DecoderArgs<T> args{};
     args.m = static_cast<int>(tokens_of(call));
     args.attention = attention_args<T>(call);
-    DecoderKernel<T> const kernel = find_kernel<T, kFp8>(args.m, args.attention.head_dim);
+    DecoderKernel<T> const kernel = find_kernel<T, kFp8>(args.m, args.attention.head_dim, call.experts > 0);
     cudaFuncAttributes attributes{};
     TRT_NVFP4_RETURN_IF_ERROR(check_cuda(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes"));
     auto const fixed = static_cast<int>(attributes.sharedSizeBytes);
@@ -142,6 +174,7 @@ TrtNvfp4Status launch_as(TrtNvfp4DecoderArgs const& call, void* workspace, cudaS
         needed = std::max(needed, ceil_div(p.chunks(), p.split.splits));
         args.blocks = std::min(args.blocks, p.tasks);
     }
+    if (call.experts > 0) set_experts(args, call);
     int const stage = w4a16::kWarps * w4a16::kStageBytes;
     args.shared.panel_chunks = ceil_div(needed, ceil_div(needed, args.shared.panel_chunks));
     int const beside = std::max(kernel.attention_bytes(args.attention.tokens, args.attention_warps),
@@ -194,6 +227,7 @@ bool serves(TrtNvfp4DecoderArgs const& args) {
     int64_t const m = tokens_of(args);
     if (args.dtype == TRT_NVFP4_FLOAT32 || m < 1 || m > kMostTokens) return false;
     if (args.head_dim % 16 != 0 || args.head_dim > (m == 1 ? kLargestHead : kLargestHeadOfSeveral)) return false;
+    if (args.experts > 0 && !serves_experts(args)) return false;
     Sizes const sizes(args);
     // Every tile has a row that the next projection waits for.
     auto const fits = [](int64_t size) { return size % w4a16::kTileRows == 0; };
@@ -219,9 +253,10 @@ size_t workspace_bytes(TrtNvfp4DecoderArgs const& given) {
     Sizes const sizes(args);
     Workspace workspace;
     for (int64_t const width :
-         {args.hidden, qkv_rows(args), args.heads * args.head_dim, args.hidden, args.intermediate}) {
+         {args.hidden, qkv_rows(args), args.heads * args.head_dim, args.hidden, hidden_values(args)}) {
         workspace.take<uint32_t>(m * width);
     }
+    workspace.take<w4a16::Partial>(args.experts);
     // Slots of all pairs are as many as blocks, or each pair has one for every sequence.
     int64_t const group = args.heads / args.kv_heads;
     int64_t const rows = std::min<int64_t>(args.tokens * group, kRows);

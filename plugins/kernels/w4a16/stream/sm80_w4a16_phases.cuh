@@ -105,16 +105,29 @@ struct PhasesArgs {
 };
 
 // What a warp multiplies of a panel: chunks of a tile, and then perhaps of the next.
+template <class Copies>
 struct WarpCopies {
-    TileCopies of_tile, of_next;
+    Copies of_tile, of_next;
 
     __device__ __forceinline__ bool copy(uint32_t stage) { return of_tile.copy(stage) || of_next.copy(stage); }
 };
 
-// The weights of all phases, by one warp of kOfFillers, for some of the warps that multiply.
-template <int kOfFillers = kFillers, typename T, int kProjections>
+// Weights that lie layer by layer.
+struct LayerWeights {
+    using Copies = TileCopies;
+
+    __device__ __forceinline__ void await(int, int) const {}
+    __device__ __forceinline__ Copies copies(Projection const& p, int, int layer, int tile, int begin, int end) const {
+        return TileCopies({p.codes + layer * p.codes_per_layer, p.scales + layer * p.scales_per_layer, p.rows, p.k,
+                           tile, begin, end, 1});
+    }
+};
+
+// The weights of all phases, by one warp of kOfFillers, for some of the warps that multiply. `weights` says where they
+// are, once that is known.
+template <int kOfFillers = kFillers, typename T, int kProjections, class Weights = LayerWeights>
 __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& args, int filler,
-                                            Rings<kWarps> const& rings) {
+                                            Rings<kWarps> const& rings, Weights const& weights = {}) {
     Program<kProjections> const& program = args.program;
     int const panel_chunks = args.shared.panel_chunks;
     constexpr int kRings = kWarps / kOfFillers;
@@ -122,19 +135,20 @@ __device__ __forceinline__ void fill_phases(PhasesArgs<T, kProjections> const& a
     RingPosition at;
     for (int phase = program.first_phase; phase < program.last_phase; ++phase) {
         Projection const& p = program.projections[phase % kProjections];
-        int const layer = phase / kProjections;
+        int const which = phase % kProjections, layer = phase / kProjections;
+        if (static_cast<int>(blockIdx.x) < p.tasks) weights.await(which, layer);
         for (int index = blockIdx.x; index < p.tasks; index += gridDim.x) {
             WarpTask const whole(p, index, 0);
             for (int begin = whole.begin; begin < whole.end; begin += panel_chunks) {
-                WarpCopies tiles[kRings];
+                WarpCopies<typename Weights::Copies> tiles[kRings];
                 int steps = 0;
 #pragma unroll
                 for (int i = 0; i < kRings; ++i) {
                     WarpTask const task(p, index, first + i);
                     WarpTask::Part const part = task.part(min(panel_chunks, task.end - begin));
                     auto const copies = [&](int tile, int first_chunk, int chunks) {
-                        return TileCopies({p.codes + layer * p.codes_per_layer, p.scales + layer * p.scales_per_layer,
-                                           p.rows, p.k, task.first_tile + tile, first_chunk, first_chunk + chunks, 1});
+                        return weights.copies(p, which, layer, task.first_tile + tile, first_chunk,
+                                              first_chunk + chunks);
                     };
                     tiles[i].of_tile = copies(task.tile, begin + part.first, part.of_tile);
                     if (part.of_next > 0) tiles[i].of_next = copies(task.tile + 1, begin, part.of_next);

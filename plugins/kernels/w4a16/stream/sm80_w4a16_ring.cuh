@@ -97,7 +97,8 @@ class TileCopies {
  public:
     __device__ __forceinline__ TileCopies() : chunk_(0), end_(0) {}
 
-    __device__ __forceinline__ explicit TileCopies(TilePlace const& place)
+    // `whole_chunks`: K ends with a chunk, and more chunks may follow elsewhere.
+    __device__ __forceinline__ explicit TileCopies(TilePlace const& place, bool whole_chunks = false)
         : chunk_(place.begin), end_(place.end), step_(place.step), k_(place.k) {
         int const lane = threadIdx.x % 32;
         int const group = place.tile / kTilesPerGroup;
@@ -110,6 +111,10 @@ class TileCopies {
         scales_ = place.scales + (static_cast<int64_t>(group) * scale_tiles + chunk_ * 4 + lane / 8) * 512 +
                   (row + lane % 8) * 16;
         pitch_ = k_ / 2;
+        if (whole_chunks) {
+            k_ = place.end * kChunk;
+            if (whole_end_ > 0) whole_end_ = place.end;
+        }
     }
 
     // The next chunk to a stage; false if there is none. Copy i of a lane: row 4 * (i % 2) + lane / 8 of quarter i / 2,
@@ -133,6 +138,13 @@ class TileCopies {
         scales_ += step_ * 4 * 512;
         chunk_ += step_;
         return true;
+    }
+
+ protected:
+    // To chunks that lie elsewhere.
+    __device__ __forceinline__ void jump(int64_t codes, int64_t scales) {
+        codes_ += codes;
+        scales_ += scales;
     }
 
  private:

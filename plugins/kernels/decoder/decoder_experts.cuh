@@ -1,0 +1,239 @@
+// A layer's mixture of experts for one token, in a launch for all layers.
+//
+// Blocks score experts by turns, and hand each other the logits; then every block chooses by itself, all the same. The
+// chosen experts are one MLP: their gates and ups, one behind the other, are its rows, and so its hidden values are K
+// of down, whose tiles run through the chosen experts' weights. What an expert weighs, and the tensor scale of its
+// down, goes into its hidden values. Weights of experts cannot be on their way before the choice.
+#pragma once
+
+#include "decoder/decoder_args.cuh"
+#include "decoder/decoder_tiles.cuh"
+#include "moe/moe_routing.cuh"
+
+namespace trt_nvfp4::decoder {
+
+// One token's, for which weights come from chosen experts.
+template <typename T>
+class ExpertTile : public TokenTile<T> {
+ public:
+    static constexpr bool kExperts = true;
+};
+
+// From the end of an expert's part of a row of down to the next one's begin.
+struct Jump {
+    int64_t codes, scales;
+    int chunks;
+};
+
+// What a layer's router chose; in shared memory.
+struct Choice {
+    Jump jumps[kMostChosen];
+    int experts[kMostChosen];
+    float factors[kMostChosen];  // of hidden values, at most 1
+    float weights[kMostChosen];
+    float scale;  // of down's sums
+    float logits[kMostExperts];
+    float sums[kWarps];
+};
+struct NoChoice {};
+
+// The weights of a phase, as w4a16::fill_phases asks for them.
+template <typename T>
+struct ExpertWeights {
+    DecoderArgs<T> const& args;
+    Choice const& choice;
+    uint32_t chosen;  // barrier
+
+    // A tile's chunks, which of down belong to one expert after another.
+    class Copies : public w4a16::TileCopies {
+     public:
+        __device__ __forceinline__ Copies() = default;
+        __device__ __forceinline__ Copies(w4a16::TilePlace const& place, bool whole_chunks, int left, Jump const* next)
+            : TileCopies(place, whole_chunks), left_(left), next_(next) {}
+
+        __device__ __forceinline__ bool copy(uint32_t stage) {
+            if (!TileCopies::copy(stage)) return false;
+            if (--left_ == 0) {
+                left_ = next_->chunks;
+                jump(next_->codes, next_->scales);
+                ++next_;
+            }
+            return true;
+        }
+
+     private:
+        int left_;  // chunks of this expert
+        Jump const* next_;
+    };
+
+    // By blocks that have a task, so that a layer's choice is not overtaken by the next one's.
+    __device__ __forceinline__ void await(int which, int layer) const {
+        if (which == kUp || which == kDown) ptx::mbarrier_wait(chosen, layer & 1);
+    }
+    __device__ __forceinline__ Copies copies(w4a16::Projection const& p, int which, int layer, int tile, int begin,
+                                             int end) const {
+        Experts<T> const& of = args.experts;
+        w4a16::TilePlace place{p.codes, p.scales, p.rows, p.k, tile, begin, end, 1};
+        int matrix = layer, skipped = 0, left = -1;
+        if (which == kUp) {
+            int const slot = tile / of.tiles();
+            matrix = layer * of.count + choice.experts[slot];
+            place.rows = of.rows();
+            place.tile -= slot * of.tiles();
+        } else if (which == kDown) {
+            int const slot = begin / of.chunks();
+            matrix = layer * of.count + choice.experts[slot];
+            skipped = slot * of.chunks();
+            left = skipped + of.chunks() - begin;
+            place.k = of.intermediate;
+        }
+        place.begin -= skipped;
+        place.end -= skipped;
+        place.codes += matrix * p.codes_per_layer;
+        place.scales += matrix * p.scales_per_layer;
+        return Copies(place, which == kDown, left, choice.jumps + (which == kDown ? skipped / of.chunks() : 0));
+    }
+};
+
+// The logits of the experts that are this block's, by all warps that multiply.
+template <typename T>
+__device__ __forceinline__ void score_experts(DecoderArgs<T> const& args, Words<T> const& from, float* rms,
+                                              Choice& choice) {
+    Experts<T> const& of = args.experts;
+    constexpr int kHeld = kMostScored / (8 * w4a16::kThreads);
+    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto const offset = [&](int i) { return (i * w4a16::kThreads + static_cast<int>(threadIdx.x)) * 8; };
+    auto const row_of = [&](int expert) { return of.router + (int64_t{from.layer} * of.count + expert) * from.k; };
+    if (static_cast<int>(blockIdx.x) < of.count) {
+        for (int i = threadIdx.x * 64; i < from.k; i += w4a16::kThreads * 64) ptx::prefetch(row_of(blockIdx.x) + i);
+    }
+    w4a16::TokenInput<T, false> const row{nullptr, from.words, from.layer, from.k, nullptr, 0.0f};
+    uint4 held[kHeld];
+    float sum = 0.0f;
+    row.template read<kHeld>(offset, [&](int i, uint4 eight) {
+        held[i] = eight;
+        T const* const values = reinterpret_cast<T const*>(&eight);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), sum);
+    });
+    auto const sum_up = [&](float part) {
+        part = ptx::warp_sum(part);
+        w4a16::meet();  // others may still read
+        if (lane == 0) choice.sums[warp] = part;
+        w4a16::meet();
+        part = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kWarps; ++i) part += choice.sums[i];
+        return part;
+    };
+    float const inverse = 1.0f / sqrtf(sum_up(sum) / static_cast<float>(from.k) + args.epsilon);
+    if (threadIdx.x == 0) rms[0] = inverse;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        if (offset(i) < from.k) held[i] = w4a16::normalize(held[i], from.norm_weight + offset(i), inverse);
+    }
+#pragma unroll 1
+    for (int expert = blockIdx.x; expert < of.count; expert += gridDim.x) {
+        T const* const weights = row_of(expert);
+        float logit = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+            if (offset(i) >= from.k) continue;
+            uint4 const eight = *reinterpret_cast<uint4 const*>(weights + offset(i));
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                logit = fmaf(ptx::to_float(reinterpret_cast<T const*>(&held[i])[j]),
+                             ptx::to_float(reinterpret_cast<T const*>(&eight)[j]), logit);
+            }
+        }
+        logit = sum_up(logit);
+        if (threadIdx.x == 0) w4a16::store_partial(of.logits + expert, logit, from.layer);
+    }
+}
+
+// By one warp, as moe_routing.cuh chooses.
+template <typename T>
+__device__ __forceinline__ void choose_experts(DecoderArgs<T> const& args, int layer, Choice& choice) {
+    Experts<T> const& of = args.experts;
+    constexpr int kSlots = kMostExperts / 32;
+    int const lane = threadIdx.x % 32;
+    w4a16::Partial parts[kSlots];
+    auto const load = [&](int i, bool wanted) { w4a16::load_partial_if(wanted, of.logits + i * 32 + lane, parts[i]); };
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+        parts[i] = {-INFINITY, layer};
+        load(i, i * 32 + lane < of.count);
+    }
+    w4a16::await_all<kSlots>([&](int i) { return parts[i].phase != layer; }, load);
+    __syncwarp();
+    float row[kSlots], largest = -routing::kLargest;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+        bool const inside = i * 32 + lane < of.count;
+        row[i] = inside ? routing::finite(parts[i].value) : -INFINITY;
+        if (inside) choice.logits[i * 32 + lane] = row[i];
+        largest = fmaxf(largest, row[i]);
+    }
+    routing::Score score{of.scoring, 0.0f, 1.0f};
+    if (of.scoring == TRT_NVFP4_SOFTMAX) {
+        score.largest = routing::warp_largest(largest);
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) total += expf(row[i] - score.largest);
+        score.total = ptx::warp_sum(total);
+    }
+    routing::Keys<kSlots> keys;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+        keys.slots[i] = i * 32 + lane < of.count ? routing::ordered(routing::finite(score(row[i]))) : 0;
+    }
+    __syncwarp();
+    int expert = 0;  // of rank `lane`
+#pragma unroll 1
+    for (int rank = 0; rank < of.chosen; ++rank) {
+        int const popped = keys.pop();
+        if (lane == rank) expert = popped;
+    }
+    bool const mine = lane < of.chosen;
+    float weight = mine ? score(choice.logits[expert]) : 0.0f;
+    if (of.scoring == TRT_NVFP4_SOFTMAX_OF_CHOSEN) {
+        float const most = routing::warp_largest(mine ? weight : -routing::kLargest);
+        weight = mine ? expf(weight - most) : 0.0f;
+        weight = routing::ratio(weight, ptx::warp_sum(weight));
+    }
+    if (of.renormalize) weight = routing::ratio(weight, ptx::warp_sum(weight) + 1e-20f);
+    weight *= of.scaling_factor;
+    float const scale = mine ? args.program.projections[kDown].tensor_scale[layer * of.count + expert] : 0.0f;
+    float const most = routing::warp_largest(fabsf(weight * scale));
+    int const next = __shfl_down_sync(0xffffffffu, expert, 1);
+    if (mine) {
+        choice.experts[lane] = expert;
+        choice.weights[lane] = weight;
+        choice.factors[lane] = most > 0.0f ? weight * scale / most : 0.0f;
+        w4a16::Projection const& down = args.program.projections[kDown];
+        choice.jumps[lane] = {(next - expert) * down.codes_per_layer - of.chunks() * (w4a16::kChunk / 2),
+                              (next - expert) * down.scales_per_layer - of.chunks() * 4 * 512, of.chunks()};
+    }
+    if (lane == 0) choice.scale = most;
+    __syncwarp();
+}
+
+// A layer's choice, for who multiplies and for the fillers. `rms` gets that of the token.
+template <typename T>
+__device__ __forceinline__ void route(DecoderArgs<T> const& args, Words<T> const& from, float* rms, Choice& choice,
+                                      uint32_t chosen) {
+    w4a16::Projection const* const p = args.program.projections;
+    int const block = blockIdx.x;
+    // Nobody waits for blocks without a task and an expert to score, so what they read might be gone.
+    bool const has_task = block < max(p[kUp].tasks, p[kDown].tasks);
+    if (!has_task && block >= args.experts.count) return;
+    score_experts(args, from, rms, choice);
+    if (!has_task) return;
+    if (threadIdx.x < 32) {
+        choose_experts(args, from.layer, choice);
+        if (threadIdx.x == 0) ptx::mbarrier_arrive(chosen);
+    }
+    w4a16::meet();
+}
+
+}  // namespace trt_nvfp4::decoder
