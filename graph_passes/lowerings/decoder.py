@@ -1,4 +1,4 @@
-"""Makes one NVFP4Decoder of consecutive decoder layers whose parts have been lowered."""
+"""Makes one NVFP4Decoder or NVFP4MoEDecoder of consecutive decoder layers whose parts have been lowered."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trt_nvfp4.graph_passes.ir.nodes import insert_behind, operand, register
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.subgraphs.decoder import DecoderLayer
 from trt_nvfp4.graph_passes.subgraphs.types import RMSNorm
-from trt_nvfp4.graph_passes.subgraphs.values import as_torch, initializer, norm_weight
+from trt_nvfp4.graph_passes.subgraphs.values import Matrix, as_torch, initializer, norm_weight
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 
-OP = "NVFP4Decoder"
+DENSE, MIXTURE = "NVFP4Decoder", "NVFP4MoEDecoder"
 _PARTS = ("weight", "scales", "tensor_scale", "bias")
 _LINEAR = ("weight", "weight_scales", "weight_tensor_scale", "bias")
 # The decoder's input, and which part of the layer has it by which name.
@@ -82,7 +82,8 @@ def _fuse(
                     "scales of their own; plan keep for the layer"
                 )
         parts.append([nodes[realized[part][0]] for part in layer.parts])
-    definition = OPS[OP]
+    op = DENSE if first.moe is None else MIXTURE
+    definition = OPS[op]
     attention = parts[0][1]
     inputs: dict[str, ir.Value] = {
         "x": first.x,
@@ -97,8 +98,12 @@ def _fuse(
     }
     kept = ("heads", "rope", "qk_norm", "fp8_cache", "window", "scale", "softcap")
     attributes = {key: attention.attributes[key].value for key in kept}
+    if first.moe is not None:
+        inputs["router_weight"] = _routers(graph, f"{name}/router_weight", layers)
+        routed = ("top_k", "scoring", "renormalize", "scaling_factor")
+        attributes |= {key: parts[0][3].attributes[key].value for key in routed}
     node = ir.node(
-        OP,
+        op,
         [inputs[formal.name] for formal in definition.inputs],
         definition.complete_attributes(
             **attributes,
@@ -156,6 +161,15 @@ def _norms(graph: ir.Graph, name: str, of: str, norms: Sequence[RMSNorm], layer:
     rows = torch.stack([norm_weight(norm, layer.mlp.up.weight.shape[1]) for norm in norms])
     assert layer.x.dtype is not None
     value = initializer(f"{name}/{of}_norm_weight", rows, layer.x.dtype)
+    register(graph, value)
+    return value
+
+
+def _routers(graph: ir.Graph, name: str, layers: Sequence[DecoderLayer]) -> ir.Value:
+    routers = [layer.moe.router.weight for layer in layers if layer.moe is not None]
+    rows = torch.stack([torch.cat(list(Matrix([router]).chunks())) for router in routers])
+    assert layers[0].x.dtype is not None
+    value = initializer(name, rows, layers[0].x.dtype)
     register(graph, value)
     return value
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import onnx_ir as ir
 
-from trt_nvfp4.graph_passes.ir.nodes import is_op
+from trt_nvfp4.graph_passes.ir.nodes import is_op, operand
 from trt_nvfp4.graph_passes.patterns.attention.projections import split_source
 from trt_nvfp4.graph_passes.patterns.isolation import escaping_use
 from trt_nvfp4.graph_passes.patterns.names import module_path
 from trt_nvfp4.graph_passes.patterns.rms_norm import match_rms_norm
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention, Layout
 from trt_nvfp4.graph_passes.subgraphs.decoder import DecoderLayer
-from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, RMSNorm, Subgraph
+from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Moe, RMSNorm, Subgraph
+from trt_nvfp4.plugins.ops.nvfp4_moe_decoder import SCORINGS
 
 KIND = "decoder"
+_SHAPING = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+_SCORINGS = [scoring.name.lower() for scoring in SCORINGS]
 _CACHE = re.compile(r"past_key_values\.(\d+)\.key")
 
 
@@ -51,6 +55,8 @@ def _subgraph(
     if layer is not None:
         rows, columns = layer.mlp.up.weight.shape
         shapes = {"hidden_features": columns, "intermediate_features": rows, **shapes}
+        if layer.moe is not None:
+            shapes |= {"experts": len(layer.moe.experts), "top_k": layer.moe.routing.top_k}
     subgraph = Subgraph(
         name=_name(block.core, taken),
         kind=KIND,
@@ -76,6 +82,18 @@ def _name(core: ir.Node, taken: set[str]) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """What stands behind a layer's attention: `mlp` (of a mixture the first expert), from the output of `norm` to y."""
+
+    mlp: Mlp
+    norm: RMSNorm
+    subgraph: Subgraph
+    y: ir.Value
+    nodes: tuple[ir.Node, ...]
+    moe: Moe | None = None
+
+
 class _Finder:
     """What computes and what reads a value, among the subgraphs that can be replaced."""
 
@@ -84,12 +102,14 @@ class _Finder:
         linears = [(linear, subgraph) for subgraph in free for linear in subgraph.projections]
         self._computes: dict[ir.Value, Subgraph] = {linear.y: subgraph for linear, subgraph in linears}
         self._reads: dict[ir.Value, tuple[Linear, Subgraph]] = {linear.x: (linear, sub) for linear, sub in linears}
-        self._mlps: dict[ir.Value, tuple[Mlp, RMSNorm, Subgraph]] = {}
+        self._mlps: dict[ir.Value, _Rows] = {}
         for subgraph in free:
             if subgraph.kind == "gated_mlp" and len(subgraph.blocks) == 1 and subgraph.blocks[0].norm is None:
                 mlp = subgraph.blocks[0].mlp
                 if (norm := match_rms_norm(mlp.x, mlp.up.weight.shape[1])) is not None:
-                    self._mlps[norm.x] = mlp, norm, subgraph
+                    self._mlps[norm.x] = _Rows(mlp, norm, subgraph, mlp.y, mlp.nodes)
+            elif subgraph.moe is not None and (mixture := _mixture(subgraph, subgraph.moe)) is not None:
+                self._mlps[mixture.norm.x] = mixture
 
     def layer(self, subgraph: Subgraph) -> DecoderLayer:
         """The layer around an attention. Raises ValueError with the reason why there is none."""
@@ -107,25 +127,26 @@ class _Finder:
         first = _residual(output.y, x, "attention's")
         middle = first.outputs[0]
         if middle not in self._mlps:
-            raise ValueError("no RMSNorm and gated MLP that can be replaced follow its attention")
-        mlp, mlp_norm, mlp_subgraph = self._mlps[middle]
-        second = _residual(mlp.y, middle, "MLP's")
+            raise ValueError("no RMSNorm and gated MLP or mixture that can be replaced follow its attention")
+        behind = self._mlps[middle]
+        second = _residual(behind.y, middle, "MLP's")
         y = second.outputs[0]
         nodes = (
             *norm.nodes,
             *(node for linear in qkv.projections for node in linear.nodes),
             *(*between, *attention.nodes, *output.nodes, first),
-            *(*mlp_norm.nodes, *mlp.nodes, second),
+            *(*behind.norm.nodes, *behind.nodes, second),
         )
         layer = DecoderLayer(
             number=number,
             x=x,
             y=y,
-            norms=(norm, mlp_norm),
+            norms=(norm, behind.norm),
             attention=attention,
-            mlp=mlp,
-            parts=(qkv.name, subgraph.name, output_subgraph.name, mlp_subgraph.name),
+            mlp=behind.mlp,
+            parts=(qkv.name, subgraph.name, output_subgraph.name, behind.subgraph.name),
             nodes=tuple(dict.fromkeys(nodes)),
+            moe=behind.moe,
         )
         _check(layer, features)
         return layer
@@ -151,6 +172,47 @@ class _Finder:
         if len(subgraph.projections) != 1:
             raise ValueError("several projections read its attention")
         return linear, subgraph
+
+
+def _mixture(subgraph: Subgraph, moe: Moe) -> _Rows | None:
+    """A mixture whose router and experts read the same norm, and what only shapes its input and output."""
+    x, inputs = _source(moe.x)
+    router_x, router_inputs = _source(moe.router.x)
+    norm = match_rms_norm(x, moe.router.weight.shape[1])
+    if norm is None or router_x is not x:
+        return None
+    y, outputs = moe.y, list[ir.Node]()
+    while len(users := y.consumers()) == 1 and not y.is_graph_output() and is_op(users[0], *_SHAPING):
+        outputs.append(users[0])
+        y = users[0].outputs[0]
+    between = [node for node in _source(moe.logits)[1] if node not in moe.router.nodes]
+    nodes = (*inputs, *router_inputs, *moe.router.nodes, *between, *moe.nodes, *outputs)
+    return _Rows(moe.experts[0], norm, subgraph, y, (*nodes, *_shapes_for(nodes)), moe)
+
+
+def _shapes_for(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """What computes shapes for `nodes` and for nothing else."""
+    own, found = set(nodes), list[ir.Node]()
+    waiting = [value for node in nodes if is_op(node, "Reshape") for value in node.inputs[1:]]
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in own or any(user not in own for out in node.outputs for user in out.consumers()):
+            continue
+        own.add(node)
+        found.append(node)
+        if not is_op(node, "Shape"):
+            waiting += node.inputs
+    return found
+
+
+def _source(value: ir.Value) -> tuple[ir.Value, list[ir.Node]]:
+    """What `value` has in another shape or type, and the nodes between, the first one first."""
+    nodes: list[ir.Node] = []
+    while is_op(node := value.producer(), *_SHAPING):
+        nodes.insert(0, node)
+        value = operand(node, 0)
+    return value, nodes
 
 
 def _number(attention: CacheAttention) -> int:
@@ -179,11 +241,30 @@ def _check(layer: DecoderLayer, features: int) -> None:
         raise ValueError("its attention has sinks, which NVFP4Decoder does not have")
     if {mlp.up.weight.shape[1], mlp.down.weight.shape[0]} != {features}:
         raise ValueError("its MLP has another width than its attention")
-    if mlp.flattens:
+    ends = (mlp.x, mlp.y)
+    if layer.moe is not None:
+        _check_mixture(layer.moe)
+        ends = (layer.moe.x, layer.moe.y)
+    elif mlp.flattens:
         raise ValueError("its MLP flattens batch and tokens")
-    if len({value.dtype for value in (layer.x, layer.y, mlp.x, mlp.y, attention.result, attention.past[0])}) != 1:
+    if len({value.dtype for value in (layer.x, layer.y, *ends, attention.result, attention.past[0])}) != 1:
         raise ValueError("its residuals, norms and products have different types")
     inner = [value for node in layer.nodes for value in node.outputs]
     kept = {layer.y, *attention.present}
     if (reason := escaping_use((value for value in inner if value not in kept), set(layer.nodes))) is not None:
         raise ValueError(f"an intermediate is used elsewhere: {reason}")
+
+
+def _check_mixture(moe: Moe) -> None:
+    """Raises ValueError for a mixture that NVFP4MoEDecoder does not compute."""
+    routing, first = moe.routing, moe.experts[0]
+    if moe.shared is not None:
+        raise ValueError("its mixture has a shared expert, which NVFP4MoEDecoder does not have")
+    if routing.given is not None or routing.scoring not in _SCORINGS:
+        raise ValueError(f"its router's scoring, {routing.scoring}, is none of {', '.join(_SCORINGS)}")
+    if routing.correction_bias is not None or routing.n_group > 1 or moe.router.bias is not None:
+        raise ValueError("its router has biases or groups, which NVFP4MoEDecoder does not have")
+    if routing.scale_input or first.gate is None:
+        raise ValueError("its experts are not gated, or their inputs are weighed")
+    if _source(moe.logits)[0] is not moe.router.y:
+        raise ValueError("its router's logits are changed before experts are chosen by them")

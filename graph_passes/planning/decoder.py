@@ -16,6 +16,7 @@ from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 KIND = "decoder"
 # plugins/kernels/api/attention/decoder_layers.cu: what one launch takes.
 _HEAD_DIM, _STEP = 128, 32  # of several tokens; of one heads may be longer
+_EXPERT_STEP = 256
 _PARTS = (Decision.NVFP4_W4A16, Decision.ATTENTION, Decision.ATTENTION_FP8)
 
 
@@ -25,6 +26,12 @@ def slow_reason(subgraph: Subgraph | PlannedSubgraph) -> str | None:
     if (why := generic_reason(subgraph.dtype, shapes["head_dim"])) is not None:
         return why
     sizes = ("hidden_features", "intermediate_features")
+    if "experts" in shapes:
+        limits = {"head_dim": _HEAD_DIM, "hidden_features": 8192, "experts": 256, "top_k": 32}
+        if over := [name for name, most in limits.items() if shapes[name] > most]:
+            return f"its mixture has {over[0]} {shapes[over[0]]}, and one launch takes {limits[over[0]]}"
+        if (size := shapes["intermediate_features"]) % _EXPERT_STEP:
+            return f"its experts' {size} features are not a multiple of {_EXPERT_STEP}"
     if odd := [size for name in sizes if (size := shapes[name]) % _STEP]:
         return f"{odd[0]} features are not a multiple of {_STEP}"
     return None
@@ -32,7 +39,7 @@ def slow_reason(subgraph: Subgraph | PlannedSubgraph) -> str | None:
 
 def launch_tokens(shapes: Mapping[str, int]) -> str:
     """How many new tokens one launch takes, in words."""
-    return "up to 16 tokens" if shapes["head_dim"] <= _HEAD_DIM else "one token"
+    return "up to 16 tokens" if shapes["head_dim"] <= _HEAD_DIM and "experts" not in shapes else "one token"
 
 
 def decide_layers(

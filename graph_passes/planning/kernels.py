@@ -49,7 +49,9 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
     if entry.kind == DECODER:
         if (why := slow_reason(entry)) is not None:
             return KernelClass("parts", f"no launch for all layers: {why}")
-        return KernelClass("decoder", f"one launch for {launch_tokens(entry.shapes)}, the kernels of its parts for more")
+        return KernelClass(
+            "decoder", f"one launch for {launch_tokens(entry.shapes)}, the kernels of its parts for more"
+        )
     if not lowering.is_plugin:
         return KernelClass("TensorRT", "TensorRT's own layers")
     if entry.dtype == "float32":

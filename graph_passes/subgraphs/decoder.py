@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_nvfp4.graph_passes.subgraphs.attention import CacheAttention
-from trt_nvfp4.graph_passes.subgraphs.parts import Mlp, RMSNorm
+from trt_nvfp4.graph_passes.subgraphs.parts import Mlp, Moe, RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,8 +16,9 @@ class DecoderLayer:
     """r = x + output(attention(qkv(norm(x)))), y = r + mlp(norm(r)).
 
     `norms` are those in front of attention and MLP. `parts` are the names of the subgraphs that compute qkv, attention,
-    output and MLP; `nodes` all nodes between x and y, those of the parts included. `number` is the layer's in the names
-    of its caches, past_key_values.{number}.key and .value.
+    output and MLP; `moe` is the mixture that stands for the MLP, `mlp` then its first expert. `nodes` are all nodes
+    between x and y, those of the parts included. `number` is the layer's in the names of its caches,
+    past_key_values.{number}.key and .value.
     """
 
     number: int
@@ -28,11 +29,13 @@ class DecoderLayer:
     mlp: Mlp
     parts: tuple[str, str, str, str]
     nodes: tuple[ir.Node, ...]
+    moe: Moe | None = None
 
     @property
     def weights(self) -> frozenset[object]:
         """Identities of the MLP's weights: a chain that has one twice would hold it twice."""
-        return frozenset(linear.weight.identity for linear in self.mlp.linears)
+        linears = self.mlp.linears if self.moe is None else self.moe.linears
+        return frozenset(linear.weight.identity for linear in linears)
 
     def continues(self, before: DecoderLayer) -> bool:
         """Whether it takes what `before` gives, nothing else does, and both compute alike."""
@@ -56,4 +59,5 @@ class DecoderLayer:
             attention.past[0].dtype,
             self.norms[0].epsilon,
             *(mlp.activation, mlp.alpha, mlp.limit, mlp.up.weight.shape, mlp.down.weight.shape),
+            None if self.moe is None else (len(self.moe.experts), self.moe.routing),
         )

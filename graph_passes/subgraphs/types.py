@@ -24,7 +24,8 @@ class Subgraph:
         input, output: tensor names; of joined linears, `output` is the first one's.
         shapes: in_features, intermediate_features (not for a linear), out_features; layers of merged MLPs; experts,
             top_k, shared_features (0: no shared expert) and gated (1 or 0, of all experts) of a "moe"; heads, kv_heads,
-            head_dim, capacity and window (0: none) of an "attention" and of a "decoder", which has hidden_features too.
+            head_dim, capacity and window (0: none) of an "attention" and of a "decoder", which has hidden_features too
+            and, of a mixture, experts and top_k.
         activation: a member of `trt_nvfp4.plugins.ops.Activation` in lower case, or the operators that were met.
         dtype: of the activations: "float32", "float16" or "bfloat16".
         refusal: why it cannot be replaced, or None.
@@ -58,7 +59,7 @@ class Subgraph:
     def op(self) -> str:
         """The plugin that serves it."""
         if self.kind == "decoder":
-            return "NVFP4Decoder"
+            return "NVFP4MoEDecoder" if "experts" in self.shapes else "NVFP4Decoder"
         if self.by_hand:
             return self.by_hand
         if self.kind == "attention":

@@ -25,6 +25,9 @@ class LayeredDecoder:
     odd_epsilon: tuple[int, ...] = ()
     no_residual: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
+    #: In place of the MLPs, so many experts of which two are chosen; layers with a bias of their router.
+    experts: int = 0
+    biased: tuple[int, ...] = ()
 
     def save(self, path: Path, rng: np.random.Generator) -> Path:
         n = helper.make_node
@@ -36,6 +39,10 @@ class LayeredDecoder:
             "keys_at": np.arange(self.capacity).reshape(1, 1, 1, -1),
             "limit": np.array(self.capacity - 1),
             "flat": np.array([0, 0, HEADS * DIM]),
+            "rows_of": np.array([-1, WIDTH]),
+            "two": np.array([2]),
+            "last_axis": np.array([-1]),
+            "no_weight": np.array(0, np.float32),
             "wide_q": np.array([0, 0, HEADS, DIM]),
             "wide_kv": np.array([0, 0, KV_HEADS, DIM]),
             "embedding": rng.standard_normal((VOCAB, WIDTH)).astype(np.float32),
@@ -137,12 +144,39 @@ class LayeredDecoder:
         y = add("MatMul", [y, weight("wo", HEADS * DIM, WIDTH)], f"o{i}", "attn/o")
         middle = add("Add", [f"x{i}", y], f"middle{i}", "residual")
         x = norm("n2_", middle, 1e-3 if i in self.odd_epsilon else 1e-6)
-        gate = add("MatMul", [x, weight("wg", WIDTH, HIDDEN)], f"gate{i}", "mlp/gate")
-        up = add("MatMul", [x, weight("wu", WIDTH, HIDDEN)], f"up{i}", "mlp/up")
-        half = add("Sigmoid", [gate], f"sigmoid{i}", "mlp")
-        half = add("Mul", [gate, half], f"silu{i}", "mlp")
-        half = add("Mul", [half, up], f"hidden{i}", "mlp")
-        y = add("MatMul", [half, weight("wd", HIDDEN, WIDTH)], f"down{i}", "mlp/down")
+
+        def mlp(x: str, of: str) -> str:
+            gate = add("MatMul", [x, weight(f"wg{of}", WIDTH, HIDDEN)], f"gate{of}{i}", f"mlp{of}/gate")
+            up = add("MatMul", [x, weight(f"wu{of}", WIDTH, HIDDEN)], f"up{of}{i}", f"mlp{of}/up")
+            half = add("Sigmoid", [gate], f"sigmoid{of}{i}", f"mlp{of}")
+            half = add("Mul", [gate, half], f"silu{of}{i}", f"mlp{of}")
+            half = add("Mul", [half, up], f"hidden{of}{i}", f"mlp{of}")
+            return add("MatMul", [half, weight(f"wd{of}", HIDDEN, WIDTH)], f"down{of}{i}", f"mlp{of}/down")
+
+        def mixture(x: str) -> str:
+            """Of flat rows: softmax, two experts, weights that sum to one."""
+            rows = add("Reshape", [x, "rows_of"], f"rows{i}", "moe")
+            logits = add("MatMul", [rows, weight("wr", WIDTH, self.experts)], f"logits{i}", "moe/router")
+            if i in self.biased:
+                constants[f"br{i}"] = rng.standard_normal(self.experts).astype(np.float32)
+                logits = add("Add", [logits, f"br{i}"], f"biased{i}", "moe/router")
+            scores = add("Softmax", [logits], f"scores{i}", "moe", axis=-1)
+            name = f"/layers.{i}/moe/TopK_{len(nodes)}"
+            nodes.append(helper.make_node("TopK", [scores, "two"], [f"best{i}", f"chosen{i}"], name=name, axis=-1))
+            total = add("ReduceSum", [f"best{i}", "last_axis"], f"total{i}", "moe", keepdims=1)
+            weights = add("Div", [f"best{i}", total], f"weights{i}", "moe")
+            y = ""
+            for expert in range(self.experts):
+                constants[f"expert{expert}"] = np.array(expert)
+                own = add("Equal", [f"chosen{i}", f"expert{expert}"], f"own{expert}_{i}", "moe")
+                own = add("Where", [own, weights, "no_weight"], f"share{expert}_{i}", "moe")
+                own = add("ReduceSum", [own, "last_axis"], f"factor{expert}_{i}", "moe", keepdims=1)
+                part = add("Mul", [mlp(rows, f"_e{expert}_"), own], f"part{expert}_{i}", "moe")
+                y = add("Add", [y, part], f"sum{expert}_{i}", "moe") if y else part
+            shape = add("Shape", [x], f"shape{i}", "moe")
+            return add("Reshape", [y, shape], f"moe_out{i}", "moe")
+
+        y = mixture(x) if self.experts else mlp(x, "")
         add(
             "Identity" if i in self.no_residual else "Add",
             [y] if i in self.no_residual else [middle, y],

@@ -57,7 +57,8 @@ def check(host: PluginHost, case: Case, tactic: int, device: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(host: PluginHost, shape: Shape, dtype: torch.dtype, fp8: bool, seed: int) -> None:
     case = random_case(np.random.default_rng(seed), shape, dtype, fp8)
-    for tactic in (DECODER, GENERIC):
+    serves = shape.head_dim <= 128 or shape.tokens == 1
+    for tactic in (DECODER, GENERIC) if serves else (AUTO,):
         check(host, case, tactic, "cuda")
 
 
@@ -165,7 +166,7 @@ def test_two_streams_at_once(host: PluginHost, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True], ids=["T", "E4M3"])
-@pytest.mark.parametrize("number", [0, 2, 4, 5, 7, 9])
+@pytest.mark.parametrize("number", [0, 4, 5, 7, 8])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any) -> None:
     """On few SMs, so that blocks have several tasks and wait for each other."""
@@ -227,6 +228,7 @@ def test_tactics(host: PluginHost, seed: int) -> None:
         (SHAPES[3], [GENERIC, DECODER]),
         (Shape(1, 64, 96, 4, 2, 64, 40, 17, (3,)), []),
         (Shape(1, 64, 96, 2, 1, 192, 40, 1, (3,)), [DECODER, GENERIC]),
+        (SHAPES[9], []),
         (Shape(1, 64, 96, 2, 1, 200, 40, 1, (3,)), []),
         (Shape(1, 48, 96, 4, 2, 64, 40, 1, (3,)), []),
     ):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from onnx_models.layered_decoder import DIM, KV_HEADS, VOCAB, WIDTH, LayeredDecoder
 from onnx_models.passes import plan_all
@@ -29,7 +31,7 @@ def parts_of(source: SourceModel) -> Plan:
     """A plan in which layers can become one launch: float32 ones do not by themselves."""
     plan = plan_all(source, kinds=(*KINDS, "decoder"), attention="plugin")
     for entry in plan.subgraphs:
-        if entry.kind in KINDS:
+        if entry.kind in KINDS and "router" not in entry.name:
             entry.decision = Decision.NVFP4_W4A16
     return plan
 
@@ -102,6 +104,25 @@ def test_layers_compute_what_their_parts_do(
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_mixtures_compute_what_their_parts_do(tmp_path: Path, rng: np.random.Generator) -> None:
+    source = load(LayeredDecoder(layers=2, experts=4).save(tmp_path / "m.onnx", rng))
+    apart = rewrite(source, parts_of(source), None, tmp_path / "apart.onnx").path
+    result = rewrite(source, fused(parts_of(source), 0, 1), None, tmp_path / "fused.onnx")
+    model = onnx.load(result.path)
+    (node,) = [node for node in model.graph.node if node.op_type == "NVFP4MoEDecoder"]
+    assert not [n for n in model.graph.node if n.op_type in ("NVFP4MoE", "TopK")]
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    assert (attributes["top_k"], attributes["scoring"], attributes["renormalize"]) == (2, 0, 1)
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    assert [shapes[name] for name in node.input if "router" in name or "down_bias" in name] == [
+        [2, 4, WIDTH],
+        [2, 4, WIDTH],
+    ]
+    given = steps(rng)
+    for ours, theirs in zip(run(result.path, 2, given), run(apart, 2, given), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_layer_that_differs_stands_alone(tmp_path: Path, rng: np.random.Generator) -> None:
     source = load(LayeredDecoder(shown=(0,)).save(tmp_path / "m.onnx", rng))
     result = rewrite(source, fused(parts_of(source), 0, 1, 2), None, tmp_path / "fused.onnx")
@@ -113,12 +134,13 @@ def test_a_layer_that_differs_stands_alone(tmp_path: Path, rng: np.random.Genera
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        ({"experts": 3, "biased": (1,)}, "its router has biases or groups, which NVFP4MoEDecoder does not have"),
         ({"odd_epsilon": (1,)}, "its norms have different epsilons"),
         ({"no_residual": (1,)}, "its MLP's output is not added to the input of the norm in front"),
     ],
 )
 def test_what_is_no_layer_says_why(
-    tmp_path: Path, rng: np.random.Generator, changed: dict[str, tuple[int, ...]], reason: str
+    tmp_path: Path, rng: np.random.Generator, changed: dict[str, Any], reason: str
 ) -> None:
     source = load(LayeredDecoder(**changed).save(tmp_path / "m.onnx", rng))
     reasons = [subgraph.refusal for subgraph in find_subgraphs(source) if subgraph.kind == "decoder"]
