@@ -5,8 +5,8 @@
 
 All layers and the head, one new token per sequence, BF16 activations, random weights. The floor is what a step must
 read (NVFP4 weights and scales, keys and values, each once) over the read bandwidth measured in the same run. "parts"
-are our plugins one by one with compiled torch between them, "one launch" is NVFP4Decoder; both through the plugin host,
-in a CUDA graph. Where the time goes is measured part by part, each alone.
+are our plugins one by one with compiled torch between them, "one launch" is NVFP4Decoder or NVFP4MoEDecoder; both
+through the plugin host, in a CUDA graph. Where the time goes is measured part by part, each alone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from trt_nvfp4.plugins.ops.definition import ACTIVATION_SCALES
 
 EPSILON = 1e-6
 BYTES_PER_WEIGHT = 0.5 + 1 / 16
-ONE_LAUNCH = "NVFP4Decoder"
 LAUNCH_TACTIC = 11  # docs/figures/tactics.md
 
 
@@ -220,13 +219,12 @@ def attention(host: PluginHost, model: Model, step: Step, qkv: Tensor, caches: T
 
 
 def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tensor] | None:
-    """The layers as one launch of NVFP4Decoder, whatever AUTO takes, then norm and head; None where that serves no such
-    shape."""
-    shape = model.shape
-    if shape.experts:
-        return None
-    layers = [layer for layer in model.layers if layer.up is not None and layer.down is not None]
-    weights = {name: [getattr(layer, name) for layer in layers] for name in ("qkv", "output", "up", "down")}
+    """The layers as one launch of NVFP4Decoder or NVFP4MoEDecoder, whatever AUTO takes, then norm and head; None where
+    that serves no such step."""
+    shape, layers = model.shape, model.layers
+    op = "NVFP4MoEDecoder" if shape.experts else "NVFP4Decoder"
+    dense = ("qkv", "output") if shape.experts else ("qkv", "output", "up", "down")
+    weights = {name: [getattr(layer, name) for layer in layers] for name in dense}
     per_layer: dict[str, Tensor] = {
         **dict.fromkeys(("attention_norm_weight", "mlp_norm_weight"), model.ones(shape.hidden).repeat(len(layers), 1)),
         **dict.fromkeys(("q_norm_weight", "k_norm_weight"), model.ones(shape.head_dim).repeat(len(layers), 1)),
@@ -237,9 +235,13 @@ def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tenso
         per_layer[f"{name}_scales"] = torch.stack([w.block_scales for w in matrices])
         per_layer[f"{name}_tensor_scale"] = torch.stack([w.tensor_scale for w in matrices])
         per_layer[f"{name}_bias"] = torch.stack([w.bias for w in matrices]).to(model.dtype)
+    if shape.experts:
+        per_layer["router_weight"] = torch.stack([layer.router for layer in layers if layer.router is not None])
+        ports = [f"{name}_{part}" for name in ("up", "down") for part in ("weight", "scales", "tensor_scale", "bias")]
+        per_layer |= {port: torch.stack([layer.experts[at] for layer in layers]) for at, port in enumerate(ports)}
     given = {"x": step.x, "past": step.caches, "past_length": step.past_length, "cos": step.cos, "sin": step.sin}
-    inputs = [(given | per_layer)[formal.name].contiguous() for formal in OPS[ONE_LAUNCH].inputs]
-    attributes = {
+    inputs = [(given | per_layer)[formal.name].contiguous() for formal in OPS[op].inputs]
+    attributes: dict[str, int | float] = {
         "heads": shape.heads,
         "rope": 1,
         "qk_norm": shape.qk_norm,
@@ -247,10 +249,12 @@ def one_launch(host: PluginHost, model: Model, step: Step) -> tuple[Calls, Tenso
         "activation": int(shape.activation),
         "epsilon": EPSILON,
     }
-    with host.session(ONE_LAUNCH, inputs, attributes) as automatic:
+    if shape.experts:
+        attributes |= _routing(shape)
+    with host.session(op, inputs, attributes) as automatic:
         if LAUNCH_TACTIC not in automatic.tactics:
             return None
-    session = host.session(ONE_LAUNCH, inputs, attributes, tactic=LAUNCH_TACTIC)
+    session = host.session(op, inputs, attributes, tactic=LAUNCH_TACTIC)
     y, normed = torch.empty_like(step.x), torch.empty_like(step.x)
     workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
     call, logits = plugin_linear(host, normed, model.head)
