@@ -27,7 +27,7 @@ def slow_reason(subgraph: Subgraph | PlannedSubgraph) -> str | None:
         return why
     sizes = ("hidden_features", "intermediate_features")
     if "experts" in shapes:
-        limits = {"head_dim": _HEAD_DIM, "hidden_features": 8192, "experts": 256, "top_k": 32}
+        limits = {"head_dim": _HEAD_DIM, "hidden_features": 4096, "experts": 256, "top_k": 32}
         if over := [name for name, most in limits.items() if shapes[name] > most]:
             return f"its mixture has {over[0]} {shapes[over[0]]}, and one launch takes {limits[over[0]]}"
         if (size := shapes["intermediate_features"]) % _EXPERT_STEP:

@@ -13,7 +13,7 @@ namespace trt_nvfp4::decoder {
 
 constexpr int kMostTokens = 16;  // of a launch, whatever their sequences
 // Of a mixture of experts, and of what its router reads.
-constexpr int kMostExperts = 256, kMostChosen = 32, kMostScored = 8192;
+constexpr int kMostExperts = 256, kMostChosen = 32, kMostScored = 4096;
 
 // A layer's projections; attention comes before kOutput.
 enum Which { kQkv, kOutput, kUp, kDown, kProjections };
