@@ -5,8 +5,7 @@
 A language model of eight layers of Qwen3-0.6B's shape with random weights is exported with its caches and quantized as
 build-engine does it; `generate --runner torch` runs the quantized and the unquantized ONNX model, transformers the
 model itself with a static cache, which compiles its decode steps. All in BF16, greedy, the same prompts. Milliseconds
-to the first token, and tokens per second behind it; the median of several runs. transformers chooses tokens on the GPU,
-`generate` on the CPU, which gets all logits.
+to the first token, and tokens per second behind it; the median of several runs. Both choose tokens on the GPU.
 """
 
 from __future__ import annotations

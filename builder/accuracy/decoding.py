@@ -113,7 +113,7 @@ def _decode(first: Runner, second: Runner, texts: list[list[int]], steps: int) -
         runner.start(len(texts))
     rows = [list(text) for text in texts]
     running = list(range(len(rows)))
-    expected, actual = prefill(first, rows), prefill(second, rows)
+    expected, actual = prefill(first, rows).host(), prefill(second, rows).host()
     found = []
     for step in range(steps):
         pairs = zip(np.float64(expected), np.float64(actual), strict=True)
@@ -124,7 +124,7 @@ def _decode(first: Runner, second: Runner, texts: list[list[int]], steps: int) -
             break
         for row, token in zip(rows, chosen, strict=True):
             row.append(int(token))
-        expected, actual = advance(first, rows, running), advance(second, rows, running)
+        expected, actual = advance(first, rows, running).host(), advance(second, rows, running).host()
     return found
 
 

@@ -68,5 +68,5 @@ def record(folder: Path, manifest: Manifest, samples: Iterable[Mapping[str, np.n
         runner.start(len(ids))
         new = np.full(len(ids), ids.shape[1], np.int64)
         logits = runner.step(ids, np.zeros_like(new), new)
-        runner.step(logits.argmax(-1)[:, None].astype(np.int64), new, np.ones_like(new))
+        runner.step(logits.likeliest(1).ids, new, np.ones_like(new))
     device.close()

@@ -64,7 +64,7 @@ def computed_by(folder: Path, manifest: Manifest, example: Example, expected: Se
             line[: len(row)] = row
         found = []
         for logits in expected:
-            found.append(runner.step(ids, past, new))
+            found.append(runner.step(ids, past, new).host())
             past, new, ids = past + new, np.ones_like(new), likeliest(logits, example.placeholder)[:, None]
         return found
     finally:

@@ -12,6 +12,7 @@ from trt_nvfp4.builder.components.devices.device import Device, Handle
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, Decoder
 from trt_nvfp4.builder.generate.caches import cache_shapes, last_logits
+from trt_nvfp4.builder.generate.logits import HostLogits
 
 POSITIONS, GROUPS = "position_ids", "groups"
 
@@ -40,7 +41,7 @@ class PartsRunner:
         }
         self._shift = np.zeros(batch, np.int64)
 
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> HostLogits:
         arrays = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
         if POSITIONS in self._decoder.inputs:
             arrays[POSITIONS] = self._positions(ids, past, new)
@@ -66,7 +67,7 @@ class PartsRunner:
         in_place = dict(zip(self.decoder.presents, self.decoder.caches, strict=True))
         found = self._device.run("decoder", feeds, in_place)
         self._caches = {cache: found[present] for present, cache in in_place.items()}
-        return last_logits(self._device.get(found[LOGITS]), new)
+        return HostLogits(last_logits(self._device.get(found[LOGITS]), new))
 
     def close(self) -> None:
         self._caches, self.values, self.given = {}, {}, {}

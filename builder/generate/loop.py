@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import MODEL_AT_FAULT, USAGE, BuilderError
 from ..export.decoder_contract import Decoder
+from .logits import Logits
 from .sampling import Sampler, Sampling
 
 #: Why a sequence ended: a stop token, the number of tokens asked for, or a full cache.
@@ -27,9 +28,9 @@ class Runner(Protocol):
     def start(self, batch: int) -> None:
         """Empty caches for so many sequences."""
 
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """Append `new` [batch] of `ids` [batch, tokens] (int64, padded on the right) at `past` [batch]; returns float32
-        logits [batch, vocab] of each sequence's last valid token."""
+    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> Logits:
+        """Append `new` [batch] of `ids` [batch, tokens] (int64, padded on the right) at `past` [batch]; returns logits
+        [batch, vocab] of each sequence's last valid token."""
 
     def close(self) -> None:
         """Free what it holds."""
@@ -108,10 +109,11 @@ def _run(
     runner.start(len(texts))
     logits = prefill(runner, texts)
     while True:
-        if not np.isfinite(logits[running]).all():
+        likeliest = logits.likeliest(choose.candidates)
+        if not likeliest.finite[running].all():
             raise BuilderError(MODEL_AT_FAULT, f"{runner.name}: the model's logits hold NaN or Inf")
         tokens = []
-        for number, token in zip(running, choose(logits, running), strict=True):
+        for number, token in zip(running, choose(likeliest, running), strict=True):
             texts[number].append(token)
             finish: Finish | None = None
             if token in stop:
@@ -130,7 +132,7 @@ def _run(
         logits = advance(runner, rows, running)
 
 
-def advance(runner: Runner, rows: Sequence[Sequence[int]], running: Sequence[int]) -> np.ndarray:
+def advance(runner: Runner, rows: Sequence[Sequence[int]], running: Sequence[int]) -> Logits:
     """Append each row's last token to the caches, which hold those before; logits of it. `running`: the rows that have
     not ended."""
     recompute = runner.decoder.recompute_length
@@ -144,7 +146,7 @@ def advance(runner: Runner, rows: Sequence[Sequence[int]], running: Sequence[int
     )
 
 
-def prefill(runner: Runner, rows: Sequence[Sequence[int]]) -> np.ndarray:
+def prefill(runner: Runner, rows: Sequence[Sequence[int]]) -> Logits:
     """Run all tokens of every row from its first; logits of the last ones. In pieces where a step takes fewer."""
     longest = max(map(len, rows))
     for start in range(0, longest, runner.longest_step):

@@ -15,6 +15,7 @@ from ..export.decoder_contract import DECODER, IDS, LOGITS, NEW_LENGTH, PAST_LEN
 from ..export.layer_caches import with_layer_caches
 from ..onnx_file import read
 from .caches import cache_shapes, last_logits
+from .logits import HostLogits, Logits
 
 _INTEGER = onnx.TensorProto.INT64
 _ANY = -1  # a batch
@@ -42,7 +43,7 @@ class OnnxRunner:
             for name, shape in cache_shapes(decoder, batch).items()
         }
 
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> Logits:
         lengths = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in lengths.items()}
         outputs = [LOGITS, *self.decoder.presents]
@@ -51,7 +52,7 @@ class OnnxRunner:
         except Exception as error:  # ONNX Runtime's own error types
             raise BuilderError(MODEL_AT_FAULT, f"{self.name}: ONNX Runtime cannot run this model: {error}") from error
         self._caches = dict(zip(self.decoder.caches, presents, strict=True))
-        return last_logits(logits.numpy(), new)
+        return HostLogits(last_logits(logits.numpy(), new))
 
     def close(self) -> None:
         self._caches = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import USAGE, BuilderError
+from .logits import Likeliest
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,27 @@ class Sampler:
         self._sampling = sampling
         self._random = [np.random.default_rng([sampling.seed or 0, number]) for number in range(batch)]
 
-    def __call__(self, logits: np.ndarray, sequences: Sequence[int]) -> list[int]:
-        """Next tokens of `sequences`, indices into `logits` [batch, vocab]."""
-        if self._sampling.temperature == 0:
-            return [int(token) for token in logits[list(sequences)].argmax(axis=-1)]
-        return [self._draw(logits[number].astype(np.float64), self._random[number]) for number in sequences]
+    @property
+    def candidates(self) -> int | None:
+        """How many of the likeliest tokens are chosen from; None: all."""
+        return 1 if self._sampling.temperature == 0 else self._sampling.top_k
 
-    def _draw(self, logits: np.ndarray, random: np.random.Generator) -> int:
-        order = np.argsort(-logits, kind="stable")[: self._sampling.top_k]
+    def __call__(self, likeliest: Likeliest, sequences: Sequence[int]) -> list[int]:
+        """Next tokens of `sequences`, rows of `likeliest`, which has `candidates` a row."""
+        if self._sampling.temperature == 0:
+            return [int(likeliest.ids[number, 0]) for number in sequences]
+        return [
+            self._draw(likeliest.values[number].astype(np.float64), likeliest.ids[number], self._random[number])
+            for number in sequences
+        ]
+
+    def _draw(self, logits: np.ndarray, ids: np.ndarray, random: np.random.Generator) -> int:
         # The largest is subtracted first: a small temperature would overflow.
-        weights = np.exp((logits[order] - logits[order[0]]) / self._sampling.temperature)
+        weights = np.exp((logits - logits[0]) / self._sampling.temperature)
         probabilities = weights / weights.sum()
         if self._sampling.top_p is not None:
             # Tokens before which less than top_p has been reached; the first always is one.
             before = np.cumsum(probabilities) - probabilities
             probabilities = np.where(before < self._sampling.top_p, probabilities, 0)
             probabilities /= probabilities.sum()
-        return int(random.choice(order, p=probabilities))
+        return int(random.choice(ids, p=probabilities))

@@ -18,6 +18,7 @@ from ..tensorrt.build_script import MANIFEST
 from ..tensorrt.load import load_engine
 from .caches import cache_shapes, last_logits
 from .cuda import Cuda, recorded
+from .logits import HostLogits, Logits
 
 # nvinfer's DataType by the cache's type.
 _TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
@@ -69,7 +70,7 @@ class TensorRTRunner:
         for name, size in self._cache_bytes(batch).items():
             self._cuda.clear(self._addresses[name], size)
 
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> Logits:
         profile = self._profile_for(ids.shape[1])
         context = self._context(profile, ids.shape)
         for name, value in {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}.items():
@@ -83,7 +84,7 @@ class TensorRTRunner:
         self._cuda.wait()
         if logits.dtype == np.uint16:
             logits = (logits.astype(np.uint32) << 16).view(np.float32)
-        return last_logits(logits.reshape(self._batch, tokens, -1), new)
+        return HostLogits(last_logits(logits.reshape(self._batch, tokens, -1), new))
 
     def close(self) -> None:
         self._drop_graph()

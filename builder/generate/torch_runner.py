@@ -20,11 +20,12 @@ from ..errors import UNAVAILABLE, BuilderError
 from ..export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH
 from ..onnx_file import read
 from ..targets import arch_of
-from .caches import cache_shapes, last_logits
+from .caches import cache_shapes
 from .onnx_runner import checked_decoder
 from .torch_graph.graph import Graph
 from .torch_graph.plugins import HostedPlugins, Plugins, ReferencePlugins
 from .torch_graph.program import Program
+from .torch_logits import TorchLogits
 
 _CACHE_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -79,7 +80,7 @@ class TorchRunner:
         self._inputs = {name: torch.zeros(size, dtype=torch.int64, device=self._device) for name, size in sizes.items()}
 
     @torch.inference_mode()
-    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> np.ndarray:
+    def step(self, ids: np.ndarray, past: np.ndarray, new: np.ndarray) -> TorchLogits:
         given = {IDS: ids, PAST_LENGTH: past, NEW_LENGTH: new}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in given.items()}
         if ids.shape[1] > 1:
@@ -88,7 +89,7 @@ class TorchRunner:
             for name, tensor in tensors.items():
                 self._inputs[name].copy_(tensor)
             logits = self._single_step()
-        return last_logits(logits.float().cpu().numpy(), new)
+        return TorchLogits(logits, new)
 
     def close(self) -> None:
         self._forget()

@@ -58,8 +58,8 @@ GENERATE_MODULES = (
     *(
         f"builder/generate/{name}.py"
         for name in (
-            *("__init__", "caches", "cuda", "generator", "loop", "open", "sampling", "script", "tensorrt_runner"),
-            "tokenizer",
+            *("__init__", "caches", "cuda", "generator", "logits", "loop", "open", "sampling", "script"),
+            *("tensorrt_runner", "tokenizer"),
         )
     ),
 )

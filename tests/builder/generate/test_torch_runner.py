@@ -145,7 +145,7 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
         rows = [list(prompt) for prompt in batch]
         for each in (reference, runner):
             each.start(BATCH)
-        expected, found = prefill(reference, rows), prefill(runner, rows)
+        expected, found = prefill(reference, rows).host(), prefill(runner, rows).host()
         smallest = np.full(BATCH, np.inf)
         for step in range(STEPS):
             second, first = np.sort(expected, -1)[:, -2:].T
@@ -158,7 +158,7 @@ def test_the_plugins_generate_the_tokens_of_onnx_runtime(name: str, dtype: torch
                 row.append(int(token))
             if step < STEPS - 1:
                 running = list(range(BATCH))
-                expected, found = advance(reference, rows, running), advance(runner, rows, running)
+                expected, found = (advance(each, rows, running).host() for each in (reference, runner))
         assert runner._recorded is not None
         free = tokens(runner, batch, STEPS)
         for text, row, prompt, margin in zip(free, rows, batch, smallest, strict=True):

@@ -1,0 +1,47 @@
+"""Logits of a step, where the runner has them. Needs NumPy alone: bundles carry this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Likeliest:
+    """The likeliest tokens of each sequence, the likeliest first and of equal ones the lower id first.
+
+    `values` (float32) and `ids` (int64) are [batch, count]. `finite` [batch] is False where any logit of the sequence
+    is NaN or infinite.
+    """
+
+    values: np.ndarray
+    ids: np.ndarray
+    finite: np.ndarray
+
+
+class Logits(Protocol):
+    """Logits [batch, vocab] of each sequence's last valid token."""
+
+    def host(self) -> np.ndarray:
+        """All of them, in float32."""
+
+    def likeliest(self, count: int | None) -> Likeliest:
+        """The `count` largest, all for None."""
+
+
+class HostLogits:
+    """Logits in the host's memory."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        """`values` [batch, vocab], float32."""
+        self._values = values
+
+    def host(self) -> np.ndarray:
+        return self._values
+
+    def likeliest(self, count: int | None) -> Likeliest:
+        values = self._values
+        ids = values.argmax(-1)[:, None] if count == 1 else np.argsort(-values, axis=-1, kind="stable")[:, :count]
+        return Likeliest(np.take_along_axis(values, ids, -1), ids, np.isfinite(values).all(-1))
