@@ -6,14 +6,10 @@
 // holds the prompt's token ids, separated by white space; the new ones are printed as they come. One sequence, whose
 // caches are updated in place: input and output are bound to the same memory. The decode step runs as a CUDA graph.
 
-#include <NvInfer.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -22,45 +18,11 @@
 #include <utility>
 #include <vector>
 
+#include "run_engines.h"
+
 namespace {
 
-// Also plugins write here why they fail.
-class Logger : public nvinfer1::ILogger {
-    void log(Severity severity, char const* message) noexcept override {
-        if (severity <= Severity::kWARNING) {
-            std::cerr << message << '\n';
-        }
-    }
-};
-
-void check(cudaError_t status, char const* what) {
-    if (status != cudaSuccess) {
-        throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
-    }
-}
-
-void require(bool holds, std::string const& message) {
-    if (!holds) {
-        throw std::runtime_error(message);
-    }
-}
-
-// GPU memory, zeroed: what is masked is multiplied by 0, and NaN times 0 would be NaN.
-class DeviceBuffer {
- public:
-    explicit DeviceBuffer(std::size_t bytes) {
-        check(cudaMalloc(&pointer_, bytes), "cudaMalloc");
-        check(cudaMemset(pointer_, 0, bytes), "cudaMemset");
-    }
-    DeviceBuffer(DeviceBuffer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
-    DeviceBuffer(DeviceBuffer const&) = delete;
-    DeviceBuffer& operator=(DeviceBuffer const&) = delete;
-    ~DeviceBuffer() { cudaFree(pointer_); }
-    void* get() const { return pointer_; }
-
- private:
-    void* pointer_{};
-};
+using namespace run_engines;
 
 std::size_t bytes_of(nvinfer1::DataType type) {
     switch (type) {
@@ -99,34 +61,17 @@ float to_float(nvinfer1::DataType type, void const* value) {
 
 class Decoder {
  public:
-    Decoder(std::string const& path) {
-        std::ifstream file(path, std::ios::binary);
-        std::vector<char> const bytes(std::istreambuf_iterator<char>(file), {});
-        require(!bytes.empty(), path + ": cannot be read, or is empty");
-        check(cudaStreamCreate(&stream_), "cudaStreamCreate");
-        runtime_.reset(nvinfer1::createInferRuntime(logger_));
-        require(runtime_ != nullptr, "TensorRT's runtime cannot be created");
+    // `bytes` are the engine's, and `path` names it in messages.
+    Decoder(std::string const& path, std::vector<char> const& bytes) {
         if (char const* const plugins = std::getenv("TRT_NVFP4_PLUGINS")) {
-            // Of an engine built with --embed-plugins no; once for all engines of a runtime.
-            require(runtime_->getPluginRegistry().loadLibrary(plugins) != nullptr,
-                    std::string(plugins) + ": TensorRT cannot load this plugin library");
+            runtime_.load_plugins(plugins);
         } else {
-            // The plugin library travels in the engine.
-            runtime_->setEngineHostCodeAllowed(true);
+            runtime_.allow_embedded_plugins();
         }
-        engine_.reset(runtime_->deserializeCudaEngine(bytes.data(), bytes.size()));
-        require(engine_ != nullptr, path + ": this TensorRT cannot load it on this GPU");
+        engine_ = runtime_.load(path, bytes);
         require_inputs(path);
         find_profiles();
         allocate();
-    }
-
-    ~Decoder() {
-        if (graph_ != nullptr) {
-            cudaGraphExecDestroy(graph_);
-        }
-        contexts_.clear();
-        cudaStreamDestroy(stream_);
     }
 
     std::int64_t capacity() const { return capacity_; }
@@ -206,7 +151,7 @@ class Decoder {
         auto& context = contexts_[chosen->index];
         if (context == nullptr) {
             context.reset(engine_->createExecutionContext());
-            require(context != nullptr && context->setOptimizationProfileAsync(chosen->index, stream_),
+            require(context != nullptr && context->setOptimizationProfileAsync(chosen->index, stream_.get()),
                     "TensorRT cannot create a context for this engine");
             for (auto const& [name, address] : addresses_) {
                 require(context->setTensorAddress(name.c_str(), address), name + ": not a tensor of the engine");
@@ -228,51 +173,28 @@ class Decoder {
         copy_in("input_ids", ids, count);
         copy_in("past_length", &past_, 1);
         copy_in("new_length", &count, 1);
-        if (count > 1) {
-            run(context_for(count));
-        } else if (graph_ != nullptr) {
-            check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
-        } else {
-            // TensorRT allocates and compiles in the first run of a shape, which cannot be recorded; the second can.
-            auto& context = context_for(1);
-            if (++single_steps_ != 2 || !record(context)) {
-                run(context);
-            }
+        auto& context = context_for(count);
+        auto const enqueue = [&] { return context.enqueueV3(stream_.get()); };
+        // The second step of one token is recorded.
+        if (count == 1 && ++single_steps_ == 2) {
+            graph_.record(stream_, enqueue);
         }
-        check(cudaStreamSynchronize(stream_), "the step");
+        if (count == 1 && graph_.recorded()) {
+            graph_.launch(stream_);
+        } else {
+            require(enqueue(), "TensorRT could not run this engine");
+        }
+        stream_.wait("the step");
         past_ += count;
         last_ = all_logits_ ? count - 1 : 0;
-    }
-
-    void run(nvinfer1::IExecutionContext& context) {
-        require(context.enqueueV3(stream_), "TensorRT could not run this engine");
-    }
-
-    // Records the step as a graph and launches it; false where TensorRT cannot be recorded.
-    bool record(nvinfer1::IExecutionContext& context) {
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
-        bool const recorded = context.enqueueV3(stream_);
-        cudaGraph_t graph{};
-        bool const ended = cudaStreamEndCapture(stream_, &graph) == cudaSuccess;
-        if (recorded && ended && cudaGraphInstantiate(&graph_, graph, 0) != cudaSuccess) {
-            graph_ = nullptr;
-        }
-        if (graph != nullptr) {
-            cudaGraphDestroy(graph);
-        }
-        cudaGetLastError();
-        if (graph_ == nullptr) {
-            return false;
-        }
-        check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
-        return true;
     }
 
     void copy_in(char const* name, std::int64_t const* values, std::int64_t count) {
         auto const found =
             std::find_if(addresses_.begin(), addresses_.end(), [&](auto& entry) { return entry.first == name; });
-        check(cudaMemcpyAsync(found->second, values, count * sizeof(std::int64_t), cudaMemcpyHostToDevice, stream_),
-              name);
+        check(
+            cudaMemcpyAsync(found->second, values, count * sizeof(std::int64_t), cudaMemcpyHostToDevice, stream_.get()),
+            name);
     }
 
     std::int64_t argmax() {
@@ -293,9 +215,8 @@ class Decoder {
         return best;
     }
 
-    Logger logger_;
-    cudaStream_t stream_{};
-    std::unique_ptr<nvinfer1::IRuntime> runtime_;
+    Stream stream_;
+    Runtime runtime_;
     std::unique_ptr<nvinfer1::ICudaEngine> engine_;
     std::vector<std::unique_ptr<nvinfer1::IExecutionContext>> contexts_;
     std::vector<Profile> profiles_;
@@ -304,7 +225,7 @@ class Decoder {
     std::vector<std::pair<std::string, void*>> addresses_;
     std::vector<char> logits_;
     nvinfer1::DataType logits_type_{};
-    cudaGraphExec_t graph_{};
+    Graph graph_;
     std::size_t longest_{};
     std::int64_t capacity_{}, vocabulary_{}, past_{}, last_{};
     int single_steps_{};
@@ -322,7 +243,8 @@ int run(int argc, char** argv) {
     std::vector<std::int64_t> const prompt(std::istream_iterator<std::int64_t>(std::cin), {});
     require(std::cin.eof() && !prompt.empty(), "the prompt must be token ids separated by white space");
 
-    Decoder decoder(argv[1]);
+    auto const engine = contents(argv[1]);
+    Decoder decoder(argv[1], engine);
     auto length = static_cast<std::int64_t>(prompt.size());
     require(length <= decoder.capacity(), "the prompt has " + std::to_string(length) + " tokens, and the caches hold " +
                                               std::to_string(decoder.capacity()));
@@ -347,11 +269,4 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-    try {
-        return run(argc, argv);
-    } catch (std::exception const& error) {
-        std::cerr << "error: " << error.what() << '\n';
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return run_engines::guarded(run, argc, argv); }

@@ -8,16 +8,12 @@
 // whole chain, all turns included, is one CUDA graph. For models with fixed shapes; those that generate tokens need
 // the loop of generate.cpp around their decoder.
 
-#include <NvInfer.h>
-#include <cuda_runtime_api.h>
-
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,38 +22,12 @@
 #include <utility>
 #include <vector>
 
+#include "run_engines.h"
+
 namespace {
 
+using namespace run_engines;
 using Json = nlohmann::json;
-namespace fs = std::filesystem;
-
-// Also plugins write here why they fail.
-class Logger : public nvinfer1::ILogger {
-    void log(Severity severity, char const* message) noexcept override {
-        if (severity <= Severity::kWARNING) {
-            std::cerr << message << '\n';
-        }
-    }
-};
-
-void check(cudaError_t status, std::string const& what) {
-    if (status != cudaSuccess) {
-        throw std::runtime_error(what + ": " + cudaGetErrorString(status));
-    }
-}
-
-void require(bool holds, std::string const& message) {
-    if (!holds) {
-        throw std::runtime_error(message);
-    }
-}
-
-std::vector<char> contents(fs::path const& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
-    require(!bytes.empty(), path.string() + ": cannot be read, or is empty");
-    return bytes;
-}
 
 std::size_t item_bytes(std::string const& type) {
     static std::map<std::string, std::size_t> const sizes{
@@ -77,23 +47,6 @@ std::size_t bytes_of(std::string const& name, Json const& port) {
     }
     return bytes;
 }
-
-// GPU memory, zeroed.
-class DeviceBuffer {
- public:
-    explicit DeviceBuffer(std::size_t bytes) {
-        check(cudaMalloc(&pointer_, bytes), "cudaMalloc");
-        check(cudaMemset(pointer_, 0, bytes), "cudaMemset");
-    }
-    DeviceBuffer(DeviceBuffer&& other) noexcept : pointer_(std::exchange(other.pointer_, nullptr)) {}
-    DeviceBuffer(DeviceBuffer const&) = delete;
-    DeviceBuffer& operator=(DeviceBuffer const&) = delete;
-    ~DeviceBuffer() { cudaFree(pointer_); }
-    char* get() const { return static_cast<char*>(pointer_); }
-
- private:
-    void* pointer_{};
-};
 
 // A number as the type of a port; `bytes` is of its item.
 std::vector<char> number(std::string const& type, double value) {
@@ -121,13 +74,34 @@ std::vector<char> number(std::string const& type, double value) {
     return found;
 }
 
+// The manifest in `folder`, of a model of parts that run one after the other.
+Json manifest_of(fs::path const& folder) {
+    auto const path = folder / "components.json";
+    auto const manifest = Json::parse(contents(path), nullptr, false);
+    require(!manifest.is_discarded(), path.string() + ": not JSON");
+    // A name becomes that of a file, which must not lie elsewhere.
+    auto const require_plain = [&](std::string const& name) {
+        require(!name.empty() && name.find('/') == std::string::npos,
+                path.string() + ": '" + name + "' is no file name");
+    };
+    try {
+        require(manifest.at("task") == "run", folder.string() + ": this model generates tokens; see generate.cpp");
+        require(manifest.at("flows").is_array(), path.string() + ": its flows are no list");
+        for (auto const& part : manifest.at("parts")) {
+            require_plain(part.at("name").get<std::string>());
+            for (auto const& port : part.at("outputs").items()) {
+                require_plain(port.key());
+            }
+        }
+    } catch (Json::exception const& error) {
+        throw std::runtime_error(path.string() + ": not a manifest of parts: " + error.what());
+    }
+    return manifest;
+}
+
 class Parts {
  public:
-    explicit Parts(fs::path const& folder) : manifest_(Json::parse(contents(folder / "components.json"))) {
-        require(manifest_.at("task") == "run", folder.string() + ": this model generates tokens; see generate.cpp");
-        check(cudaStreamCreate(&stream_), "cudaStreamCreate");
-        runtime_.reset(nvinfer1::createInferRuntime(logger_));
-        require(runtime_ != nullptr, "TensorRT's runtime cannot be created");
+    Parts(fs::path const& folder, Json manifest) : manifest_(std::move(manifest)) {
         load_plugins(folder);
         for (auto const& flow : manifest_.at("flows")) {
             sources_[flow.at("target")] = flow.at("source");
@@ -135,14 +109,6 @@ class Parts {
         for (auto const& part : manifest_.at("parts")) {
             load(folder, part);
         }
-    }
-
-    ~Parts() {
-        if (graph_ != nullptr) {
-            cudaGraphExecDestroy(graph_);
-        }
-        contexts_.clear();
-        cudaStreamDestroy(stream_);
     }
 
     // Copies an input of the whole to the GPU.
@@ -161,19 +127,13 @@ class Parts {
         for (auto const& [name, size] : inputs_) {
             require(given_[name], name + ": this input is missing (" + std::to_string(size) + " bytes)");
         }
-        // TensorRT allocates and compiles in the first run, which cannot be recorded.
         enqueue();
-        check(cudaStreamSynchronize(stream_), "the chain");
-        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
-        enqueue();
-        cudaGraph_t graph{};
-        check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-        auto const status = cudaGraphInstantiate(&graph_, graph, 0);
-        cudaGraphDestroy(graph);
-        check(status, "cudaGraphInstantiate");
+        stream_.wait("the chain");
+        require(graph_.record(stream_, [this] { return enqueue(), true; }),
+                "the chain cannot be recorded as a CUDA graph");
         auto const begun = std::chrono::steady_clock::now();
-        check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
-        check(cudaStreamSynchronize(stream_), "the chain");
+        graph_.launch(stream_);
+        stream_.wait("the chain");
         return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begun).count();
     }
 
@@ -203,8 +163,7 @@ class Parts {
     void load_plugins(fs::path const& folder) {
         for (auto const& entry : fs::directory_iterator(folder)) {
             if (entry.path().extension() == ".so") {
-                require(runtime_->getPluginRegistry().loadLibrary(entry.path().c_str()) != nullptr,
-                        entry.path().string() + ": TensorRT cannot load this plugin library");
+                runtime_.load_plugins(entry.path());
             }
         }
     }
@@ -212,9 +171,7 @@ class Parts {
     void load(fs::path const& folder, Json const& part) {
         auto const name = part.at("name").get<std::string>();
         auto const path = folder / (name + ".engine");
-        auto const bytes = contents(path);
-        engines_.emplace_back(runtime_->deserializeCudaEngine(bytes.data(), bytes.size()));
-        require(engines_.back() != nullptr, path.string() + ": this TensorRT cannot load it on this GPU");
+        engines_.push_back(runtime_.load(path, contents(path)));
         contexts_.emplace_back(engines_.back()->createExecutionContext());
         require(contexts_.back() != nullptr, path.string() + ": TensorRT cannot create a context");
         auto const numbers = part.at("loop").is_null() ? Json::object() : part.at("loop").at("values");
@@ -282,7 +239,7 @@ class Parts {
                 last_[tensor] = places_.at(second ? tensor + ", second" : tensor).get();
                 bind(context, name, output, last_.at(tensor));
             }
-            require(context.enqueueV3(stream_), name + ": TensorRT could not run this part");
+            require(context.enqueueV3(stream_.get()), name + ": TensorRT could not run this part");
             for (auto const& [output, target] : carry.items()) {
                 carried[target.get<std::string>()] = last_.at(name + "." + output);
             }
@@ -297,9 +254,8 @@ class Parts {
     static constexpr std::size_t kAlignment = 256;
 
     Json manifest_;
-    Logger logger_;
-    cudaStream_t stream_{};
-    std::unique_ptr<nvinfer1::IRuntime> runtime_;
+    Stream stream_;
+    Runtime runtime_;
     std::vector<std::unique_ptr<nvinfer1::ICudaEngine>> engines_;
     std::vector<std::unique_ptr<nvinfer1::IExecutionContext>> contexts_;
     std::map<std::string, std::string> sources_;  // "part.input" -> "part.output"
@@ -307,12 +263,12 @@ class Parts {
     std::map<std::string, bool> given_;
     std::map<std::string, DeviceBuffer> places_;
     std::map<std::string, void*> last_;  // where each output is after the part's last turn
-    cudaGraphExec_t graph_{};
+    Graph graph_;
 };
 
 int run(int argc, char** argv) {
     require(argc >= 2, "usage: parts FOLDER [INPUT=FILE...]");
-    Parts parts(argv[1]);
+    Parts parts(argv[1], manifest_of(argv[1]));
     for (int i = 2; i < argc; ++i) {
         std::string const argument = argv[i];
         auto const at = argument.find('=');
@@ -326,11 +282,4 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-    try {
-        return run(argc, argv);
-    } catch (std::exception const& error) {
-        std::cerr << "error: " << error.what() << '\n';
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return run_engines::guarded(run, argc, argv); }

@@ -1,0 +1,104 @@
+"""The C++ programs compile against TensorRT's headers and link with TensorRT-RTX; what they say where they cannot run.
+
+TensorRT's headers are in no Python package: TENSORRT_INCLUDE_DIR names their folder, as for the plugin library. JSON's
+(nlohmann-json3-dev) are the system's, or in a folder of CPLUS_INCLUDE_PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from trt_nvfp4.plugins.compile.toolchain import find_nvcc
+
+SOURCES = Path(__file__).parents[2] / "examples" / "cpp"
+SYSTEM = (Path("/usr/include"), Path(f"/usr/include/{os.uname().machine}-linux-gnu"))
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def _folder_with(header: str, *named: str) -> Path | None:
+    folders = [Path(name) for name in named if name] or SYSTEM
+    return next((folder for folder in folders if (folder / header).is_file()), None)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Compiles one of the programs, warnings as errors, and links it with TensorRT-RTX; once."""
+    headers = _folder_with("NvInfer.h", os.environ.get("TENSORRT_INCLUDE_DIR", ""))
+    rtx = find_spec("tensorrt_rtx_libs")
+    if headers is None:
+        pytest.skip("TensorRT's headers are not here; name their folder in TENSORRT_INCLUDE_DIR")
+    if rtx is None or rtx.origin is None:
+        pytest.skip("TensorRT-RTX's library is not here")
+    library, folder, toolchain = (
+        Path(rtx.origin).with_name("libtensorrt_rtx.so.1"),
+        tmp_path_factory.mktemp("cpp"),
+        find_nvcc(),
+    )
+    warnings = ["-Xcompiler=-Wall,-Wextra,-Werror", f"-isystem={headers}"]
+
+    def build(name: str) -> Path:
+        out = folder / name
+        if not out.is_file():
+            source = SOURCES / f"{name}.cpp"
+            linked = [f"-Xlinker={library}", f"-Xlinker=-rpath={library.parent}", *toolchain.link_flags()]
+            subprocess.run([toolchain.nvcc, "-std=c++17", "-O0", *warnings, source, *linked, "-o", out], check=True)
+        return out
+
+    return build
+
+
+def _error(*command: str | Path, given: str = "") -> str:
+    """The one line that a program ends with."""
+    done = subprocess.run(command, check=False, input=given, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    return done.stderr.strip()
+
+
+def test_generate_says_what_is_wrong(program: Callable[[str], Path], tmp_path: Path) -> None:
+    generate = program("generate")
+    assert "usage: generate ENGINE MAX_NEW_TOKENS" in _error(generate)
+    assert "MAX_NEW_TOKENS: expected 1 or more" in _error(generate, tmp_path, "0")
+    for prompt in ("", "1 x", "one"):
+        assert "the prompt must be token ids" in _error(generate, tmp_path, "4", given=prompt)
+    assert "none.engine: cannot be read" in _error(generate, tmp_path / "none.engine", "4", given="1 2")
+
+
+@WITHOUT_GPU
+def test_generate_without_a_gpu(program: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a.engine").write_bytes(b"engine")
+    assert "this program needs an NVIDIA GPU: " in _error(program("generate"), tmp_path / "a.engine", "4", given="1 2")
+
+
+def test_parts_say_what_is_wrong(program: Callable[[str], Path], tmp_path: Path) -> None:
+    parts = _parts(program)
+    assert "usage: parts FOLDER" in _error(parts)
+    assert "components.json: cannot be read" in _error(parts, tmp_path)
+    (tmp_path / "components.json").write_text("{")
+    assert "components.json: not JSON" in _error(parts, tmp_path)
+    for changed, words in (
+        ({"task": "generate"}, "this model generates tokens; see generate.cpp"),
+        ({"parts": [{"name": "../x", "inputs": {}, "outputs": {}, "loop": None}]}, "'../x' is no file name"),
+        ({"parts": [{"inputs": {}}]}, "not a manifest of parts"),
+    ):
+        (tmp_path / "components.json").write_text(json.dumps({"task": "run", "flows": [], "parts": [], **changed}))
+        assert words in _error(parts, tmp_path)
+
+
+@WITHOUT_GPU
+def test_parts_without_a_gpu(program: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "components.json").write_text('{"task": "run", "flows": [], "parts": []}')
+    assert "this program needs an NVIDIA GPU: " in _error(_parts(program), tmp_path)
+
+
+def _parts(program: Callable[[str], Path]) -> Path:
+    if _folder_with("nlohmann/json.hpp", *os.environ.get("CPLUS_INCLUDE_PATH", "").split(":")) is None:
+        pytest.skip("nlohmann's JSON is not here (nlohmann-json3-dev)")
+    return program("parts")
