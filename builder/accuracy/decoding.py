@@ -13,7 +13,7 @@ from rich.table import Table
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.generate.loop import Runner, advance, check, prefill
-from trt_nvfp4.builder.generate.open import open_runner, prepared, tokenizer_folder
+from trt_nvfp4.builder.generate.open import opened, tokenizer_folder
 from trt_nvfp4.builder.generate.tokenizer import Tokenizer
 from trt_nvfp4.common.metrics import kl_divergence
 
@@ -80,14 +80,13 @@ def compare_decoding(
     `open_runner`.
     """
     with ExitStack() as made:
-        files = [prepared(path, made) for path in (reference, result)]
-        first, second = (open_runner(file) for file in files)
-        made.callback(first.close)
-        made.callback(second.close)
+        (first, file), (second, other) = (opened(path, made) for path in (reference, result))
         if first.decoder.vocab_size != second.decoder.vocab_size:
             sizes = f"{first.decoder.vocab_size} tokens in {reference}, {second.decoder.vocab_size} in {result}"
             raise BuilderError(USAGE, f"not the same model: {sizes}")
-        texts = _ids(prompts, [tokenizer_folder(file) for file in files]) or _drawn(first, second, steps, count, seed)
+        texts = _ids(prompts, [tokenizer_folder(file), tokenizer_folder(other)]) or _drawn(
+            first, second, steps, count, seed
+        )
         found = DecodingComparison((first.name, second.name), len(texts))
         most = min(first.decoder.max_batch, second.decoder.max_batch)
         batches = [texts[start : start + most] for start in range(0, len(texts), most)]

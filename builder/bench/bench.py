@@ -64,6 +64,8 @@ def bench(
         raise BuilderError(USAGE, f"--calib-data {data}: no such file or folder")
     with ExitStack() as made:
         if request.subject.is_dir():
+            # An export takes minutes: what it is for is asked before.
+            request = replace(request, target=find_target(request.target or _local_target(device)).name)
             progress.stage(f"exporting {request.subject.name} to ONNX")
         exported = replace(request, subject=prepared(request.subject, made, "auto", 1))
         return _bench(exported, Result("", str(request.subject), ""), progress, device, open_host)

@@ -133,7 +133,7 @@ def compare_engine(
         check_thresholds(Thresholds(min_cosine, min_sqnr, max_abs, max_rel, max_kl), check == "all")
         paths = _exported(reference, made), _exported(result, made)
         if paths != (reference, result) and data is None and any(map(_is_decoder, paths)):
-            _compare_steps(paths[0], paths[1], STEPS, [], samples, seed, max_kl, as_json)
+            _compare_steps(*paths, STEPS, [], samples, seed, max_kl, as_json, (str(reference), str(result)))
             return
         given_shapes = parse_shapes(shapes, "--shapes")
         if save_worst is not None:
@@ -179,9 +179,14 @@ def compare_engine(
 
 def _exported(path: Path, made: ExitStack) -> Path:
     """`path`, or what a Hugging Face directory is exported to until `made` closes."""
+    from trt_nvfp4.builder.export.huggingface import is_model_directory
     from trt_nvfp4.builder.generate.open import prepared
 
-    return prepared(path, made, "auto")
+    if not is_model_directory(path):
+        return path
+    with ProgressBar() as progress:
+        progress.stage(f"exporting {path.name} to ONNX")
+        return prepared(path, made, "auto")
 
 
 def _is_decoder(path: Path) -> bool:
@@ -209,14 +214,17 @@ def _compare_steps(
     seed: int | None,
     max_kl: float | None,
     as_json: bool,
+    names: tuple[str, str] | None = None,
 ) -> None:
     from trt_nvfp4 import api
     from trt_nvfp4.builder.accuracy.decoding import table
     from trt_nvfp4.builder.errors import VERIFICATION_FAILED
 
     with ProgressBar() as progress:
-        progress.stage(f"decoding with {reference.name} and {result.name}")
+        shown = names or (reference.name, result.name)
+        progress.stage(f"decoding with {shown[0]} and {shown[1]}")
         found = api.compare_steps(reference, result, steps, prompts, count=count, seed=seed)
+        found.names = names or found.names
     if as_json:
         print_json(json.dumps(found.as_dict(), indent=2))
     else:

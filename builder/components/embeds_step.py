@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from trt_nvfp4.builder.export.decoder_caches import StepCache
 from trt_nvfp4.builder.export.decoder_rope import without_branches
-from trt_nvfp4.builder.export.decoder_step import StepCache, cached_attention, layer_count, of_last_tokens, step_mask
+from trt_nvfp4.builder.export.decoder_step import cached_attention, layer_count, of_last_tokens, step_mask
 
 EMBEDS, POSITIONS, GROUPS = "inputs_embeds", "position_ids", "groups"
 

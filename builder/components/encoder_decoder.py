@@ -26,6 +26,7 @@ from trt_nvfp4.builder.components.processor import describe
 from trt_nvfp4.builder.components.source import Example, as_array
 from trt_nvfp4.builder.components.vision_language import decoder_of_caches
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.decoder_caches import StepCache, StepLayer, UnsupportedCacheError
 from trt_nvfp4.builder.export.decoder_contract import (
     DECODER,
     IDS,
@@ -36,16 +37,7 @@ from trt_nvfp4.builder.export.decoder_contract import (
     CacheOptions,
 )
 from trt_nvfp4.builder.export.decoder_ops import OPSET, TRANSLATIONS
-from trt_nvfp4.builder.export.decoder_step import (
-    StepCache,
-    StepLayer,
-    UnsupportedCacheError,
-    attend,
-    cached_attention,
-    layer_count,
-    of_last_tokens,
-    step_mask,
-)
+from trt_nvfp4.builder.export.decoder_step import attend, cached_attention, layer_count, of_last_tokens, step_mask
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
 MASK = "attention_mask"

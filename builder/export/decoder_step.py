@@ -7,16 +7,17 @@ that is computed from positions, and an attention function of operators that ONN
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trt_nvfp4.builder.export.decoder_ops import append, attention
+from trt_nvfp4.builder.export.decoder_caches import StepCache, UnsupportedCacheError
+from trt_nvfp4.builder.export.decoder_ops import attention
 from trt_nvfp4.builder.export.decoder_rope import without_branches
 
 #: Under this name transformers finds the attention and the mask of this module.
@@ -25,90 +26,32 @@ IMPLEMENTATION = "trt_nvfp4_cached"
 FUSED_HEAD_SIZES = range(16, 257, 8)
 
 
-class UnsupportedCacheError(Exception):
-    """A model keeps another state than keys and values of every token."""
+@dataclass(frozen=True)
+class Way:
+    """How a model's code is run over caches.
+
+    `masked`: it is given a mask that holds for the whole capacity, for code that counts tokens by it. `counts`: caches
+    say how many tokens they hold, a number per sequence. `own`: what code with attention of its own is told to compute.
+    """
+
+    masked: bool = False
+    counts: bool = True
+    own: Literal["eager", "sdpa"] = "eager"
 
 
-class StepLayer(CacheLayerMixin):
-    """The cache of one layer: keys and values [batch, kv_heads, capacity, head_dim]."""
-
-    is_sliding = False
-
-    def __init__(self, past_length: torch.Tensor, capacity: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.past_length, self.capacity = past_length, capacity
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Empty caches, where none were given."""
-        self.keys, self.values = (
-            states.new_zeros((*states.shape[:2], self.capacity, states.shape[3]))
-            for states in (key_states, value_states)
-        )
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.is_initialized:
-            raise UnsupportedCacheError("it appends to the cache of a layer twice in one step")
-        if self.keys is None or self.values is None:
-            self.lazy_initialization(key_states, value_states)
-        self.is_initialized = True
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys = append(self.keys, key_states, self.past_length)
-        self.values = append(self.values, value_states, self.past_length)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.capacity, 0
-
-    def get_seq_length(self) -> Any:
-        """Cached tokens [batch, 1], so that sums with positions of one sequence broadcast."""
-        return self.past_length[:, None]
-
-    def get_max_length(self) -> int:
-        return self.capacity
-
-
-class StepCache(Cache):
-    """Caches of all layers; `given` are keys and values of the layers in `numbers`, alternating."""
-
-    def __init__(
-        self,
-        past_length: torch.Tensor,
-        capacity: int,
-        layers: int,
-        numbers: Sequence[int],
-        given: Sequence[torch.Tensor],
-    ) -> None:
-        self.steps = [StepLayer(past_length, capacity) for _ in range(layers)]
-        super().__init__(layers=list(self.steps))
-        for number, key, value in zip(numbers, given[::2], given[1::2], strict=True):
-            self.steps[number].keys, self.steps[number].values = key, value
-
-    @property
-    def appended(self) -> list[int]:
-        """Numbers of the layers that appended to a cache of their own."""
-        return [number for number, layer in enumerate(self.steps) if layer.is_initialized]
-
-    def tensors(self, numbers: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Keys and values of the layers in `numbers`, alternating."""
-        for number in numbers:
-            for tensor in (self.steps[number].keys, self.steps[number].values):
-                assert tensor is not None
-                yield tensor
+#: In the order in which they are tried.
+WAYS = (Way(), Way(masked=True), Way(counts=False), Way(masked=True, own="sdpa"))
 
 
 class Step(torch.nn.Module):
     """(input_ids, past_length, new_length, *caches) -> (logits, *caches).
 
-    `numbers` are the layers that have caches of their own; `probe` finds them. With `masked`, the model is given a
-    mask that holds for the whole capacity, for those that count their tokens by it.
+    `numbers` are the layers that have caches of their own; `probe` finds them.
     """
 
-    def __init__(self, model: Any, capacity: int, all_logits: bool, masked: bool = False) -> None:
+    def __init__(self, model: Any, capacity: int, all_logits: bool, way: Way = WAYS[0]) -> None:
         super().__init__()
-        self.model, self.capacity, self.all_logits, self.masked = model, capacity, all_logits, masked
+        self.model, self.capacity, self.all_logits, self.way = model, capacity, all_logits, way
         self.numbers: list[int] = []
         self.outputs: tuple[str, ...] = ()
         self._layers = layer_count(model)
@@ -119,14 +62,14 @@ class Step(torch.nn.Module):
     def probe(self) -> list[torch.Tensor]:
         """Empty caches for a batch of one, as the model's layers ask for them."""
         ids, length = torch.ones((1, 2), dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        cache = StepCache(length, self.capacity, self._layers, (), ())
+        cache = StepCache(length, self.capacity, self._layers, (), (), self.way.counts)
         self._run(ids, length, length + 2, cache)
         self.numbers = cache.appended
         return [torch.zeros_like(tensor) for tensor in cache.tensors(self.numbers)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ids, past_length, new_length, *caches = tensors
-        cache = StepCache(past_length, self.capacity, self._layers, self.numbers, caches)
+        cache = StepCache(past_length, self.capacity, self._layers, self.numbers, caches, self.way.counts)
         logits = self._run(ids, past_length, new_length, cache)
         return (logits, *cache.tensors(self.numbers))
 
@@ -138,10 +81,10 @@ class Step(torch.nn.Module):
         index = torch.arange(ids.shape[1], device=ids.device)[None]
         positions = past_length[:, None] + torch.minimum(index, new_length[:, None] - 1)
         extra = {"position_ids": positions} if self._takes_positions else {}
-        if self.masked:
+        if self.way.masked:
             extra["attention_mask"] = torch.ones_like(positions[:, :1]).expand(-1, self.capacity)
         with (
-            cached_attention(self.model),
+            cached_attention(self.model, own=self.way.own),
             without_branches(self.model, self.capacity),
             of_last_tokens(None if self.all_logits else self.model, new_length),
         ):
@@ -177,26 +120,32 @@ def of_last_tokens(model: Any, new_length: torch.Tensor) -> Iterator[None]:
 
 @contextmanager
 def cached_attention(
-    model: Any, attention_function: Callable[..., Any] | None = None, mask: Callable[..., Any] | None = None
+    model: Any,
+    attention_function: Callable[..., Any] | None = None,
+    mask: Callable[..., Any] | None = None,
+    own: Literal["eager", "sdpa"] = "eager",
 ) -> Iterator[None]:
     """Within, the model attends by `attention_function` and `mask`, or this module's own; what has attention of its
-    own gets the mask alone."""
+    own gets the mask alone, and computes what it calls `own`."""
     attention_function, mask = attention_function or attend, mask or step_mask
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
     attends_by_interface = model._can_set_attn_implementation()
-    eager = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+    own_mask, torchs = ALL_MASK_ATTENTION_FUNCTIONS[own], torch.nn.functional.scaled_dot_product_attention
     ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention_function)
     ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, mask)
-    ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _additive_mask
+    ALL_MASK_ATTENTION_FUNCTIONS[own] = _additive_mask
+    if own == "sdpa":
+        torch.nn.functional.scaled_dot_product_attention = _biased
     try:
         for config, _ in before:
-            config._attn_implementation_internal = IMPLEMENTATION if attends_by_interface else "eager"
+            config._attn_implementation_internal = IMPLEMENTATION if attends_by_interface else own
         yield
     finally:
         for config, implementation in before:
             config._attn_implementation_internal = implementation
-        ALL_MASK_ATTENTION_FUNCTIONS["eager"] = eager
+        ALL_MASK_ATTENTION_FUNCTIONS[own] = own_mask
+        torch.nn.functional.scaled_dot_product_attention = torchs
         for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
             functions._global_mapping.pop(IMPLEMENTATION, None)
 
@@ -222,6 +171,18 @@ def step_mask(
 def _additive_mask(*, dtype: torch.dtype, **arguments: Any) -> torch.Tensor:
     mask = step_mask(**arguments)
     return torch.where(mask, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+
+
+def _biased(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` with a mask that is added (ALiBi), of what it consists of."""
+    if attn_mask is None:
+        raise UnsupportedCacheError("it attends without a mask")
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3)
+    return torch.softmax((scores + attn_mask).float(), -1).to(value.dtype) @ value
 
 
 def attend(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.export.decoder_caches import UnsupportedCacheError
 from trt_nvfp4.builder.export.decoder_check import cache_error
 from trt_nvfp4.builder.export.decoder_contract import (
     IDS,
@@ -20,7 +21,7 @@ from trt_nvfp4.builder.export.decoder_contract import (
     Decoder,
 )
 from trt_nvfp4.builder.export.decoder_rope import switch_length
-from trt_nvfp4.builder.export.decoder_step import Step, UnsupportedCacheError
+from trt_nvfp4.builder.export.decoder_step import WAYS, Step
 from trt_nvfp4.builder.export.tokenizer_files import tokenizer_files
 
 
@@ -36,19 +37,22 @@ class DecoderProgram:
 
 def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptions) -> DecoderProgram:
     """The step of `model`, probed and compared with the model itself. Raises BuilderError with the reason why not."""
-    reasons = []
-    for masked in (False, True):
-        step = Step(model, capacity, options.all_logits, masked).eval()
-        empty, reason = _tried(step)
-        if reason is None:
+    reasons: list[Exception] = []
+    for way in WAYS:
+        step = Step(model, capacity, options.all_logits, way).eval()
+        try:
+            empty = _probed(step)
             break
-        reasons.append(reason)
+        except Exception as error:  # whatever modeling code raises over a cache that it does not expect
+            reasons.append(error)
     else:
+        said = next((error for error in reasons if isinstance(error, UnsupportedCacheError)), None)
+        why = said or "its code does not run over keys and values of fixed capacity"
         raise BuilderError(
             MODEL_AT_FAULT,
-            f"{directory}: {type(model).__name__} cannot be exported with a key-value cache: {reasons[0]}; add --task "
-            "features for the model without a cache",
-        )
+            f"{directory}: {type(model).__name__} (model type {model.config.model_type}) cannot be exported with a "
+            f"key-value cache: {why}; add --task features for the model without a cache",
+        ) from (said or reasons[0])
     keys, values = empty[::2], empty[1::2]
     text = model.config.get_text_config(decoder=True)
     decoder = Decoder(
@@ -78,17 +82,16 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
     return DecoderProgram(step, inputs, dynamic, decoder)
 
 
-def _tried(step: Step) -> tuple[list[torch.Tensor], str | None]:
-    """Empty caches for a batch of one, and why the step is not what the model computes; None if it is."""
-    try:
-        with torch.no_grad():
-            empty = step.probe()
-            return empty, cache_error(step.model, step, empty) if empty else "its layers cache no keys and values"
-    except UnsupportedCacheError as error:
-        return [], str(error)
-    except Exception as error:  # whatever modeling code raises over a cache that it does not expect
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return [], f"its code does not run over one ({line.rstrip('.')})"
+@torch.no_grad()
+def _probed(step: Step) -> list[torch.Tensor]:
+    """Empty caches for a batch of one. Raises UnsupportedCacheError where the step is not what the model computes, and
+    whatever the model's code raises."""
+    empty = step.probe()
+    if not empty:
+        raise UnsupportedCacheError("its layers cache no keys and values")
+    if (error := cache_error(step.model, step, empty)) is not None:
+        raise UnsupportedCacheError(error)
+    return empty
 
 
 def end_tokens(model: Any) -> list[int]:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from ..errors import USAGE, BuilderError
 from .loop import Finish, Token, generate_ids
-from .open import RunnerName, open_runner, prepared, tokenizer_folder
+from .open import RunnerName, opened, tokenizer_folder
 from .sampling import Sampling
 from .tokenizer import TextStream, Tokenizer
 
@@ -81,8 +81,7 @@ class Generator:
     ) -> None:
         self._made = ExitStack()
         try:
-            model = prepared(Path(path), self._made)
-            self._runner = open_runner(model, None if manifest is None else Path(manifest), runner)
+            self._runner, model = opened(Path(path), self._made, None if manifest is None else Path(manifest), runner)
         except BaseException:
             self._made.close()
             raise
@@ -101,7 +100,6 @@ class Generator:
 
     def close(self) -> None:
         """Free the caches, an engine's memory on the GPU, and an export."""
-        self._runner.close()
         self._made.close()
 
     def generate(

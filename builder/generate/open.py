@@ -41,6 +41,20 @@ def prepared(path: Path, made: ExitStack, task: str = "generate", max_batch: int
 _PARTS = "components.json"
 
 
+def opened(
+    path: Path, made: ExitStack, manifest: Path | None = None, runner: RunnerName = "auto"
+) -> tuple[Runner, Path]:
+    """The runner of `path`, a Hugging Face directory too, and the file that it runs; messages name `path`.
+
+    `made` closes the runner and removes an export. Raises BuilderError as `prepared` and `open_runner` do.
+    """
+    model = prepared(path, made)
+    found = open_runner(model, manifest, runner)
+    made.callback(found.close)
+    found.name = found.name.replace(str(model), str(path))
+    return found, model
+
+
 def open_runner(path: Path, manifest: Path | None = None, runner: RunnerName = "auto") -> Runner:
     """The runner of an engine, an ONNX model, or a bundle: its engine once that is built, its model before.
 

@@ -77,6 +77,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**DECODER, "num_local_experts": 4}),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", LATENT),
     "opt": ("OPTConfig", "OPTForCausalLM", {**SMALL, "ffn_dim": 128, "word_embed_proj_dim": 64}),  # masks count tokens
+    "falcon_alibi": ("FalconConfig", "FalconForCausalLM", {**SMALL, "alibi": True}),
+    "mpt": ("MptConfig", "MptForCausalLM", {**TOKENS, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
+    "xglm": (
+        "XGLMConfig",
+        "XGLMForCausalLM",
+        {**TOKENS, "d_model": 64, "ffn_dim": 128, "num_layers": 2, "attention_heads": 4, "pad_token_id": 0},
+    ),
     "bloom": ("BloomConfig", "BloomForCausalLM", {**TOKENS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),  # alibi
 }
 

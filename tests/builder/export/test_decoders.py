@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
-from onnx_models.small_decoders import DECODER, FAMILIES, TOKENS, saved
+from onnx_models.small_decoders import DECODER, FAMILIES, GROUPED, TOKENS, saved
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.errors import BuilderError
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions, Decoder, decoder_of
@@ -30,6 +30,8 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
 # Why CachedAttention does not serve a family.
 ATTENTION_STAYS = {
     "bloom": "its scores are computed by was not recognized",  # ALiBi
+    "falcon_alibi": "was not recognized",
+    "mpt": "was not recognized",
     "deepseek_v2": "computed from the cache at every step",
     "deepseek_v3": "computed from the cache at every step",
 }
@@ -146,6 +148,22 @@ def mamba(folder: Path) -> None:
     transformers.MambaForCausalLM(config).save_pretrained(folder)
 
 
+def convolutions_beside_attention(folder: Path) -> None:
+    config = transformers.Lfm2Config(**{**GROUPED, "layer_types": ["conv", "full_attention"]})
+    transformers.Lfm2ForCausalLM(config).save_pretrained(folder)
+
+
+def a_state_in_its_modules(folder: Path) -> None:
+    config = transformers.RecurrentGemmaConfig(**{**DECODER, "num_hidden_layers": 3, "lru_width": 64})
+    transformers.RecurrentGemmaForCausalLM(config).save_pretrained(folder)
+
+
+def one_length_for_all(folder: Path) -> None:
+    experts = {"num_local_experts": 4, "intermediate_size_mlp": 128, "num_hidden_layers": 4}
+    config = transformers.Llama4TextConfig(**{**DECODER, **experts})
+    transformers.Llama4ForCausalLM(config).save_pretrained(folder)
+
+
 def local_attention_of_its_own(folder: Path) -> None:
     kinds = [[["global", "local"], 1]]
     config = transformers.GPTNeoConfig(
@@ -161,12 +179,23 @@ def without_head(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("save", "options", "message"),
     [
-        (mamba, CacheOptions(16), "MambaForCausalLM cannot be exported with a key-value cache: .*--task features"),
+        (
+            mamba,
+            CacheOptions(16),
+            r"\(model type mamba\) cannot .*: its layers cache no keys and values",
+        ),
+        (
+            convolutions_beside_attention,
+            CacheOptions(16),
+            r"a state of another kind .*; add --task features",
+        ),
+        (a_state_in_its_modules, CacheOptions(64), "logits differ by .* without a cache"),
+        (one_length_for_all, CacheOptions(16), "one number of cached tokens for the whole batch"),
         (local_attention_of_its_own, CacheOptions(32), "logits differ by .* without a cache"),
         (without_head, CacheOptions(16), "no language model head"),
         (lambda folder: saved("llama", folder, 0), CacheOptions(129), "--cache-capacity 129: .* allows for 128 tokens"),
     ],
-    ids=["no_cache", "other_mask", "no_head", "capacity"],
+    ids=["no_cache", "other_state", "state_elsewhere", "one_length", "other_mask", "no_head", "capacity"],
 )
 def test_refused_with_the_reason(
     tmp_path: Path, save: Callable[[Path], None], options: CacheOptions, message: str
