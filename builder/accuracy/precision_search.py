@@ -28,6 +28,7 @@ from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.roofline import LIMITS, subgraph_cost
 from trt_nvfp4.builder.targets import Target
 from trt_nvfp4.calibration.recipes import parse
+from trt_nvfp4.calibration.samples.filled_caches import Continuation, run
 from trt_nvfp4.calibration.samples.samples import Sample, save_sample
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.common.onnx_runtime import onnxruntime
@@ -119,7 +120,7 @@ class Trials:
         against_itself = Score(self._budget.metric)
         for index, sample in enumerate(samples):
             file = self._folder / f"{name}-{index}.npz"
-            outputs = dict(zip(names, runner.run(None, dict(sample)), strict=True))
+            outputs = dict(zip(names, run(runner, sample), strict=True))
             against_itself.add(sample, outputs, outputs)
             if math.isnan(against_itself.loss):
                 broken = next(key for key, values in outputs.items() if not np.isfinite(values).all())
@@ -162,7 +163,7 @@ class Trials:
         for sample, file in recorded:
             with np.load(file) as stored:
                 expected = {name: stored[name] for name in names}
-            score.add(sample, expected, dict(zip(names, runner.run(None, _fed(runner, sample)), strict=True)))
+            score.add(sample, expected, dict(zip(names, run(runner, _fed(runner, sample)), strict=True)))
         return score
 
     def _made_as(self, entry: PlannedSubgraph) -> str:
@@ -192,8 +193,11 @@ class Trials:
         )
 
 
-def _fed(runner: onnxruntime.InferenceSession, sample: Sample) -> dict[str, np.ndarray]:
-    return with_byte_caches(sample, {entry.name for entry in runner.get_inputs() if entry.type == "tensor(int8)"})
+def _fed(runner: onnxruntime.InferenceSession, sample: Sample) -> Sample:
+    as_bytes = {entry.name for entry in runner.get_inputs() if entry.type == "tensor(int8)"}
+    if isinstance(sample, Continuation):
+        return Continuation(with_byte_caches(sample.first, as_bytes), sample)
+    return with_byte_caches(sample, as_bytes)
 
 
 def with_all_statistics(

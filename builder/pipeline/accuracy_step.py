@@ -19,6 +19,7 @@ from trt_nvfp4.builder.pipeline.calibrate_step import samples_of
 from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
+from trt_nvfp4.calibration.samples.filled_caches import with_filled_caches
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange
 from trt_nvfp4.calibration.statistics.statistics import Statistics
 from trt_nvfp4.calibration.statistics.store import is_statistics
@@ -53,8 +54,8 @@ def choose_plan(
         statistics,
         request.target,
         request.accuracy_budget,
-        choosing=samples_of(request, specs),
-        held_out=samples_of(request, specs, held_out=True),
+        choosing=with_filled_caches(samples_of(request, specs)),
+        held_out=with_filled_caches(samples_of(request, specs, held_out=True)),
         tokens=tokens,
         require=request.require,
         kv_cache=request.kv_cache,

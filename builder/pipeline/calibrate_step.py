@@ -12,6 +12,7 @@ from trt_nvfp4.builder.pipeline.progress import Progress
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
+from trt_nvfp4.calibration.samples.filled_caches import with_filled_caches
 from trt_nvfp4.calibration.samples.samples import InputSpec, Sample, SampleRange, load_samples
 from trt_nvfp4.calibration.samples.text import SUFFIXES as TEXTS
 from trt_nvfp4.calibration.statistics.collection import observable
@@ -141,7 +142,8 @@ def calibrate(
         return Statistics.load(request.calib_data, model.path)
     samples = samples_of(request, specs)
     destination = request.file(".statistics.json")
-    statistics = collect(model.path, tensors, samples, progress=progress.step, resume=destination)
+    filled = with_filled_caches(samples)
+    statistics = collect(model.path, tensors, filled, progress=progress.step, resume=destination)
     statistics.save(destination)
     report.warnings += _doubts(plan, tensors, statistics, str(request.calib_data))
     if request.calib_data.suffix in TEXTS and isinstance(samples, Sized) and len(samples) < FEW_TEXTS:

@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
+from trt_nvfp4.calibration.samples.filled_caches import is_present, run
 from trt_nvfp4.calibration.statistics import store as statistics_file
 from trt_nvfp4.calibration.statistics.input_statistics import quantized
 from trt_nvfp4.calibration.statistics.reductions import REDUCTIONS, Builder, keep_only_outputs
@@ -265,7 +266,8 @@ class CollectionRun:
 
     def _run(self, session: onnxruntime.InferenceSession, sample: Sample) -> list[np.ndarray]:
         try:
-            results: list[np.ndarray] = session.run(None, dict(sample))
+            names = [output.name for output in session.get_outputs() if not is_present(output.name)]
+            results = run(session, sample, names)
         except Exception as error:  # ONNX Runtime's exceptions have no common base but this
             raise CalibrationError(f"{self._model}: sample {self._done} does not run: {error}") from error
         return results
@@ -309,7 +311,7 @@ def _session(
     path: Path, tensors: Sequence[str], reductions: Sequence[tuple[str, str]] | None
 ) -> onnxruntime.InferenceSession:
     """A session that returns the sum of |x| and the shape of each tensor, then the reductions (tensor, kind); or,
-    without reductions, each tensor as float32 [rows, K]."""
+    without reductions, each tensor as float32 [rows, K]. Behind them a decoder's caches, with which samples go on."""
     model = onnx.load(path, load_external_data=False)
     try:
         folder = follow_links(model, path.parent)
@@ -321,7 +323,9 @@ def _session(
     unknown = [name for name in tensors if name not in known]
     if unknown:
         raise CalibrationError(f"{path}: no tensor named {unknown[0]} in its main graph")
-    graph = Builder(widen(model))
+    model = widen(model)
+    presents = [output for output in model.graph.output if is_present(output.name)]
+    graph = Builder(model)
     if reductions is None:
         for tensor in tensors:
             graph.output(graph.rows(tensor))
@@ -332,6 +336,7 @@ def _session(
             graph.output(graph.node("Shape", tensor), TensorProto.INT64)
         for tensor, kind in reductions:
             graph.output(REDUCTIONS[kind].value(graph, tensor))
+    model.graph.output.extend(presents)
     keep_only_outputs(model)
     try:
         return cpu_session(model, folder)
