@@ -136,7 +136,7 @@ def cached_attention(
     ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, mask)
     ALL_MASK_ATTENTION_FUNCTIONS[own] = _additive_mask
     if own == "sdpa":
-        torch.nn.functional.scaled_dot_product_attention = _biased
+        torch.nn.functional.scaled_dot_product_attention = _biased  # type: ignore[assignment]
     try:
         for config, _ in before:
             config._attn_implementation_internal = IMPLEMENTATION if attends_by_interface else own

@@ -79,6 +79,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "opt": ("OPTConfig", "OPTForCausalLM", {**SMALL, "ffn_dim": 128, "word_embed_proj_dim": 64}),  # masks count tokens
     "falcon_alibi": ("FalconConfig", "FalconForCausalLM", {**SMALL, "alibi": True}),
     "mpt": ("MptConfig", "MptForCausalLM", {**TOKENS, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
+    "codegen": ("CodeGenConfig", "CodeGenForCausalLM", {**GPT2, "rotary_dim": 8}),  # divides behind its mask
     "xglm": (
         "XGLMConfig",
         "XGLMForCausalLM",

@@ -15,6 +15,8 @@ from trt_nvfp4.graph_passes.patterns.attention.concatenated import upwards, with
 
 # Between probabilities and the product with values; a Slice leaves a sink's probability out.
 _BEHIND = ("Cast", "Identity", "Where", "Dropout", "Slice", "Reshape")
+# A score below it counts for nothing.
+_HIDDEN = -1e4
 _LATENT = (
     "its keys and values are computed from the cache at every step (latent attention), and CachedAttention reads keys "
     "and values that are cached as they are"
@@ -76,6 +78,7 @@ def _match_softmax(node: ir.Node) -> Core | str | None:
     if len(users) == 1 and is_op(users[0], "Reshape") and _rank(users[0].outputs[0]) == 4:
         result = users[0].outputs[0]
     scores, sinks = _without_sinks(operand(node, 0))
+    scores, behind = without_factor(_without_floor(_through(scores, "Cast", "Identity")))
     masked = _through(scores, "Cast", "Identity").producer()
     if is_op(masked, "Where"):
         mask, scores = operand(masked, 0), operand(masked, 1)
@@ -85,6 +88,8 @@ def _match_softmax(node: ir.Node) -> Core | str | None:
     else:
         return "it has no mask computed from positions"
     scores, softcap, before = _without_softcap(scores)
+    if softcap and behind != 1:
+        return "a factor multiplies its scores behind a soft cap"
     first = scores.producer()
     while is_op(first, "Reshape", "Cast", "Identity"):
         first = operand(first, 0).producer()
@@ -95,7 +100,7 @@ def _match_softmax(node: ir.Node) -> Core | str | None:
     query, factor = _query(operand(first, 0), heads)
     if key is None or query is None:
         return "its scores are not the product of queries [batch, heads, new, head_dim] and a cache"
-    return Core(node, query, key[0], value[0], mask, result, before * factor * key[1], softcap, sinks)
+    return Core(node, query, key[0], value[0], mask, result, behind * before * factor * key[1], softcap, sinks)
 
 
 def _product_behind(softmax: ir.Node) -> ir.Node | None:
@@ -124,6 +129,19 @@ def _without_sinks(scores: ir.Value) -> tuple[ir.Value, np.ndarray | None]:
 
 def _float32(tensor: ir.TensorProtocol) -> np.ndarray:
     return read_tensor(tensor).astype(np.float32).reshape(-1)
+
+
+def _without_floor(scores: ir.Value) -> ir.Value:
+    """Scores in front of a Max that lifts -inf to the smallest number of their type, which no sum of a score and a mask
+    needs."""
+    node = scores.producer()
+    if not is_op(node, "Max") or len(node.inputs) != 2:
+        return scores
+    for one in (0, 1):
+        tensor = get_const_tensor(_through(operand(node, 1 - one), "Cast", "Identity"))
+        if tensor is not None and tensor.size == 1 and _float32(tensor)[0] <= _HIDDEN:
+            return operand(node, one)
+    return scores
 
 
 def _without_softcap(scores: ir.Value) -> tuple[ir.Value, float, float]:
