@@ -31,17 +31,17 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
 # Why CachedAttention does not serve a family.
 ATTENTION_STAYS = {
     "bloom": "its scores are computed by was not recognized",  # ALiBi
-    "falcon_alibi": "was not recognized",
+    "falcon_alibi": "ALiBi|was not recognized",
     "mpt": "was not recognized",
+    "xglm": "no mask computed from positions",
     "deepseek_v2": "computed from the cache at every step",
     "deepseek_v3": "computed from the cache at every step",
 }
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
-    if (
-        path.parent / "falcon_alibi"
-    ).is_dir():  # its slopes are bfloat16 in every model, which ONNX Runtime cannot multiply
+    # Its slopes are bfloat16 in every model, which ONNX Runtime cannot multiply.
+    if (path.parent / "falcon_alibi").is_dir():
         return runners.session(path, rounding=True)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # a note for every cache that is not updated in place
