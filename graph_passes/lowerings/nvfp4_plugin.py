@@ -22,6 +22,17 @@ from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
 from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
+#: Kernels for tensor cores take K in steps of it.
+K_STEP = 32
+# Rows of K are filled to a multiple of it: of the steps of all kernels.
+_FILLED = 128
+
+
+def filled(features: int) -> int:
+    """An MLP's intermediate features as its plugin has them. The kernels for tensor cores take K in steps of 32, and
+    SigLIP's 4304 are none: zeros fill the weights, which change no result, as they multiply what zeros made."""
+    return features if features % K_STEP == 0 else -(-features // _FILLED) * _FILLED
+
 
 def nvfp4_obstacle(subgraph: Subgraph) -> Reason | None:
     """Why plugins with NVFP4 weights cannot compute the subgraph."""
@@ -133,14 +144,19 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
     """The op's inputs by name, of MLPs."""
     stacked = subgraph.op == "NVFP4PersistentMLP"
     mlps = [block.mlp for block in subgraph.blocks]
+    features = subgraph.shapes["intermediate_features"]
+    # A checkpoint's own weights stay as they are.
+    added = 0 if quantization.checkpoint is not None else filled(features) - features
 
     def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
         parts = [linears_of(mlp, is_down) for mlp in mlps]
-        values = _weights(f"{prefix}_weight", parts, stacked, quantization)
+        rows, k = sum(linear.weight.shape[0] for linear in parts[0]), parts[0][0].weight.shape[1]
+        size = (rows, k + added) if is_down else (rows + added * len(parts[0]), k)
+        values = _weights(f"{prefix}_weight", parts, stacked, quantization, size=size if added else None)
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
     inputs = {"x": subgraph.blocks[0].x}
-    inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, "up" if stacked else "gate_up")
+    inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, "up" if stacked else "gate_up", added)
     for label, linears in (("input", [mlp.up for mlp in mlps]), ("hidden", [mlp.down for mlp in mlps])):
         inputs[f"{label}_tensor_scale"] = _scales(subgraph.name, label, linears, amax, quantization, stacked)
     if stacked:
@@ -151,14 +167,19 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
 
 
 def _weights(
-    prefix: str, parts: Sequence[Sequence[Linear]], stacked: bool, quantization: Quantization, interleaved: bool = True
+    prefix: str,
+    parts: Sequence[Sequence[Linear]],
+    stacked: bool,
+    quantization: Quantization,
+    interleaved: bool = True,
+    size: tuple[int, int] | None = None,
 ) -> tuple[ir.Value, ...]:
     """Values, block scales and tensor scale: from the checkpoint where it has all of them, else quantized."""
     groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
     known = [group for group in groups if group]
     if len(known) == len(groups):
         return packed_initializers(prefix, known, stacked, quantization.made, interleaved)
-    return quantization.initializers(prefix, parts, stacked, interleaved=interleaved)
+    return quantization.initializers(prefix, parts, stacked, interleaved=interleaved, size=size)
 
 
 def _attributes(subgraph: Subgraph) -> dict[str, Any]:

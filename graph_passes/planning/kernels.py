@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trt_nvfp4.graph_passes.lowerings.decision import AS_GIVEN, Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.fp8_moe_plugin import OP as FP8_MOE
 from trt_nvfp4.graph_passes.lowerings.fp8_plugin import OP as FP8_MLP
+from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import K_STEP, filled
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import generic_reason
 from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
@@ -15,7 +16,7 @@ from trt_nvfp4.graph_passes.planning.decoder import launch_tokens, slow_reason
 from trt_nvfp4.graph_passes.planning.plan import PlannedSubgraph
 
 # plugins/kernels/heuristics: a step of the tensor cores along K; outputs of an FP8 product come in vectors of 8.
-_K_STEP, _FP8_OUTPUTS = 32, 8
+_FP8_OUTPUTS = 8
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def kernel_class(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelCl
         )
     if lowering.weights == "fp8":
         return _fp8(entry, capabilities)
-    if odd := [k for k in _depths(entry) if k % _K_STEP]:
+    if odd := [k for k in _depths(entry) if k % K_STEP]:
         return KernelClass(
             "generic",
-            f"K = {odd[0]} is not a multiple of {_K_STEP}",
+            f"K = {odd[0]} is not a multiple of {K_STEP}",
             f"leave it in {entry.dtype} with --exclude, or plan fp8",
         )
     if lowering.arithmetic == "fp4":
@@ -93,9 +94,11 @@ def _fp8(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass:
 
 
 def _depths(entry: PlannedSubgraph) -> list[int]:
-    """The K of each product."""
-    keys = ("in_features", "intermediate_features", "shared_features")
-    return [entry.shapes[key] for key in keys if entry.shapes.get(key)]
+    """The K of each product, as its plugin has it."""
+    shapes = {key: entry.shapes.get(key) or 0 for key in ("in_features", "intermediate_features", "shared_features")}
+    if entry.kind != "moe":
+        shapes["intermediate_features"] = filled(shapes["intermediate_features"])
+    return [k for k in shapes.values() if k]
 
 
 def note_kernels(entries: list[PlannedSubgraph], capabilities: Capabilities) -> dict[str, KernelClass]:

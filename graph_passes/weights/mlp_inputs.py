@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
+from torch.nn.functional import pad
 
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp
 from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer
@@ -21,14 +22,19 @@ def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
 
 
 def mlp_inputs(
-    mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights, up: str = "gate_up"
+    mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights, up: str = "gate_up", added: int = 0
 ) -> dict[str, ir.Value]:
-    """Weights, their scales and biases of `mlps`, one matrix each for gate and up, as `up`, and for down."""
+    """Weights, their scales and biases of `mlps`, one matrix each for gate and up, as `up`, and for down.
+
+    `added`: rows of gate and of up beyond those of the model, which `make` has filled; their biases are 0.
+    """
     inputs: dict[str, ir.Value] = {}
     for key, is_down in ((up, False), ("down", True)):
         inputs |= {f"{key}_{part}": value for part, value in make(mlps, is_down, stacked, f"{prefix}{key}").items()}
         parts = [linears_of(mlp, is_down) for mlp in mlps]
         rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
+        if not is_down:
+            rows = [pad(row, (0, added * len(linears))) for row, linears in zip(rows, parts, strict=True)]
         data = torch.stack(rows) if stacked else rows[0]
         inputs[f"{key}_bias"] = initializer(f"{prefix}{key}_bias", data, parts[0][0].weight.dtype)
     return inputs

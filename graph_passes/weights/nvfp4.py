@@ -7,6 +7,7 @@ from enum import Enum
 
 import onnx_ir as ir
 import torch
+from torch.nn.functional import pad
 
 from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, WeightQuantizer
 from trt_nvfp4.common.device import device
@@ -30,6 +31,7 @@ def nvfp4_initializers(
     recipe: Recipe,
     inputs: Iterable[InputStatistics],
     layout: Layout = Layout.PLUGINS,
+    size: tuple[int, int] | None = None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Initializers for values, block scales and tensor scale; quantized while they are written.
 
@@ -37,11 +39,12 @@ def nvfp4_initializers(
         stacked: each gets a leading dimension, one entry per matrix; otherwise there is one matrix.
         recipe: how to quantize.
         inputs: statistics of what each matrix is multiplied with; read anew each time that it is quantized.
+        size: rows and K, where they are more than the matrices have: zeros fill them.
 
     Raises:
         ModelError: a weight holds NaN or Inf.
     """
-    rows, k = matrices[0].shape
+    own, (rows, k) = matrices[0].shape, size or matrices[0].shape
     lead = (len(matrices),) if stacked else ()
     tensor_scales = [recipe.tensor_scale(matrix.amax) for matrix in matrices]
     block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
@@ -54,8 +57,11 @@ def nvfp4_initializers(
             scales = []
             for chunk in matrix.chunks():
                 values, chunk_scales = quantize(chunk.to(where), scale.to(where))
-                scales.append(chunk_scales.view(torch.uint8).cpu())
-                yield values.cpu()
+                scales.append(pad(chunk_scales.view(torch.uint8).cpu(), (0, (k - own[1]) // BLOCK)))
+                yield pad(values.cpu(), (0, (k - own[1]) // 2))
+            if rows > own[0]:
+                scales.append(torch.zeros(rows - own[0], k // BLOCK, dtype=torch.uint8))
+                yield torch.zeros(rows - own[0], k // 2, dtype=torch.uint8)
             rows_of_scales = torch.cat(scales).view(torch.float8_e4m3fn)
             block_scales.append(tile_scales(rows_of_scales) if layout is Layout.PLUGINS else rows_of_scales)
 

@@ -40,13 +40,14 @@ class Quantization:
         stacked: bool,
         layout: Layout = Layout.PLUGINS,
         interleaved: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> tuple[ir.Value, ...]:
         """As `nvfp4_initializers`, of the linears of each matrix (see `Matrix`); the same ones for the same weights."""
         matrices = [Matrix([linear.weight for linear in linears], interleaved) for linears in parts]
-        key = (layout, stacked, str(self.recipe.for_weights()), *(matrix.identity for matrix in matrices))
+        key = (layout, stacked, size, str(self.recipe.for_weights()), *(matrix.identity for matrix in matrices))
         if key not in self.made:
             inputs = self._inputs(linears[0] for linears in parts)
-            self.made[key] = nvfp4_initializers(prefix, matrices, stacked, self.recipe, inputs, layout)
+            self.made[key] = nvfp4_initializers(prefix, matrices, stacked, self.recipe, inputs, layout, size)
         return self.made[key]
 
     def _inputs(self, linears: Iterable[Linear]) -> Iterable[InputStatistics]:
