@@ -26,12 +26,16 @@ from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 K_STEP = 32
 # Rows of K are filled to a multiple of it: of the steps of all kernels.
 _FILLED = 128
+# At most one zero to so many weights.
+_FEW = 16
 
 
 def filled(features: int) -> int:
     """An MLP's intermediate features as its plugin has them. The kernels for tensor cores take K in steps of 32, and
-    SigLIP's 4304 are none: zeros fill the weights, which change no result, as they multiply what zeros made."""
-    return features if features % K_STEP == 0 else -(-features // _FILLED) * _FILLED
+    SigLIP's 4304 are none: zeros fill the weights, which change no result, as they multiply what zeros made. Where they
+    would be many, as of small MLPs, none are added."""
+    wide = -(-features // _FILLED) * _FILLED
+    return features if features % K_STEP == 0 or _FEW * (wide - features) > features else wide
 
 
 def nvfp4_obstacle(subgraph: Subgraph) -> Reason | None:

@@ -19,7 +19,7 @@ from trt_nvfp4.plugins.ops import OPS
 Load = Callable[..., Any]
 
 
-@pytest.mark.parametrize(("features", "expected"), [(4304, 4352), (16, 128), (80, 128), (96, 96), (16384, 16384)])
+@pytest.mark.parametrize(("features", "expected"), [(4304, 4352), (1008, 1024), (48, 48), (96, 96), (16384, 16384)])
 def test_how_many_features_a_plugin_has(features: int, expected: int) -> None:
     assert filled(features) == expected
 
@@ -27,7 +27,7 @@ def test_how_many_features_a_plugin_has(features: int, expected: int) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("activation", ["gelu_erf", "silu"])
 def test_zeros_fill_the_weights_and_change_nothing(gated: bool, activation: str, loaded: Load, seed: int) -> None:
-    model, graph = mlp_model(spec(gated=gated, activation=activation, biases=True, intermediate=80, seed=seed))
+    model, graph = mlp_model(spec(gated=gated, activation=activation, biases=True, intermediate=1008, seed=seed))
     source = loaded(model)
     plan = plan_all(source)
     result = rewritten(source, plan)
@@ -35,14 +35,14 @@ def test_zeros_fill_the_weights_and_change_nothing(gated: bool, activation: str,
     shapes = {tensor.name: tuple(tensor.dims) for tensor in onnx.load(result.path).graph.initializer}
     names = {formal.name: name for formal, name in zip(OPS[node.op_type].inputs, node.input, strict=True)}
     up, down = (shapes[names[key]] for key in ("gate_up_weight" if gated else "up_weight", "down_weight"))
-    assert (up[-2], down[-1]) == (128 * (2 if gated else 1), 128 // 2)
+    assert (up[-2], down[-1]) == (1024 * (2 if gated else 1), 1024 // 2)
     x = np.random.default_rng(seed).standard_normal((2, 3, 32)).astype(np.float32)
     (found,), (expected,) = run(result.path, x), run(quantized_twin(graph, model), x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 def test_the_kernels_for_tensor_cores_serve_them(loaded: Load, seed: int) -> None:
-    (entry,) = plan_all(loaded(mlp_model(spec(dtype="float16", intermediate=80, seed=seed))[0])).subgraphs
+    (entry,) = plan_all(loaded(mlp_model(spec(dtype="float16", intermediate=1008, seed=seed))[0])).subgraphs
     found = kernel_class(entry, Capabilities("thor", nvfp4_w4a16=True, nvfp4_w4a4=True))
     assert found is not None
     assert found.name in ("W4A16", "W4A4")
