@@ -19,7 +19,7 @@ from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps,
 from trt_nvfp4.builder.bench.engines import bench_engines
 from trt_nvfp4.builder.bench.result import DECODER_LABELS, LABELS, MODES, Result, check_destination
 from trt_nvfp4.builder.bench.subgraphs import bench_subgraphs
-from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of
+from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of, target_of
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
 from trt_nvfp4.builder.bench.variants import BASELINES, NATIVE, builds_of, sample_of
 from trt_nvfp4.builder.errors import UNAVAILABLE, USAGE, BuilderError
@@ -65,7 +65,7 @@ def bench(
     with ExitStack() as made:
         if request.subject.is_dir():
             # An export takes minutes: what it is for is asked before.
-            request = replace(request, target=find_target(request.target or _local_target(device)).name)
+            request = replace(request, target=target_of(request, device).name)
             progress.stage(f"exporting {request.subject.name} to ONNX")
         exported = replace(request, subject=prepared(request.subject, made, "auto", 1))
         return _bench(exported, Result("", str(request.subject), ""), progress, device, open_host)

@@ -94,7 +94,7 @@ def subject_of(request: Request, device: Callable[[], Device]) -> Subject:
         return _planned(request, path, request.plan, None)
     model = load(path)
     model = convert(model, choose(model, "auto"))
-    target = find_target(request.target or _local_target(device))
+    target = target_of(request, device)
     decoder = decoder_of(read(path))
     subgraphs, shapes = find_subgraphs(model), _shapes(request, path)
     if decoder is not None and not shapes:
@@ -139,6 +139,11 @@ def given_sample(request: Request, onnx: Path) -> dict[str, np.ndarray] | None:
     sample = next(iter(load_samples(data, input_specs(onnx), onnx.parent, request.trust_remote_code)))
     asked = request.shapes.items()
     return sample if all(name in sample and sample[name].shape == shape for name, shape in asked) else None
+
+
+def target_of(request: Request, device: Callable[[], Device]) -> Target:
+    """The target asked for, or this machine's. Raises BuilderError (usage) without either."""
+    return find_target(request.target or _local_target(device))
 
 
 def _local_target(device: Callable[[], Device]) -> str:
