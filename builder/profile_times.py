@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trt_nvfp4.builder.roofline import Prediction
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.plan import Plan
 
 PREFILL, DECODE = "prefill", "decode"
-Predicted = Sequence[Mapping[str, Any]]
+Predicted = Sequence[Prediction]
 
 
-def products(predicted: Predicted) -> list[Mapping[str, Any]]:
+def products(predicted: Predicted) -> list[Prediction]:
     """Predictions without those of attention, whose cost in a prefill follows the prompt's length squared."""
     return [entry for entry in predicted if entry["kind"] != ATTENTION]
 

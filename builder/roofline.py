@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict, final
 
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
@@ -240,13 +240,29 @@ def roofline(bytes_moved: float, operations: float, limits: Limits, arithmetic: 
     return Cost(max(memory, compute), bytes_moved, operations, "memory" if memory >= compute else "compute")
 
 
-def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities: Capabilities) -> list[dict[str, Any]]:
+@final
+class Prediction(TypedDict):
+    """The roofline of equal subgraphs, as reports hold it: the cost as planned, and least microseconds by what computes
+    them: "nvfp4" (as planned, whatever that is), "fp8" and "bf16"."""
+
+    names: list[str]
+    kind: str
+    decision: Decision
+    shapes: dict[str, int]
+    tokens: int
+    bytes: float
+    operations: float
+    bound: str
+    predicted_us: dict[str, float]
+
+
+def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities: Capabilities) -> list[Prediction]:
     """For every replaced subgraph of a plan: its cost as planned, and the least microseconds as planned and otherwise.
 
-    `predicted_us` has "nvfp4" (as planned, whatever that is), "fp8" and "bf16". Nothing is predicted of a subgraph that
+    Nothing is predicted of a subgraph that
     generic kernels serve: they use no tensor cores, whose peak the roofline knows.
     """
-    entries = []
+    entries: list[Prediction] = []
     for subgraph in plan.subgraphs:
         kernels = kernel_class(subgraph, capabilities)
         if kernels is None or kernels.is_generic or subgraph.kind == DECODER:  # a layer's parts are predicted
@@ -274,7 +290,7 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities:
     return entries
 
 
-def slow_decoding(predicted: Sequence[Mapping[str, Any]], capabilities: Capabilities) -> list[str]:
+def slow_decoding(predicted: Sequence[Prediction], capabilities: Capabilities) -> list[str]:
     """A warning about W4A16 subgraphs that decode their weights slower than memory brings them, where FP4 tensor cores
     would not: at most one."""
     if not capabilities.nvfp4_w4a4:
@@ -293,7 +309,7 @@ def slow_decoding(predicted: Sequence[Mapping[str, Any]], capabilities: Capabili
     ]
 
 
-def share(plan: Plan, tokens: Mapping[str, int], predicted: Sequence[Mapping[str, Any]], weight_bytes: int) -> str:
+def share(plan: Plan, tokens: Mapping[str, int], predicted: Sequence[Prediction], weight_bytes: int) -> str:
     """What the predicted subgraphs are of the whole model, in words.
 
     Bytes are those of the original's weights, `weight_bytes` in all; operations those of products with weights, which

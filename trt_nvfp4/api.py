@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,7 +116,17 @@ def build(
         bundle=_path(report.bundle),
         files={name: Path(file) for name, file in report.files.items()},
         subgraphs=[
-            SubgraphResult(**{each.name: entry[each.name] for each in fields(SubgraphResult)})
+            SubgraphResult(
+                name=entry["name"],
+                kind=entry["kind"],
+                nodes=entry["nodes"],
+                shapes=entry["shapes"],
+                decision=entry["decision"],
+                reason=entry["reason"],
+                reason_code=entry["reason_code"],
+                kernels=entry["kernels"],
+                realized=entry["realized"],
+            )
             for entry in report.subgraphs
         ],
         warnings=report.warnings,

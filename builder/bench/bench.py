@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from trt_nvfp4.builder import roofline
 from trt_nvfp4.builder.bench.decoders import Lengths, lengths_of, predict_steps, time_steps
 from trt_nvfp4.builder.bench.engines import bench_engines
 from trt_nvfp4.builder.bench.result import DECODER_LABELS, LABELS, MODES, Result, check_destination
-from trt_nvfp4.builder.bench.subgraphs import bench_subgraphs
+from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph, bench_subgraphs
 from trt_nvfp4.builder.bench.subject import Request, Subject, subject_of, target_of
 from trt_nvfp4.builder.bench.timing import CudaDevice, Device
 from trt_nvfp4.builder.bench.variants import BASELINES, NATIVE, builds_of, sample_of
@@ -154,19 +154,20 @@ def _predict(subject: Subject, result: Result) -> None:
     """Sums over the subgraphs that the plan replaces; the rest of the model is the same for all contestants."""
     limits = roofline.LIMITS[subject.target.name]
     tokens = subgraph_tokens(subject.model, subject.plan.subgraphs, subject.shapes)
-    result.subgraphs = roofline.predict(subject.plan, tokens, limits, subject.target.capabilities)
+    predicted = roofline.predict(subject.plan, tokens, limits, subject.target.capabilities)
+    result.subgraphs = predicted
     result.notes += slow_kernels(note_kernels(subject.plan.subgraphs, subject.target.capabilities))
-    if not result.subgraphs:
+    if not predicted:
         raise BuilderError(
             USAGE,
             f"{subject.model.path}: the plan replaces no subgraph for {subject.target.name}: there is nothing to "
             f"predict ({_why_kept(subject.plan)})",
         )
     for name in ("nvfp4", *BASELINES):
-        total = sum(entry["predicted_us"][name] for entry in result.subgraphs)
+        total = sum(entry["predicted_us"][name] for entry in predicted)
         result.contestants[name] = {"predicted_us": total}
     result.environment = {"gpu": limits.gpu, "bandwidth": limits.bandwidth, "tflops": dict(limits.tflops)}
-    of = roofline.share(subject.plan, tokens, result.subgraphs, original_weights_bytes(subject.model.graph))
+    of = roofline.share(subject.plan, tokens, predicted, original_weights_bytes(subject.model.graph))
     result.notes.append(f"of {of}")
     result.notes.append(f"peaks: {limits.source}")
 
@@ -197,7 +198,7 @@ def _bench_plugins(
         destination = folder / "m.rewritten.onnx"
         rewritten = rewrite(subject.model, subject.plan, _statistics(request), destination, progress.step)
         progress.stage("timing subgraphs")
-        result.subgraphs = bench_subgraphs(
+        result.subgraphs = timed = bench_subgraphs(
             device,
             host,
             rewritten.path,
@@ -208,17 +209,17 @@ def _bench_plugins(
             request.warm_up,
             progress.step,
         )
-    if not result.subgraphs:
+    if not timed:
         raise BuilderError(
             USAGE,
             f"{subject.model.path}: the plan has no dense NVFP4 subgraph to time ({_why_kept(subject.plan)}); a --plan "
             "of build-engine --precision nvfp4 may have one",
         )
-    result.notes += _left_out(subject.plan, result.subgraphs)
+    result.notes += _left_out(subject.plan, timed)
     for name in ("nvfp4", *BASELINES):
-        if all(name in entry["timings"] for entry in result.subgraphs):
+        if all(name in entry["timings"] for entry in timed):
             result.contestants[name] = {
-                key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in result.subgraphs)
+                key: sum(entry["timings"][name][key] * len(entry["names"]) for entry in timed)
                 for key in ("median_us", "p90_us", "p99_us")
             }
 
@@ -229,7 +230,7 @@ def _why_kept(plan: Plan) -> str:
     return f"{entry.kind} '{entry.name}' is {entry.decision}: {entry.reason}" if entry else "it names none"
 
 
-def _left_out(plan: Plan, timed: list[dict[str, Any]]) -> list[str]:
+def _left_out(plan: Plan, timed: Sequence[TimedSubgraph]) -> list[str]:
     """What the sums over the timed subgraphs do not hold."""
     names = {name for entry in timed for name in entry["names"]}
     untimed = [entry.name for entry in plan.subgraphs if entry.decision != Decision.KEEP and entry.name not in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from rich.table import Table
 
 from trt_nvfp4.builder.bench.decoders import steps_table
+from trt_nvfp4.builder.bench.subgraphs import TimedSubgraph
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.report.charts import number
 from trt_nvfp4.builder.report.html import CONTESTANTS
+from trt_nvfp4.builder.roofline import Prediction
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 
@@ -43,7 +46,7 @@ class Result:
     target: str
     label: str = ""
     contestants: dict[str, dict[str, float]] = field(default_factory=dict)
-    subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    subgraphs: Sequence[Prediction | TimedSubgraph] = field(default_factory=list)
     layers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     cosine_to_bf16: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -98,7 +101,10 @@ def tables(result: Result) -> list[Table]:
     for heading in ("subgraph", "tokens", "decision", *(CONTESTANTS[name] for name in names)):
         parts.add_column(heading, overflow="fold", justify="left" if heading in ("subgraph", "decision") else "right")
     for entry in result.subgraphs:
-        times = entry.get("predicted_us") or {name: timing["median_us"] for name, timing in entry["timings"].items()}
+        if "predicted_us" in entry:
+            times = entry["predicted_us"]
+        else:
+            times = {name: timing["median_us"] for name, timing in entry["timings"].items()}
         label = entry["names"][0] + (f" and {len(entry['names']) - 1} like it" if len(entry["names"]) > 1 else "")
         parts.add_row(label, str(entry["tokens"]), entry["decision"], *(number(times[name]) for name in names))
     return [whole, parts] if result.subgraphs else [whole]

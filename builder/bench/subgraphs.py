@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, final
 
 import onnx
 import torch
@@ -33,6 +33,22 @@ TOLERANCE = 5e-2
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+@final
+class TimedSubgraph(TypedDict):
+    """Equal subgraphs, timed as one: microseconds by contestant, and why one is missing."""
+
+    names: list[str]
+    kind: str
+    op: str
+    decision: str
+    dtype: str
+    shapes: dict[str, int]
+    tokens: int
+    relative_error: float
+    timings: dict[str, dict[str, Any]]
+    missing: dict[str, str]
+
+
 def bench_subgraphs(
     device: Device,
     host: Any,
@@ -43,7 +59,7 @@ def bench_subgraphs(
     rounds: int,
     warm_up: int,
     progress: Callable[[int, int, str], None],
-) -> list[dict[str, Any]]:
+) -> list[TimedSubgraph]:
     """One entry per group of equal NVFP4 subgraphs of `plan`: names, shapes, tokens, timings and the plugin's error.
 
     `host` is a PluginHost; `rewritten` holds the plugin nodes. Raises BuilderError (verification) when a plugin's
@@ -88,7 +104,7 @@ def bench_subgraphs(
 
 def _entry(
     entries: list[PlannedSubgraph], rows: int, timings: Mapping[str, Timing], error: float, missing: dict[str, str]
-) -> dict[str, Any]:
+) -> TimedSubgraph:
     first = entries[0]
     return {
         "names": [entry.name for entry in entries],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import onnx
 from rich.filesize import decimal
@@ -21,12 +21,33 @@ from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_types import misfits
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 
-# What is used of a bundle's manifest, and of each subgraph in it; the rest is shown as it is.
-MANIFEST = {"model": str, "planned": list[dict[str, Any]], "checksums": dict[str, str]}
-PLANNED = {"name": str, "decision": str, "engine_nodes": list[str]}
+
+class PlannedInBundle(TypedDict):
+    """What is used of a subgraph in a bundle's manifest."""
+
+    name: str
+    decision: str
+    engine_nodes: list[str]
+
+
+class BundleManifest(TypedDict):
+    """What is used of a bundle's manifest; the rest is shown as it is."""
+
+    model: str
+    planned: list[PlannedInBundle]
+    checksums: dict[str, str]
+    target: Any
+    arch: Any
+    modules: Any
+    profiles: Any
+    plugin_library: Any
+    plugin_sources: Any
+
+
 MANIFEST_SHOWN = ("target", "arch", "modules", "profiles", "plugin_library", "plugin_sources")
 # A report of the build script alone has the number of layers.
 BUILD_RESULT = {
@@ -81,7 +102,7 @@ def _built_from_bundle(path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(data, dict) or not data.keys() >= BUILD_RESULT:
         return None
-    if report.misfits(data, {"subgraphs": list[dict[str, str | None]]}):
+    if misfits(data, {"subgraphs": list[dict[str, str | None]]}):
         return None
     built = {entry["name"]: entry["realized"] for entry in data["subgraphs"]}
     return {**{key: value for key, value in data.items() if key != "subgraphs"}, "built": built}
@@ -113,7 +134,7 @@ def _bundle(path: Path) -> dict[str, Any]:
     data = read_manifest(path)
     changed = changed_files(path, data["checksums"])
     files = {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}
-    shown = {key: data[key] for key in MANIFEST_SHOWN}
+    shown: dict[str, Any] = {key: value for key, value in data.items() if key in MANIFEST_SHOWN}
     shown["planned"] = {
         entry["name"]: f"{entry['decision']} in {', '.join(entry['engine_nodes'])}" for entry in data["planned"]
     }
@@ -134,7 +155,7 @@ def _parts(path: Path) -> dict[str, Any]:
     return {"kind": "parts", "manifest": asdict(manifest), "built": built}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> BundleManifest:
     """What a bundle says of itself. Raises BuilderError: usage for a folder that is none, model for a broken one."""
     manifest = folder / bundle.MANIFEST
     if not manifest.is_file():
@@ -143,15 +164,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         data = parse_json(manifest.read_text())
     except ValueError as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not JSON ({error}); copy the bundle again") from error
-    needed = {*MANIFEST_SHOWN, *MANIFEST}
+    needed = BundleManifest.__annotations__.keys()
     if not isinstance(data, dict) or needed - data.keys():
         raise BuilderError(USAGE, f"{folder}: not a bundle (its {bundle.MANIFEST} is something else's)")
-    wrong = report.misfits(data, MANIFEST)
-    if not wrong:  # the subgraphs are a list, then
-        wrong = [misfit for entry in data["planned"] for misfit in report.misfits(entry, PLANNED)]
-    if wrong:
+    if wrong := misfits(data, BundleManifest):
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: {wrong[0]}; copy the bundle again")
-    return data
+    return cast(BundleManifest, data)
 
 
 def changed_files(folder: Path, checksums: Mapping[str, str]) -> list[str]:

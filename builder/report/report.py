@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import reprlib
 import resource
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 import psutil
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import profiles_line
 from trt_nvfp4.common.json_text import parse_json
+from trt_nvfp4.common.json_types import misfits
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode
@@ -32,19 +31,21 @@ if TYPE_CHECKING:
 
 # The option that asks for linears as well as for what is asked for by default.
 LINEARS_TOO = f"--kinds {','.join(KINDS)}"
-# What a report says of each subgraph, see `take_plan`.
-SUBGRAPH = {
-    "name": str,
-    "kind": str,
-    "nodes": list[str],
-    "shapes": dict[str, int],
-    "decision": str,
-    "reason": str,
-    "reason_code": str | None,
-    "activations": str,
-    "kernels": str,
-    "realized": str | None,
-}
+
+
+class ReportedSubgraph(TypedDict):
+    """What a report says of each subgraph, see `take_plan`."""
+
+    name: str
+    kind: str
+    nodes: list[str]
+    shapes: dict[str, int]
+    decision: str
+    reason: str
+    reason_code: str | None
+    activations: str
+    kernels: str
+    realized: str | None
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Report:
     # Of an engine without the plugins' weights: the `file` beside it that holds them, its `digest`, `bytes`, `tensors`.
     plugin_weights: dict[str, Any] | None = None
     bundle: str | None = None
-    subgraphs: list[dict[str, Any]] = field(default_factory=list)
+    subgraphs: list[ReportedSubgraph] = field(default_factory=list)
     # What the network computes in outside of replaced subgraphs (see `Activations`).
     network: dict[str, Any] = field(default_factory=dict)
     # Products that the plan has no entry for, by operator.
@@ -186,43 +187,21 @@ def load(path: Path) -> dict[str, Any]:
     for entry in entries:
         if isinstance(entry, dict):
             entry.setdefault("reason_code", None)  # reports of before there were codes
-    if missing or not all(isinstance(entry, dict) and entry.keys() >= SUBGRAPH.keys() for entry in entries):
+    if missing or not all(
+        isinstance(entry, dict) and entry.keys() >= ReportedSubgraph.__annotations__.keys() for entry in entries
+    ):
         lacks = f": it lacks {', '.join(sorted(missing))}" if missing else ""
         raise BuilderError(
             USAGE, f"{path}: not a report of this version of build-engine{lacks}; build again to have one"
         )
-    types = get_type_hints(Report)
+    types = get_type_hints(Report) | {"subgraphs": list[Any]}  # which are told one by one
     if found["engine"]:
         types["engine_bytes"] = int  # which an engine has
     wrong = misfits(found, types)
-    wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, SUBGRAPH)]
+    wrong += [f"subgraph's {misfit}" for entry in entries for misfit in misfits(entry, ReportedSubgraph)]
     if wrong:
         raise BuilderError(USAGE, f"{path}: no report of build-engine: its {wrong[0]}; build again to have one")
     return found
-
-
-def misfits(found: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
-    """In words, which values of a JSON object are not of their types: plain ones, unions, lists, dicts by text."""
-    return [
-        f"{key} is {reprlib.repr(found.get(key))}, expected {_shown(kind)}"
-        for key, kind in types.items()
-        if not _fits(found.get(key), kind)
-    ]
-
-
-def _shown(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return any(_fits(value, one) for one in arguments)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(entry, arguments[0]) for entry in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(entry, arguments[1]) for entry in value.values())
-    return kind is Any or isinstance(value, (int, float) if kind is float else kind)
 
 
 def versions() -> dict[str, str]:
@@ -247,7 +226,7 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     yield summary_table(report)
 
 
-def subgraph_tables(subgraphs: list[dict[str, Any]]) -> list[Table]:
+def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
     """One row per subgraph that is replaced or refused, and what was decided why.
 
     Linears that nobody asked to replace are only counted.

@@ -137,8 +137,8 @@ def test_bundle_with_a_foreign_manifest(tmp_path: Path) -> None:
     ("changed", "text"),
     [
         ({"checksums": None}, "checksums is None, expected dict[str, str]"),
-        ({"planned": 5}, "planned is 5, expected list[dict[str, Any]]"),
-        ({"planned": [{"name": "a", "decision": "fp8"}]}, "engine_nodes is None, expected list[str]"),
+        ({"planned": 5}, "planned is 5, expected list[object]"),
+        ({"planned": [{"name": "a", "decision": "fp8"}]}, "planned's engine_nodes is None, expected list[str]"),
     ],
     ids=str,
 )

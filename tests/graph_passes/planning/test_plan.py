@@ -272,7 +272,13 @@ def test_reasons_of_fp8_without_data_know_the_plugin(dtype: str, loaded: Load) -
 def test_16_bits_are_one_choice(dtype: str, half: str, loaded: Load) -> None:
     """Of a float32 model, not to keep it too."""
     (subgraph,) = find_subgraphs(loaded(mlp_model(spec(dtype=dtype))[0]))
-    assert allowed_decisions(subgraph, EVERYTHING, "auto") == ["nvfp4_w4a4", "nvfp4_w4a16", "fp8", half]
+    assert allowed_decisions(subgraph, EVERYTHING, "auto") == [
+        "nvfp4_w4a4",
+        "nvfp4_mixed",
+        "nvfp4_w4a16",
+        "fp8",
+        half,
+    ]
 
 
 def test_entries_may_be_deleted(source: SourceModel) -> None:
