@@ -110,12 +110,19 @@ __device__ __forceinline__ void score_experts(DecoderArgs<T> const& args, Words<
     w4a16::TokenInput<T, false> const row{nullptr, from.words, from.layer, from.k, nullptr, 0.0f};
     uint4 held[kHeld];
     float sum = 0.0f;
-    row.template read<kHeld>(offset, [&](int i, uint4 eight) {
-        held[i] = eight;
-        T const* const values = reinterpret_cast<T const*>(&eight);
+    // One after another: two at once spill on SM120.
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sum = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), sum);
-    });
+    for (int i = 0; i < kHeld; ++i) {
+        row.template read<1>([&](int) { return offset(i); },
+                             [&](int, uint4 eight) {
+                                 held[i] = eight;
+                                 T const* const values = reinterpret_cast<T const*>(&eight);
+#pragma unroll
+                                 for (int j = 0; j < 8; ++j) {
+                                     sum = fmaf(ptx::to_float(values[j]), ptx::to_float(values[j]), sum);
+                                 }
+                             });
+    }
     auto const sum_up = [&](float part) {
         part = ptx::warp_sum(part);
         w4a16::meet();  // others may still read
