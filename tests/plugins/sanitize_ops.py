@@ -13,12 +13,12 @@ import op_inputs
 import torch
 from attention_cases import SHAPES
 from attention_cases import inputs as attention_inputs
+from decoder_cases import MIXTURES, random_case
 from decoder_cases import SHAPES as DECODERS
-from decoder_cases import random_case
 
 from trt_nvfp4.plugins.host import PluginHost
 
-GENERIC, AUTOMATIC, W4A16_SM90, DECODER = 1, 0, 8, 11
+GENERIC, AUTOMATIC, W4A16_SM90 = 1, 0, 8
 
 
 def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[str, int | float]]]:
@@ -46,18 +46,21 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, list[torch.Tensor], dict[st
         for fp8 in (False, True):
             yield "CachedAttention", attention_inputs(rng, shape, dtype, fp8), shape.attributes(fp8)
     if dtype != torch.float32:
-        for layers in DECODERS:
+        for layers in (*DECODERS, *MIXTURES):
             for fp8 in (False, True):
-                yield "NVFP4Decoder", random_case(rng, layers, dtype, fp8).inputs, layers.attributes(fp8)
+                yield layers.op, random_case(rng, layers, dtype, fp8).inputs, layers.attributes(fp8)
     for norm in (0, 1):
         yield "NVFP4Quantize", op_inputs.quantize(rng, 131, 80, dtype).inputs, {"norm": norm, "add_residual": norm}
 
 
-def tactics(op: str, attributes: dict[str, int | float], dtype: torch.dtype) -> list[int]:
+def tactics(
+    host: PluginHost, op: str, inputs: list[torch.Tensor], attributes: dict[str, int | float], dtype: torch.dtype
+) -> list[int]:
     """Of a call; sanitize_w4a16.py has W4A16's of linears and MLPs."""
     of_sm90 = torch.cuda.get_device_capability() == (9, 0) and dtype != torch.float32
-    if op == "NVFP4Decoder":
-        return [GENERIC, DECODER]
+    if "Decoder" in op:
+        with host.session(op, inputs, attributes) as session:
+            return session.tactics or [AUTOMATIC]
     mixture = op == "NVFP4MoE" and not attributes["quantize_activations"]
     return [GENERIC, AUTOMATIC, *([W4A16_SM90] if of_sm90 and mixture else [])]
 
@@ -67,7 +70,7 @@ def main(library: str) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for op, tensors, attributes in calls(dtype):
             inputs = [x.cuda() for x in tensors]
-            for tactic in tactics(op, attributes, dtype):
+            for tactic in tactics(host, op, inputs, attributes, dtype):
                 with host.session(op, inputs, attributes, tactic=tactic) as session:
                     types_and_shapes = zip(session.output_dtypes, session.output_shapes(inputs), strict=True)
                     outputs = [torch.empty(shape, dtype=kind, device="cuda") for kind, shape in types_and_shapes]
