@@ -33,6 +33,7 @@ from trt_nvfp4.graph_passes.load.by_hand import REWRITTEN
 from trt_nvfp4.graph_passes.load.source import load
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.graph_passes.rewrite import calibration_tensors
+from trt_nvfp4.plugins.compile import op_header
 from trt_nvfp4.plugins.compile.library import build_library
 from trt_nvfp4.plugins.compile.toolchain import ToolchainError
 
@@ -148,6 +149,18 @@ def test_device_without_a_package_that_compiling_needs(tmp_path: Path, gated_mlp
     assert done.returncode == UNAVAILABLE
     assert "needs the package filelock; install it: pip install filelock" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_sources_in_a_bundle_know_the_ops_without_torch(tmp_path: Path, gated_mlps: Path) -> None:
+    """By the header that travels with them; without site-packages there is neither Torch nor ONNX."""
+    sources = bundle_with_sources(tmp_path, gated_mlps) / bundle.SOURCES
+    code = (
+        f"import sys; sys.path.insert(0, {str(sources)!r}); from trt_nvfp4.plugins.compile.op_header import op_header; "
+        "print(op_header(), end='')"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == op_header.op_header()
+    assert "struct NVFP4Linear" in done.stdout
 
 
 @pytest.mark.slow
