@@ -38,7 +38,7 @@ demo-llm: install
 # Fast tests first, so that a mistake shows early. A process for each CPU that is there for them (xdist's auto takes half of
 # what clouds call CPUs, and all of a machine that others share), one thread each; a file's tests stay together, because
 # they share what they export and build. In the order given: xdist would put files of few tests, which take long, last.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(nproc) --dist loadfile --no-loadscope-reorder --durations=25
 
 # The files that keep one core busy for long go first, so that the other does not wait for them at the end.
 LONGEST := tests/plugins/test_emulated_w4a4.py $(wildcard tests/ptx_emulator/test_cutlass*.py) \
