@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict, final
 
 from trt_nvfp4.builder.word_clocks import SCHEDULERS, WORD_WEIGHTS, word_clocks
+from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import LOWERINGS, NVFP4_W4A4
 from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
@@ -137,39 +138,55 @@ def weights_read(kind: str, shapes: Mapping[str, int], tokens: int) -> float:
     return _weights(kind, shapes, tokens)[0]
 
 
-def _weights(kind: str, shapes: Mapping[str, int], tokens: int) -> tuple[float, float]:
-    """(weights that are read, weights that each token is multiplied by).
+def _weights(kind: str, shapes: Mapping[str, int], tokens: int, residual: int = 0) -> tuple[float, float]:
+    """(weights that are read, weights that each token is multiplied by); `residual` more columns each.
 
     Experts are chosen evenly, and read when a token chooses them.
     """
     if kind != "moe":
-        dense = sum(gemm.n * gemm.k * gemm.count for gemm in gemms(kind, shapes))
+        dense = sum(gemm.n * (gemm.k + residual) * gemm.count for gemm in gemms(kind, shapes))
         return dense, dense
-    widths = (1 + shapes["gated"]) * shapes["in_features"] + shapes["out_features"]
-    expert, shared = widths * shapes["intermediate_features"], widths * shapes.get("shared_features", 0)
+    ups, outputs = 1 + shapes["gated"], shapes["out_features"]
+
+    def stored(intermediate: int) -> int:
+        if not intermediate:
+            return 0
+        return ups * intermediate * (shapes["in_features"] + residual) + outputs * (intermediate + residual)
+
+    expert, shared = stored(shapes["intermediate_features"]), stored(shapes.get("shared_features", 0))
     read = experts_touched(shapes["experts"], shapes["top_k"], tokens)
     return expert * read + shared, expert * shapes["top_k"] + shared
 
 
 def subgraph_cost(
-    kind: str, shapes: Mapping[str, int], decision: Decision, tokens: int, limits: Limits, dtype: str = "bfloat16"
+    kind: str,
+    shapes: Mapping[str, int],
+    decision: Decision,
+    tokens: int,
+    limits: Limits,
+    dtype: str = "bfloat16",
+    residual: int = 0,
 ) -> Cost:
     """The roofline of one subgraph of a plan at `tokens` rows of input.
 
     `kind`, `shapes`, `decision` and `dtype` (of the activations) as in `PlannedSubgraph`; a decision "keep" computes in
     `dtype`. Of an attention, rows are sequences with full caches.
-    Activations in and out have `dtype`. Raises ValueError when the GPU cannot multiply as decided.
+    Activations in and out have `dtype`. `residual`: the recipe's residual channels, which 4-bit activations have; the
+    channels of the input are put in order before, in memory. Raises ValueError when the GPU cannot multiply as decided.
     """
     if kind == "attention":
         return _attention_cost(shapes, decision, tokens, limits, dtype)
     if decision == Decision.NVFP4_MIXED:
-        return _mixed_cost(kind, shapes, tokens, limits, dtype)
+        return _mixed_cost(kind, shapes, tokens, limits, dtype, residual)
+    if decision != Decision.NVFP4_W4A4 or shapes.get("layers", 1) > 1:
+        residual = 0
     lowering = LOWERINGS[decision]
     weight_bytes, arithmetic = lowering.weight_bytes, lowering.arithmetic
     if weight_bytes is None:
         weight_bytes, arithmetic = KEPT[dtype]
-    read, multiplied = _weights(kind, shapes, tokens)
-    activations = tokens * (shapes["in_features"] + shapes["out_features"])
+    read, multiplied = _weights(kind, shapes, tokens, residual)
+    reordered = 2 * shapes["in_features"] if residual else 0
+    activations = tokens * (shapes["in_features"] + shapes["out_features"] + reordered)
     cost = roofline(read * weight_bytes + activations * KEPT[dtype][0], 2.0 * tokens * multiplied, limits, arithmetic)
     if decision != Decision.NVFP4_W4A16 or dtype == "float32":
         return cost
@@ -178,12 +195,14 @@ def subgraph_cost(
     return slower(cost, issue_seconds(read, rows, limits, dtype), "issue")
 
 
-def _mixed_cost(kind: str, shapes: Mapping[str, int], tokens: int, limits: Limits, dtype: str) -> Cost:
+def _mixed_cost(kind: str, shapes: Mapping[str, int], tokens: int, limits: Limits, dtype: str, residual: int) -> Cost:
     """One product after another: gate and up in W4A4, down in W4A16, and between them the gates, which read and write
     memory, too."""
     up, down = gemms(kind, shapes)
     costs = [
-        subgraph_cost("linear", {"in_features": gemm.k, "out_features": gemm.n}, decision, tokens, limits, dtype)
+        subgraph_cost(
+            "linear", {"in_features": gemm.k, "out_features": gemm.n}, decision, tokens, limits, dtype, residual
+        )
         for gemm, decision in ((up, Decision.NVFP4_W4A4), (down, Decision.NVFP4_W4A16))
     ]
     costs.append(roofline(tokens * (up.n + down.k) * KEPT[dtype][0], 0.0, limits, KEPT[dtype][1]))
@@ -269,8 +288,9 @@ def predict(plan: Plan, tokens: Mapping[str, int], limits: Limits, capabilities:
             continue
         rows = tokens[subgraph.name]
         decisions = {"nvfp4": subgraph.decision, "fp8": Decision.FP8, "bf16": Decision.BF16}
+        residual = parse(plan.recipe).residual
         costs = {
-            name: subgraph_cost(subgraph.kind, subgraph.shapes, decision, rows, limits, subgraph.dtype)
+            name: subgraph_cost(subgraph.kind, subgraph.shapes, decision, rows, limits, subgraph.dtype, residual)
             for name, decision in decisions.items()
         }
         planned = costs["nvfp4"]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.accuracy.activations [--subjects llama qwen3_moe minilm] [--device cuda]
 
-Without any weight quantized, and with the weights of one recipe. Residual channels and layers in 16 bits are measured
-here alone: the plugins do not offer them.
+Without any weight quantized, and with the weights of one recipe. The plugins have no gate and up in 16 bits beside a
+down in 4.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.accuracy.subjects import SUBJECTS, fold, input_statistics, quantized_activations
+from benchmarks.accuracy.subjects import SUBJECTS, fold, input_statistics, quantize_weights, quantized_activations
 from trt_nvfp4.calibration import recipes
-from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.replacing import replacing
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy" / "activations.json"
@@ -30,10 +30,12 @@ REMEDIES: dict[str, dict[str, Any] | None] = {
     "four over six": {"scale_search": 1},
     "sweep": {"scale_search": 2},
     "amax, 32 residual channels": {"residual": 32},
+    "amax, 64 residual channels": {"residual": 64},
     "sweep, 16 residual channels": {"scale_search": 2, "residual": 16},
     "sweep, 32 residual channels": {"scale_search": 2, "residual": 32},
     "sweep, 64 residual channels": {"scale_search": 2, "residual": 64},
     "sweep, down in 16 bits": {"scale_search": 2, "in_16_bits": "down"},
+    "sweep, 32 residual channels, down in 16 bits": {"scale_search": 2, "residual": 32, "in_16_bits": "down"},
     "sweep, gate and up in 16 bits": {"scale_search": 2, "in_16_bits": "gate"},
 }
 
@@ -43,15 +45,22 @@ def measure(name: str, device: str) -> dict[str, Any]:
     recipe = recipes.parse(WEIGHTS)
     subject = SUBJECTS[name](device)
     original = subject.evaluate()
-    statistics = input_statistics(subject, recipe.needs | {"mean_square"})
+    statistics = input_statistics(subject, recipe.needs | replace(recipe, residual=64).residual_needs)
     results: dict[str, Any] = {"original": original}
     for weights in ("W16", "W4"):
         if weights == "W4":
             statistics = fold(subject, recipe, statistics)
-            for site in subject.sites:
-                site.set_weight(nvfp4.dequantize(*recipes.quantize_weight(site.weight, recipe, statistics[site.name])))
+        originals = {site.name: site.weight.clone() for site in subject.sites}
+        made: dict[int, dict[str, torch.Tensor]] = {}
         rows = results[weights] = {}
         for label, remedy in REMEDIES.items():
+            if weights == "W4":
+                residual = (remedy or {}).get("residual", 0)
+                for site in subject.sites:
+                    site.set_weight(made.get(residual, originals)[site.name])
+                if residual not in made:
+                    quantize_weights(subject, replace(recipe, residual=residual), statistics)
+                    made[residual] = {site.name: site.weight for site in subject.sites}
             with nullcontext() if remedy is None else quantized_activations(subject, statistics, **remedy):
                 rows[label] = subject.evaluate()
             shown = " ".join(f"{key} {value:.5f}" for key, value in rows[label].items() if isinstance(value, float))
@@ -80,7 +89,7 @@ def table(results: dict[str, Any]) -> list[str]:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=["llama", "qwen3_moe", "minilm"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()

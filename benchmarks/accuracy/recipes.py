@@ -20,9 +20,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy.subjects import SUBJECTS, Metrics, above, fold, input_statistics, quantized_activations
+from benchmarks.accuracy.subjects import (
+    SUBJECTS,
+    Metrics,
+    above,
+    fold,
+    input_statistics,
+    quantize_weights,
+    quantized_activations,
+)
 from trt_nvfp4.calibration import recipes
-from trt_nvfp4.common import nvfp4
 from trt_nvfp4.common.replacing import replacing
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy" / "accuracy.json"
@@ -45,6 +52,15 @@ RECIPES = (
     "local-hessian+gptq+activation-sweep",
     "local-hessian+gptq+awq+activation-sweep",
     "local-hessian+gptq+quantized-inputs+activation-sweep",
+    "mse+gptq+learned",
+    "local-hessian+gptq+learned+awq",
+    "local-hessian+gptq+learned+awq+activation-sweep+residual:64",
+    "mse+activation-sweep+residual:32",
+    "mse+activation-sweep+residual:64",
+    "local-hessian+gptq+awq+activation-sweep+residual:32",
+    "local-hessian+gptq+awq+activation-sweep+residual:64",
+    "local-hessian+gptq+quantized-inputs+activation-sweep+residual:32",
+    "local-hessian+gptq+quantized-inputs+activation-sweep+residual:64",
 )
 
 
@@ -56,7 +72,8 @@ def measure(
     subject = SUBJECTS[name](device)
     known["original"] = subject.evaluate()
     known["quantized_weights"] = sum(site.weight.numel() for site in subject.sites)
-    statistics = input_statistics(subject, frozenset().union(*(recipe.needs for recipe in parsed.values())))
+    needed = frozenset().union(*(recipe.needs | recipe.residual_needs for recipe in parsed.values()))
+    statistics = input_statistics(subject, needed)
     if "activations alone (W16A4)" not in known:
         with quantized_activations(subject, statistics):
             known["activations alone (W16A4)"] = subject.evaluate()
@@ -67,11 +84,9 @@ def measure(
         subject = SUBJECTS[name](device)
         started = time.process_time()
         folded = fold(subject, recipe, statistics)
-        for site in subject.sites:
-            quantized = recipes.quantize_weight(site.weight, recipe, folded[site.name])
-            site.set_weight(nvfp4.dequantize(*quantized))
+        quantize_weights(subject, recipe, folded)
         seconds = time.process_time() - started
-        with quantized_activations(subject, folded, recipe.scale_search) if w4a4 else nullcontext():
+        with quantized_activations(subject, folded, recipe.scale_search, recipe.residual) if w4a4 else nullcontext():
             return subject.evaluate(), seconds
 
     for spelling, recipe in parsed.items():
@@ -140,7 +155,7 @@ def modelopt_tables(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=["llama", "qwen3_moe", "minilm"])
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cpu", help="where the models run; times are those of a CPU")
@@ -159,7 +174,7 @@ def main() -> None:
     for name in arguments.subjects:
         measure(name, arguments.recipes, results["subjects"].setdefault(name, {}), save, arguments.device)
     save()
-    if set(SUBJECTS) == set(results["subjects"]):
+    if {"llama", "qwen3_moe", "minilm"} <= set(results["subjects"]):
         print("\n".join(table(results)))
 
 

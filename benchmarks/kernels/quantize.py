@@ -3,7 +3,7 @@
     python -m benchmarks.kernels.quantize [--out benchmarks/results/kernels/quantize.json]
     python -m benchmarks.kernels.quantize --searches [--out benchmarks/results/kernels/quantize_searches.json]
 
-The second form times the plugin alone, by `scale_search`.
+The second form times the plugin alone, by `scale_search` and `residual_channels`.
 Needs a GPU. The fraction counts x, residual, r, codes and scales once each, against the read bandwidth measured in
 the run.
 """
@@ -96,7 +96,7 @@ def bench(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth
 
 
 def bench_searches(host: PluginHost, m: int, k: int, scale: float, rounds: int, bandwidth: float) -> dict[str, Any]:
-    """One shape: block scales by amax, the best of two and the best of four."""
+    """One shape: block scales by amax, the best of two and the best of four, with residual channels and without."""
     copies = max(2, min(64, COLD_BYTES // (m * k * 4)))
     sets = [
         [
@@ -108,8 +108,8 @@ def bench_searches(host: PluginHost, m: int, k: int, scale: float, rounds: int, 
     ]
     with ExitStack() as stack:
 
-        def contestant(scale_search: int) -> Callable[[], None]:
-            attributes = {**ATTRIBUTES, "scale_search": scale_search}
+        def contestant(scale_search: int, channels: int) -> Callable[[], None]:
+            attributes = {**ATTRIBUTES, "scale_search": scale_search, "residual_channels": channels}
             session = stack.enter_context(host.session("NVFP4Quantize", sets[0], attributes))
             workspace = torch.empty(session.workspace_size, dtype=torch.uint8, device="cuda")
             types = (torch.int8, torch.int8, torch.float32, torch.float16)
@@ -122,7 +122,10 @@ def bench_searches(host: PluginHost, m: int, k: int, scale: float, rounds: int, 
 
             return work
 
-        contestants = {str(scale_search): contestant(scale_search) for scale_search in (0, 1, 2)}
+        contestants = {
+            f"{scale_search}+{channels}": contestant(scale_search, channels)
+            for scale_search, channels in ((0, 0), (1, 0), (2, 0), (0, 64), (2, 32), (2, 64))
+        }
         timings = interleave(CudaDevice(), contestants, rounds, calls=dict.fromkeys(contestants, copies))
     bytes_moved = m * k * (3 * 2 + 0.5 + 1 / 16)
     fractions = {name: bytes_moved / timing.median_us * 1e6 / bandwidth for name, timing in timings.items()}

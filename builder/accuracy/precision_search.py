@@ -109,6 +109,7 @@ class Trials:
         self._model, self._found, self._plan, self._statistics = model, found, plan, statistics
         self._budget, self._folder = budget, folder
         self.left_out: list[str] = []
+        self.recipe = plan.recipe
 
     def record(self, name: str, samples: Iterable[Sample]) -> list[tuple[Sample, Path]]:
         """Each sample with the file of the original's outputs. Raises BuilderError: usage where there is none, the
@@ -336,13 +337,15 @@ def _measure(
         and all(decision in _decisions(*other, target, precision, kv_cache) for other in group[1:])
     ]
     options: dict[str, list[Option]] = {}
+    residual = parse(trials.recipe).residual
     for done, entries in enumerate(wanted):
         beside = f" and {len(entries) - 1} of the same weights" if len(entries) > 1 else ""
         progress.step(done, len(wanted), f"{entries[0].name}{beside} as {entries[0].decision}")
         score = trials.score(entries, recorded)
         for entry in entries:
             rows, limits = tokens[entry.name], LIMITS[target.name]
-            seconds = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype).seconds
+            cost = subgraph_cost(entry.kind, entry.shapes, entry.decision, rows, limits, entry.dtype, residual)
+            seconds = cost.seconds
             option = Option(entry.decision, seconds, score.loss, score.value, entry.op, score.worst_output)
             options.setdefault(entry.name, []).append(option)
     return options

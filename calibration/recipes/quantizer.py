@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.calibration.recipes.gptq import GPTQ
+from trt_nvfp4.calibration.recipes.learned import learn
 from trt_nvfp4.calibration.recipes.quantized_inputs import least_squares
 from trt_nvfp4.calibration.recipes.recipe import SCALES, Recipe, parse
 from trt_nvfp4.calibration.recipes.threads import side_by_side
@@ -40,13 +41,16 @@ class WeightQuantizer:
         if missing:
             raise CalibrationError(f"recipe '{recipe}' needs {', '.join(missing)} of the input: give it samples")
         self._scales = SCALES[recipe.scales]
-        self._gptq = self._target = None
+        self._gptq = self._target = self._hessian = None
         if recipe.quantized_inputs:
             cross, hessian = self._inputs["quantized_cross"], self._inputs["quantized_hessian"]
             self._target = least_squares(cross, hessian, self._inputs.damping(len(hessian)))
         if recipe.gptq:
             hessian = self._inputs["quantized_hessian" if recipe.quantized_inputs else "hessian"]
-            self._gptq = GPTQ(hessian, self._inputs.damping(len(hessian)), recipe.activation_order)
+            damping = self._inputs.damping(len(hessian))
+            self._gptq = GPTQ(hessian, damping, recipe.activation_order)
+            if recipe.learned:
+                self._hessian = hessian + torch.eye(len(hessian), device=device) * damping * hessian.diagonal().mean()
 
     def __call__(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:
         """Packed values (uint8 [n, K/2]) and block scales (float8_e4m3fn [n, K/16]) of rows (float32 [n, K])."""
@@ -64,6 +68,8 @@ class WeightQuantizer:
             return self._scales.choose(columns, tensor_scale, inputs)
 
         codes, scales = self._gptq.round(rows, tensor_scale, choose)
+        if self._hessian is not None:
+            codes, scales = learn(rows, codes, scales, tensor_scale, self._hessian)
         return number_formats.pack(codes), scales
 
     def _round(self, rows: Tensor, tensor_scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,32 +19,37 @@ from trt_nvfp4.plugins.ops.number_formats import E2M1_MAX, SMALLEST_TENSOR_SCALE
 SCALES: Mapping[str, ScaleChoice] = MappingProxyType(
     {"max": MAX, "four-over-six": FOUR_OVER_SIX, "mse": MSE, "diagonal": DIAGONAL, "local-hessian": LOCAL_HESSIAN}
 )
-_OTHERS = ("gptq", "activation-order", "quantized-inputs", "awq")
+_OTHERS = ("gptq", "activation-order", "learned", "quantized-inputs", "awq")
 # By the ops' attribute `scale_search`, whose 0 has no name.
 ACTIVATION_SEARCHES: Mapping[str, int] = MappingProxyType({"activation-four-over-six": 1, "activation-sweep": 2})
+# By their number, the attribute `residual_channels`: the tensor cores take K in steps of 32.
+RESIDUALS: Mapping[str, int] = MappingProxyType({f"residual:{count}": count for count in (32, 64)})
 # All parts; docs/how_to/calibration.md says what each does.
-NAMES = (*SCALES, *_OTHERS, *ACTIVATION_SEARCHES)
+NAMES = (*SCALES, *_OTHERS, *ACTIVATION_SEARCHES, *RESIDUALS)
 # build-engine's: better than max scaling in every measurement of docs/figures/accuracy.md, and needs no samples.
 DEFAULT = "mse"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A parsed recipe: `scales` is a key of SCALES, `scale_search` the ops' attribute, the others say which parts were
-    named."""
+    """A parsed recipe: `scales` is a key of SCALES, `scale_search` and `residual` the ops' attributes, the others say
+    which parts were named."""
 
     scales: str = "max"
     gptq: bool = False
     activation_order: bool = False
+    learned: bool = False
     quantized_inputs: bool = False
     awq: bool = False
     scale_search: int = 0
+    residual: int = 0
 
     def __str__(self) -> str:
         """The spelling that `parse` takes, in the order of NAMES."""
         others = [name for name in _OTHERS if getattr(self, name.replace("-", "_"))]
         searches = [name for name, search in ACTIVATION_SEARCHES.items() if search == self.scale_search]
-        return "+".join([self.scales, *others, *searches])
+        residuals = [name for name, count in RESIDUALS.items() if count == self.residual]
+        return "+".join([self.scales, *others, *searches, *residuals])
 
     @property
     def needs(self) -> frozenset[str]:
@@ -53,13 +58,21 @@ class Recipe:
         folding = {"channel_amax", "block_gram"} if self.awq else set()
         return SCALES[self.scales].needs | (hessians if self.gptq else set()) | folding
 
+    @property
+    def residual_needs(self) -> frozenset[str]:
+        """The statistics that residual channels take beside `needs`: which channels they are, and what is known of
+        blocks of 16 once channels are in another order."""
+        if not self.residual:
+            return frozenset()
+        return frozenset({"mean_square", "hessian"} if "block_gram" in self.needs else {"mean_square"})
+
     def for_16_bit_activations(self) -> Recipe:
         """The recipe without what concerns NVFP4 activations."""
-        return replace(self, quantized_inputs=False, scale_search=0)
+        return replace(self, quantized_inputs=False, scale_search=0, residual=0)
 
     def for_weights(self) -> Recipe:
-        """The recipe without what changes no weight."""
-        return replace(self, scale_search=0)
+        """The recipe without what changes no weight but its place."""
+        return replace(self, scale_search=0, residual=0)
 
     def tensor_scale(self, amax: Tensor) -> Tensor:
         """The tensor scale (float32 scalar) of a weight whose largest magnitude is `amax`."""
@@ -84,10 +97,15 @@ def parse(text: str | Recipe) -> Recipe:
             raise CalibrationError(f"recipe '{text}': '{name}' is named twice")
     scales = [name for name in names if name in SCALES]
     searches = [name for name in names if name in ACTIVATION_SEARCHES]
-    for chosen, of in ((scales, "the block scales"), (searches, "the block scales of activations")):
+    residuals = [name for name in names if name in RESIDUALS]
+    for chosen, of in (
+        (scales, "the block scales"),
+        (searches, "the block scales of activations"),
+        (residuals, "the residual channels"),
+    ):
         if len(chosen) > 1:
             raise CalibrationError(f"recipe '{text}': {' and '.join(chosen)} both choose {of}; name one")
-    options = [name for name in ("activation-order", "quantized-inputs") if name in names]
+    options = [name for name in ("activation-order", "learned", "quantized-inputs") if name in names]
     if options and "gptq" not in names:
         raise CalibrationError(f"recipe '{text}': '{options[0]}' is an option of gptq; add +gptq")
     if {"awq", "quantized-inputs"} <= set(names):
@@ -97,4 +115,5 @@ def parse(text: str | Recipe) -> Recipe:
         )
     others = {name.replace("-", "_"): True for name in names if name in _OTHERS}
     search = ACTIVATION_SEARCHES[searches[0]] if searches else 0
-    return Recipe(scales[0] if scales else "max", scale_search=search, **others)
+    residual = RESIDUALS[residuals[0]] if residuals else 0
+    return Recipe(scales[0] if scales else "max", scale_search=search, residual=residual, **others)

@@ -83,6 +83,29 @@ class InputStatistics:
             block_gram=None if self.block_gram is None else self.block_gram[first : first + count],
         )
 
+    def in_order(self, order: Tensor) -> InputStatistics:
+        """Those of x[order] (int64 [K]). What is known of blocks of 16 follows from `hessian`."""
+        hessian, channels = self.hessian, order.cpu()
+
+        def matrix(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[channels][:, channels]
+
+        ordered = matrix(hessian)
+        gram = None
+        if ordered is not None and self.block_gram is not None:
+            blocks = len(order) // BLOCK
+            gram = ordered.view(blocks, BLOCK, blocks, BLOCK).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+        return InputStatistics(
+            self.rows,
+            amax=self.amax,
+            channel_amax=None if self.channel_amax is None else self.channel_amax[channels],
+            mean_square=None if self.mean_square is None else self.mean_square[channels],
+            block_gram=gram,
+            hessian=ordered,
+            quantized_hessian=matrix(self.quantized_hessian),
+            quantized_cross=matrix(self.quantized_cross),
+        )
+
     def divided(self, scales: Tensor) -> InputStatistics:
         """Those of x / scales (float32 [K]). `amax` needs `channel_amax`; those of quantized activations are lost."""
         inverse = scales.reciprocal()

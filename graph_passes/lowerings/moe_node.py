@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from trt_nvfp4.graph_passes.ir.nodes import register
+from trt_nvfp4.graph_passes.lowerings.residual_channels import NO_RESIDUAL, ResidualChannels
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Moe, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix, as_torch, constant, initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import MakeWeights, mlp_inputs
@@ -18,7 +19,14 @@ from trt_nvfp4.plugins.ops.moe_routing import Scoring
 from trt_nvfp4.plugins.ops.weight_format import WeightFormat
 
 
-def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt: WeightFormat) -> dict[str, ir.Value]:
+def expert_inputs(
+    op: OpDefinition,
+    moe: Moe,
+    name: str,
+    make: MakeWeights,
+    fmt: WeightFormat,
+    channels: ResidualChannels = NO_RESIDUAL,
+) -> dict[str, ir.Value]:
     """The op's constant inputs but for the activations' scales."""
     first = moe.experts[0]
     dtype = first.up.weight.dtype
@@ -26,18 +34,18 @@ def expert_inputs(op: OpDefinition, moe: Moe, name: str, make: MakeWeights, fmt:
     bias = moe.routing.correction_bias
     values = torch.zeros(len(moe.experts)) if bias is None else as_torch(constant(bias)).float().reshape(-1)
     inputs = {"correction_bias": initializer(f"{name}/correction_bias", values, ir.DataType.FLOAT)}
-    inputs |= mlp_inputs(moe.experts, f"{name}/", True, make)
+    inputs |= mlp_inputs(moe.experts, f"{name}/", True, make, row_order=channels.rows)
     if moe.shared is None:
         types = {formal.name: formal.type for formal in op.inputs}
-        for key, shape in fmt.smallest_shared_expert(features, first.gate is not None).items():
+        for key, shape in fmt.smallest_shared_expert(features, first.gate is not None, channels.count).items():
             kind = {"tensor(int8)": ir.DataType.INT8, "tensor(float)": ir.DataType.FLOAT}.get(types[key], dtype)
             inputs[key] = initializer(f"{name}/{key}", torch.zeros([int(d or 0) for d in shape]), kind)
         return inputs
-    shared = mlp_inputs([moe.shared], f"{name}/shared_", False, make)
+    shared = mlp_inputs([moe.shared], f"{name}/shared_", False, make, row_order=channels.rows)
     inputs |= {f"shared_{key}": value for key, value in shared.items()}
     gate = torch.zeros(features)
     if moe.shared_gate is not None:
-        gate = next(Matrix([moe.shared_gate.weight]).chunks()).reshape(-1)
+        gate = next(Matrix([moe.shared_gate.weight], columns=channels.input).chunks()).reshape(-1)
     inputs["shared_gate"] = initializer(f"{name}/shared_gate", gate, dtype)
     return inputs
 
@@ -53,15 +61,21 @@ def largest_inputs(moe: Moe, amax: Mapping[str, float]) -> tuple[float | None, f
 
 
 def replace_moe(
-    graph: ir.Graph, subgraph: Subgraph, op: OpDefinition, constants: Mapping[str, ir.Value], **attributes: int
+    graph: ir.Graph,
+    subgraph: Subgraph,
+    op: OpDefinition,
+    constants: Mapping[str, ir.Value],
+    before: Sequence[ir.Node] = (),
+    **attributes: int,
 ) -> list[str]:
     """Replaces the nodes of `subgraph`, a "moe", by one node of `op` and of its name; returns that name.
 
-    `attributes` are those that say how to compute; the others are the block's.
+    `before`: what comes in front of it, the last of which makes what the experts read; `attributes` are those that say
+    how to compute; the others are the block's.
     """
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
-    new_nodes = []
+    new_nodes = list(before)
 
     def cast(value: ir.Value, dtype: ir.DataType, role: str) -> ir.Value:
         """Lossless, so that the choice stays the model's own."""
@@ -85,7 +99,7 @@ def replace_moe(
         logits = new_nodes[-1].outputs[0]
     for value in constants.values():
         register(graph, value)
-    inputs = {"x": moe.x, "router_logits": logits, **constants}
+    inputs = {"x": before[-1].outputs[0] if before else moe.x, "router_logits": logits, **constants}
     node = ir.node(
         op.name,
         [inputs[formal.name] for formal in op.inputs],

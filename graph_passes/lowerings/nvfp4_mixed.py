@@ -12,6 +12,7 @@ import onnx_ir as ir
 from trt_nvfp4.calibration.recipes import Recipe
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import lower_linears, nvfp4_obstacle
+from trt_nvfp4.graph_passes.lowerings.residual_channels import NO_RESIDUAL, residual_channels
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Subgraph
 
@@ -28,22 +29,23 @@ def mixed_obstacle(subgraph: Subgraph) -> Reason | None:
 
 def mixed_statistics(recipe: Recipe) -> frozenset[str]:
     """The statistics that the weights need: `recipe` makes gate and up, what it is for 16-bit activations down."""
-    return recipe.needs | recipe.for_16_bit_activations().needs
+    return recipe.needs | recipe.residual_needs | recipe.for_16_bit_activations().needs
 
 
 def lower_nvfp4_mixed(context: LoweringContext, subgraph: Subgraph) -> list[str]:
     """Replaces the products of each MLP by one NVFP4Linear for gate and up, W4A4, and one for down, W4A16; returns
     their names. Norms, residuals and activation functions stay."""
     names = []
+    channels = residual_channels(context, subgraph, is_down_4_bit=False)
     in_16_bits = replace(context, recipe=context.recipe.for_16_bit_activations())
     # From the last to the first, so that no product is replaced before those that read its output.
     for index, block in reversed(list(enumerate(subgraph.blocks))):
         prefix = subgraph.name if len(subgraph.blocks) == 1 else f"{subgraph.name}/{index}"
-        names += lower_linears(in_16_bits, f"{prefix}/down", (block.mlp.down,), quantize_activations=False)
+        names += lower_linears(in_16_bits, f"{prefix}/down", (block.mlp.down,), False, NO_RESIDUAL)
         by_input: dict[ir.Value, list[Linear]] = {}
         for linear in block.mlp.linears[:-1]:
             by_input.setdefault(linear.x, []).append(linear)
         for number, linears in enumerate(by_input.values()):
             name = f"{prefix}/up" if number == 0 else f"{prefix}/up_{number}"
-            names += lower_linears(context, name, tuple(linears), quantize_activations=True)
+            names += lower_linears(context, name, tuple(linears), True, channels)
     return names

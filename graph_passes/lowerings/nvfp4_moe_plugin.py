@@ -9,6 +9,11 @@ import torch
 
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.moe_node import expert_inputs, largest_inputs, replace_moe
+from trt_nvfp4.graph_passes.lowerings.residual_channels import (
+    NO_RESIDUAL,
+    in_order,
+    residual_channels,
+)
 from trt_nvfp4.graph_passes.subgraphs.types import Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import initializer
 from trt_nvfp4.graph_passes.weights.checkpoint_experts import PackedExperts
@@ -29,6 +34,7 @@ def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activ
     moe, name = subgraph.moe, subgraph.name
     assert moe is not None
     quantization = context.quantization
+    channels = residual_channels(context, subgraph) if quantize_activations else NO_RESIDUAL
     packed = None if quantization.checkpoint is None else PackedExperts.find(quantization.checkpoint, name)
 
     def weights(mlps: Sequence[Mlp], is_down: bool, stacked: bool, prefix: str) -> dict[str, ir.Value]:
@@ -39,10 +45,14 @@ def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activ
             values = packed_initializers(f"{prefix}_weight", groups, stacked, quantization.made)
         else:
             parts = [linears_of(mlp, is_down) for mlp in mlps]
-            values = quantization.initializers(f"{prefix}_weight", parts, stacked)
+            columns = [channels.columns(linears) for linears in parts]
+            rows = [channels.rows(mlp, is_down) for mlp in mlps]
+            values = quantization.initializers(
+                f"{prefix}_weight", parts, stacked, columns=columns, row_orders=rows, residual=channels.count
+            )
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
-    constants = expert_inputs(_OP, moe, name, weights, NVFP4)
+    constants = expert_inputs(_OP, moe, name, weights, NVFP4, channels)
     given = largest_inputs(moe, context.amax)
     scale_search = context.recipe.scale_search if quantize_activations else 0
     for label, largest in zip(("input", "hidden"), given, strict=True):
@@ -55,7 +65,9 @@ def lower_nvfp4_moe(context: LoweringContext, subgraph: Subgraph, quantize_activ
         subgraph,
         _OP,
         constants,
+        in_order(context, moe.x, channels, f"{name}/channels"),
         quantize_activations=int(quantize_activations),
         scale_search=scale_search,
+        residual_channels=channels.count,
         static_scales=int(quantize_activations and None not in given),
     )

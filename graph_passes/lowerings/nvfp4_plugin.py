@@ -11,6 +11,12 @@ import torch
 from trt_nvfp4.graph_passes.ir.nodes import flatten, register
 from trt_nvfp4.graph_passes.lowerings.context import LoweringContext
 from trt_nvfp4.graph_passes.lowerings.nvfp4_moe_plugin import lower_nvfp4_moe
+from trt_nvfp4.graph_passes.lowerings.residual_channels import (
+    NO_RESIDUAL,
+    ResidualChannels,
+    in_order,
+    residual_channels,
+)
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason
 from trt_nvfp4.graph_passes.subgraphs.types import Linear, Mlp, Subgraph
 from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer, norm_weight
@@ -19,7 +25,7 @@ from trt_nvfp4.graph_passes.weights.checkpoint_weights import packed_initializer
 from trt_nvfp4.graph_passes.weights.mlp_inputs import linears_of, mlp_inputs
 from trt_nvfp4.graph_passes.weights.quantization import Quantization
 from trt_nvfp4.plugins.ops import DOMAIN, OPS, Activation
-from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, STATIC_SCALES
+from trt_nvfp4.plugins.ops.definition import RESIDUAL_CHANNELS, SCALE_SEARCH, STATIC_SCALES
 from trt_nvfp4.plugins.ops.number_formats import tensor_scale
 
 #: Kernels for tensor cores take K in steps of it.
@@ -51,13 +57,17 @@ def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activatio
     """
     if subgraph.kind == "moe":
         return lower_nvfp4_moe(context, subgraph, quantize_activations)
-    graph, amax, quantization = context.graph, context.amax, context.quantization
+    graph = context.graph
+    channels = residual_channels(context, subgraph) if quantize_activations else NO_RESIDUAL
     if subgraph.projections:
-        return lower_linears(context, subgraph.name, subgraph.projections, quantize_activations)
-    inputs = _inputs(subgraph, amax if quantize_activations else {}, quantization)
-    attributes = _attributes(subgraph)
+        return lower_linears(context, subgraph.name, subgraph.projections, quantize_activations, channels)
+    inputs = _inputs(subgraph, context.amax if quantize_activations else {}, context.quantization, channels)
+    new_nodes = in_order(context, inputs["x"], channels, f"{subgraph.name}/channels")
+    if new_nodes:
+        inputs["x"] = new_nodes[0].outputs[0]
+    attributes = _attributes(subgraph) | {RESIDUAL_CHANNELS: channels.count}
     node = _node(context, subgraph.op, subgraph.name, inputs, attributes, subgraph.linear_inputs, quantize_activations)
-    new_nodes = [node]
+    new_nodes.append(node)
     if subgraph.blocks[0].mlp.flattens:
         new_nodes.append(flatten(graph, node, subgraph.shapes["out_features"]))
     old_nodes = [node for block in subgraph.blocks for node in block.nodes]
@@ -68,7 +78,11 @@ def lower_nvfp4(context: LoweringContext, subgraph: Subgraph, quantize_activatio
 
 
 def lower_linears(
-    context: LoweringContext, name: str, linears: tuple[Linear, ...], quantize_activations: bool
+    context: LoweringContext,
+    name: str,
+    linears: tuple[Linear, ...],
+    quantize_activations: bool,
+    channels: ResidualChannels,
 ) -> list[str]:
     """Replaces `linears`, of one input, by one NVFP4Linear called `name`, or by one for each where a checkpoint has
     them with tensor scales of their own; returns the names."""
@@ -76,11 +90,14 @@ def lower_linears(
     groups = separate_scales(context.quantization.checkpoint, linears)
     names = [name] if len(groups) == 1 else [f"{name}/{n}" for n in range(len(groups))]
     for own, group in zip(names, groups, strict=True):
-        inputs = _linear_inputs(own, group, amax, context.quantization)
+        inputs = _linear_inputs(own, group, amax, context.quantization, channels)
+        before = in_order(context, inputs["x"], channels, f"{own}/channels")
+        if before:
+            inputs["x"] = before[0].outputs[0]
         read = [linear.observed for linear in group]
-        _replace_linears(
-            context.graph, _node(context, "NVFP4Linear", own, inputs, {}, read, quantize_activations), group
-        )
+        attributes = {RESIDUAL_CHANNELS: channels.count}
+        node = _node(context, "NVFP4Linear", own, inputs, attributes, read, quantize_activations)
+        _replace_linears(context.graph, before, node, group)
     return names
 
 
@@ -109,11 +126,12 @@ def _node(
     return ir.node(definition.name, operands, attributes, domain=DOMAIN, version=1, name=name)
 
 
-def _replace_linears(graph: ir.Graph, node: ir.Node, linears: Sequence[Linear]) -> None:
-    """Puts `node` where the first of `linears` is, in graph order; a Split gives each its part of the output."""
+def _replace_linears(graph: ir.Graph, before: Sequence[ir.Node], node: ir.Node, linears: Sequence[Linear]) -> None:
+    """Puts `before` and `node` where the first of `linears` is, in graph order; a Split gives each its part of the
+    output."""
     # Gate and up may be one product of the model.
     old_nodes = list(dict.fromkeys(node for linear in linears for node in linear.nodes))
-    new_nodes, results = [node], list(node.outputs)
+    new_nodes, results = [*before, node], list(node.outputs)
     if len(linears) > 1:
         sizes = ir.tensor([linear.weight.shape[0] for linear in linears], ir.DataType.INT64, f"{node.name}/sizes")
         operand = ir.val(sizes.name, const_value=sizes)
@@ -122,17 +140,24 @@ def _replace_linears(graph: ir.Graph, node: ir.Node, linears: Sequence[Linear]) 
         split = ir.node(
             "Split", [results[0], operand], {"axis": -1}, num_outputs=len(linears), name=f"{node.name}/split"
         )
-        new_nodes, results = [node, split], list(split.outputs)
+        new_nodes, results = [*new_nodes, split], list(split.outputs)
     ir.convenience.replace_nodes_and_values(
         graph, old_nodes[0], old_nodes, new_nodes, [linear.y for linear in linears], results
     )
 
 
 def _linear_inputs(
-    name: str, linears: Sequence[Linear], amax: Mapping[str, float], quantization: Quantization
+    name: str,
+    linears: Sequence[Linear],
+    amax: Mapping[str, float],
+    quantization: Quantization,
+    channels: ResidualChannels,
 ) -> dict[str, ir.Value]:
     """NVFP4Linear's inputs by name."""
-    weight, scales, scale = _weights(f"{name}/weight", [linears], False, quantization, interleaved=False)
+    columns = [channels.columns(linears)]
+    weight, scales, scale = _weights(
+        f"{name}/weight", [linears], False, quantization, False, None, columns, residual=channels.count
+    )
     bias = torch.cat([bias_vector([linear.bias], linear.weight.shape[0]) for linear in linears])
     return {
         "x": linears[0].x,
@@ -144,7 +169,9 @@ def _linear_inputs(
     }
 
 
-def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantization) -> dict[str, ir.Value]:
+def _inputs(
+    subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantization, channels: ResidualChannels
+) -> dict[str, ir.Value]:
     """The op's inputs by name, of MLPs."""
     stacked = subgraph.op == "NVFP4PersistentMLP"
     mlps = [block.mlp for block in subgraph.blocks]
@@ -156,11 +183,24 @@ def _inputs(subgraph: Subgraph, amax: Mapping[str, float], quantization: Quantiz
         parts = [linears_of(mlp, is_down) for mlp in mlps]
         rows, k = sum(linear.weight.shape[0] for linear in parts[0]), parts[0][0].weight.shape[1]
         size = (rows, k + added) if is_down else (rows + added * len(parts[0]), k)
-        values = _weights(f"{prefix}_weight", parts, stacked, quantization, size=size if added else None)
+        columns = [channels.columns(linears) for linears in parts]
+        orders = [channels.rows(mlp, is_down) for mlp in mlps]
+        values = _weights(
+            f"{prefix}_weight",
+            parts,
+            stacked,
+            quantization,
+            True,
+            size if added else None,
+            columns,
+            orders,
+            channels.count,
+        )
         return dict(zip(("weight", "scales", "tensor_scale"), values, strict=True))
 
     inputs = {"x": subgraph.blocks[0].x}
-    inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, "up" if stacked else "gate_up", added)
+    up = "up" if stacked else "gate_up"
+    inputs |= mlp_inputs(mlps, f"{subgraph.name}/", stacked, weights, up, added, channels.rows)
     for label, linears in (("input", [mlp.up for mlp in mlps]), ("hidden", [mlp.down for mlp in mlps])):
         inputs[f"{label}_tensor_scale"] = _scales(subgraph.name, label, linears, amax, quantization, stacked)
     if stacked:
@@ -175,15 +215,28 @@ def _weights(
     parts: Sequence[Sequence[Linear]],
     stacked: bool,
     quantization: Quantization,
-    interleaved: bool = True,
-    size: tuple[int, int] | None = None,
+    interleaved: bool,
+    size: tuple[int, int] | None,
+    columns: Sequence[torch.Tensor | None],
+    row_orders: Sequence[torch.Tensor | None] | None = None,
+    residual: int = 0,
 ) -> tuple[ir.Value, ...]:
-    """Values, block scales and tensor scale: from the checkpoint where it has all of them, else quantized."""
+    """Values, block scales and tensor scale: from the checkpoint where it has all of them, else quantized; for the rest
+    see `Quantization.initializers`."""
     groups = [quantization.checkpoint and packed_sources(quantization.checkpoint, linears) for linears in parts]
     known = [group for group in groups if group]
     if len(known) == len(groups):
         return packed_initializers(prefix, known, stacked, quantization.made, interleaved)
-    return quantization.initializers(prefix, parts, stacked, interleaved=interleaved, size=size)
+    return quantization.initializers(
+        prefix,
+        parts,
+        stacked,
+        interleaved=interleaved,
+        size=size,
+        columns=columns,
+        row_orders=row_orders,
+        residual=residual,
+    )
 
 
 def _attributes(subgraph: Subgraph) -> dict[str, Any]:

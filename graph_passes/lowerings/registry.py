@@ -154,6 +154,7 @@ NVFP4_W4A4 = Lowering(
     obstacle=nvfp4_obstacle,
     op=lambda subgraph: subgraph.op,
     weights="nvfp4",
+    recipe_statistics=lambda recipe: recipe.needs | recipe.residual_needs,
     ranges="used",
     functions=_plugin_functions,
     weight_bytes=_NVFP4_BYTES,

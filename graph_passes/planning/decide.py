@@ -10,6 +10,7 @@ from trt_nvfp4.calibration import recipes
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import lowering_on
+from trt_nvfp4.graph_passes.lowerings.residual_channels import residual_obstacle
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
 from trt_nvfp4.graph_passes.planning.attention import decide_attention
 from trt_nvfp4.graph_passes.planning.decoder import KIND as DECODER
@@ -106,6 +107,11 @@ def make_plan(
                 **facts(subgraph),
             )
         )
+    if recipes.parse(recipe).residual:
+        for subgraph, entry in zip(subgraphs, entries, strict=True):
+            is_4_bit = entry.decision in (Decision.NVFP4_W4A4, Decision.NVFP4_MIXED)
+            if is_4_bit and (obstacle := residual_obstacle(subgraph, recipes.parse(recipe))) is not None:
+                entry.reason += f"; no residual channels: {obstacle}"
     if recipes.parse(recipe).awq:
         scaled = [part for part, entry in zip(subgraphs, entries, strict=True) if entry.lowering.weights == "nvfp4"]
         _, obstacles = find_foldings(scaled)

@@ -58,20 +58,31 @@ class Matrix:
     """W [rows, in_features] in float32, of the given weights: their rows `interleaved` (gate 0, up 0, gate 1, ...), or
     one weight behind the other (all of Q, all of K, ...).
 
+    `columns`, `row_order`: the order (int64) of its columns, and of the rows of each interleaved part, where it is not
+    the model's.
+
     Raises:
         ModelError: a weight has no values.
     """
 
-    def __init__(self, parts: Sequence[Weight], interleaved: bool = True) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Weight],
+        interleaved: bool = True,
+        columns: torch.Tensor | None = None,
+        row_order: torch.Tensor | None = None,
+    ) -> None:
         for part in parts:
             check_not_empty(part)
         self.parts, self.interleaved = parts, interleaved and len(parts) > 1
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self.columns, self.row_order = columns, row_order
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Hashable; matrices of equal identity are the same."""
-        return self.interleaved, *(part.identity for part in self.parts)
+        orders = (None if order is None else tuple(order.tolist()) for order in (self.columns, self.row_order))
+        return self.interleaved, *orders, *(part.identity for part in self.parts)
 
     def chunks(self, step: int | None = None) -> Iterator[torch.Tensor]:
         """Rows in order, `step` of each part at a time; by default, as many as memory easily holds."""
@@ -80,11 +91,10 @@ class Matrix:
             most = step or max(1, _CHUNK_VALUES // (k * len(parts)))
             views = [self._view(part) for part in parts]
             for start in range(0, rows, most):
-                chunk = [
-                    _as_multiplied(view[start : start + most], part) * part.scale
-                    for view, part in zip(views, parts, strict=True)
-                ]
-                yield torch.stack(chunk, dim=1).reshape(-1, k)
+                own = slice(start, start + most) if self.row_order is None else self.row_order[start : start + most]
+                chunk = [_as_multiplied(view[own], part) * part.scale for view, part in zip(views, parts, strict=True)]
+                values = torch.stack(chunk, dim=1).reshape(-1, k)
+                yield values if self.columns is None else values[:, self.columns]
 
     @property
     def amax(self) -> torch.Tensor:

@@ -15,6 +15,14 @@ from trt_nvfp4.graph_passes.subgraphs.values import bias_vector, initializer
 #: is down (otherwise gate and up), whether each gets a leading dimension, and the names' beginning.
 MakeWeights = Callable[[Sequence[Mlp], bool, bool, str], Mapping[str, ir.Value]]
 
+#: The order of the rows of gate and of up, or of down (whether it is), where it is not the model's.
+RowOrder = Callable[[Mlp, bool], torch.Tensor | None]
+
+
+def _in_order(bias: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """A bias whose parts, interleaved, have their rows in another order."""
+    return bias if order is None else bias.view(len(order), -1)[order].reshape(-1)
+
 
 def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
     """Those whose weights' rows interleave in one projection."""
@@ -22,7 +30,13 @@ def linears_of(mlp: Mlp, is_down: bool) -> Sequence[Linear]:
 
 
 def mlp_inputs(
-    mlps: Sequence[Mlp], prefix: str, stacked: bool, make: MakeWeights, up: str = "gate_up", added: int = 0
+    mlps: Sequence[Mlp],
+    prefix: str,
+    stacked: bool,
+    make: MakeWeights,
+    up: str = "gate_up",
+    added: int = 0,
+    row_order: RowOrder = lambda *_: None,
 ) -> dict[str, ir.Value]:
     """Weights, their scales and biases of `mlps`, one matrix each for gate and up, as `up`, and for down.
 
@@ -33,6 +47,7 @@ def mlp_inputs(
         inputs |= {f"{key}_{part}": value for part, value in make(mlps, is_down, stacked, f"{prefix}{key}").items()}
         parts = [linears_of(mlp, is_down) for mlp in mlps]
         rows = [bias_vector([linear.bias for linear in linears], linears[0].weight.shape[0]) for linears in parts]
+        rows = [_in_order(bias, row_order(mlp, is_down)) for bias, mlp in zip(rows, mlps, strict=True)]
         if not is_down:
             rows = [pad(row, (0, added * len(linears))) for row, linears in zip(rows, parts, strict=True)]
         data = torch.stack(rows) if stacked else rows[0]

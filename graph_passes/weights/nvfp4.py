@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from trt_nvfp4.calibration.recipes import InputStatistics, Recipe, WeightQuantizer
+from trt_nvfp4.calibration.recipes.residual_channels import repeat_last
 from trt_nvfp4.common.device import device
 from trt_nvfp4.graph_passes.ir.streamed_tensor import StreamedTensor
 from trt_nvfp4.graph_passes.subgraphs.values import Matrix
@@ -32,6 +33,7 @@ def nvfp4_initializers(
     inputs: Iterable[InputStatistics],
     layout: Layout = Layout.PLUGINS,
     size: tuple[int, int] | None = None,
+    residual: int = 0,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Initializers for values, block scales and tensor scale; quantized while they are written.
 
@@ -40,11 +42,13 @@ def nvfp4_initializers(
         recipe: how to quantize.
         inputs: statistics of what each matrix is multiplied with; read anew each time that it is quantized.
         size: rows and K, where they are more than the matrices have: zeros fill them.
+        residual: so many of the last columns stand there twice, beyond `size`.
 
     Raises:
         ModelError: a weight holds NaN or Inf.
     """
     own, (rows, k) = matrices[0].shape, size or matrices[0].shape
+    filled, k = k - own[1], k + residual
     lead = (len(matrices),) if stacked else ()
     tensor_scales = [recipe.tensor_scale(matrix.amax) for matrix in matrices]
     block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
@@ -53,12 +57,13 @@ def nvfp4_initializers(
     def packed() -> Iterator[torch.Tensor]:
         block_scales.clear()
         for matrix, scale, statistics in zip(matrices, tensor_scales, inputs, strict=True):
-            quantize = WeightQuantizer(recipe, statistics, where)
+            known = statistics if matrix.columns is None else statistics.in_order(matrix.columns)
+            quantize = WeightQuantizer(recipe, known, where)
             scales = []
             for chunk in matrix.chunks():
-                values, chunk_scales = quantize(chunk.to(where), scale.to(where))
-                scales.append(pad(chunk_scales.view(torch.uint8).cpu(), (0, (k - own[1]) // BLOCK)))
-                yield pad(values.cpu(), (0, (k - own[1]) // 2))
+                values, chunk_scales = repeat_last(*quantize(chunk.to(where), scale.to(where)), residual)
+                scales.append(pad(chunk_scales.view(torch.uint8).cpu(), (0, filled // BLOCK)))
+                yield pad(values.cpu(), (0, filled // 2))
             if rows > own[0]:
                 scales.append(torch.zeros(rows - own[0], k // BLOCK, dtype=torch.uint8))
                 yield torch.zeros(rows - own[0], k // 2, dtype=torch.uint8)

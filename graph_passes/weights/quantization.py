@@ -11,7 +11,9 @@ import torch
 
 from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import InputStatistics, Recipe
+from trt_nvfp4.calibration.recipes.residual_channels import combined_mean_square, residual_order
 from trt_nvfp4.calibration.statistics.statistics import KINDS, Statistics
+from trt_nvfp4.common.errors import CalibrationError
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
 from trt_nvfp4.graph_passes.patterns.moe.experts import match_stacked_linear
 from trt_nvfp4.graph_passes.subgraphs.types import Linear
@@ -41,14 +43,34 @@ class Quantization:
         layout: Layout = Layout.PLUGINS,
         interleaved: bool = True,
         size: tuple[int, int] | None = None,
+        columns: Sequence[torch.Tensor | None] | None = None,
+        row_orders: Sequence[torch.Tensor | None] | None = None,
+        residual: int = 0,
     ) -> tuple[ir.Value, ...]:
-        """As `nvfp4_initializers`, of the linears of each matrix (see `Matrix`); the same ones for the same weights."""
-        matrices = [Matrix([linear.weight for linear in linears], interleaved) for linears in parts]
-        key = (layout, stacked, size, str(self.recipe.for_weights()), *(matrix.identity for matrix in matrices))
+        """As `nvfp4_initializers`, of the linears of each matrix; the same ones for the same weights. `columns` and
+        `row_orders`: of each matrix (see `Matrix`)."""
+        none = [None] * len(parts)
+        matrices = [
+            Matrix([linear.weight for linear in linears], interleaved, across, down)
+            for linears, across, down in zip(parts, columns or none, row_orders or none, strict=True)
+        ]
+        recipe = self.recipe.for_weights()
+        key = (layout, stacked, size, residual, str(recipe), *(matrix.identity for matrix in matrices))
         if key not in self.made:
             inputs = self._inputs(linears[0] for linears in parts)
-            self.made[key] = nvfp4_initializers(prefix, matrices, stacked, self.recipe, inputs, layout, size)
+            self.made[key] = nvfp4_initializers(prefix, matrices, stacked, recipe, inputs, layout, size, residual)
         return self.made[key]
+
+    def residual_order(self, linears: Sequence[Linear], residual: int) -> torch.Tensor:
+        """The order of the channels that `linears` read with those last whose residuals are worth most; the same for
+        all linears of their weights. Raises CalibrationError where there are no statistics."""
+        if self.statistics is None:
+            raise CalibrationError("residual channels need statistics: give input samples with --calib-data")
+        tensors = dict.fromkeys(name for linear in linears for name in self._tensors(linear, self.statistics))
+        parts = [part for name in tensors if (part := self.statistics.of(name)).mean_square is not None]
+        if not parts:  # no sample reaches them
+            return torch.arange(linears[0].weight.shape[1])
+        return residual_order(combined_mean_square(parts), residual)
 
     def _inputs(self, linears: Iterable[Linear]) -> Iterable[InputStatistics]:
         """What is known of each linear's input or, where its weight is multiplied with several, of all of them."""

@@ -14,6 +14,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.gated = 1;
     args.quantize_activations = attributes.quantize_activations;
     args.scale_search = attributes.scale_search;
+    args.residual_channels = attributes.residual_channels;
     args.static_scales = attributes.static_scales;
     args.alpha = attributes.alpha;
     args.limit = attributes.limit;
@@ -23,8 +24,8 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.hidden_in = call.last(Self::kX);
     args.intermediate = call.rows(Self::kGateUpWeight) / 2;
     args.hidden_out = call.rows(Self::kDownWeight);
-    call.expect_weight(Self::kGateUpWeight, 2 * args.intermediate, args.hidden_in);
-    call.expect_weight(Self::kDownWeight, args.hidden_out, args.intermediate);
+    call.expect_weight(Self::kGateUpWeight, 2 * args.intermediate, args.hidden_in + args.residual_channels);
+    call.expect_weight(Self::kDownWeight, args.hidden_out, args.intermediate + args.residual_channels);
     call.expect_scalar(Self::kInputTensorScale);
     call.expect_scalar(Self::kHiddenTensorScale);
     args.x = call.input(Self::kX);

@@ -12,12 +12,13 @@ TrtNvfp4LinearArgs arguments(Call const& call) {
     args.activation = static_cast<TrtNvfp4Activation>(attributes.activation);
     args.quantize_activations = attributes.quantize_activations;
     args.scale_search = attributes.scale_search;
+    args.residual_channels = attributes.residual_channels;
     args.static_scales = attributes.static_scales;
     args.tactic = call.tactic;
     args.m = call.rows(Self::kX);
     args.n = call.rows(Self::kWeight);
     args.k = call.last(Self::kX);
-    call.expect_weight(Self::kWeight, args.n, args.k);
+    call.expect_weight(Self::kWeight, args.n, args.k + args.residual_channels);
     call.expect_scalar(Self::kInputTensorScale);
     args.x = call.input(Self::kX);
     args.weight = call.weight(Self::kWeight);

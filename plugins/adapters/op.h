@@ -56,6 +56,7 @@ struct Call {
 // What an op's shape rule reads: its inputs' symbolic dimensions, and arithmetic on them.
 struct ShapeRule {
     Definition const& op;
+    Attributes const& attributes;
     nvinfer1::DimsExprs const* inputs;
     nvinfer1::IExprBuilder& builder;
 
@@ -66,6 +67,7 @@ struct ShapeRule {
     // The input's shape with another last dimension.
     nvinfer1::DimsExprs with_last(int32_t input, Dim last) const;
     Dim constant(int64_t value) const { return builder.constant(value); }
+    Dim sum(Dim a, Dim b) const { return builder.operation(nvinfer1::DimensionOperation::kSUM, *a, *b); }
     Dim product(Dim a, Dim b) const { return builder.operation(nvinfer1::DimensionOperation::kPROD, *a, *b); }
     Dim quotient(Dim a, int64_t b) const {
         return builder.operation(nvinfer1::DimensionOperation::kFLOOR_DIV, *a, *constant(b));

@@ -15,6 +15,7 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.residual = attributes.residual;
     args.quantize_activations = attributes.quantize_activations;
     args.scale_search = attributes.scale_search;
+    args.residual_channels = attributes.residual_channels;
     args.static_scales = attributes.static_scales;
     args.epsilon = attributes.epsilon;
     args.alpha = attributes.alpha;
@@ -23,12 +24,12 @@ TrtNvfp4MlpArgs arguments(Call const& call) {
     args.m = call.rows(Self::kX);
     args.hidden_in = call.last(Self::kX);
     args.layers = call.rows(Self::kNormWeight);
-    args.intermediate = 2 * call.last(Self::kDownWeight);
+    args.intermediate = 2 * call.last(Self::kDownWeight) - args.residual_channels;
     args.hidden_out = args.layers > 0 ? call.rows(Self::kDownWeight) / args.layers : 0;
     int64_t const up_rows = args.gated ? 2 * args.intermediate : args.intermediate;
     call.expect(Self::kNormWeight, {args.layers, args.hidden_in});
-    call.expect_weight(Self::kUpWeight, up_rows, args.hidden_in, {args.layers});
-    call.expect_weight(Self::kDownWeight, args.hidden_out, args.intermediate, {args.layers});
+    call.expect_weight(Self::kUpWeight, up_rows, args.hidden_in + args.residual_channels, {args.layers});
+    call.expect_weight(Self::kDownWeight, args.hidden_out, args.intermediate + args.residual_channels, {args.layers});
     call.expect(Self::kInputTensorScale, {args.layers});
     call.expect(Self::kHiddenTensorScale, {args.layers});
     args.x = call.input(Self::kX);

@@ -235,7 +235,7 @@ int32_t Plugin::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInp
         [&] {
             expect_counts(op_, nbInputs, nbOutputs);
             if (inputs[0].nbDims < 1) throw std::invalid_argument(std::string(op_.name) + ": x has no dimension");
-            op_.output_shapes(ShapeRule{op_, inputs, exprBuilder}, outputs);
+            op_.output_shapes(ShapeRule{op_, attributes_, inputs, exprBuilder}, outputs);
             return 0;
         },
         -1);

@@ -13,6 +13,7 @@ TrtNvfp4QuantizeArgs arguments(Call const& call) {
     args.add_residual = attributes.add_residual;
     args.epsilon = attributes.epsilon;
     args.scale_search = attributes.scale_search;
+    args.residual_channels = attributes.residual_channels;
     args.m = call.rows(Self::kX);
     args.k = call.last(Self::kX);
     call.expect(Self::kResidual,
@@ -32,7 +33,8 @@ TrtNvfp4QuantizeArgs arguments(Call const& call) {
 
 void output_shapes(ShapeRule const& rule, nvinfer1::DimsExprs* outputs) {
     nvinfer1::DimsExprs const& x = rule.shape(Self::kX);
-    ShapeRule::Dim const k = x.d[x.nbDims - 1];
+    int32_t const more = Self(rule.attributes).residual_channels;
+    ShapeRule::Dim const k = rule.sum(x.d[x.nbDims - 1], rule.constant(more));
     ShapeRule::Dim rows = rule.constant(1);
     for (int32_t i = 0; i + 1 < x.nbDims; ++i) rows = rule.product(rows, x.d[i]);
     outputs[Self::kPacked] = rule.with_last(Self::kX, rule.quotient(k, 2));

@@ -29,7 +29,12 @@ Shape = tuple[Dim, ...]
 STATIC_SCALES = "static_scales"
 # Which scales a block of 16 activations that become NVFP4 may take: see `number_formats.quantize_blocks`.
 SCALE_SEARCH = "scale_search"
-SCALE_SEARCH_RANGE = {SCALE_SEARCH: (0, 2)}
+# So many last channels of activations that become NVFP4 are followed by what NVFP4 loses of them: see
+# `number_formats.quantize_with_residual`. K of weights is more by as many.
+RESIDUAL_CHANNELS = "residual_channels"
+MOST_RESIDUAL_CHANNELS = 64
+QUANTIZATION_FLAGS = {SCALE_SEARCH: 0, RESIDUAL_CHANNELS: 0}
+QUANTIZATION_RANGES = {SCALE_SEARCH: (0, 2), RESIDUAL_CHANNELS: (0, MOST_RESIDUAL_CHANNELS)}
 ACTIVATION_SCALES = ("input_tensor_scale", "hidden_tensor_scale", "input_scale", "hidden_scale")
 
 ACTIVATION_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)")
@@ -263,6 +268,19 @@ class ShapeRule:
             raise OpError(
                 f"{self.op}: K of {tensor} must be a positive multiple of {BLOCK} (an NVFP4 block), found {k}"
             )
+
+    def residual_channels(self, *widths: int) -> int:
+        """The attribute, 0 of an op that has none. `widths`: how many channels there are of each activation that it
+        quantizes. Raises OpError: no multiple of 16, more than there are channels, activations that stay in 16 bits.
+        """
+        channels: int = self.attributes.get(RESIDUAL_CHANNELS, 0)
+        if channels % BLOCK or channels > min(widths, default=channels):
+            raise self.error(
+                f"{RESIDUAL_CHANNELS} must be a multiple of {BLOCK} and at most K = {min(widths)}, found {channels}"
+            )
+        if channels and not self.attributes.get("quantize_activations", 1):
+            raise self.error(f"{RESIDUAL_CHANNELS} needs quantize_activations 1")
+        return channels
 
     def expect_ungated_activation(self) -> None:
         activation = self.attributes["activation"]

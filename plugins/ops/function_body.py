@@ -88,6 +88,17 @@ def attribute_flag(name: str) -> str:
         {name} = Cast<to = {BOOL}>({name}_int)"""
 
 
+def quantization_attributes() -> str:
+    """What `quantize_blocks`, `gemm_input` and `lost` read of the attributes scale_search and residual_channels."""
+    return f"""{attribute_flag("scale_search")}
+        {attribute_int("residual_channels")}
+        residual_is_on = Cast<to = {BOOL}>(residual_channels)
+        residual_one = Constant<value = int64[1] {{1}}>()
+        residual_less = Neg(residual_channels)
+        residual_from = Reshape(residual_less, residual_one)
+        residual_to = Constant<value = int64[1] {{{2**31 - 1}}}>()"""
+
+
 def rows(y: str, x: str) -> str:
     """y [M, K] float32 from x T [..., K]; of no rows, one of zeros: a -1 in Reshape stands for nothing there."""
     return f"""{y}_float = Cast<to = {FLOAT}>({x})
@@ -291,10 +302,26 @@ def _search_scales(y: str, q: str) -> str:
         {y} = Where({y}_is_searched, {y}_best_scale, {q}_first)"""
 
 
-def quantize_blocks(y: str, x: str, scale: str) -> str:
+def _chosen_scales(y: str, branches: bool) -> str:
+    """{y}_block_scales and {y}_number_bytes of `quantize_blocks`; without `branches` both ways are computed."""
+    search = _search_scales(f"{y}_found", y)
+    if not branches:
+        return f"""{search}
+        {y}_block_scales = Where(scale_search, {y}_found, {y}_first)
+        {y}_number_bytes = Where(scale_search, {y}_found_code, {y}_first_code)"""
+    return f"""{y}_block_scales, {y}_number_bytes = If(scale_search) <
+            then_branch = {y}_searching () => ({y}_found, {y}_found_code) {{ {search} }},
+            else_branch = {y}_by_amax () => ({y}_kept, {y}_kept_code) {{
+                {y}_kept = Identity({y}_first)
+                {y}_kept_code = Identity({y}_first_code) }}
+        >"""
+
+
+def quantize_blocks(y: str, x: str, scale: str, branches: bool = True) -> str:
     """NVFP4 of the matrix x [M, K] float32: {y}_tensor_scale [], {y}_block_scales [M, Kb, 1] (E4M3 values) and
     {y}_scale_bytes [M, Kb, 1] (their codes), {y}_magnitudes [M, Kb, 16] (E2M1 values), {y}_blocks (x by blocks); all
-    float32. `scale` 0 means: from the amax. The attribute `scale_search` is in scope as a flag and its integer.
+    float32. `scale` 0 means: from the amax. `quantization_attributes` are in scope.
+    Inside a branch without `branches`: ONNX Runtime loses the order of nodes when it inlines branches of branches.
     """
     return f"""{y}_amax_range = Constant<value_float: float = {E2M1_MAX * E4M3_MAX}>()
         {y}_searched_range = Constant<value_float: float = {E2M1_MAX * SEARCHED_LARGEST}>()
@@ -320,12 +347,7 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
         {y}_block_amax = Min({y}_pooled_amax, {y}_block_sum)
         {y}_inverse = Reciprocal({y}_tensor_scale)
         {_scale_over(f"{y}_first", f"{y}_block_amax", E2M1_MAX, f"{y}_tensor_scale")}
-        {y}_block_scales, {y}_number_bytes = If(scale_search) <
-            then_branch = {y}_searching () => ({y}_found, {y}_found_code) {{ {_search_scales(f"{y}_found", y)} }},
-            else_branch = {y}_by_amax () => ({y}_kept, {y}_kept_code) {{
-                {y}_kept = Identity({y}_first)
-                {y}_kept_code = Identity({y}_first_code) }}
-        >
+        {_chosen_scales(y, branches)}
         {y}_scale_bytes = Where({y}_first_is_nan, {y}_nan_byte, {y}_number_bytes)
         {y}_divisor = Max({y}_block_scales, {y}_scale_min)
         {y}_unbounded = Div({y}_inverse, {y}_divisor)
@@ -336,15 +358,36 @@ def quantize_blocks(y: str, x: str, scale: str) -> str:
         {_round_to_e2m1(f"{y}_magnitudes", f"{y}_a")}"""
 
 
-def fake_quantize(y: str, x: str, scale: str) -> str:
-    """y [M, K] float32: x [M, K] quantized to NVFP4 and back."""
-    return f"""{quantize_blocks(y, x, scale)}
-        {y}_sign = Sign({y}_blocks)
-        {y}_e2m1 = Mul({y}_magnitudes, {y}_sign)
-        {y}_unscaled = Mul({y}_e2m1, {y}_block_scales)
-        {y}_values = Mul({y}_unscaled, {y}_tensor_scale)
+def _dequantize(y: str, x: str, q: str) -> str:
+    """y [M, K] float32 from what `quantize_blocks` named {q}_... of x."""
+    return f"""{y}_sign = Sign({q}_blocks)
+        {y}_e2m1 = Mul({q}_magnitudes, {y}_sign)
+        {y}_unscaled = Mul({y}_e2m1, {q}_block_scales)
+        {y}_values = Mul({y}_unscaled, {q}_tensor_scale)
         {y}_shape = Shape({x})
         {y} = Reshape({y}_values, {y}_shape)"""
+
+
+def lost(y: str, x: str, q: str) -> str:
+    """y [M, residual_channels] float32: what NVFP4 loses of the last channels of x [M, K], from what `quantize_blocks`
+    named {q}_... of it."""
+    return f"""{_dequantize(f"{y}_seen", x, q)}
+        {y}_all = Sub({x}, {y}_seen)
+        {y} = Slice({y}_all, residual_from, residual_to, residual_one)"""
+
+
+def _with_residual(y: str, x: str, scale: str) -> str:
+    """y [M, K + residual_channels] float32: x [M, K] quantized to NVFP4 and back, then so is what that loses."""
+    return f"""{quantize_blocks(f"{y}_q", x, scale)}
+        {_dequantize(f"{y}_first", x, f"{y}_q")}
+        {y} = If(residual_is_on) <
+            then_branch = {y}_twice () => ({y}_both) {{
+                {lost(f"{y}_lost", x, f"{y}_q")}
+                {quantize_blocks(f"{y}_e", f"{y}_lost", f"{y}_q_tensor_scale", branches=False)}
+                {_dequantize(f"{y}_second", f"{y}_lost", f"{y}_e")}
+                {y}_both = Concat<axis = 1>({y}_first, {y}_second) }},
+            else_branch = {y}_once () => ({y}_alone) {{ {y}_alone = Identity({y}_first) }}
+        >"""
 
 
 def pack(y: str, q: str) -> str:
@@ -412,10 +455,10 @@ def tile_scales(y: str, scale_bytes: str) -> str:
 
 def gemm_input(y: str, x: str, scale: str) -> str:
     """y [M, K] float32: what the GEMM sees of x [M, K] float32, by the flag `quantize_activations` in scope. 0: x
-    rounded to the type of the op's x; 1: x quantized to NVFP4 and back."""
+    rounded to the type of the op's x; 1: x quantized to NVFP4 and back, and [M, K + residual_channels]."""
     return f"""{y} = If(quantize_activations) <
             then_branch = {y}_w4a4 () => ({y}_nvfp4) {{
-                {fake_quantize(f"{y}_nvfp4", x, scale)} }},
+                {_with_residual(f"{y}_nvfp4", x, scale)} }},
             else_branch = {y}_w4a16 () => ({y}_16) {{
                 {y}_16_typed = CastLike({x}, x)
                 {y}_16 = Cast<to = {FLOAT}>({y}_16_typed) }}

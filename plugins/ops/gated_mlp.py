@@ -57,7 +57,7 @@ def _body(fmt: WeightFormat) -> str:
     return f"""
         {fmt.constants}
         {text.attribute_int("activation")}
-        {"".join(map(text.attribute_flag, fmt.flags))}
+        {fmt.attributes_onnx}
         {text.attribute_float("alpha")}
         {text.attribute_float("limit")}
         {text.rows("x_rows", "x")}

@@ -85,7 +85,7 @@ def _reference(
     experts, weights = route(router_logits.reshape(-1, router_logits.shape[-1]), correction_bias, **others)  # type: ignore[arg-type]
     rows = matrix.unsqueeze(1) * (weights if scale_input else torch.ones_like(weights)).unsqueeze(-1)
     rows = seen(rows.to(x.dtype).float(), input_scale)
-    hidden = rows.new_empty(*experts.shape, fmt.values_per_byte * down[0].shape[-1])
+    hidden = rows.new_empty(*experts.shape, gate_up[0].shape[-2] // (2 if gated else 1))
     outputs = rows.new_empty(*experts.shape, down[0].shape[-2])
     chosen = sorted(set(experts.flatten().tolist()))
     for e in chosen:
@@ -205,7 +205,7 @@ def _body(fmt: WeightFormat) -> str:
         {text.attribute_float("limit")}
         {text.attribute_flag("shared")}
         {text.attribute_flag("shared_gated")}
-        {"".join(map(text.attribute_flag, fmt.flags))}
+        {fmt.attributes_onnx}
         always = Constant<value = bool {{1}}>()
         expert_axis = Shape<start = 0, end = 1>(correction_bias)
         expert_count = Squeeze(expert_axis, first_axis)
@@ -222,18 +222,23 @@ def _body(fmt: WeightFormat) -> str:
         x_matrix_shape = Concat<axis = 0>(axis_last, hidden_size)
         x_matrix = Reshape(x_by_rank, x_matrix_shape)
         {fmt.seen_onnx("seen_matrix", "x_matrix", input_scale)}
-        seen = Reshape(seen_matrix, x_by_rank_shape)
-        intermediate_bytes = Shape<start = -1>(down_weight)
-        values_per_byte = Constant<value_int: int = {fmt.values_per_byte}>()
-        intermediate = Mul(intermediate_bytes, values_per_byte)
         weights_shape = Shape(weights)
+        seen_width = Shape<start = -1>(seen_matrix)
+        seen_shape = Concat<axis = 0>(weights_shape, seen_width)
+        seen = Reshape(seen_matrix, seen_shape)
+        up_rows = Shape<start = -1>(gate_up_bias)
+        once = Constant<value_int: int = 1>()
+        rows_of_a_channel = Add(gated_int, once)
+        intermediate = Div(up_rows, rows_of_a_channel)
         hidden_shape = Concat<axis = 0>(weights_shape, intermediate)
         no_hidden = ConstantOfShape(hidden_shape)
         {_each_expert("expert_hidden", fmt, "no_hidden", "seen", "gate_up", True)}
         hidden_matrix_shape = Concat<axis = 0>(axis_last, intermediate)
         hidden_matrix = Reshape(expert_hidden, hidden_matrix_shape)
         {fmt.seen_onnx("hidden_seen_matrix", "hidden_matrix", hidden_scale)}
-        hidden_seen = Reshape(hidden_seen_matrix, hidden_shape)
+        hidden_seen_width = Shape<start = -1>(hidden_seen_matrix)
+        hidden_seen_shape = Concat<axis = 0>(weights_shape, hidden_seen_width)
+        hidden_seen = Reshape(hidden_seen_matrix, hidden_seen_shape)
         no_output = ConstantOfShape(x_by_rank_shape)
         {_each_expert("expert_output", fmt, "no_output", "hidden_seen", "down", False)}
         output_factor_columns = Unsqueeze(output_factors, axis_last)

@@ -140,6 +140,25 @@ def quantize_blocks(x: Tensor, scale: Tensor, scale_search: int = 0) -> tuple[Te
     return codes.flatten(-2), block_scales
 
 
+def quantize_with_residual(
+    x: Tensor, scale: Tensor, scale_search: int, residual_channels: int
+) -> tuple[Tensor, Tensor]:
+    """As `quantize_blocks`, and behind the K values, under the same tensor scale, what they lose of the last
+    `residual_channels` (a multiple of 16): codes [..., K + R], block scales [..., (K + R)/16].
+
+    A product with weights whose last R columns are there twice adds up both (Meng et al., "ARCQuant: Boosting NVFP4
+    Quantization with Augmented Residual Channels for LLMs", arXiv 2601.07475). The difference is one float32 operation.
+    """
+    codes, block_scales = quantize_blocks(x, scale, scale_search)
+    if not residual_channels:
+        return codes, block_scales
+    last = slice(x.shape[-1] - residual_channels, None)
+    seen = dequantize_blocks(codes[..., last], block_scales[..., last.start // BLOCK :], scale)
+    more, more_scales = quantize_blocks(x[..., last].float() - seen, scale, scale_search)
+    both = torch.cat([block_scales.view(torch.uint8), more_scales.view(torch.uint8)], -1)
+    return torch.cat([codes, more], -1), both.view(torch.float8_e4m3fn)
+
+
 def _search_scales(blocks: Tensor, by_amax: Tensor, scale: Tensor, scale_search: int) -> Tensor:
     """The best scale of each block [..., 16] among the candidates; `by_amax`: the first of them.
 

@@ -6,7 +6,14 @@ from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
 from trt_nvfp4.plugins.ops.activation import Activation, activate, activate_onnx, gate, gate_onnx
-from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, SCALE_SEARCH_RANGE, Formal, OpDefinition, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.definition import (
+    QUANTIZATION_FLAGS,
+    QUANTIZATION_RANGES,
+    Formal,
+    OpDefinition,
+    Shape,
+    ShapeRule,
+)
 from trt_nvfp4.plugins.ops.reference import dequantize_weight, gemm_input, linear, rms_norm
 from trt_nvfp4.plugins.ops.weight_format import NVFP4
 
@@ -48,17 +55,19 @@ def _reference(
     epsilon: float,
     quantize_activations: int,
     scale_search: int,
+    residual_channels: int,
     alpha: float,
     limit: float,
 ) -> Tensor:
     act = Activation(activation)
     state = x.float().reshape(-1, x.shape[-1])
+    how = quantize_activations, scale_search, residual_channels
     for i in range(norm_weight.shape[0]):
         seen = rms_norm(state, norm_weight[i], epsilon, x.dtype) if norm else state
-        seen = gemm_input(seen, x.dtype, quantize_activations, scale_search, input_tensor_scale[i])
+        seen = gemm_input(seen, x.dtype, *how, input_tensor_scale[i])
         up = linear(seen, dequantize_weight(up_weight[i], up_scales[i], up_tensor_scale[i]), up_bias[i])
         hidden = gate(act, up[:, 0::2], up[:, 1::2], alpha, limit) if gated else activate(act, up)
-        hidden = gemm_input(hidden, x.dtype, quantize_activations, scale_search, hidden_tensor_scale[i])
+        hidden = gemm_input(hidden, x.dtype, *how, hidden_tensor_scale[i])
         down = linear(hidden, dequantize_weight(down_weight[i], down_scales[i], down_tensor_scale[i]), down_bias[i])
         state = (down + state if residual else down).to(x.dtype).float()
     return state.to(x.dtype).reshape(*x.shape[:-1], -1)
@@ -77,7 +86,9 @@ def _shapes(rule: ShapeRule) -> list[Shape]:
     rule.expect("up_bias", (layers, n))
     if attributes["gated"] and n % 2:
         raise rule.error(f"up_weight must have an even number of rows (gate and up), found {n}")
-    h = NVFP4.check(rule, "down", n // 2 if attributes["gated"] else n, (layers,))
+    intermediate = n // 2 if attributes["gated"] else n
+    rule.residual_channels(k, intermediate)
+    h = NVFP4.check(rule, "down", intermediate, (layers,))
     rule.expect("down_bias", (layers, h))
     NVFP4.check_scales(rule, (layers,))
     if h != k and (layers > 1 or attributes["residual"]):
@@ -126,7 +137,7 @@ _BODY = f"""
         {text.attribute_flag("residual")}
         {text.attribute_float("epsilon")}
         {text.attribute_flag("quantize_activations")}
-        {text.attribute_flag(SCALE_SEARCH)}
+        {text.quantization_attributes()}
         {text.attribute_float("alpha")}
         {text.attribute_float("limit")}
         {text.rows("x_rows", "x")}
@@ -153,17 +164,28 @@ NVFP4_PERSISTENT_MLP = OpDefinition(
     name="NVFP4PersistentMLP",
     doc="""For each of L layers: n = RMSNorm(x) * norm_weight (norm 1) or x, in x's type; h = act(gate(n)) * up(n)
 (gated 1; rows of up_weight alternate gate, up) or act(up(n)); x = down(h) + x (residual 1) or down(h), in x's type.
-Within a layer float32, except that n and h are rounded to x's type, or with quantize_activations to NVFP4.""",
+Within a layer float32, except that n and h are rounded to x's type, or with quantize_activations to NVFP4, behind which
+stands what that loses of their last residual_channels.""",
     inputs=(
         Formal("x", "T", "[..., K], K a multiple of 16"),
         Formal("norm_weight", "T", "[L, K]; its values are not read unless norm is 1"),
-        Formal("up_weight", "tensor(int8)", "[L, N1, K/2] E2M1, two per byte; N1 = 2I if gated, else I"),
-        Formal("up_scales", "tensor(int8)", "[L, ceil(N1/128)*128, ceil(K/16/4)*4] E4M3 bytes, each layer 128x4 tiled"),
+        Formal(
+            "up_weight",
+            "tensor(int8)",
+            "[L, N1, (K + R)/2] E2M1, two per byte; N1 = 2I if gated, else I; R is residual_channels",
+        ),
+        Formal(
+            "up_scales",
+            "tensor(int8)",
+            "[L, ceil(N1/128)*128, ceil((K + R)/64)*4] E4M3 bytes, each layer 128x4 tiled",
+        ),
         Formal("up_tensor_scale", "tensor(float)", "[L] multipliers"),
         Formal("up_bias", "T", "[L, N1]"),
-        Formal("down_weight", "tensor(int8)", "[L, H, I/2], I a multiple of 16"),
+        Formal("down_weight", "tensor(int8)", "[L, H, (I + R)/2], I a multiple of 16"),
         Formal(
-            "down_scales", "tensor(int8)", "[L, ceil(H/128)*128, ceil(I/16/4)*4] E4M3 bytes, each layer 128x4 tiled"
+            "down_scales",
+            "tensor(int8)",
+            "[L, ceil(H/128)*128, ceil((I + R)/64)*4] E4M3 bytes, each layer 128x4 tiled",
         ),
         Formal("down_tensor_scale", "tensor(float)", "[L] multipliers"),
         Formal("down_bias", "T", "[L, H]; H = K if L > 1 or residual is 1"),
@@ -178,7 +200,7 @@ Within a layer float32, except that n and h are rounded to x's type, or with qua
         "residual": 1,
         "epsilon": 1e-6,
         "quantize_activations": 0,
-        SCALE_SEARCH: 0,
+        **QUANTIZATION_FLAGS,
         "static_scales": 0,
         "alpha": 1.702,
         "limit": 7.0,
@@ -186,5 +208,5 @@ Within a layer float32, except that n and h are rounded to x's type, or with qua
     body=_BODY,
     torch_reference=_reference,
     shape_rule=_shapes,
-    ranges=SCALE_SEARCH_RANGE,
+    ranges=QUANTIZATION_RANGES,
 )

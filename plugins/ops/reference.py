@@ -11,7 +11,7 @@ from trt_nvfp4.plugins.ops.number_formats import (
     dequantize_blocks,
     e4m3_round,
     e4m3_scale,
-    quantize_blocks,
+    quantize_with_residual,
     tensor_scale,
     unpack,
     untile_scales,
@@ -31,13 +31,18 @@ def dequantize_weight(packed: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
 
 
 def gemm_input(
-    x: Tensor, dtype: torch.dtype, quantize_activations: int, scale_search: int, given_scale: Tensor
+    x: Tensor,
+    dtype: torch.dtype,
+    quantize_activations: int,
+    scale_search: int,
+    residual_channels: int,
+    given_scale: Tensor,
 ) -> Tensor:
-    """float32 x as the GEMM sees it: rounded to dtype, or quantized to NVFP4 and back."""
+    """float32 x as the GEMM sees it: rounded to dtype, or quantized to NVFP4 and back, behind it residual channels."""
     if not quantize_activations:
         return x.to(dtype).float()
     scale = chosen_scale(given_scale, x, scale_search)
-    return dequantize_blocks(*quantize_blocks(x, scale, scale_search), scale)
+    return dequantize_blocks(*quantize_with_residual(x, scale, scale_search, residual_channels), scale)
 
 
 def through_e4m3(x: Tensor, given_scale: Tensor) -> Tensor:

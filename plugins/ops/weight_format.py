@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trt_nvfp4.plugins.ops import function_body as text
-from trt_nvfp4.plugins.ops.definition import SCALE_SEARCH, SCALE_SEARCH_RANGE, Formal, Shape, ShapeRule
+from trt_nvfp4.plugins.ops.definition import QUANTIZATION_FLAGS, QUANTIZATION_RANGES, Formal, Shape, ShapeRule
 from trt_nvfp4.plugins.ops.number_formats import BLOCK, tiled_shape
 from trt_nvfp4.plugins.ops.reference import dequantize_e4m3, dequantize_weight, gemm_input, linear, through_e4m3
 
@@ -23,7 +23,7 @@ class WeightFormat:
     its hidden activations, `flags` the attributes that only this format has, `ranges` those of them that are no 0 or 1.
     In Torch, `weight` makes [N, K] of the parts and `seen` what a product sees of float32 rows (rows, dtype, given
     scale, and the flags by name); `weight_onnx` and `seen_onnx` are their statements (y and the parts; y, rows and
-    given scale), behind `constants`.
+    given scale), behind `constants` and `attributes_onnx`.
     """
 
     parts: Callable[[int, int], dict[str, Shape]]
@@ -36,6 +36,7 @@ class WeightFormat:
     seen_onnx: Callable[[str, str, str], str]
     flags: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    attributes_onnx: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +58,8 @@ class WeightFormat:
         return self.weight_onnx(y, *(f"{projection}_{part}" for part in self.names))
 
     def check(self, rule: ShapeRule, projection: str, k: int, batch: Shape = ()) -> int:
-        """Check the inputs of a projection of K = `k`, but for its bias; return N."""
+        """Check the inputs of a projection that reads `k` channels, but for its bias; return N."""
+        k += rule.residual_channels(k)
         n = rule.weight(f"{projection}_weight", k, self.values_per_byte, batch)
         for part, shape in self.parts(n, k).items():
             rule.expect(f"{projection}_{part}", (*batch, *shape))
@@ -74,11 +76,16 @@ class WeightFormat:
             rule.expect(f"{projection}_bias", (*batch, channels))
         return h
 
-    def smallest_shared_expert(self, hidden: int, gated: bool) -> dict[str, Shape]:
-        """Shapes of its inputs by name: what a model without a shared expert gives as zeros."""
+    def smallest_shared_expert(self, hidden: int, gated: bool, residual: int = 0) -> dict[str, Shape]:
+        """Shapes of its inputs by name: what a model without a shared expert gives as zeros. `residual`: residual
+        channels of its products."""
+        intermediate = max(BLOCK, residual)
         shapes: dict[str, Shape] = {}
-        for projection, n, k in (("gate_up", 2 * BLOCK if gated else BLOCK, hidden), ("down", hidden, BLOCK)):
-            inputs = self.parts(n, k) | {"bias": (n,)}
+        for projection, n, k in (
+            ("gate_up", 2 * intermediate if gated else intermediate, hidden),
+            ("down", hidden, intermediate),
+        ):
+            inputs = self.parts(n, k + residual) | {"bias": (n,)}
             shapes |= {f"shared_{projection}_{part}": shape for part, shape in inputs.items()}
         return shapes | {"shared_gate": (hidden,)}
 
@@ -89,9 +96,14 @@ class WeightFormat:
 
 
 def _seen_nvfp4(
-    rows: Tensor, dtype: torch.dtype, given_scale: Tensor, quantize_activations: int, scale_search: int
+    rows: Tensor,
+    dtype: torch.dtype,
+    given_scale: Tensor,
+    quantize_activations: int,
+    scale_search: int,
+    residual_channels: int,
 ) -> Tensor:
-    return gemm_input(rows, dtype, quantize_activations, scale_search, given_scale)
+    return gemm_input(rows, dtype, quantize_activations, scale_search, residual_channels, given_scale)
 
 
 def _seen_e4m3(rows: Tensor, dtype: torch.dtype, given_scale: Tensor) -> Tensor:
@@ -110,8 +122,9 @@ NVFP4 = WeightFormat(
     constants=text.constants(),
     weight_onnx=text.dequantize_weight,
     seen_onnx=text.gemm_input,
-    flags={"quantize_activations": 0, SCALE_SEARCH: 0},
-    ranges=SCALE_SEARCH_RANGE,
+    flags={"quantize_activations": 0, **QUANTIZATION_FLAGS},
+    ranges=QUANTIZATION_RANGES,
+    attributes_onnx=text.attribute_flag("quantize_activations") + "\n" + text.quantization_attributes(),
 )
 
 E4M3 = WeightFormat(

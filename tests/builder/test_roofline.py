@@ -96,6 +96,20 @@ def test_an_mlp_of_two_precisions_is_its_products_one_after_another() -> None:
     assert seconds("nvfp4_mixed", 4096) < seconds("nvfp4_w4a16", 4096)
 
 
+def test_residual_channels_are_more_columns_and_a_pass_over_x() -> None:
+    limits, w4a4 = LIMITS["b200"], Decision.NVFP4_W4A4
+    dense = {"in_features": 4096, "intermediate_features": 14336, "out_features": 4096}
+    moe = dense | {"gated": 1, "experts": 8, "top_k": 8, "shared_features": 2048}
+    columns = {"gated_mlp": 2 * 14336 + 4096, "moe": 8 * (2 * 14336 + 4096) + 2 * 2048 + 4096}
+    for kind, shapes in (("gated_mlp", dense), ("moe", moe)):
+        plain, more = (subgraph_cost(kind, shapes, w4a4, 10, limits, residual=count) for count in (0, 64))
+        assert more.bytes - plain.bytes == pytest.approx(0.5625 * 64 * columns[kind] + 10 * 2 * 4096 * 2)
+        assert more.operations - plain.operations == pytest.approx(2 * 10 * 64 * columns[kind])
+        assert subgraph_cost(kind, shapes, Decision.NVFP4_W4A16, 10, limits, residual=64) == subgraph_cost(
+            kind, shapes, Decision.NVFP4_W4A16, 10, limits
+        )
+
+
 def test_groups_are_padded_to_tiles_and_tiles_to_rounds() -> None:
     # Two groups with rows read their weights; 1 + 3 tiles of rows by 2 of columns are one round of 148.
     seconds = grouped_seconds([1, 0, 300], 256, 4096)

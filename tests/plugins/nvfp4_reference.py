@@ -99,6 +99,23 @@ def quantize(x: npt.NDArray[np.float32], tensor_scale: float = 0.0, scale_search
     return Quantized(codes.reshape(x.shape), s_b.view(np.uint8), s_t)
 
 
+def quantize_with_residual(
+    x: npt.NDArray[np.float32], tensor_scale: float, scale_search: int, channels: int
+) -> Quantized:
+    """`quantize`, and behind it, under the same tensor scale, what that loses of the last `channels`, in float32."""
+    first = quantize(x, tensor_scale, scale_search)
+    if channels == 0:
+        return first
+    f = np.float32
+    scales = np.repeat(first.block_scales.view(ml_dtypes.float8_e4m3fn).astype(f), 16, axis=-1)
+    seen = (_E2M1[first.codes].astype(f) * scales) * first.tensor_scale
+    lost = (x.astype(f) - seen)[:, x.shape[1] - channels :]
+    second = quantize(lost, float(first.tensor_scale), scale_search)
+    both = zip((first.codes, first.block_scales), (second.codes, second.block_scales), strict=True)
+    codes, block_scales = (np.concatenate(parts, 1) for parts in both)
+    return Quantized(codes, block_scales, first.tensor_scale)
+
+
 def _loss(blocks: npt.NDArray[np.float32], s_t: np.float32, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     """Squared errors in whole 512ths of an E2M1 unit, summed as integers, by the scale's square in float32."""
     f = np.float32

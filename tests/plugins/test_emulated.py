@@ -28,14 +28,16 @@ def test_persistent_layers(emulated: PluginHost, seed: int) -> None:
     test_kernels.test_one_persistent_layer(emulated, seed, torch.float16, 0, 1, 1, 1)
 
 
-@pytest.mark.parametrize(("add_residual", "scale_search"), [(0, 0), (1, 0), (0, 1), (1, 2)])
-def test_quantize_bits(emulated: PluginHost, seed: int, add_residual: int, scale_search: int) -> None:
-    test_kernels.test_quantize_bits(emulated, seed, 7, 48, torch.bfloat16, add_residual, scale_search)
+@pytest.mark.parametrize(
+    ("add_residual", "scale_search", "channels"), [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 2, 0), (1, 0, 32), (0, 2, 16)]
+)
+def test_quantize_bits(emulated: PluginHost, seed: int, add_residual: int, scale_search: int, channels: int) -> None:
+    test_kernels.test_quantize_bits(emulated, seed, 7, 48, torch.bfloat16, add_residual, scale_search, channels)
 
 
 @pytest.mark.parametrize("scale_search", [1, 2])
 def test_quantize_bits_of_nan_and_infinity(emulated: PluginHost, seed: int, scale_search: int) -> None:
-    test_kernels.test_quantize_bits_of_nan_and_infinity(emulated, seed, scale_search, 1.0)
+    test_kernels.test_quantize_bits_of_nan_and_infinity(emulated, seed, scale_search, 1.0, 32)
 
 
 def test_nan_reaches_the_output(emulated: PluginHost, seed: int) -> None:

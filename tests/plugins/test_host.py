@@ -65,8 +65,8 @@ def test_workspace_grows_with_the_rows(host: PluginHost, op: str) -> None:
 
 
 def test_attributes_survive_serialization(host: PluginHost) -> None:
-    attributes = {"activation": 7, "quantize_activations": 1, "scale_search": 2, "static_scales": 1}
-    attributes |= {"alpha": 1.25, "limit": 3.5}
+    attributes = {"activation": 7, "quantize_activations": 1, "scale_search": 2, "residual_channels": 0}
+    attributes |= {"static_scales": 1, "alpha": 1.25, "limit": 3.5}
     with host.session("NVFP4GatedMLP", cases(3)["NVFP4GatedMLP"], attributes) as session:
         assert session.serialized == attributes
         first = session.timing_cache_id
@@ -87,9 +87,9 @@ def empty(*shape: int, like: torch.Tensor) -> torch.Tensor:
 
 def test_refusals_name_what_is_wrong(host: PluginHost) -> None:
     linear = cases(3)["NVFP4Linear"]
-    assert "has no attribute alpha; it has activation, quantize_activations, scale_search, static_scales" in refused(
-        host, "NVFP4Linear", linear, {"alpha": 1.0}
-    )
+    known = ", ".join(OPS["NVFP4Linear"].attributes)
+    found = refused(host, "NVFP4Linear", linear, {"alpha": 1.0})
+    assert f"has no attribute alpha; it has {known}" in found
     assert "activation must be one INT, it is 1 of TensorRT's field type 1" in refused(
         host, "NVFP4Linear", linear, {"activation": 1.0}
     )

@@ -14,6 +14,7 @@ from nvfp4_reference import (
     gated_activate,
     pack,
     quantize,
+    quantize_with_residual,
     rmsnorm,
     rounded,
     tile,
@@ -199,39 +200,52 @@ def test_persistent_layers_chain(host: PluginHost, seed: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("m", "k"), [(0, 16), (1, 16), (7, 48), (129, 80), (257, 4112), (2, 32784), (5000, 48)])
-@pytest.mark.parametrize(("add_residual", "scale_search"), [(0, 0), (1, 0), (0, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("add_residual", "scale_search", "channels"),
+    [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 2, 0), (1, 0, 64), (0, 1, 32), (0, 2, 16)],
+)
 def test_quantize_bits(
-    host: PluginHost, seed: int, m: int, k: int, dtype: torch.dtype, add_residual: int, scale_search: int
+    host: PluginHost,
+    seed: int,
+    m: int,
+    k: int,
+    dtype: torch.dtype,
+    add_residual: int,
+    scale_search: int,
+    channels: int,
 ) -> None:
+    channels = min(channels, k // 16 * 16)
     rng = np.random.default_rng(seed)
     scale = float(rng.choice([0.0, 1e-3, 10.0]))
     case = op_inputs.quantize(rng, m, k, dtype, scale)
     # Zero blocks, subnormal block scales and saturation.
     case.inputs[0] *= torch.from_numpy(10.0 ** rng.integers(-7, 4, (m, 1))).to(dtype)
     case.inputs[0][:, : k // 3] = 0
-    attributes = {"add_residual": add_residual, "scale_search": scale_search}
+    attributes = {"add_residual": add_residual, "scale_search": scale_search, "residual_channels": channels}
     packed, scales, tensor_scale, r = run(host, "NVFP4Quantize", case.inputs, attributes)
     expected_r = case.inputs[0]
     if add_residual:
         expected_r = (expected_r.float() + case.inputs[1].float()).to(dtype)
     assert torch.equal(r.cpu(), expected_r)
-    reference = quantize(expected_r.float().numpy(), scale, scale_search)
+    reference = quantize_with_residual(expected_r.float().numpy(), scale, scale_search, channels)
     assert tensor_scale.shape == ()
     assert tensor_scale.item() == reference.tensor_scale
     np.testing.assert_array_equal(scales.cpu().numpy().view(np.uint8), tile(reference.block_scales))
     np.testing.assert_array_equal(packed.cpu().numpy().view(np.uint8), pack(reference.codes))
 
 
+@pytest.mark.parametrize("channels", [0, 32])
 @pytest.mark.parametrize("scale_search", [0, 1, 2])
 @pytest.mark.parametrize("scale", [0.0, 1.0])
-def test_quantize_bits_of_nan_and_infinity(host: PluginHost, seed: int, scale_search: int, scale: float) -> None:
+def test_quantize_bits_of_nan_and_infinity(
+    host: PluginHost, seed: int, scale_search: int, scale: float, channels: int
+) -> None:
     """As the Torch reference, which the ONNX body equals."""
     case = op_inputs.quantize(np.random.default_rng(seed), 7, 48, torch.bfloat16, scale)
     case.inputs[0][1, 5], case.inputs[0][2, 20], case.inputs[0][3, 40] = torch.nan, torch.inf, -torch.inf
-    expected = OPS["NVFP4Quantize"].reference(*case.inputs, scale_search=scale_search)
-    for found, wanted in zip(
-        run(host, "NVFP4Quantize", case.inputs, {"scale_search": scale_search}), expected, strict=True
-    ):
+    attributes = {"scale_search": scale_search, "residual_channels": channels}
+    expected = OPS["NVFP4Quantize"].reference(*case.inputs, **attributes)
+    for found, wanted in zip(run(host, "NVFP4Quantize", case.inputs, attributes), expected, strict=True):
         torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
 
 

@@ -59,7 +59,7 @@ def two_linears(tmp_path: Path) -> Path:
     weight = ", ".join(str(value % 120) for value in range(32 * 16))
     calls = "\n".join(
         f"[linear{i}] y{i} = trt_nvfp4.NVFP4Linear"
-        "<activation = 0, quantize_activations = 0, scale_search = 0, static_scales = 0>"
+        "<activation = 0, quantize_activations = 0, scale_search = 0, residual_channels = 0, static_scales = 0>"
         f"(y{i - 1}, w, s, t, b, t)"
         for i in (1, 2)
     )

@@ -81,6 +81,7 @@ typedef struct {
     TrtNvfp4Activation activation;
     int32_t quantize_activations;  // 1: x is quantized to NVFP4 and dequantized on the way in (W4A4)
     int32_t scale_search;          // as in TrtNvfp4QuantizeArgs
+    int32_t residual_channels;     // as in TrtNvfp4QuantizeArgs; K of the weights is more by as many
     int32_t static_scales;         // 1: the caller knows that the input's tensor scale is not 0
     TrtNvfp4Tactic tactic;
     int64_t m, n, k;
@@ -100,6 +101,7 @@ typedef struct {
     int32_t residual;
     int32_t quantize_activations;  // 1: both GEMM inputs pass through NVFP4; h is quantized from float32
     int32_t scale_search;          // as in TrtNvfp4QuantizeArgs
+    int32_t residual_channels;     // as in TrtNvfp4QuantizeArgs; K of the weights is more by as many
     int32_t static_scales;         // 1: the caller knows that the input and hidden tensor scales are not 0
     float epsilon, alpha, limit;
     TrtNvfp4Tactic tactic;
@@ -121,13 +123,16 @@ typedef struct {
     // Block scales tried, the one of the least squared error being kept. 0: amax / 6. 1: amax / 6 and amax / 4. 2: the
     // E4M3 codes 0, 1 below, 4 and 5 above that of amax / 6. With 1 and 2 a tensor scale found at run time leaves room.
     int32_t scale_search;
+    // 16 to 64, a multiple of 16, or 0: so many last channels are followed by what NVFP4 loses of them, in NVFP4 under
+    // the same tensor scale.
+    int32_t residual_channels;
     float epsilon;
     int64_t m, k;
     void const* x;              // T [m, k]
     void const* residual;       // T [m, k]; read when add_residual
     void const* norm_weight;    // T [k]; read when norm
     float const* tensor_scale;  // [1]; 0 = from n's amax at run time
-    void* packed;               // [m, k/2]
+    void* packed;               // [m, (k + residual_channels)/2]
     void* block_scales;         // tiled over m, padding zeroed
     float* tensor_scale_out;    // [1]
     void* residual_out;         // T [m, k] = r
@@ -177,7 +182,8 @@ typedef struct {
     TrtNvfp4Scoring scoring;
     int32_t gated;  // 1: up has 2 * intermediate rows, 2i = gate i, 2i + 1 = up i
     int32_t quantize_activations;
-    int32_t scale_search;   // as in TrtNvfp4QuantizeArgs
+    int32_t scale_search;       // as in TrtNvfp4QuantizeArgs
+    int32_t residual_channels;  // as in TrtNvfp4QuantizeArgs; K of the weights is more by as many
     int32_t static_scales;  // 1: the caller knows that the input and hidden tensor scales are not 0
     int32_t renormalize;
     int32_t scale_input;   // 1: weight[t][r] multiplies the expert's input, T(weight * x), instead of its output

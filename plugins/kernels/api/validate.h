@@ -46,6 +46,16 @@ inline TrtNvfp4Status require_scale_search(char const* op, int32_t scale_search)
                         std::string(op) + ": scale_search must be 0 to 2, it is " + std::to_string(scale_search));
 }
 
+// `k`: the channels of what is quantized.
+inline TrtNvfp4Status require_residual(char const* op, int32_t channels, bool quantizes, int64_t k) {
+    if (channels == 0 || (channels > 0 && channels <= 64 && channels % 16 == 0 && channels <= k && quantizes)) {
+        return TRT_NVFP4_SUCCESS;
+    }
+    return record_error(TRT_NVFP4_INVALID_ARGUMENT,
+                        std::string(op) + ": residual_channels must be 0 or, of activations in NVFP4, 16, 32, 48 or " +
+                            "64, and at most K = " + std::to_string(k) + ", it is " + std::to_string(channels));
+}
+
 inline TrtNvfp4Status require_workspace(char const* op, size_t needed, size_t given) {
     if (given >= needed) return TRT_NVFP4_SUCCESS;
     return record_error(TRT_NVFP4_INVALID_ARGUMENT, std::string(op) + ": the workspace holds " + std::to_string(given) +

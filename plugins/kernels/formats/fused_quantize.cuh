@@ -86,8 +86,30 @@ __device__ __forceinline__ void load_row(FusedQuantizeArgs<T> const& args, int64
     __syncthreads();
 }
 
-// Without a search the kernel needs fewer registers.
-template <typename T, bool kSearch>
+// The quantizer of the block that `load` writes into `sixteen`, which holds it afterwards. Values are loaded anew: few
+// registers outlive the calls that divisions are.
+template <bool kSearch, typename Load>
+__device__ __forceinline__ BlockQuantizer quantize_loaded(float (&sixteen)[kBlock], Load const& load,
+                                                          float tensor_scale, int32_t scale_search) {
+    load();
+    uint32_t block_amax = 0;
+#pragma unroll
+    for (float const value : sixteen) block_amax = max(block_amax, ptx::magnitude_bits(value));
+    BlockQuantizer quantizer(block_amax, tensor_scale);
+    if constexpr (kSearch) {
+        ScaleCandidates const candidates(block_amax, tensor_scale, quantizer.block_scale, scale_search);
+        asm volatile("" ::: "memory");
+        load();
+        quantizer.search<1, kBlock>(candidates, sixteen);
+    } else {
+        asm volatile("" ::: "memory");
+        load();
+    }
+    return quantizer;
+}
+
+// Without a search and without residual channels the kernel needs fewer registers.
+template <typename T, bool kSearch, bool kResidual>
 __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
     __grid_constant__ FusedQuantizeArgs<T> const args) {
     extern __shared__ __align__(16) uint8_t fused_quantize_row[];
@@ -97,7 +119,9 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
     bool const found = given != 0.0f;
     if (args.second && found) return;
     if (row < args.m) load_row(args, row, values);
-    int const blocks = static_cast<int>(args.k / kBlock);
+    int const residual_channels = kResidual ? args.out.residual_channels : 0;
+    int64_t const stored = args.k + residual_channels;
+    int const blocks = static_cast<int>(stored / kBlock);
     if (!args.second && !found) {
         if (row >= args.m) return;
         uint32_t amax = 0;
@@ -116,7 +140,7 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
     float const tensor_scale = resolve_tensor_scale(given, &amax, args.out.scale_search);
     if (row == 0 && threadIdx.x == 0) *args.out.tensor_scale = tensor_scale;
     if (row >= round_up(args.m, 128)) return;
-    int const blocks_padded = static_cast<int>(padded_blocks(args.k));
+    int const blocks_padded = static_cast<int>(padded_blocks(stored));
     for (int block = threadIdx.x; block < blocks_padded; block += kFusedQuantizeThreads) {
         uint8_t* const block_scale = args.out.block_scales + scale_offset(row, block, blocks_padded);
         if (row >= args.m || block >= blocks) {
@@ -124,23 +148,23 @@ __global__ __launch_bounds__(kFusedQuantizeThreads) void fused_quantize(
             continue;
         }
         float sixteen[kBlock];
-        load_block(sixteen, values + block * kBlock);
-        uint32_t block_amax = 0;
+        bool const is_residual = kResidual && block * kBlock >= args.k;
+        T const* const source = values + block * kBlock - (is_residual ? residual_channels : 0);
+        auto const load = [&] { load_block(sixteen, source); };
+        BlockQuantizer quantizer = quantize_loaded<kSearch>(sixteen, load, tensor_scale, args.out.scale_search);
+        if constexpr (kResidual) {
+            if (is_residual) {
+                BlockQuantizer const first = quantizer;
+                auto const load_lost = [&] {
+                    load();
 #pragma unroll
-        for (float const value : sixteen) block_amax = max(block_amax, ptx::magnitude_bits(value));
-        BlockQuantizer quantizer(block_amax, tensor_scale);
-        // Values anew: few registers outlive the calls that divisions are.
-        if constexpr (kSearch) {
-            ScaleCandidates const candidates(block_amax, tensor_scale, quantizer.block_scale, args.out.scale_search);
-            asm volatile("" ::: "memory");
-            load_block(sixteen, values + block * kBlock);
-            quantizer.search<1, kBlock>(candidates, sixteen);
-        } else {
-            asm volatile("" ::: "memory");
-            load_block(sixteen, values + block * kBlock);
+                    for (float& value : sixteen) value = first.lost(value, tensor_scale);
+                };
+                quantizer = quantize_loaded<kSearch>(sixteen, load_lost, tensor_scale, args.out.scale_search);
+            }
         }
         *block_scale = quantizer.block_scale;
-        *reinterpret_cast<uint2*>(args.out.packed + (row * args.k + block * kBlock) / 2) = quantizer.encode(sixteen);
+        *reinterpret_cast<uint2*>(args.out.packed + (row * stored + block * kBlock) / 2) = quantizer.encode(sixteen);
     }
 }
 
@@ -149,7 +173,9 @@ template <typename T>
 TrtNvfp4Status launch_fused_quantize(FusedQuantizeArgs<T> args, bool static_scale, cudaStream_t stream) {
     // At least one block: the tensor scale is an output of an empty matrix too.
     auto const rows = static_cast<unsigned>(std::max<int64_t>(round_up(args.m, 128), 1));
-    auto const kernel = args.out.scale_search == 0 ? fused_quantize<T, false> : fused_quantize<T, true>;
+    bool const search = args.out.scale_search != 0, residual = args.out.residual_channels != 0;
+    auto const kernel = search ? (residual ? fused_quantize<T, true, true> : fused_quantize<T, true, false>)
+                               : (residual ? fused_quantize<T, false, true> : fused_quantize<T, false, false>);
     for (args.second = false;; args.second = true) {
         TRT_NVFP4_RETURN_IF_ERROR(launch_kernel(kernel, rows, kFusedQuantizeThreads,
                                                 static_cast<size_t>(args.k) * sizeof(T), false, stream,

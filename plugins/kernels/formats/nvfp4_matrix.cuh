@@ -20,6 +20,9 @@ struct Nvfp4Matrix {
     float* tensor_scale;
     uint32_t* amax_bits;   // [rows, at least 1]; scratch of the quantization
     int32_t scale_search;  // which block scales the quantization tries
+    // So many last channels of what is quantized are followed by what NVFP4 loses of them, in NVFP4: rows have as many
+    // more values.
+    int32_t residual_channels;
 
     Nvfp4Rows rows() const { return {packed, block_scales, tensor_scale}; }
 };
@@ -31,13 +34,17 @@ inline Nvfp4Rows weight_rows(TrtNvfp4Weight const& weight, int64_t rows, int64_t
             weight.tensor_scale + layer};
 }
 
-inline Nvfp4Matrix take_nvfp4_matrix(Workspace& workspace, int64_t m, int64_t k, int32_t scale_search) {
+// For rows of `k` values; of an op's arguments the search and the residual channels are taken.
+template <typename Args>
+Nvfp4Matrix take_nvfp4_matrix(Workspace& workspace, int64_t m, int64_t k, Args const& args) {
     Nvfp4Matrix matrix{};
-    matrix.packed = workspace.take<uint8_t>(m * k / 2);
-    matrix.block_scales = workspace.take<uint8_t>(scale_bytes(m, k));
+    int64_t const stored = k + args.residual_channels;
+    matrix.packed = workspace.take<uint8_t>(m * stored / 2);
+    matrix.block_scales = workspace.take<uint8_t>(scale_bytes(m, stored));
     matrix.tensor_scale = workspace.take<float>(1);
     matrix.amax_bits = workspace.take<uint32_t>(std::max<int64_t>(m, 1));
-    matrix.scale_search = scale_search;
+    matrix.scale_search = args.scale_search;
+    matrix.residual_channels = args.residual_channels;
     return matrix;
 }
 

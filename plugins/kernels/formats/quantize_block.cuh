@@ -6,6 +6,7 @@
 #include "formats/scale_search.cuh"
 #include "ptx/e2m1.cuh"
 #include "ptx/e4m3.cuh"
+#include "ptx/reduce.cuh"
 
 namespace trt_nvfp4 {
 
@@ -43,6 +44,13 @@ struct BlockQuantizer {
         return inverse == 0.0f ? 0u : ptx::e2m1_encode(__fmul_rn(low, inverse), __fmul_rn(high, inverse));
     }
 
+    // What NVFP4 loses of a value.
+    __device__ __forceinline__ float lost(float value, float tensor_scale) const {
+        float const scale = ptx::e4m3_decode_unsigned(block_scale);
+        float const seen = __fmul_rn(__fmul_rn(ptx::e2m1_decode(encode(value, 0.0f)), scale), tensor_scale);
+        return __fsub_rn(value, seen);
+    }
+
     __device__ __forceinline__ uint2 encode(float const (&values)[kBlock]) const {
         uint2 codes = make_uint2(0u, 0u);
 #pragma unroll
@@ -53,5 +61,27 @@ struct BlockQuantizer {
         return codes;
     }
 };
+
+// The quantizer of a whole block in one thread.
+__device__ __forceinline__ BlockQuantizer block_quantizer(float const (&values)[kBlock], float tensor_scale,
+                                                          int32_t scale_search) {
+    uint32_t amax_bits = 0;
+#pragma unroll
+    for (float const value : values) amax_bits = max(amax_bits, ptx::magnitude_bits(value));
+    BlockQuantizer quantizer(amax_bits, tensor_scale);
+    if (scale_search != 0) {
+        ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, scale_search);
+        quantizer.search<1, kBlock>(candidates, values);
+    }
+    return quantizer;
+}
+
+// The same of what NVFP4 loses of the block, which takes its place.
+__device__ __forceinline__ BlockQuantizer residual_quantizer(float (&values)[kBlock], BlockQuantizer const& first,
+                                                             float tensor_scale, int32_t scale_search) {
+#pragma unroll
+    for (float& value : values) value = first.lost(value, tensor_scale);
+    return block_quantizer(values, tensor_scale, scale_search);
+}
 
 }  // namespace trt_nvfp4

@@ -87,19 +87,25 @@ constexpr bool kW4a4Everywhere = on_every_architecture([]([[maybe_unused]] int a
     return false;
 });
 
-// TMA wants rows of packed operands to start on 16 bytes.
+// TMA wants rows of packed operands, residual channels included, to start on 16 bytes.
+template <typename Args>
+bool w4a4_depth_fits(Args const& args, int64_t k) {
+    return (k + args.residual_channels) % 32 == 0;
+}
+
 inline bool w4a4_fits(TrtNvfp4LinearArgs const& args) {
-    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.k % 32 == 0;
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && w4a4_depth_fits(args, args.k);
 }
 
 inline bool w4a4_fits(TrtNvfp4MlpArgs const& args) {
-    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden_in % 32 == 0 &&
-           args.intermediate % 32 == 0;
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && w4a4_depth_fits(args, args.hidden_in) &&
+           w4a4_depth_fits(args, args.intermediate);
 }
 
 inline bool w4a4_fits(TrtNvfp4MoeArgs const& args) {
-    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && args.hidden % 32 == 0 &&
-           args.intermediate % 32 == 0 && (!args.shared || args.shared_intermediate % 32 == 0);
+    return args.quantize_activations && args.dtype != TRT_NVFP4_FLOAT32 && w4a4_depth_fits(args, args.hidden) &&
+           w4a4_depth_fits(args, args.intermediate) &&
+           (!args.shared || w4a4_depth_fits(args, args.shared_intermediate));
 }
 
 // Whether the generic kernels may run: by choice, or where AUTO finds no others.
@@ -110,11 +116,11 @@ bool w4a4_may_be_generic(Args const& args) {
 
 // Parts of K of the last GEMM, the only one that may be split.
 inline int w4a4_splits(TrtNvfp4LinearArgs const& args, int sm_count) {
-    return choose_splits(args.m, args.n, args.k, sm_count);
+    return choose_splits(args.m, args.n, args.k + args.residual_channels, sm_count);
 }
 
 inline int w4a4_splits(TrtNvfp4MlpArgs const& args, int sm_count) {
-    return choose_splits(args.m, args.hidden_out, args.intermediate, sm_count);
+    return choose_splits(args.m, args.hidden_out, args.intermediate + args.residual_channels, sm_count);
 }
 
 }  // namespace trt_nvfp4

@@ -154,10 +154,11 @@ struct HiddenOutput {
         return kGated && kLanes > 1 ? 4 * i + lane : fragment_column<kLanes>(i, lane);
     }
 
+    // The codes of a block whose values are spread over kLanes threads, and its quantizer; every lane gets both.
     template <int kLanes>
-    __device__ __forceinline__ static void store_block(W4A4Gemm const& gemm, float const* values, uint32_t amax_bits,
-                                                       float tensor_scale, int64_t row, int64_t block, int lane,
-                                                       bool inside) {
+    __device__ __forceinline__ static BlockQuantizer quantize(W4A4Gemm const& gemm, float const* values,
+                                                              uint32_t amax_bits, float tensor_scale, int lane,
+                                                              uint2& codes) {
         constexpr int kValues = kBlock / kLanes;
         constexpr int kNeighbours = kGated && kLanes > 1 ? 1 : 2;  // in this thread
 #pragma unroll
@@ -170,7 +171,7 @@ struct HiddenOutput {
             ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, scale_search);
             quantizer.search<kLanes, kValues>(candidates, values);
         }
-        uint2 codes = make_uint2(0u, 0u);
+        codes = make_uint2(0u, 0u);
 #pragma unroll
         for (int i = 0; i < kValues; i += kNeighbours) {
             float const next = kNeighbours == 2 ? values[i + 1] : 0.0f;
@@ -182,12 +183,45 @@ struct HiddenOutput {
             codes.x |= __shfl_xor_sync(0xffffffffu, codes.x, offset);
             codes.y |= __shfl_xor_sync(0xffffffffu, codes.y, offset);
         }
+        return quantizer;
+    }
+
+    template <int kLanes>
+    __device__ __forceinline__ static void store_block(W4A4Gemm const& gemm, float const* values, uint32_t amax_bits,
+                                                       float tensor_scale, int64_t row, int64_t block, int lane,
+                                                       bool inside) {
+        constexpr int kValues = kBlock / kLanes;
+        int64_t const residual_channels = gemm.hidden.residual_channels;
         int64_t const width = gemm.n / (kGated ? 2 : 1);
-        int64_t const blocks_padded = padded_blocks(width);
-        if (lane != 0 || row >= round_up(gemm.m, 128) || block >= blocks_padded) return;
+        int64_t const pitch = width + residual_channels;
+        int64_t const blocks_padded = padded_blocks(pitch);
         // The padding of scales is read by the next GEMM: zeros.
-        gemm.hidden.block_scales[scale_offset(row, block, blocks_padded)] = inside ? quantizer.block_scale : 0;
-        if (inside) *reinterpret_cast<uint2*>(gemm.hidden.packed + (row * width + block * kBlock) / 2) = codes;
+        auto const write = [&](int64_t at, uint8_t block_scale, uint2 const& codes) {
+            if (lane != 0 || row >= round_up(gemm.m, 128) || at >= blocks_padded) return;
+            gemm.hidden.block_scales[scale_offset(row, at, blocks_padded)] = inside ? block_scale : 0;
+            if (inside) *reinterpret_cast<uint2*>(gemm.hidden.packed + (row * pitch + at * kBlock) / 2) = codes;
+        };
+        uint2 codes;
+        BlockQuantizer const first = quantize<kLanes>(gemm, values, amax_bits, tensor_scale, lane, codes);
+        if (residual_channels == 0) return write(block, first.block_scale, codes);
+        // The columns behind the last are where residual channels lie; what pads those is written with the last.
+        int64_t const blocks = width / kBlock, repeated = residual_channels / kBlock;
+        if (block >= blocks) return;
+        write(block, first.block_scale, codes);
+        if (block < blocks - repeated) return;
+        float lost[kValues];
+        amax_bits = 0;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+            lost[i] = first.lost(values[i], tensor_scale);
+            amax_bits = max(amax_bits, ptx::magnitude_bits(lost[i]));
+        }
+        BlockQuantizer const second = quantize<kLanes>(gemm, lost, amax_bits, tensor_scale, lane, codes);
+        write(block + repeated, second.block_scale, codes);
+        if (block + 1 < blocks || lane != 0 || row >= round_up(gemm.m, 128)) return;
+        for (int64_t at = blocks + repeated; at < blocks_padded; ++at) {
+            gemm.hidden.block_scales[scale_offset(row, at, blocks_padded)] = 0;
+        }
     }
 };
 

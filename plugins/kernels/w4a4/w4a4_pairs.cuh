@@ -17,28 +17,26 @@ struct Nvfp4PairRows {
         return resolve_tensor_scale(*given_scale, out.amax_bits, out.scale_search);
     }
     __device__ __forceinline__ void keep(float scale) const { *out.tensor_scale = scale; }
-    __device__ __forceinline__ static int blocks(int64_t hidden) { return static_cast<int>(padded_blocks(hidden)); }
+    __device__ __forceinline__ int blocks(int64_t hidden) const {
+        return static_cast<int>(padded_blocks(hidden + out.residual_channels));
+    }
 
     template <typename T>
     __device__ __forceinline__ void store(PairInput<T> const& input, int64_t pair, int64_t row, int64_t block,
                                           float tensor_scale) const {
-        uint8_t* const block_scale = out.block_scales + scale_offset(row, block, padded_blocks(input.hidden));
-        if (block >= input.hidden / kBlock) {
+        int64_t const stored = input.hidden + out.residual_channels;
+        uint8_t* const block_scale = out.block_scales + scale_offset(row, block, padded_blocks(stored));
+        if (block >= stored / kBlock) {
             *block_scale = 0;
             return;
         }
         float values[kBlock];
-        input.load(values, pair, block);
-        uint32_t amax_bits = 0;
-#pragma unroll
-        for (float const value : values) amax_bits = max(amax_bits, ptx::magnitude_bits(value));
-        BlockQuantizer quantizer(amax_bits, tensor_scale);
-        if (out.scale_search != 0) {
-            ScaleCandidates const candidates(amax_bits, tensor_scale, quantizer.block_scale, out.scale_search);
-            quantizer.search<1, kBlock>(candidates, values);
-        }
+        bool const is_residual = block >= input.hidden / kBlock;
+        input.load(values, pair, is_residual ? block - out.residual_channels / kBlock : block);
+        BlockQuantizer quantizer = block_quantizer(values, tensor_scale, out.scale_search);
+        if (is_residual) quantizer = residual_quantizer(values, quantizer, tensor_scale, out.scale_search);
         *block_scale = quantizer.block_scale;
-        *reinterpret_cast<uint2*>(out.packed + (row * input.hidden + block * kBlock) / 2) = quantizer.encode(values);
+        *reinterpret_cast<uint2*>(out.packed + (row * stored + block * kBlock) / 2) = quantizer.encode(values);
     }
 };
 

@@ -17,7 +17,7 @@ struct LinearWorkspace {
     LinearWorkspace(TrtNvfp4LinearArgs const& args, void* base) : size(w4a16::workspace_bytes(args)) {
         if (args.tactic != TRT_NVFP4_TACTIC_GENERIC && w4a16::serves(args)) return;
         Workspace workspace(base);
-        if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k, args.scale_search);
+        if (args.quantize_activations) quantized = take_nvfp4_matrix(workspace, args.m, args.k, args);
         if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.n));
         size = std::max(workspace.size(), size);
     }
@@ -29,8 +29,8 @@ TrtNvfp4Status generic_linear(TrtNvfp4LinearArgs const& args, LinearWorkspace co
     GemmArgs<T, T> gemm{};
     gemm.m = args.m;
     gemm.n = args.n;
-    gemm.k = args.k;
-    gemm.w = weight_rows(args.weight, args.n, args.k, 0);
+    gemm.k = args.k + args.residual_channels;
+    gemm.w = weight_rows(args.weight, args.n, gemm.k, 0);
     gemm.bias = static_cast<T const*>(args.weight.bias);
     gemm.activation = args.activation;
     gemm.out = static_cast<T*>(args.y);
@@ -54,9 +54,9 @@ TrtNvfp4Status w4a4_linear(TrtNvfp4LinearArgs const& args, TrtNvfp4Tactic tactic
     W4A4Gemm gemm{};
     gemm.m = args.m;
     gemm.n = args.n;
-    gemm.k = args.k;
+    gemm.k = args.k + args.residual_channels;
     gemm.a = workspace.quantized.rows();
-    gemm.w = weight_rows(args.weight, args.n, args.k, 0);
+    gemm.w = weight_rows(args.weight, args.n, gemm.k, 0);
     gemm.dtype = args.dtype;
     gemm.bias = args.weight.bias;
     gemm.activation = args.activation;
@@ -70,6 +70,8 @@ TrtNvfp4Status validate(TrtNvfp4LinearArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require_positive("NVFP4Linear: N", args->n));
     TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Linear: K", args->k));
     TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4Linear", args->scale_search));
+    TRT_NVFP4_RETURN_IF_ERROR(
+        require_residual("NVFP4Linear", args->residual_channels, args->quantize_activations != 0, args->k));
     return require_activation("NVFP4Linear", args->activation, false);
 }
 

@@ -29,8 +29,8 @@ struct MlpWorkspace {
             hidden = workspace.take<uint8_t>(args.m * args.intermediate * (args.quantize_activations ? 4 : element));
         }
         if (args.quantize_activations) {
-            quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in, args.scale_search);
-            quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate, args.scale_search);
+            quantized_input = take_nvfp4_matrix(workspace, args.m, args.hidden_in, args);
+            quantized_hidden = take_nvfp4_matrix(workspace, args.m, args.intermediate, args);
             if (w4a4_fits(args)) partials = workspace.take<float>(split_elements(args.m, args.hidden_out));
         }
         size = std::max(workspace.size(), size);
@@ -42,7 +42,7 @@ GemmArgs<T, Hidden> up_gemm(TrtNvfp4MlpArgs const& args, int64_t layer, void* hi
     GemmArgs<T, Hidden> gemm{};
     gemm.m = args.m;
     gemm.n = args.gated ? 2 * args.intermediate : args.intermediate;
-    gemm.k = args.hidden_in;
+    gemm.k = args.hidden_in + args.residual_channels;
     gemm.w = weight_rows(args.up, gemm.n, gemm.k, layer);
     gemm.bias = static_cast<T const*>(args.up.bias) + layer * gemm.n;
     gemm.activation = args.activation;
@@ -58,7 +58,7 @@ GemmArgs<T, T> down_gemm(TrtNvfp4MlpArgs const& args, int64_t layer, T const* re
     GemmArgs<T, T> gemm{};
     gemm.m = args.m;
     gemm.n = args.hidden_out;
-    gemm.k = args.intermediate;
+    gemm.k = args.intermediate + args.residual_channels;
     gemm.w = weight_rows(args.down, gemm.n, gemm.k, layer);
     gemm.bias = static_cast<T const*>(args.down.bias) + layer * gemm.n;
     gemm.residual = residual;
@@ -75,7 +75,7 @@ TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, in
     W4A4Gemm up{};
     up.m = args.m;
     up.n = args.gated ? 2 * args.intermediate : args.intermediate;
-    up.k = args.hidden_in;
+    up.k = args.hidden_in + args.residual_channels;
     up.a = workspace.quantized_input.rows();
     up.w = weight_rows(args.up, up.n, up.k, layer);
     up.dtype = args.dtype;
@@ -98,7 +98,7 @@ TrtNvfp4Status w4a4_gemms(TrtNvfp4MlpArgs const& args, TrtNvfp4Tactic tactic, in
     W4A4Gemm down{};
     down.m = args.m;
     down.n = args.hidden_out;
-    down.k = args.intermediate;
+    down.k = args.intermediate + args.residual_channels;
     down.a = workspace.quantized_hidden.rows();
     down.w = weight_rows(args.down, down.n, down.k, layer);
     down.dtype = args.dtype;
@@ -178,6 +178,8 @@ TrtNvfp4Status validate(TrtNvfp4MlpArgs const* args) {
                                 std::to_string(args->hidden_out) + " and " + std::to_string(args->hidden_in));
     }
     TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4 MLP", args->scale_search));
+    TRT_NVFP4_RETURN_IF_ERROR(require_residual("NVFP4 MLP", args->residual_channels, args->quantize_activations != 0,
+                                               std::min(args->hidden_in, args->intermediate)));
     return require_activation("NVFP4 MLP", args->activation, args->gated != 0);
 }
 

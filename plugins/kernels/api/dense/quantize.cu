@@ -32,7 +32,7 @@ TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace cons
     fused.r = static_cast<T*>(args.residual_out);
     fused.given_scale = args.tensor_scale;
     fused.out = {static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales), args.tensor_scale_out,
-                 workspace.amax_bits, args.scale_search};
+                 workspace.amax_bits, args.scale_search, args.residual_channels};
     return launch_norm_quantize(fused, workspace.normalized, false, stream);
 }
 
@@ -40,7 +40,8 @@ TrtNvfp4Status validate(TrtNvfp4QuantizeArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4Quantize: no arguments"));
     TRT_NVFP4_RETURN_IF_ERROR(require_rows("NVFP4Quantize", args->m));
     TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4Quantize", args->scale_search));
-    return require_blocks("NVFP4Quantize: K", args->k);
+    TRT_NVFP4_RETURN_IF_ERROR(require_blocks("NVFP4Quantize: K", args->k));
+    return require_residual("NVFP4Quantize", args->residual_channels, true, args->k);
 }
 
 }  // namespace

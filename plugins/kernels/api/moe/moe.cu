@@ -30,15 +30,15 @@ struct MoeWorkspace {
         activated = workspace.take<uint8_t>(pairs * args.intermediate * hidden_element);
         outputs = workspace.take<float>(pairs * args.hidden);
         if (args.quantize_activations) {
-            quantized_rows = take_nvfp4_matrix(workspace, pairs, args.hidden, args.scale_search);
-            quantized_hidden = take_nvfp4_matrix(workspace, pairs, args.intermediate, args.scale_search);
+            quantized_rows = take_nvfp4_matrix(workspace, pairs, args.hidden, args);
+            quantized_hidden = take_nvfp4_matrix(workspace, pairs, args.intermediate, args);
         }
         if (args.shared) {
             shared_hidden = workspace.take<uint8_t>(args.m * args.shared_intermediate * hidden_element);
             shared = workspace.take<float>(args.m * args.hidden);
             if (args.quantize_activations) {
-                shared_input = take_nvfp4_matrix(workspace, args.m, args.hidden, args.scale_search);
-                quantized_shared = take_nvfp4_matrix(workspace, args.m, args.shared_intermediate, args.scale_search);
+                shared_input = take_nvfp4_matrix(workspace, args.m, args.hidden, args);
+                quantized_shared = take_nvfp4_matrix(workspace, args.m, args.shared_intermediate, args);
             }
         }
         size = workspace.size();
@@ -51,7 +51,7 @@ GemmArgs<T, Hidden> up_gemm(TrtNvfp4MoeArgs const& args, TrtNvfp4Weight const& w
     GemmArgs<T, Hidden> gemm{};
     gemm.m = m;
     gemm.n = args.gated ? 2 * intermediate : intermediate;
-    gemm.k = args.hidden;
+    gemm.k = args.hidden + args.residual_channels;
     gemm.w = weight_rows(weight, gemm.n, gemm.k, 0);
     gemm.bias = static_cast<T const*>(weight.bias);
     gemm.activation = args.activation;
@@ -68,7 +68,7 @@ GemmArgs<T, float> down_gemm(TrtNvfp4MoeArgs const& args, TrtNvfp4Weight const& 
     GemmArgs<T, float> gemm{};
     gemm.m = m;
     gemm.n = args.hidden;
-    gemm.k = intermediate;
+    gemm.k = intermediate + args.residual_channels;
     gemm.w = weight_rows(weight, gemm.n, gemm.k, 0);
     gemm.bias = static_cast<T const*>(weight.bias);
     gemm.out = out;
@@ -124,6 +124,10 @@ TrtNvfp4Status generic_moe(TrtNvfp4MoeArgs const& args, MoeWorkspace const& work
 TrtNvfp4Status validate(TrtNvfp4MoeArgs const* args) {
     TRT_NVFP4_RETURN_IF_ERROR(require(args != nullptr, "NVFP4MoE: no arguments"));
     TRT_NVFP4_RETURN_IF_ERROR(require_scale_search("NVFP4MoE", args->scale_search));
+    int64_t k = std::min(args->hidden, args->intermediate);
+    if (args->shared) k = std::min(k, args->shared_intermediate);
+    TRT_NVFP4_RETURN_IF_ERROR(
+        require_residual("NVFP4MoE", args->residual_channels, args->quantize_activations != 0, k));
     return require_moe("NVFP4MoE", *args);
 }
 

@@ -42,8 +42,8 @@ struct Layout {
 
  private:
     static void take(Workspace& workspace, TrtNvfp4MoeArgs const& args, int64_t outputs, Experts& experts) {
-        experts.input = take_nvfp4_matrix(workspace, experts.rows, args.hidden, args.scale_search);
-        experts.hidden = take_nvfp4_matrix(workspace, experts.rows, experts.intermediate, args.scale_search);
+        experts.input = take_nvfp4_matrix(workspace, experts.rows, args.hidden, args);
+        experts.hidden = take_nvfp4_matrix(workspace, experts.rows, experts.intermediate, args);
         experts.sums = workspace.take<float>(outputs * args.hidden);
     }
 };
@@ -54,9 +54,9 @@ W4A4ExpertsGemm gemm_of(TrtNvfp4MoeArgs const& args, Experts const& experts, Trt
     W4A4ExpertsGemm gemm{};
     gemm.m = experts.rows;
     gemm.n = n;
-    gemm.k = k;
+    gemm.k = k + args.residual_channels;
     gemm.a = a.rows();
-    gemm.w = weight_rows(weight, n, k, 0);
+    gemm.w = weight_rows(weight, n, gemm.k, 0);
     gemm.dtype = args.dtype;
     gemm.bias = weight.bias;
     gemm.experts = experts.count;
