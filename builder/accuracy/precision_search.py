@@ -171,7 +171,9 @@ class Trials:
         """What its weights depend on beside its op: W4A16 has those of W4A4, unless the recipe rounds for inputs in
         NVFP4."""
         lowering = entry.lowering
-        return f"nvfp4 {lowering.recipe(parse(self._plan.recipe))}" if lowering.is_nvfp4_plugin else entry.decision
+        if not lowering.is_nvfp4_plugin:
+            return entry.decision
+        return f"nvfp4 {replace(lowering.recipe(parse(self._plan.recipe)), scale_search=0)}"
 
     def _on_disk(
         self, tensor: ir.TensorProtocol, of: PlannedSubgraph | None, scaled: tuple[str, ...]
