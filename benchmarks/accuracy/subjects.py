@@ -126,10 +126,10 @@ def _on_text(
     model: nn.Module,
     tokenizer: Any,
     device: str,
-    calibration: int = CALIBRATION_WINDOWS,
+    calibration: int | None = None,
     held_out: int | None = None,
 ) -> Subject:
-    """A language model with so many windows of the fixtures' text; `held_out` None: all of them."""
+    """A language model with so many windows of the fixtures' text; None: as many as for the fixtures."""
     model = model.eval().to(device)
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
@@ -140,7 +140,8 @@ def _on_text(
         return ids[: len(ids) // CONTEXT * CONTEXT].view(-1, CONTEXT)
 
     train, measured = windows("train.txt"), windows("held_out.txt")[:held_out]
-    chosen = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(1))[:calibration]]
+    chosen = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(1))]
+    chosen = chosen[: calibration or CALIBRATION_WINDOWS]
 
     def log_probabilities() -> list[Tensor]:
         return [model(input_ids=ids).logits[:, :-1].log_softmax(-1) for ids in measured.split(BATCH)]

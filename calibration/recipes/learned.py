@@ -45,7 +45,7 @@ def learn(
         # E2M1's intervals are 0.5 below 2, 1 below 4, else 2 wide.
         interval = torch.where(values.abs() < 2, 0.5, torch.where(values.abs() < 4, 1.0, 2.0))
         offset -= rate * interval * gradient.sign()
-        slope = (gradient * (values - wanted)).unflatten(1, (-1, BLOCK)).sum(-1)
+        slope = (gradient * (values - wanted)).view(len(rows), -1, BLOCK).sum(-1)
         factor -= rate * slope.sign()
     return best_codes, e4m3_round(best_scales)
 

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "calibration.md").read_t
 
 def test_parts_of_recipes() -> None:
     table = PAGE.split("| part | does |")[1].split("\n\n")[0]
-    assert sorted(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == sorted(recipes.NAMES)
+    assert sorted(re.findall(r"^\| `([\w:-]+)` \|", table, re.MULTILINE)) == sorted(recipes.NAMES)
     assert f"default recipe is `{recipes.DEFAULT}`" in " ".join(PAGE.split())
 
 
