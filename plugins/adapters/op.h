@@ -56,7 +56,7 @@ struct Call {
 // What an op's shape rule reads: its inputs' symbolic dimensions, and arithmetic on them.
 struct ShapeRule {
     Definition const& op;
-    Attributes const& attributes;
+    std::vector<Attribute> const& attributes;
     nvinfer1::DimsExprs const* inputs;
     nvinfer1::IExprBuilder& builder;
 
