@@ -184,7 +184,7 @@ typedef struct {
     int32_t quantize_activations;
     int32_t scale_search;       // as in TrtNvfp4QuantizeArgs
     int32_t residual_channels;  // as in TrtNvfp4QuantizeArgs; K of the weights is more by as many
-    int32_t static_scales;  // 1: the caller knows that the input and hidden tensor scales are not 0
+    int32_t static_scales;      // 1: the caller knows that the input and hidden tensor scales are not 0
     int32_t renormalize;
     int32_t scale_input;   // 1: weight[t][r] multiplies the expert's input, T(weight * x), instead of its output
     int32_t shared;        // 1: there is a shared expert

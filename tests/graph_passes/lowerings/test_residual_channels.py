@@ -38,7 +38,7 @@ def nodes_of(path: Any) -> dict[str, onnx.NodeProto]:
 @pytest.mark.parametrize("decision", [Decision.NVFP4_W4A4, Decision.NVFP4_MIXED])
 @pytest.mark.parametrize("options", [{"biases": True}, {"fused": "split_sizes"}, {"gated": False, "biases": True}])
 def test_mlps(options: dict[str, Any], decision: Decision, loaded: Load, seed: int) -> None:
-    graph = Graph(spec(**options, k=64, intermediate=80, out=48, seed=seed))
+    graph = Graph(spec(**options, k=64, intermediate=96, out=48, seed=seed))
     graph.mlp("x", "y")
     model = graph.model(["y"])
     source = loaded(model)
@@ -87,7 +87,7 @@ def test_joined_linears(loaded: Load, seed: int) -> None:
 
 
 def test_w4a16_is_as_without(loaded: Load, seed: int) -> None:
-    graph = Graph(spec(k=64, intermediate=80, out=48, seed=seed))
+    graph = Graph(spec(k=64, intermediate=96, out=48, seed=seed))
     graph.mlp("x", "y")
     source = loaded(graph.model(["y"]))
     given = samples(seed, 64, slice(0, 4))

@@ -31,8 +31,12 @@ TrtNvfp4Status quantize(TrtNvfp4QuantizeArgs const& args, QuantizeWorkspace cons
     fused.epsilon = args.epsilon;
     fused.r = static_cast<T*>(args.residual_out);
     fused.given_scale = args.tensor_scale;
-    fused.out = {static_cast<uint8_t*>(args.packed), static_cast<uint8_t*>(args.block_scales), args.tensor_scale_out,
-                 workspace.amax_bits, args.scale_search, args.residual_channels};
+    fused.out = {static_cast<uint8_t*>(args.packed),
+                 static_cast<uint8_t*>(args.block_scales),
+                 args.tensor_scale_out,
+                 workspace.amax_bits,
+                 args.scale_search,
+                 args.residual_channels};
     return launch_norm_quantize(fused, workspace.normalized, false, stream);
 }
 
