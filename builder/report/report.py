@@ -72,7 +72,7 @@ class Report:
     unplanned: dict[str, dict[str, float]] = field(default_factory=dict)
     weights_bytes: dict[str, int] = field(default_factory=dict)
     plugin_layers: int | None = None
-    # What an accuracy budget led to (see `precision_choice.Choice`).
+    # What an accuracy budget led to (see `precision_search.Choice`).
     budget: dict[str, Any] = field(default_factory=dict)
     profiles: dict[str, Any] = field(default_factory=dict)
     # Ranges of inputs whose values are a shape.
