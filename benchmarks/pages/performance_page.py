@@ -53,8 +53,8 @@ GENERATE = """## Text without TensorRT
 
 `generate --runner torch`: a language model of eight layers of Qwen3-0.6B's shape, random weights, prompts of 512
 tokens. Our plugins with torch for the rest, the same graph unquantized, and transformers with a static cache and
-compiled decode steps. transformers chooses tokens on the GPU; when this was recorded, `generate` copied all logits to the CPU
-in each step, and it now chooses them on the GPU, too."""
+compiled decode steps. transformers chooses tokens on the GPU; when this was recorded, `generate` copied all logits
+to the CPU in each step, and it now chooses them on the GPU, too."""
 
 ATTENTION = """## Attention over a cache
 
