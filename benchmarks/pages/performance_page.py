@@ -67,8 +67,9 @@ PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and
 DECODER = """## A whole decode step
 
 All layers and the head of published shapes, random weights, one new token a sequence: our plugins one after the other
-in a CUDA graph (parts), and all layers in one launch (`NVFP4Decoder`, whose AUTO takes it for one token alone; heads of
-256 and mixtures have none). Behind each time its fraction of the floor: NVFP4 weights and the caches, in their type,
+in a CUDA graph (parts), and all layers in one launch (`NVFP4Decoder`, whose AUTO takes it for one token alone; several
+tokens with heads of 256, or of mixtures, have none). Behind each time its fraction of the floor: NVFP4 weights and the
+caches, in their type,
 read once at the read bandwidth that the record states. BF16 and FP8 are torch.compile's in a CUDA graph, as multiples
 of the faster of parts and one launch with 16-bit caches. Mixtures have no baseline here. At one token neither memory
 nor products bind the launch for all layers, but what follows one another in every layer: hand-overs between blocks, and
