@@ -42,9 +42,11 @@ def cancel(x: torch.Tensor, bias: torch.Tensor, first_column: np.ndarray, size: 
 
 @BLACKWELL
 @pytest.mark.parametrize("gated", [False, True])
-def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, gated: bool) -> None:
-    """Bit by bit, as the down GEMM reads them, with a tensor scale found at run time."""
-    m, k, i = 131, 2304, 160
+@pytest.mark.parametrize(("k", "i"), [(2304, 160), (64, 448)], ids=["long K", "many tiles"])
+def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, k: int, i: int, gated: bool) -> None:
+    """Bit by bit, as the down GEMM reads them, with a tensor scale found at run time. Seven tiles for each CTA are more
+    than a pipeline of accumulators or of cluster launch control has stages, twice."""
+    m = 131
     rng = np.random.default_rng(seed)
     if gated:
         op, bias, first, activation = "NVFP4GatedMLP", 4, 5, SILU

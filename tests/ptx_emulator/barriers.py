@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import EmulatorError
+from .errors import EmulatorError, ProxyFenceError, RaceError
 from .order import Access, Clock
 
 if TYPE_CHECKING:
@@ -67,9 +67,13 @@ class Landing(Wait):
 
 
 class MBarrier:
-    """An mbarrier object: phase, pending arrivals, expected arrivals, transaction bytes."""
+    """An mbarrier object: phase, pending arrivals, expected arrivals, transaction bytes.
 
-    def __init__(self, count: int, cta: Cta, offset: int, name: str) -> None:
+    `initialised`: the warp that did so, and in which of its epochs. `fenced`: likewise, of the fences that make it
+    visible to the async proxy and to other CTAs.
+    """
+
+    def __init__(self, count: int, cta: Cta, offset: int, name: str, initialised: tuple[int, int]) -> None:
         if not 1 <= count <= MAX_ARRIVALS:
             raise EmulatorError(f"mbarrier.init with count {count}, not in 1..{MAX_ARRIVALS}, on {name}")
         self.count = count
@@ -83,6 +87,20 @@ class MBarrier:
         self.clock: Clock = np.zeros(agents.count, np.int64)
         #: What who waits for the last phase that is over has seen: not what arrived since.
         self.passed_clock = self.clock
+        self.initialised = initialised
+        self.fenced: list[tuple[int, int]] = []
+
+    def check_seen(self, warp: Warp, by_async: bool) -> None:
+        """That a warp which uses the barrier, itself or by an asynchronous operation, comes after its initialisation.
+        Raises RaceError, ProxyFenceError."""
+        who, epoch = self.initialised
+        if warp.clock[who] < epoch:
+            raise RaceError(f"{warp.name} uses {self.name}, which warp {who} initialised, with no barrier between")
+        if (by_async or warp.cta is not self.cta) and not any(warp.clock[w] >= e for w, e in self.fenced):
+            raise ProxyFenceError(
+                f"{'the async proxy' if by_async else warp.name} uses {self.name}, which no fence.mbarrier_init or "
+                "fence.proxy.async made visible after its initialisation"
+            )
 
     def access(self, clock: Clock, issued: int) -> Access:
         """What a copy does that completes on this barrier in its present phase."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,6 +102,20 @@ def _places(first: Dim3, last: Dim3, step: Dim3) -> Iterator[Dim3]:
                 yield x, y, z
 
 
+@lru_cache(256)
+def _lanes_of_garbage(bits: int, seed: int) -> NDArray[Any]:
+    raw = random.Random(seed).randbytes(32 * 16)
+    if bits == 1:
+        return np.frombuffer(raw, np.uint8)[:32] > 127
+    lanes = np.frombuffer(raw, np.uint64 if bits == 128 else STORAGE[bits])
+    return lanes.reshape(32, 2) if bits == 128 else lanes[:32]
+
+
+def _garbage(widths: list[int], seed: int) -> list[NDArray[Any]]:
+    """Registers of these widths that nothing was written to: each other values, so that no code can do with them."""
+    return [_lanes_of_garbage(bits, seed % 8 + 8 * (index % 13)) for index, bits in enumerate(widths)]
+
+
 class Launch:
     number = 0
 
@@ -139,10 +154,7 @@ class Launch:
         data[: len(params)] = np.frombuffer(params, np.uint8)
         self.params = device.memory.adopt(data, max(len(params), 1), "kernel parameters", read_only=True)
         self._parameters: dict[tuple[int, np.dtype[Any]], NDArray[Any]] = {}
-        self.initial_registers = [
-            np.zeros((32, 2), np.uint64) if r.bits == 128 else np.zeros(32, STORAGE[r.bits])
-            for r in self.program.registers
-        ]
+        self.initial_registers = _garbage([r.bits for r in self.program.registers], device.seed)
         opcodes = {i.opcode for b in self.program.blocks for i in b.instructions}
         self.tracks_proxy = any(opcode[: len(start)] == start for opcode in opcodes for start in _ASYNC)
         self.counters = Counters(self.program)

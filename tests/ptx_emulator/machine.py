@@ -79,6 +79,8 @@ class Warp:
         self.registers = registers
         self.live = live
         self.exited = 0
+        #: mbarriers that this warp initialised and that no fence of it made visible to others than its CTA's threads.
+        self.unfenced_mbarriers: list[MBarrier] = []
         self.arrived_lanes: dict[int, int] = {}
         self.cluster_generation = -1
         self.clock = np.zeros(cta.cluster.agents.count, np.int64)
@@ -109,6 +111,12 @@ class Warp:
     @property
     def name(self) -> str:
         return f"{self.cta.name} warp {self.index}"
+
+    def mbarrier(self, address: int, by_async: bool = False) -> MBarrier:
+        """The one at a shared (cluster) address that this warp, or what it issues, uses; see MBarrier.check_seen."""
+        found = self.cta.mbarrier(address)
+        found.check_seen(self, by_async)
+        return found
 
     def release(self, clock: NDArray[np.int64]) -> None:
         """Publish what this warp did before, then start a new epoch."""

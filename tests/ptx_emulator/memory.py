@@ -365,7 +365,7 @@ class LocalMemory:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.data = np.zeros((32, max(-(-size // 64) * 64, 64)), np.uint8)
+        self.data = np.full((32, max(-(-size // 64) * 64, 64)), 0xCD, np.uint8)
         self._flat = Region(self.data.reshape(-1), 0, self.data.size, "local memory")
 
     def _addresses(self, addresses: Lanes, lanes: Lanes, size: int) -> Lanes:

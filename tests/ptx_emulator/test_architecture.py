@@ -160,6 +160,7 @@ again{n}:
     mov.u32 %r5, %tid.x;
     setp.eq.u32 %p1, %r5, 0;
     @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+    fence.mbarrier_init.release.cluster;
     bar.sync 0;
     """
     launch(body=start + ask.format(n=0))

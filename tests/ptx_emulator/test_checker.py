@@ -17,72 +17,7 @@ from ptx_emulator.errors import (
     RaceError,
     UnknownInstructionError,
 )
-
-_MODULE = """
-.version 9.0
-.target sm_100a
-.address_size 64
-.extern .shared .align 1024 .b8 dynamic[];
-.visible .entry kernel(.param .u64 pointer, .param .u32 value) {{
-    .reg .pred %p<8>;
-    .reg .b32 %r<32>;
-    .reg .b64 %rd<16>;
-    ld.param.u64 %rd1, [pointer];
-    ld.param.u32 %r1, [value];
-    mov.u32 %r2, %tid.x;
-    mov.u32 %r3, dynamic;
-    setp.eq.u32 %p1, %r2, 0;
-    shl.b32 %r4, %r2, 2;
-    add.u32 %r5, %r3, %r4;
-    cvt.u64.u32 %rd2, %r4;
-    add.u64 %rd3, %rd1, %rd2;
-    {body}
-    ret;
-}}
-"""
-
-
-def run(
-    body: str, *, words: int = 256, threads: int = 32, cluster: int = 1, strict_exit: bool = True
-) -> NDArray[np.uint32]:
-    """The words at `pointer` after the body.
-
-    %rd1 is the pointer, %rd3 the thread's word there; %r3 is shared memory, %r5 the thread's word there.
-    """
-    device = Device(strict_exit=strict_exit)
-    memory = device.upload(np.arange(words, dtype=np.uint32), "test buffer")
-    module = device.load(_MODULE.format(body=body))
-    shape = (cluster, 1, 1)
-    device.launch(
-        module, "kernel", shape, (threads, 1, 1), pack_params(memory, 0), 8192, shape if cluster > 1 else None
-    )
-    return device.download(memory, np.uint32, (words,))
-
-
-BARRIER = """
-    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
-    bar.sync 0;
-"""
-WAIT = """
-again:
-    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
-    @!%p2 bra again;
-"""
-# 256 bytes from the buffer to shared memory at +1024, counted on the barrier at +0.
-BULK_LOAD = """
-    add.u32 %r6, %r3, 1024;
-    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
-    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%rd1], 256, [%r3];
-"""
-WRITE_AND_STORE = """
-    st.shared.u32 [%r5+1024], %r2;
-    {fence}
-    bar.sync 0;
-    add.u32 %r6, %r3, 1024;
-    @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r6], 256;
-    @%p1 cp.async.bulk.commit_group;
-    @%p1 cp.async.bulk.wait_group 0;
-"""
+from ptx_emulator.hand_written import BARRIER, BULK_LOAD, MODULE, WAIT, WRITE_AND_STORE, run
 
 
 def test_bulk_load_waited_for() -> None:
@@ -297,6 +232,7 @@ def test_multicast_reaches_every_cta() -> None:
     mov.u32 %r8, %cluster_ctarank;
     setp.eq.and.u32 %p3, %r8, 0, %p1;
     @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+    fence.mbarrier_init.release.cluster;
     barrier.cluster.arrive.aligned;
     barrier.cluster.wait.aligned;
     @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
@@ -324,196 +260,13 @@ def test_multicast_reaches_every_cta() -> None:
 def test_counters_are_json() -> None:
     device = Device()
     memory = device.upload(np.zeros(32, np.uint32))
-    module = device.load(_MODULE.format(body="st.shared.u32 [%r5], %r2; bar.sync 0; st.global.u32 [%rd3], %r2;"))
+    module = device.load(MODULE.format(body="st.shared.u32 [%r5], %r2; bar.sync 0; st.global.u32 [%rd3], %r2;"))
     counters = json.loads(
         device.launch(module, "kernel", (2, 1, 1), (32, 1, 1), pack_params(memory, 0), 8192).to_json()
     )
     assert counters["instructions"]["st"] == 4
     assert counters["bytes_written"] == {"shared": 256, "global": 256}
     assert counters["barrier_waits"] == {"bar": 2}
-
-
-EXCHANGE = """
-    st.shared.u32 [%r5], %r2;
-    {barrier}
-    xor.b32 %r6, %r4, 128;
-    add.u32 %r6, %r3, %r6;
-    ld.{kind}shared.u32 %r7, [%r6];
-    st.global.u32 [%rd3], %r7;
-"""
-
-
-def test_race_between_warps() -> None:
-    expected = np.arange(64) ^ 32
-    np.testing.assert_array_equal(run(EXCHANGE.format(barrier="bar.sync 0;", kind=""), threads=64)[:64], expected)
-    late = "setp.lt.u32 %p2, %r2, 32; @%p2 nanosleep.u32 20;"  # the other warp's value is there, but by luck
-    with pytest.raises(RaceError, match="warp 0 wrote with no barrier"):
-        run(EXCHANGE.format(barrier=late, kind=""), threads=64)
-    np.testing.assert_array_equal(run(EXCHANGE.format(barrier=late, kind="volatile."), threads=64)[:64], expected)
-
-
-def test_a_write_races_with_an_earlier_read_of_another_warp() -> None:
-    """Whatever the schedule: here the reader is first, by luck."""
-    body = """
-    st.shared.u32 [%r5], %r2;
-    bar.sync 0;
-    setp.lt.u32 %p2, %r2, 32;
-    @!%p2 bra late;
-    ld.shared.u32 %r7, [%r5+128];
-    {barrier}
-    st.global.u32 [%rd3], %r7;
-    bra done;
-late:
-    nanosleep.u32 20;
-    {barrier}
-    st.shared.u32 [%r5], %r4;
-done:
-"""
-    np.testing.assert_array_equal(run(body.format(barrier="bar.sync 1, 64;"), threads=64)[:32], np.arange(32, 64))
-    with pytest.raises(RaceError, match=r"write by warp 1 .* which warp 0 reads"):
-        run(body.format(barrier=""), threads=64)
-
-
-def test_two_warps_that_write_one_word_race_unless_they_write_the_same() -> None:
-    np.testing.assert_array_equal(run("st.shared.u32 [%r3], 7; st.global.u32 [%rd3], 7;", threads=64)[:64], [7] * 64)
-    with pytest.raises(RaceError, match=r"write by warp 1 .* which warp 0 writes"):
-        run("st.shared.u32 [%r3], %r2;", threads=64)
-
-
-def test_what_arrives_at_a_barrier_after_it_opened_is_not_seen() -> None:
-    """Warp 1 waits for the first phase alone; what warp 0 wrote before its second arrival is not ordered."""
-    body = """
-    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
-    bar.sync 0;
-    setp.ge.u32 %p2, %r2, 32;
-    @%p2 bra wait;
-    @%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];
-    st.shared.u32 [%r5+512], %r2;
-    @%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];
-    bra done;
-wait:
-    nanosleep.u32 20;
-again:
-    mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r3], {parity};
-    @!%p3 bra again;
-    ld.shared.u32 %r7, [%r5+384];
-    st.global.u32 [%rd3], %r7;
-done:
-"""
-    np.testing.assert_array_equal(run(body.format(parity=1), threads=64)[32:64], np.arange(32))
-
-
-# A bulk load over words that warp 1 has read; it may be issued once warp 1 has arrived on the second barrier.
-OVERWRITE = """
-    st.shared.u32 [%r5+1024], %r2;
-    fence.proxy.async.shared::cta;
-    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
-    @%p1 mbarrier.init.shared::cta.b64 [%r3+8], 32;
-    bar.sync 0;
-    setp.ge.u32 %p3, %r2, 32;
-    @%p3 bra reader;
-    {wait}
-    add.u32 %r6, %r3, 1024;
-    @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 256;
-    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%rd1], 256, [%r3];
-again:
-    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
-    @!%p2 bra again;
-    bra done;
-reader:
-    ld.shared.u32 %r7, [%r5+1024];
-    mbarrier.arrive.shared::cta.b64 _, [%r3+8];
-    st.global.u32 [%rd3], %r7;
-done:
-"""
-RELEASED = "free: mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r3+8], 0; @!%p4 bra free;"
-
-
-def test_a_copy_over_what_another_warp_may_still_read() -> None:
-    np.testing.assert_array_equal(run(OVERWRITE.format(wait=RELEASED), threads=64)[32:64], np.arange(32, 64))
-    with pytest.raises(RaceError, match=r"bulk copy: write .* which warp 1 reads"):
-        run(OVERWRITE.format(wait=""), threads=64)
-    with pytest.raises(ProxyFenceError, match="bulk copy writes"):
-        run(OVERWRITE.format(wait=RELEASED).replace("fence.proxy.async.shared::cta;", ""), threads=64)
-
-
-def test_a_write_over_what_a_copy_may_still_read() -> None:
-    body = WRITE_AND_STORE.format(fence="fence.proxy.async.shared::cta;") + "bar.sync 0; st.shared.u32 [%r5+1024], %r4;"
-    run(body, threads=64)
-    with pytest.raises((RaceError, ProxyFenceError)):  # of the copy, or of the write, whichever is last
-        run(body.replace("wait_group 0;", "wait_group 1;"), threads=64)
-
-
-# Warp 0 loads a column and gives it up; warp 4 writes it again by tcgen05.st.
-REUSE = """
-    setp.lt.u32 %p2, %r2, 32;
-    setp.lt.u32 %p3, %r2, 128;
-    @!%p2 bra others;
-    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;
-    ld.shared.u32 %r6, [%r3];
-    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r4};
-    tcgen05.wait::st.sync.aligned;
-    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r7}, [%r6];
-    WAIT
-    st.global.u32 [%rd3], %r7;
-others:
-    bar.sync 0;
-    @%p3 bra last;
-    ld.shared.u32 %r6, [%r3];
-    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r6], {%r2};
-    tcgen05.wait::st.sync.aligned;
-last:
-    bar.sync 0;
-    @%p2 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 32;
-"""
-
-
-def test_tensor_memory_is_written_again_before_its_load_was_waited_for() -> None:
-    waited = REUSE.replace("WAIT", "tcgen05.wait::ld.sync.aligned;")
-    np.testing.assert_array_equal(run(waited, threads=160)[:32], 4 * np.arange(32))
-    with pytest.raises(RaceError, match=r"writes tensor memory .* which tcgen05\.ld of warp 0 reads"):
-        run(REUSE.replace("WAIT", ""), threads=160)
-    with pytest.raises(RaceError, match=r"tensor memory"):
-        run(waited.replace("bar.sync 0;", "", 1), threads=160)
-
-
-def test_shared_memory_of_a_block_that_has_exited() -> None:
-    body = """
-    st.shared.u32 [%r5], %r2;
-    barrier.cluster.arrive.aligned;
-    barrier.cluster.wait.aligned;
-    mov.u32 %r8, %cluster_ctarank;
-    setp.eq.u32 %p3, %r8, 1;
-    @%p3 bra done;
-    SLEEP
-    mapa.shared::cluster.u32 %r6, %r5, 1;
-    ld.shared::cluster.u32 %r7, [%r6];
-    st.global.u32 [%rd3], %r7;
-done:
-    END
-"""
-    both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-    sleep = "nanosleep.u32 20;"
-    result = run(body.replace("SLEEP", sleep).replace("END", both), cluster=2)
-    np.testing.assert_array_equal(result[:32], np.arange(32))
-    with pytest.raises(MemoryFault, match="which has exited"):
-        run(body.replace("SLEEP", sleep).replace("END", ""), cluster=2)
-
-
-def test_completing_a_transaction_publishes_writes() -> None:
-    """CUTLASS hands over the answer "no more tiles" so: expect, store, then complete the bytes itself."""
-    body = (
-        BARRIER
-        + """
-    setp.eq.u32 %p3, %r2, 40;
-    @%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 16;
-    @%p3 st.shared.u32 [%r3+512], %r2;
-    @%p3 mbarrier.complete_tx.shared::cta.b64 [%r3], 16;
-"""
-        + WAIT
-        + "ld.shared.u32 %r7, [%r3+512]; st.global.u32 [%rd3], %r7;"
-    )
-    np.testing.assert_array_equal(run(body, threads=64)[:64], np.full(64, 40))
 
 
 def test_shuffle_from_an_inactive_lane_is_undefined() -> None:
@@ -552,7 +305,7 @@ def test_what_a_launch_may_be_allowed() -> None:
         device = Device()
         device.tolerated = frozenset(tolerated)
         memory = device.upload(np.arange(64, dtype=np.uint32))
-        module = device.load(_MODULE.format(body=body))
+        module = device.load(MODULE.format(body=body))
         device.launch(module, "kernel", (1, 1, 1), (32, 1, 1), pack_params(memory, 0), 8192)
         return device.download(memory, np.uint32, (64,))
 
@@ -574,20 +327,3 @@ def test_what_a_launch_may_be_allowed() -> None:
     np.testing.assert_array_equal(words(copied, "unfenced-cp-async")[32:], np.arange(32))
     with pytest.raises(ProxyFenceError):
         words(copied, "uninitialised")
-
-
-def test_warps_may_share_a_word() -> None:
-    """Halves of it, and bytes, are each written by another warp."""
-    body = """
-    shr.u32 %r6, %r2, 5;
-    shl.b32 %r7, %r6, SHIFT;
-    add.u32 %r8, %r3, %r7;
-    st.shared.TYPE [%r8], %rs1;
-    bar.sync 0;
-    ld.shared.u32 %r9, [%r3];
-    st.global.u32 [%rd3], %r9;
-    """
-    halves = ".reg .b16 %rs1;\ncvt.u16.u32 %rs1, %r2; and.b16 %rs1, %rs1, 32; ld.param.u32 %r9, [value];" + body
-    assert run(halves.replace("SHIFT", "1").replace("TYPE", "u16"), threads=64)[0] == 32 << 16
-    four = halves.replace("SHIFT", "0").replace("TYPE", "u8").replace("and.b16 %rs1, %rs1, 32", "mov.u16 %rs1, 3")
-    assert run(four, threads=128)[0] == 0x03030303

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ptx_emulator.device import Device, pack_params
 from ptx_emulator.errors import DeadlockError, EmulatorError
-from ptx_emulator.test_checker import _MODULE, BARRIER
+from ptx_emulator.hand_written import BARRIER, MODULE
 
 SEEDS = range(20)
 
@@ -22,7 +22,7 @@ def outcomes(body: str, right: Callable[[NDArray[np.uint32]], bool], threads: in
         memory = device.upload(np.arange(256, dtype=np.uint32), "test buffer")
         try:
             device.launch(
-                device.load(_MODULE.format(body=body)),
+                device.load(MODULE.format(body=body)),
                 "kernel",
                 (1, 1, 1),
                 (threads, 1, 1),

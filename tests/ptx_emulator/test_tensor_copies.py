@@ -37,6 +37,7 @@ _MODULE = """
     mov.b32 %r9, 9;
     mov.b32 %r10, 4;
     @%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
     bar.sync 0;
     {body}
     ret;

@@ -69,19 +69,20 @@ class SharedPort:
         self.cta.shared.write_async(addresses.astype(np.int64), data, self.access, self.path)
 
 
-def destinations(cta: Cta, address: int, barrier: int, mask: int | None, pair: bool) -> list[tuple[Cta, Any]]:
+def destinations(warp: Warp, address: int, barrier: int, mask: int | None, pair: bool) -> list[tuple[Cta, Any]]:
     """(CTA, mbarrier) that a copy to shared memory serves.
 
     Multicast reaches the same offsets in every CTA of the mask; with .cta_group::2 the barrier is the one in that CTA
     of the destination's pair that has the parity of the barrier operand's CTA.
     """
+    cta = warp.cta
     if mask is None:
-        return [(cta.peer(address), cta.mbarrier(barrier))]
+        return [(cta.peer(address), warp.mbarrier(barrier, by_async=True))]
     found = []
     for rank in range(cta.cluster.size):
         if mask >> rank & 1:
             owner = (rank & ~1) | (barrier >> RANK_SHIFT & 1) if pair else rank
-            found.append((cta.cluster.ctas[rank], cta.mbarrier(owner << RANK_SHIFT | barrier & OFFSET_MASK)))
+            found.append((cta.cluster.ctas[rank], warp.mbarrier(owner << RANK_SHIFT | barrier & OFFSET_MASK, True)))
     if mask >> cta.cluster.size:
         raise EmulatorError(f"multicast mask {mask:#x} names CTAs outside the cluster of {cta.cluster.size}")
     return found
@@ -113,7 +114,7 @@ def tensor_load(
     for lane, address, map_address, barrier in lane_values(active, target, source, barriers):
         box = _tensor_map(warp, map_address)
         start = [int(c[lane]) for c in coordinates]
-        ctas = destinations(cta, address, barrier, None if mask is None else int(mask[lane]), pair)
+        ctas = destinations(warp, address, barrier, None if mask is None else int(mask[lane]), pair)
         offset = address & OFFSET_MASK
         if offset % 128:
             raise MemoryFault(f"tensor copy to shared address {address:#x}, not aligned to 128 bytes")
@@ -171,7 +172,7 @@ def bulk_to_shared(
     issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, origin, count, barrier in lane_values(active, target, source, size, barriers):
         _check_bulk(address, origin, count)
-        ctas = destinations(cta, address, barrier, None if mask is None else int(mask[lane]), False)
+        ctas = destinations(warp, address, barrier, None if mask is None else int(mask[lane]), False)
 
         def run(address: int = address, origin: int = origin, count: int = count, ctas: Any = ctas) -> None:
             if from_shared:
@@ -237,7 +238,7 @@ def copies_arrive(warp: Warp, active: Any, addresses: Any, increment: bool) -> N
     """cp.async.mbarrier.arrive: an arrival once this thread's earlier cp.async copies are done."""
     copies: list[Callable[[], None]] = [run for group in [*warp.copy_groups, warp.copies] for run in group]
     warp.copies, warp.copy_groups = [], []
-    arrivals = [warp.cta.mbarrier(address) for _, address in lane_values(active, addresses)]
+    arrivals = [warp.mbarrier(address) for _, address in lane_values(active, addresses)]
     for barrier in arrivals:
         barrier.pending += int(increment)
 
@@ -338,7 +339,7 @@ def store_async(warp: Warp, active: Any, target: Any, values: Any, barriers: Any
     issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, barrier in lane_values(active, target, barriers):
         data = np.concatenate([np.ascontiguousarray(v[lane : lane + 1]).view(np.uint8) for v in values])[None, :]
-        arrival = cta.mbarrier(barrier)
+        arrival = warp.mbarrier(barrier, by_async=True)
 
         def run(address: int = address, data: Any = data, arrival: Any = arrival) -> None:
             port = SharedPort(cta.peer(address), "st.async", arrival.access(clock, issued))
@@ -365,7 +366,7 @@ def reduce_async(
     issued, clock = cta.launch.tick(), warp.hand_over()
     for lane, address, barrier in lane_values(active, target, barriers):
         data = np.ascontiguousarray(values[lane : lane + 1]).view(np.uint8)[None, :]
-        arrival = cta.mbarrier(barrier)
+        arrival = warp.mbarrier(barrier, by_async=True)
 
         def run(address: int = address, data: Any = data, arrival: Any = arrival) -> None:
             access = arrival.access(clock, issued)

@@ -26,7 +26,7 @@ def try_cancel(warp: Warp, active: Any, target: Any, barriers: Any, everywhere: 
     issued, clock = launch.tick(), warp.hand_over()
     for _, address, barrier in lane_values(active, target, barriers):
         ranks = range(cta.cluster.size) if everywhere else [cta.rank]
-        arrivals = [(cta.cluster.ctas[r], cta.mbarrier(r << RANK_SHIFT | barrier & OFFSET_MASK)) for r in ranks]
+        arrivals = [(cta.cluster.ctas[r], warp.mbarrier(r << RANK_SHIFT | barrier & OFFSET_MASK, True)) for r in ranks]
 
         def run(address: int = address, arrivals: Any = arrivals) -> None:
             response = np.zeros(4, np.uint32)

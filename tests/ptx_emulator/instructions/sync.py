@@ -165,14 +165,18 @@ def mbarrier_init(warp: Warp, active: Any, addresses: Any, counts: Any) -> None:
         offset = address & OFFSET_MASK
         target.shared.slice(address, 8, "mbarrier.init")
         name = f"mbarrier at {address:#x} of {target.name}"
-        target.mbarriers[offset] = MBarrier(count, target, offset, name)
+        if offset in target.mbarriers:
+            raise EmulatorError(f"mbarrier.init of {name}, which is one already: mbarrier.inval comes first")
+        barrier = MBarrier(count, target, offset, name, (warp.id, int(warp.clock[warp.id])))
+        target.mbarriers[offset] = barrier
+        warp.unfenced_mbarriers.append(barrier)
         target.shared.mark_written(offset, 8)
     cta.launch.activity += 1
 
 
 def mbarrier_invalidate(warp: Warp, active: Any, addresses: Any) -> None:
     for _, address in lane_values(active, addresses):
-        warp.cta.mbarrier(address)
+        warp.mbarrier(address)
         del warp.cta.peer(address).mbarriers[address & OFFSET_MASK]
 
 
@@ -180,7 +184,7 @@ def mbarrier_arrive(warp: Warp, active: Any, addresses: Any, counts: Any, transa
     """arrive, arrive_drop, and their .expect_tx forms; returns phase tokens."""
     tokens = np.zeros(32, np.uint64)
     for lane, address, count in lane_values(active, addresses, counts):
-        barrier = warp.cta.mbarrier(address)
+        barrier = warp.mbarrier(address)
         if transactions is not None:
             # the transaction count rises before the arrival, so the phase cannot complete in between
             barrier.transactions += int(transactions[lane])
@@ -191,7 +195,7 @@ def mbarrier_arrive(warp: Warp, active: Any, addresses: Any, counts: Any, transa
 
 def mbarrier_transact(warp: Warp, active: Any, addresses: Any, amounts: Any, sign: int) -> None:
     for _, address, amount in lane_values(active, addresses, amounts):
-        barrier = warp.cta.mbarrier(address)
+        barrier = warp.mbarrier(address)
         warp.release(barrier.clock)
         barrier.transact(sign * amount)
     warp.cta.launch.activity += 1
@@ -202,7 +206,7 @@ def mbarrier_wait(
 ) -> Any:
     """The predicate of test_wait or try_wait, or None while try_wait suspends."""
     unique = sorted(set(zip(addresses[active].tolist(), values[active].tolist(), strict=True)))
-    waits = [(warp.cta.mbarrier(address), int(value), parity) for address, value in unique]
+    waits = [(warp.mbarrier(address), int(value), parity) for address, value in unique]
     done = [b.passed(value) if parity else b.phase > value for b, value, _ in waits]
     launch = warp.cta.launch
     previous, fragment.wait = fragment.wait, None
@@ -281,13 +285,23 @@ def fence_async(warp: Warp) -> None:
     for cta in warp.cta.cluster.ctas:
         if cta.shared.pending_writes:
             cta.shared.fence(warp.clock, now)
+    fence_mbarriers(warp)
+
+
+def fence_mbarriers(warp: Warp) -> None:
+    """`fence.mbarrier_init`: what this thread initialised becomes visible to other CTAs and the async proxy."""
+    for barrier in warp.unfenced_mbarriers:
+        barrier.fenced.append((warp.id, int(warp.clock[warp.id])))
+    warp.unfenced_mbarriers.clear()
 
 
 @instruction("fence")
 def _fence(e: Emitter, item: Instruction) -> None:
-    """Memory is sequentially consistent here, so of all fences only the proxy fence acts."""
+    """Memory is sequentially consistent here: only the fences of the async proxy and of mbarriers act."""
     if item.opcode[1:3] == ("proxy", "async") and not item.has("global"):
         e.line(f"{e.name(fence_async)}(w)")
+    elif item.has("mbarrier_init"):
+        e.line(f"{e.name(fence_mbarriers)}(w)")
 
 
 def give_way(fragment: Fragment, reason: str) -> bool:

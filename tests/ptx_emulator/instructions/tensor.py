@@ -313,10 +313,10 @@ def commit(warp: Warp, active: Any, ctas: int, barrier: Any, mask: Any) -> None:
     clock[cta.cluster.agents.of("tcgen05 operations", warp.id)] = warp.tensor_operations
     for lane, address in lane_values(active, barrier):
         if mask is None:
-            arrivals = [cta.mbarrier(address)]
+            arrivals = [warp.mbarrier(address, by_async=True)]
         else:
             ranks = [r for r in range(cta.cluster.size) if int(mask[lane]) >> r & 1]
-            arrivals = [cta.mbarrier(r << RANK_SHIFT | address & OFFSET_MASK) for r in ranks]
+            arrivals = [warp.mbarrier(r << RANK_SHIFT | address & OFFSET_MASK, True) for r in ranks]
 
         def run(arrivals: Any = arrivals) -> None:
             for arrival in arrivals:

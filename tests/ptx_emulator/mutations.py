@@ -1,0 +1,115 @@
+"""Mutations of a kernel: one instruction of its program broken by a rule.
+
+- drop: the instruction is not there;
+- flip: its guard, its comparison or its operation is the opposite one;
+- shift: a constant is one more, an address one word further;
+- swap: two of its sources change places.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .codegen import Compiler
+from .ir import Address, Immediate, Instruction, Operand, Register, Vector
+from .launch import LoadedModule
+from .program import Program
+from .special import special_register
+
+Lanes = NDArray[Any]
+_OPPOSITES = (
+    ("lt", "ge"), ("le", "gt"), ("eq", "ne"), ("lo", "hs"), ("ls", "hi"), ("add", "sub"), ("and", "or"),
+    ("min", "max"), ("shl", "shr"), ("inc", "dec"),
+)  # fmt: skip
+_FLIPPED = {a: b for pair in _OPPOSITES for a, b in (pair, pair[::-1])}
+_ENDS = ("bra", "brx", "ret", "exit", "trap")
+_COMMUTES = ("add", "mul", "min", "max", "and", "or", "xor", "fma", "mad", "st", "call")
+_WORD = 4
+
+
+@dataclass(frozen=True)
+class Mutation:
+    kernel: str
+    line: int
+    rule: str
+    before: str
+    after: str | None
+    block: int
+    index: int
+
+
+def _shifted(operand: Operand) -> Operand | None:
+    if isinstance(operand, Immediate) and isinstance(operand.value, int):
+        return replace(operand, value=operand.value + 1)
+    if isinstance(operand, Address):
+        return replace(operand, offset=operand.offset + _WORD)
+    return None
+
+
+def variants(item: Instruction) -> Iterator[tuple[str, Instruction | None]]:
+    """(rule, what stands in the instruction's place)."""
+    if item.name not in _ENDS:
+        yield "drop", None
+    if item.guard is not None:
+        yield "flip", replace(item, guard_negated=not item.guard_negated)
+    for position, part in enumerate(item.opcode):
+        if part in _FLIPPED and (position == 0 or item.name in ("setp", "set", "atom", "red", "setmaxnreg")):
+            yield "flip", replace(item, opcode=(*item.opcode[:position], _FLIPPED[part], *item.opcode[position + 1 :]))
+    operands = item.operands
+    for position, operand in enumerate(operands):
+        if (other := _shifted(operand)) is not None:
+            yield "shift", replace(item, operands=(*operands[:position], other, *operands[position + 1 :]))
+    if item.name not in _COMMUTES:
+        for first in range(1, len(operands) - 1):
+            a, b = operands[first], operands[first + 1]
+            same = isinstance(a, Register) and isinstance(b, Register) and a.bits == b.bits
+            if a != b and (same or (isinstance(a, Vector) and isinstance(b, Vector))):
+                yield "swap", replace(item, operands=(*operands[:first], b, a, *operands[first + 2 :]))
+
+
+def draw(program: Program, executed: list[int], count: int, seed: int) -> list[tuple[Mutation, Instruction | None]]:
+    """`count` mutations of instructions in blocks that were executed, no two alike."""
+    places = [(b, i) for b, times in enumerate(executed) if times for i in range(len(program.blocks[b].instructions))]
+    choice = random.Random(seed)
+    choice.shuffle(places)
+    found = []
+    for block, index in places:
+        item = program.blocks[block].instructions[index]
+        options = list(variants(item))
+        if options:
+            rule, other = choice.choice(options)
+            after = None if other is None else _text(other)
+            found.append((Mutation(program.name, item.line, rule, item.text, after, block, index), other))
+    return found[:count]
+
+
+def _text(item: Instruction) -> str:
+    guard = f"@{'!' if item.guard_negated else ''}{item.guard} " if item.guard is not None else ""
+    return f"{guard}{'.'.join(item.opcode)} {item.operands}"
+
+
+def apply(module: LoadedModule, mutation: Mutation, other: Instruction | None) -> None:
+    """From now on the module's kernel has the mutation. What was compiled is kept where it is the same code."""
+    program, compiler = module.program(mutation.kernel)
+    blocks = list(program.blocks)
+    instructions = list(blocks[mutation.block].instructions)
+    instructions[mutation.index : mutation.index + 1] = [] if other is None else [other]
+    blocks[mutation.block] = replace(blocks[mutation.block], instructions=instructions)
+    mutated = replace(program, blocks=blocks)
+    mutant = Compiler(mutated, module, special_register)
+    if mutant.home == compiler.home and _same(mutant.constants, compiler.constants):
+        for functions, kept in zip(mutant.functions, compiler.functions, strict=True):
+            functions[:] = kept
+            functions[mutation.block] = None
+        mutant.origins.update(compiler.origins)
+    module.replace(mutation.kernel, mutated, mutant)
+
+
+def _same(constants: dict[int, Lanes], others: dict[int, Lanes]) -> bool:
+    return constants.keys() == others.keys() and all(np.array_equal(c, others[r]) for r, c in constants.items())
