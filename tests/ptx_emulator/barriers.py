@@ -70,7 +70,7 @@ class MBarrier:
     """An mbarrier object: phase, pending arrivals, expected arrivals, transaction bytes.
 
     `initialised`: the warp that did so, and in which of its epochs. `fenced`: likewise, of the fences that make it
-    visible to the async proxy and to other CTAs.
+    visible to the async proxy.
     """
 
     def __init__(self, count: int, cta: Cta, offset: int, name: str, initialised: tuple[int, int]) -> None:
@@ -91,14 +91,15 @@ class MBarrier:
         self.fenced: list[tuple[int, int]] = []
 
     def check_seen(self, warp: Warp, by_async: bool) -> None:
-        """That a warp which uses the barrier, itself or by an asynchronous operation, comes after its initialisation.
+        """That a warp which uses the barrier, itself or by an asynchronous operation, comes after its initialisation,
+        and the operation after a fence. Another CTA's threads need none: CUTLASS's tmem_dealloc barrier has none.
         Raises RaceError, ProxyFenceError."""
         who, epoch = self.initialised
         if warp.clock[who] < epoch:
             raise RaceError(f"{warp.name} uses {self.name}, which warp {who} initialised, with no barrier between")
-        if (by_async or warp.cta is not self.cta) and not any(warp.clock[w] >= e for w, e in self.fenced):
+        if by_async and not any(warp.clock[w] >= e for w, e in self.fenced):
             raise ProxyFenceError(
-                f"{'the async proxy' if by_async else warp.name} uses {self.name}, which no fence.mbarrier_init or "
+                f"an asynchronous operation of {warp.name} completes on {self.name}, which no fence.mbarrier_init or "
                 "fence.proxy.async made visible after its initialisation"
             )
 

@@ -79,7 +79,7 @@ class Warp:
         self.registers = registers
         self.live = live
         self.exited = 0
-        #: mbarriers that this warp initialised and that no fence of it made visible to others than its CTA's threads.
+        #: mbarriers that this warp initialised and that no fence of it made visible to the async proxy.
         self.unfenced_mbarriers: list[MBarrier] = []
         self.arrived_lanes: dict[int, int] = {}
         self.cluster_generation = -1

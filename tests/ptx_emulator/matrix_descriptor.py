@@ -66,8 +66,9 @@ class MatrixDescriptor:
 
         if value >> 14 & 3 or value >> 30 & 3:
             raise EmulatorError(f"matrix descriptor {value:#018x}: bits 14-15 and 30-31 must be zero")
-        # That the pattern starts at a multiple of its eight rows is not checked: CUTLASS's SM100 kernels have operands
-        # at odd multiples of 512 bytes, where hardware and tensor copies swizzle by the absolute address.
+        # With a base offset of zero the swizzle's pattern starts at multiples of 1024, 512 or 256 bytes (PTX ISA,
+        # "Shared memory descriptor", starting address of the repeating pattern): it is the absolute address that is
+        # swizzled. The operand may start anywhere in the pattern, at 16 bytes: CUTLASS's do, at odd multiples of 512.
         return cls(field(0), field(16), field(32), swizzle)
 
     def k_major(self, rows: int, chunks: int) -> NDArray[np.uint64]:

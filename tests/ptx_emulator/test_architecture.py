@@ -183,3 +183,17 @@ def test_reserved_bits_of_descriptors() -> None:
             MatrixDescriptor.tcgen05(value)
     with pytest.raises(EmulatorError, match="must be zero"):
         MatrixDescriptor.wgmma(1 << 62 | 1 << 46)
+
+
+@pytest.mark.parametrize("start", [1024, 1536, 2048 + 32])
+def test_a_swizzled_operand_may_start_anywhere_in_its_pattern(start: int) -> None:
+    """The pattern lies at multiples of 1024 bytes; one that lies elsewhere would need a base offset."""
+    tcgen05, wgmma = 1 << 46 | 2 << 61 | 64 << 32 | start >> 4, 1 << 62 | 64 << 32 | start >> 4
+    row, chunk = np.mgrid[:16, :2]
+    address = start + row // 8 * 1024 + row % 8 * 128 + chunk * 16
+    expected = address ^ (address >> 7 & 7) << 4
+    for descriptor in (MatrixDescriptor.tcgen05(tcgen05), MatrixDescriptor.wgmma(wgmma)):
+        np.testing.assert_array_equal(descriptor.k_major(16, 2), expected)
+    for decode, value in ((MatrixDescriptor.tcgen05, tcgen05), (MatrixDescriptor.wgmma, wgmma)):
+        with pytest.raises(UnknownInstructionError, match="base offset"):
+            decode(value | 4 << 49)

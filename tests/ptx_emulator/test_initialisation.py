@@ -30,25 +30,6 @@ def test_the_threads_of_a_block_need_a_barrier_but_no_fence() -> None:
         run(INIT + ARRIVE + WAIT, threads=64)
 
 
-def test_another_block_needs_a_fence() -> None:
-    body = """
-    {init}
-    {fence}
-    barrier.cluster.arrive.aligned;
-    barrier.cluster.wait.aligned;
-    mov.u32 %r8, %cluster_ctarank;
-    xor.b32 %r8, %r8, 1;
-    mapa.shared::cluster.u32 %r9, %r3, %r8;
-    @%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r9];
-    {wait}
-    barrier.cluster.arrive.aligned;
-    barrier.cluster.wait.aligned;
-"""
-    run(body.format(init=INIT, fence=FENCE, wait=WAIT), cluster=2)
-    with pytest.raises(ProxyFenceError, match=r"no fence\.mbarrier_init"):
-        run(body.format(init=INIT, fence="", wait=WAIT), cluster=2)
-
-
 def test_a_barrier_is_initialised_again_only_after_it_was_invalidated() -> None:
     run(INIT + "@%p1 mbarrier.inval.shared::cta.b64 [%r3];" + INIT)
     with pytest.raises(EmulatorError, match="which is one already"):

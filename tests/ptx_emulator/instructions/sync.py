@@ -289,7 +289,7 @@ def fence_async(warp: Warp) -> None:
 
 
 def fence_mbarriers(warp: Warp) -> None:
-    """`fence.mbarrier_init`: what this thread initialised becomes visible to other CTAs and the async proxy."""
+    """`fence.mbarrier_init`: what this thread initialised becomes visible to the async proxy."""
     for barrier in warp.unfenced_mbarriers:
         barrier.fenced.append((warp.id, int(warp.clock[warp.id])))
     warp.unfenced_mbarriers.clear()

@@ -152,8 +152,6 @@ def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: 
             return True
         lane = int(np.argmax(active))
         shared_store(warp, target[lane : lane + 1], np.array([address], np.uint32), 4, 1)
-        offset = int(target[lane]) & OFFSET_MASK
-        warp.cta.peer(int(target[lane])).shared.mark_written(offset, 4)
         warp.cta.launch.activity += 1
         if ctas == 2:
             peer = next(cta for cta in _pair(warp.cta, ctas) if cta is not warp.cta)
