@@ -81,16 +81,18 @@ class Device:
         cluster: Dim3 | None = None,
         preferred_cluster: Dim3 | None = None,
         non_portable: bool = False,
+        programmatic: bool = False,
     ) -> Counters:
         """Run a kernel to its end; raises EmulatorError. `params` is the kernel's parameter buffer.
 
         preferred_cluster: some clusters, drawn from the seed, have this shape. non_portable: the kernel may have
-        clusters of more than eight CTAs.
+        clusters of more than eight CTAs. programmatic: it may start while the launches before it run.
         """
         self.launches += 1
         launch = Launch(
-            self, module, entry, grid, block, params, dynamic_shared, cluster, preferred_cluster, non_portable
-        )
+            self, module, entry, grid, block, params, dynamic_shared, cluster, preferred_cluster, non_portable,
+            programmatic,
+        )  # fmt: skip
         return launch.run()
 
 

@@ -131,6 +131,7 @@ class Launch:
         cluster: Dim3 | None,
         preferred_cluster: Dim3 | None = None,
         non_portable: bool = False,
+        programmatic: bool = False,
     ) -> None:
         Launch.number += 1
         self.device = device
@@ -158,6 +159,9 @@ class Launch:
         opcodes = {i.opcode for b in self.program.blocks for i in b.instructions}
         self.tracks_proxy = any(opcode[: len(start)] == start for opcode in opcodes for start in _ASYNC)
         self.counters = Counters(self.program)
+        self.overlap = device.memory.overlap
+        #: Whether earlier launches may run beside this one.
+        self.overlaps = self.overlap.start(programmatic)
         self.random = random.Random(device.seed)
         # As much in all of a large grid as in a small one: every disturbance costs rounds in which all others poll.
         share = device.disorder * min(1.0, _DISTURBED_CTAS / (grid[0] * grid[1] * grid[2]))

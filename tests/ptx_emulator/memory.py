@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .dependent_launch import Overlap, Stamps
 from .errors import MemoryFault, ProxyFenceError, RaceError
 from .order import Access, Agents, Clock, History
 
@@ -56,6 +57,7 @@ class Region:
         self.name = name
         self.read_only = read_only
         self.touched: NDArray[np.bool_] | None = None  # which bytes were read or written, where someone asked
+        self.stamps: Stamps | None = None  # of device memory
         self._views: dict[int, NDArray[Any]] = {}
         self._limits: dict[tuple[int, int], tuple[NDArray[Any], ...]] = {}
 
@@ -111,6 +113,8 @@ class Region:
             raise self.refuse(addresses, width * count, "read")
         if self.touched is not None:
             self.touch(index * (width * count), width * count)
+        if self.stamps is not None:
+            self.stamps.read(index, width * count)
         return self.gather(index, width, count)
 
     def store(self, addresses: Lanes, values: NDArray[Any], width: int, count: int) -> None:
@@ -121,6 +125,8 @@ class Region:
             raise self.refuse(addresses, width * count, "write")
         if self.touched is not None:
             self.touch(index * (width * count), width * count)
+        if self.stamps is not None:
+            self.stamps.write(index, width * count)
         self.scatter(index, values, width * count)
 
     def slice(self, address: int, size: int, action: str) -> Bytes:
@@ -147,6 +153,7 @@ class GlobalMemory:
     def __init__(self) -> None:
         self.count_distinct = False
         self.distinct = 0
+        self.overlap = Overlap()
         self._bases: list[int] = []
         self._regions: list[Region] = []
 
@@ -160,6 +167,7 @@ class GlobalMemory:
     def adopt(self, data: Bytes, size: int, name: str, read_only: bool = False) -> Region:
         """Make a host buffer visible to kernels at its own address."""
         region = Region(data, data.ctypes.data, size, f"{name} ({size} bytes)", read_only)
+        region.stamps = None if read_only else Stamps(size, region.name, self.overlap)
         if self.count_distinct:
             region.touched = np.zeros(size, np.bool_)
         index = bisect.bisect(self._bases, region.base)
@@ -204,6 +212,8 @@ class GlobalMemory:
         region = self.region(int(addresses[0]))
         index = region.index(addresses, width * count)
         if index is not None and region.touched is None:
+            if region.stamps is not None:
+                region.stamps.read(index, width * count)
             return region.gather(index, width, count)
         parts = self.split(addresses)
         if parts[0][1] is None:
@@ -222,7 +232,10 @@ class GlobalMemory:
                 region.store(addresses[lanes], values[lanes], width, count)
 
     def read(self, address: int, size: int) -> Bytes:
-        return self.region(address).slice(address, size, "read")
+        region = self.region(address)
+        if region.stamps is not None:
+            region.stamps.read(np.arange(address - region.base, address - region.base + size), 1)
+        return region.slice(address, size, "read")
 
     def write(self, address: int, data: Bytes) -> None:
         self.region(address).slice(address, len(data), "write")[:] = data

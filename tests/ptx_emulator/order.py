@@ -32,7 +32,10 @@ class Agents:
     def __init__(self, warps: int, ctas: int, simple: bool) -> None:
         self.warps = warps
         self.simple = simple
-        self.count = warps if simple else len(_KINDS) * warps + _MBARRIERS * ctas
+        own = warps if simple else len(_KINDS) * warps + _MBARRIERS * ctas
+        #: Of what earlier launches do: in a clock, whether they were waited for (see dependent_launch.py).
+        self.launches = own
+        self.count = own + 1
         self._mbarriers: dict[tuple[int, int], int] = {}
 
     def of(self, kind: str, warp: int) -> int:
@@ -43,7 +46,7 @@ class Agents:
         if self.simple:
             return None
         agent = len(_KINDS) * self.warps + self._mbarriers.setdefault((rank, offset), len(self._mbarriers))
-        if agent >= self.count:
+        if agent >= self.launches:
             raise EmulatorError(f"more than {_MBARRIERS} mbarriers in a CTA are not modelled")
         return agent
 

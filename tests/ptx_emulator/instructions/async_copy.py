@@ -14,7 +14,7 @@ from ..errors import EmulatorError, MemoryFault
 from ..ir import TYPE_BITS, Address, Instruction, Operand, Vector, literal
 from ..machine import AsyncOperation, Cta, Fragment, Warp
 from ..memory import OFFSET_MASK, RANK_SHIFT, wide_rows
-from ..order import Access
+from ..order import Access, Clock
 from .memory import emit_cp_async
 from .sync import lane_values, shared_address
 
@@ -22,14 +22,16 @@ Bytes = Any
 
 
 class GlobalPort:
-    """Row-wise access to global memory for copies."""
+    """Row-wise access to global memory for copies, issued by who had seen what its clock says."""
 
-    def __init__(self, cta: Cta, path: str) -> None:
+    def __init__(self, cta: Cta, path: str, clock: Clock) -> None:
+        self.launch = cta.launch
+        self.waited = bool(clock[-1])
         self.memory = cta.launch.device.memory
         self.counters = cta.launch.counters
         self.path = path
 
-    def _index(self, addresses: Any, count: int, action: str) -> tuple[Any, Any, Any]:
+    def _index(self, addresses: Any, count: int, action: str, reads: bool) -> tuple[Any, Any, Any]:
         region = self.memory.region(int(addresses[0]))
         offsets = addresses.astype(np.int64) - region.base
         if int(offsets.min()) < 0 or int(offsets.max()) + count > region.size:
@@ -37,15 +39,19 @@ class GlobalPort:
             raise MemoryFault(f"{action} of {count} bytes at {bad:#x} leaves {region.name}")
         region.touch(offsets, count)
         width, index = wide_rows(offsets, count)
+        if region.stamps is not None:
+            if self.launch.overlaps:
+                self.launch.overlap.access_by(self.waited)
+            (region.stamps.read if reads else region.stamps.write)(index.reshape(-1), width)
         return region, region.view(width), index
 
     def read(self, addresses: Any, count: int) -> Bytes:
-        _, elements, index = self._index(addresses, count, self.path)
+        _, elements, index = self._index(addresses, count, self.path, True)
         self.counters.bytes_read[f"global ({self.path})"] += len(addresses) * count
         return elements[index].view(np.uint8)
 
     def write(self, addresses: Any, data: Bytes) -> None:
-        region, elements, index = self._index(addresses, data.shape[1], self.path)
+        region, elements, index = self._index(addresses, data.shape[1], self.path, False)
         if region.read_only:
             raise MemoryFault(f"{self.path} writes to read-only {region.name}")
         self.counters.bytes_written[f"global ({self.path})"] += data.size
@@ -121,7 +127,7 @@ def tensor_load(
 
         def run(box: Any = box, start: Any = start, ctas: Any = ctas, offset: int = offset) -> None:
             first, gathered = _four_rows(box, start)
-            rows, data = tensor_map.load(box, first, offset, GlobalPort(cta, "tensor copy").read, gathered)
+            rows, data = tensor_map.load(box, first, offset, GlobalPort(cta, "tensor copy", clock).read, gathered)
             size = box.transaction_bytes if gathered is None else 4 * box.transaction_bytes // box.counts[1]
             for peer, arrival in ctas:
                 SharedPort(peer, "tensor copy", arrival.access(clock, issued)).write(rows, data)
@@ -149,7 +155,7 @@ def tensor_store(
         access = warp.bulk_access(lane, clock, issued)
 
         def run(box: Any = box, start: Any = start, offset: int = address & OFFSET_MASK, access: Any = access) -> None:
-            port, shared = GlobalPort(cta, "tensor copy"), SharedPort(cta, "tensor copy", access)
+            port, shared = GlobalPort(cta, "tensor copy", clock), SharedPort(cta, "tensor copy", access)
             first, scattered = _four_rows(box, start)
             tensor_map.store(box, first, offset, shared.read, port.write, port.read, reduction, scattered)
 
@@ -179,7 +185,7 @@ def bulk_to_shared(
                 access = ctas[0][1].access(clock, issued)
                 data = SharedPort(cta, "bulk copy", access).read(np.array([origin & OFFSET_MASK]), count)
             else:
-                data = GlobalPort(cta, "bulk copy").read(np.array([origin], np.uint64), count)
+                data = GlobalPort(cta, "bulk copy", clock).read(np.array([origin], np.uint64), count)
             for peer, arrival in ctas:
                 access = arrival.access(clock, issued)
                 SharedPort(peer, "bulk copy", access).write(np.array([address & OFFSET_MASK]), data)
@@ -199,7 +205,7 @@ def bulk_to_global(
         access = warp.bulk_access(lane, clock, issued)
 
         def run(address: int = address, origin: int = origin, count: int = count, access: Any = access) -> None:
-            port = GlobalPort(cta, "bulk copy")
+            port = GlobalPort(cta, "bulk copy", clock)
             data = SharedPort(cta, "bulk copy", access).read(np.array([origin & OFFSET_MASK]), count)
             where = np.array([address], np.uint64)
             if reduction is not None:

@@ -93,9 +93,22 @@ def _setmaxnreg(e: Emitter, item: Instruction) -> None:
     e.line(f"if {e.name(move_registers)}(w, f, {count.value}, {item.has('inc')}): return {STAY}")
 
 
-@instruction("griddepcontrol", "membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")
+def await_launches(warp: Warp) -> None:
+    """`griddepcontrol.wait`: the earlier launches are done, for this warp and who synchronises with it."""
+    warp.clock[-1] = 1
+    warp.cta.launch.overlap.wait()
+
+
+@instruction("griddepcontrol")
+def _dependent_launch(e: Emitter, item: Instruction) -> None:
+    """`launch_dependents` lets the next kernel start sooner, which none does here."""
+    if item.has("wait"):
+        e.line(f"{e.name(await_launches)}(w)")
+
+
+@instruction("membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")
 def _hint(e: Emitter, item: Instruction) -> None:
-    """Launches do not overlap, and memory is sequentially consistent."""
+    """Memory is sequentially consistent."""
 
 
 @instruction("createpolicy")

@@ -102,6 +102,8 @@ def _load_active(warp: Warp, space: str, addresses: Any, lanes: Any, width: int,
         return shared_load(warp, addresses, width, count, synchronises)
     if space == "local":
         return warp.local.load(addresses, lanes, width, count)
+    if launch.overlaps:
+        launch.overlap.access_by(bool(warp.clock[-1]))
     return launch.device.memory.load(addresses, width, count)
 
 
@@ -134,6 +136,8 @@ def _store_active(
     elif space == "local":
         warp.local.store(addresses, lanes, values, width, count)
     elif space == "global":
+        if launch.overlaps:
+            launch.overlap.access_by(bool(warp.clock[-1]))
         launch.device.memory.store(addresses, values, width, count)
     else:
         raise MemoryFault(f"store to .{space} space")
@@ -432,11 +436,13 @@ def copy_async(warp: Warp, target: Any, source: Any, active: Any, size: int, sou
     def run() -> None:
         data = np.zeros((len(target), size), np.uint8)
         lengths = np.full(len(target), size) if source_size is None else np.minimum(source_size, size)
-        memory = warp.cta.launch.device.memory
+        launch = warp.cta.launch
+        if launch.overlaps:
+            launch.overlap.access_by(bool(clock[-1]))
         for lane in range(len(target)):
             length = int(lengths[lane])
             if length:
-                data[lane, :length] = memory.read(int(source[lane]), length)
+                data[lane, :length] = launch.device.memory.read(int(source[lane]), length)
         width = min(size, 8)
         values = data.view(f"u{width}")
         count = size // width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ptx_emulator.device import TOLERABLE
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("source", type=Path, nargs="+", help="CUDA and C++ files of one program")
     parser.add_argument("--flag", action="append", default=[], help="for nvcc, for example --flag=-DNAME=1; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="draws the order in which asynchronous operations finish")
+    parser.add_argument("--sms", type=int, help="the SMs that it has, if not all of the GPU's")
     parser.add_argument("--lenient-exit", action="store_true", help="allow kernels to end with copies in flight")
     parser.add_argument("--disorder", type=float, default=0.0, help="share of waits, peeks and stores to disturb")
     parser.add_argument("--tolerate", action="append", default=[], choices=TOLERABLE, help="not an error; repeatable")
@@ -30,8 +32,9 @@ def main() -> int:
         own, program_arguments = own[:split], own[split + 1 :]
     arguments = parser.parse_args(own)
 
+    target = TARGETS[arguments.target]
     gpu = Gpu(
-        arguments.target,
+        replace(target, sm_count=arguments.sms or target.sm_count),
         seed=arguments.seed,
         strict_exit=not arguments.lenient_exit,
         on_error=lambda error: print(error, file=sys.stderr, flush=True),

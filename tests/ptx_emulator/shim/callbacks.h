@@ -12,7 +12,7 @@ struct ShimLaunch {
     uint32_t grid[3], block[3], cluster[3], preferred[3];  // cluster[0], preferred[0] == 0: no such attribute
     uint64_t shared_bytes;
     void** arguments;
-    int32_t cooperative;
+    int32_t cooperative, programmatic;
 };
 
 struct ShimFunctionInfo {

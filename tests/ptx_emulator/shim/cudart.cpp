@@ -138,7 +138,7 @@ cudaError_t release(void* pointer) {
 }
 
 cudaError_t launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, dim3 preferred, void** arguments,
-                   size_t shared_bytes, bool cooperative) {
+                   size_t shared_bytes, bool cooperative, bool programmatic = false) {
     const Function* function = find(kernel);
     if (!function) return fail(cudaErrorInvalidDeviceFunction);
     if (grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0) return fail(cudaErrorInvalidConfiguration);
@@ -150,7 +150,8 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, dim3 cluster, dim3
                        {preferred.x, preferred.y, preferred.z},
                        shared_bytes,
                        arguments,
-                       cooperative};
+                       cooperative,
+                       programmatic};
     return check(callbacks.launch(&request));
 }
 
@@ -253,7 +254,7 @@ cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 bloc
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
     dim3 cluster(0, 0, 0), preferred(0, 0, 0);
-    bool cooperative = false;
+    bool cooperative = false, programmatic = false;
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         const cudaLaunchAttribute& attribute = config->attrs[i];
         switch (attribute.id) {
@@ -268,9 +269,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
             case cudaLaunchAttributeCooperative:
                 cooperative = attribute.val.cooperative != 0;
                 break;
-            // Overlap, scheduling and priorities: hints, where every launch ends before the next begins.
-            case cudaLaunchAttributeIgnore:
             case cudaLaunchAttributeProgrammaticStreamSerialization:
+                programmatic = attribute.val.programmaticStreamSerializationAllowed != 0;
+                break;
+            // Scheduling and priorities are hints.
+            case cudaLaunchAttributeIgnore:
             case cudaLaunchAttributeClusterSchedulingPolicyPreference:
             case cudaLaunchAttributePriority:
                 break;
@@ -279,7 +282,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
         }
     }
     return launch(kernel, config->gridDim, config->blockDim, cluster, preferred, arguments, config->dynamicSmemBytes,
-                  cooperative);
+                  cooperative, programmatic);
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {

@@ -41,6 +41,7 @@ class _Launch(ctypes.Structure):
         ("shared_bytes", ctypes.c_uint64),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("cooperative", ctypes.c_int32),
+        ("programmatic", ctypes.c_int32),
     )
 
 
@@ -242,7 +243,7 @@ class Gpu:
         if self.execute:
             counters = self.device.launch(
                 module, name, grid, block, bytes(parameters), launch.shared_bytes, cluster, preferred,
-                name in self.large_clusters,
+                name in self.large_clusters, bool(launch.programmatic),
             )  # fmt: skip
         self.launches.append(LaunchRecord(name, grid, block, cluster, launch.shared_bytes, bytes(parameters), counters))
         return _SUCCESS
