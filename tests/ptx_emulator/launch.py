@@ -104,15 +104,16 @@ def _places(first: Dim3, last: Dim3, step: Dim3) -> Iterator[Dim3]:
 
 @lru_cache(256)
 def _lanes_of_garbage(bits: int, seed: int) -> NDArray[Any]:
-    raw = random.Random(seed).randbytes(32 * 16)
+    raw = np.frombuffer(random.Random(seed).randbytes(32 * 16), np.uint8)
     if bits == 1:
-        return np.frombuffer(raw, np.uint8)[:32] > 127
-    lanes = np.frombuffer(raw, np.uint64 if bits == 128 else STORAGE[bits])
+        return raw[:32] > 127
+    raw = (raw.view(np.uint32) | np.uint32(0x7FC07FC0)).view(np.uint8)
+    lanes = raw.view(np.uint64 if bits == 128 else STORAGE[bits])
     return lanes.reshape(32, 2) if bits == 128 else lanes[:32]
 
 
 def _garbage(widths: list[int], seed: int) -> list[NDArray[Any]]:
-    """Registers of these widths that nothing was written to: each other values, so that no code can do with them."""
+    """Registers of these widths that nothing was written to: each others, no addresses, and as floats not a number."""
     return [_lanes_of_garbage(bits, seed % 8 + 8 * (index % 13)) for index, bits in enumerate(widths)]
 
 

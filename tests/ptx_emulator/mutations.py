@@ -4,6 +4,10 @@
 - flip: its guard, its comparison or its operation is the opposite one;
 - shift: a constant is one more, an address one word further;
 - swap: two of its sources change places.
+
+Left out is what cannot matter: instructions whose results nothing uses but hints (cache policies, the time for which a
+wait may suspend a thread), hints themselves, and the correction of a signed division for dividends below zero, which
+sizes and indices never are.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codegen import Compiler
-from .ir import Address, Immediate, Instruction, Operand, Register, Vector
+from .ir import Address, Immediate, Instruction, Operand, Register, Vector, registers_of
 from .launch import LoadedModule
 from .program import Program
 from .special import special_register
@@ -44,8 +48,21 @@ class Mutation:
     index: int
 
 
+_HINTS = ("prefetch", "prefetchu", "nanosleep", "applypriority", "discard", "pmevent", "createpolicy")
+# Instructions that do nothing but write their first operand.
+_PURE = (
+    "mov", "add", "sub", "mul", "mad", "fma", "shl", "shr", "and", "or", "xor", "not", "neg", "abs", "min", "max",
+    "setp", "set", "selp", "slct", "cvt", "cvta", "ld", "lop3", "prmt", "bfe", "bfi", "shf", "rcp", "ex2", "lg2", "div",
+    "rem", "sqrt", "rsqrt", "tanh", "popc", "clz", "mapa", "copysign", "testp", "bfind", "brev", "dp4a", "createpolicy",
+)  # fmt: skip
+
+
 def _shifted(operand: Operand) -> Operand | None:
-    if isinstance(operand, Immediate) and isinstance(operand.value, int):
+    if isinstance(operand, Immediate) and operand.float_bits:
+        as_integer, as_float = (np.dtype(f"{kind}{operand.float_bits // 8}") for kind in "uf")
+        value = np.array([operand.value], as_integer).view(as_float) + as_float.type(1)
+        return replace(operand, value=int(value.view(as_integer)[0]))
+    if isinstance(operand, Immediate):
         return replace(operand, value=operand.value + 1)
     if isinstance(operand, Address):
         return replace(operand, offset=operand.offset + _WORD)
@@ -78,15 +95,62 @@ def draw(program: Program, executed: list[int], count: int, seed: int) -> list[t
     places = [(b, i) for b, times in enumerate(executed) if times for i in range(len(program.blocks[b].instructions))]
     choice = random.Random(seed)
     choice.shuffle(places)
+    used, corrections = _used(program), _corrections(program)
     found = []
     for block, index in places:
         item = program.blocks[block].instructions[index]
-        options = list(variants(item))
+        if item.name in _HINTS or item.has("launch_dependents") or (item.name in _PURE and not _results(item) & used):
+            continue
+        options = [v for v in variants(item) if (id(item), v[0]) not in corrections]
         if options:
             rule, other = choice.choice(options)
             after = None if other is None else _text(other)
             found.append((Mutation(program.name, item.line, rule, item.text, after, block, index), other))
     return found[:count]
+
+
+def _results(item: Instruction) -> set[int]:
+    return {r.index for r in registers_of(*item.operands[:1])}
+
+
+def _sources(item: Instruction) -> set[int]:
+    """Registers that what an instruction does depends on, but for hints."""
+    operands = item.operands[1:] if item.name in _PURE else item.operands
+    if item.has("L2::cache_hint"):
+        operands = operands[:-1]
+    if item.has("try_wait"):
+        operands = operands[:3]
+    return {r.index for r in registers_of(item.guard, *operands)}
+
+
+def _used(program: Program) -> set[int]:
+    """Registers on which anything but other registers depends."""
+    items = [item for block in program.blocks for item in block.instructions if item.name not in _HINTS]
+    used = {r for item in items if item.name not in _PURE for r in _sources(item)}
+    pure = [(_results(item), _sources(item)) for item in items if item.name in _PURE]
+    size = -1
+    while len(used) != size:
+        size = len(used)
+        for results, sources in pure:
+            if results & used:
+                used |= sources
+    return used
+
+
+def _corrections(program: Program) -> set[tuple[int, str]]:
+    """(instruction, rule) of x + (x >> 31 >>> n), where it adds nothing as x is not below zero."""
+    found: set[tuple[int, str]] = set()
+    zero: set[int] = set()
+    for item in (item for block in program.blocks for item in block.instructions):
+        operands = item.operands
+        if item.name == "shr" and isinstance(operands[0], Register) and isinstance(operands[2], Immediate):
+            sign = item.type in ("s32", "s64") and operands[2].value == int(item.type[1:]) - 1
+            if sign or (isinstance(operands[1], Register) and operands[1].index in zero):
+                zero.add(operands[0].index)
+                found.add((id(item), "shift"))
+        elif item.name == "add" and isinstance(operands[2], Register) and operands[2].index in zero:
+            found.add((id(item), "flip"))
+    return found
 
 
 def _text(item: Instruction) -> str:

@@ -241,6 +241,7 @@ class Gpu:
             )
         counters = None
         if self.execute:
+            self.device.sm_count = sms
             counters = self.device.launch(
                 module, name, grid, block, bytes(parameters), launch.shared_bytes, cluster, preferred,
                 name in self.large_clusters, bool(launch.programmatic),
