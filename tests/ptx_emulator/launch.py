@@ -168,6 +168,9 @@ class Launch:
         share = device.disorder * min(1.0, _DISTURBED_CTAS / (grid[0] * grid[1] * grid[2]))
         self.disorder = Disorder(f"{device.seed} {device.launches}", share)
         self.operations: list[AsyncOperation] = []
+        #: Addresses of tensor maps that this launch edited, and of those whose release is missing.
+        self.edited_maps: set[int] = set()
+        self.unreleased_maps: set[int] = set()
         self.activity = 0
         self.steps = 0
         self.time = 0

@@ -79,6 +79,8 @@ class Warp:
         self.registers = registers
         self.live = live
         self.exited = 0
+        #: Tensor maps as this warp's copies may see them, by address.
+        self.tensor_maps: dict[int, bytes] = {}
         #: mbarriers that this warp initialised and that no fence of it made visible to the async proxy.
         self.unfenced_mbarriers: list[MBarrier] = []
         self.arrived_lanes: dict[int, int] = {}

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ptx_emulator.device import Device, pack_params
-from ptx_emulator.errors import EmulatorError
+from ptx_emulator.errors import EmulatorError, ProxyFenceError
 from ptx_emulator.tensor_map import ElementType, TensorMap
 
 _MODULE = """
@@ -106,6 +106,43 @@ def test_map_edited_in_shared_memory_and_published(matrix: NDArray[np.uint32]) -
     body += _LOAD.format(mode="", map="%rd7", at="{%r10, %r6}") + _WAIT_AND_COPY_OUT
     result = launch(body, (4, 4), matrix, np.zeros(64, np.uint32))[:16]
     np.testing.assert_array_equal(result.reshape(4, 4), matrix[2:6, 4:8] + 1000)
+    with pytest.raises(ProxyFenceError, match=r"no fence\.proxy\.tensormap::generic\.acquire"):
+        launch(
+            body.replace("fence.proxy.tensormap::generic.acquire.gpu [%rd7], 128;", ""),
+            (4, 4),
+            matrix,
+            np.zeros(64, np.uint32),
+        )
+
+
+def test_map_edited_in_global_memory(matrix: NDArray[np.uint32]) -> None:
+    """Edited in place by the launch that copies by it: the host's map at first, another's address then."""
+    body = """
+    add.u64 %rd7, %rd2, 128;
+    add.u64 %rd5, %rd1, 0;
+    cvt.u64.u32 %rd6, %r4;
+    add.u64 %rd5, %rd5, %rd6;
+    ld.u32 %r14, [%rd5];
+    add.u64 %rd6, %rd7, %rd6;
+    st.global.u32 [%rd6], %r14;
+    bar.warp.sync -1;
+    @%p1 tensormap.replace.tile.global_address.global.b1024.b64 [%rd7], %rd3;
+    RELEASE
+    ACQUIRE
+"""
+    body += _LOAD.format(mode="", map="%rd7", at="{%r10, %r6}") + _WAIT_AND_COPY_OUT
+    acquire = "fence.proxy.tensormap::generic.acquire.gpu [%rd7], 128;"
+    release = "fence.proxy.tensormap::generic.release.gpu;"
+
+    def loaded(released: str, acquired: str) -> NDArray[np.uint32]:
+        text = body.replace("RELEASE", released).replace("ACQUIRE", acquired)
+        return launch(text, (4, 4), matrix, np.zeros(64, np.uint32))[:16]
+
+    np.testing.assert_array_equal(loaded(release, acquire).reshape(4, 4), matrix[2:6, 4:8] + 1000)
+    with pytest.raises(ProxyFenceError, match="release"):
+        loaded("", acquire)
+    with pytest.raises(ProxyFenceError, match="acquire"):
+        loaded(release, "")
 
 
 def test_reducing_store_drops_what_is_outside(matrix: NDArray[np.uint32]) -> None:

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     cluster_launch,
     control,
     convert,
+    fences,
     logic,
     memory,
     sync,

@@ -15,6 +15,7 @@ from ..ir import TYPE_BITS, Address, Instruction, Operand, Vector, literal
 from ..machine import AsyncOperation, Cta, Fragment, Warp
 from ..memory import OFFSET_MASK, RANK_SHIFT, wide_rows
 from ..order import Access, Clock
+from . import tensormap
 from .memory import emit_cp_async
 from .sync import lane_values, shared_address
 
@@ -104,7 +105,7 @@ def _group(warp: Warp, lane: int, operation: AsyncOperation) -> None:
 def _tensor_map(warp: Warp, address: int) -> tensor_map.TensorMap:
     if address % 64:
         raise MemoryFault(f"tensor map at {address:#x} is not aligned to 64 bytes")
-    return tensor_map.TensorMap.from_bytes(warp.cta.launch.device.memory.read(address, 128))
+    return tensor_map.TensorMap.from_bytes(tensormap.visible(warp, address))
 
 
 def _four_rows(box: tensor_map.TensorMap, start: list[int]) -> tuple[list[int], list[int] | None]:
