@@ -18,7 +18,7 @@ TOLERABLE = ("uninitialised", "unfenced-cp-async")
 
 
 class Device:
-    """A GPU of `sm_count` SMs, each holding one CTA at a time.
+    """A GPU of `sm_count` SMs, each holding one CTA at a time, or `ctas_per_sm`.
 
     `seed` draws the order in which pending asynchronous operations finish, and what `disorder`, a share, disturbs:
     waits behind which warps are slow, peeks that fail, stores that land in several turns. With `strict_exit`, a copy
@@ -40,6 +40,8 @@ class Device:
         self.reseed(seed)
         self.disorder = disorder
         self.strict_exit = strict_exit
+        #: CTAs that an SM holds at a time, which share its tensor memory; that they fit is not checked.
+        self.ctas_per_sm = 1
         #: Names of TOLERABLE that launches may do from now on.
         self.tolerated: frozenset[str] = frozenset()
         #: blockIdx.x of a CTA that goes on when no other can, or now and then where others poll; None: all in turn.

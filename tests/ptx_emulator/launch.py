@@ -29,6 +29,7 @@ from .machine import ALL_LANES, AsyncOperation, Cluster, Cta, Fragment, Warp
 from .parser import parse
 from .program import EXIT, Program, build
 from .special import special_register
+from .tensor_memory import COLUMNS
 
 if TYPE_CHECKING:
     from .device import Device
@@ -175,7 +176,9 @@ class Launch:
         self.steps = 0
         self.time = 0
         self._idle_states: set[int] = set()
-        self.clusters: list[Cluster] = []
+        #: Of each SM: its CTAs, and the columns of tensor memory that they have.
+        self._occupied = [0] * device.sm_count
+        self.tensor_columns = [np.zeros(COLUMNS, bool) for _ in range(device.sm_count)]
         #: First CTA and shape of the clusters to come.
         self.waiting: deque[tuple[Dim3, Dim3]] = deque(self._clusters(preferred_cluster or self.cluster_shape))
 
@@ -188,9 +191,6 @@ class Launch:
                 yield first, preferred
             else:
                 yield from ((place, self.cluster_shape) for place in _places(first, last, self.cluster_shape))
-
-    def sm_of(self, cluster: Cluster) -> int:
-        return self.clusters.index(cluster) % self.device.sm_count
 
     def parameter(self, offset: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The lanes of a kernel parameter, which is the same for all."""
@@ -233,7 +233,7 @@ class Launch:
     def run(self) -> Counters:
         """Run the grid to its end; raises EmulatorError with the place, or DeadlockError with who waits for what."""
         idle = 0
-        resident = max(1, self.device.sm_count // int(np.prod(self.cluster_shape)))
+        resident = max(1, self.device.sm_count * self.device.ctas_per_sm // int(np.prod(self.cluster_shape)))
         live: list[Cluster] = []
         with np.errstate(all="ignore"):
             while live or self.waiting:
@@ -268,7 +268,9 @@ class Launch:
 
     def _start(self, live: list[Cluster]) -> None:
         cluster = Cluster(self, *self.waiting.popleft())
-        self.clusters.append(cluster)
+        for cta in cluster.ctas:
+            cta.sm = self._occupied.index(min(self._occupied))
+            self._occupied[cta.sm] += 1
         live.append(cluster)
         self.activity += 1
 
@@ -288,6 +290,7 @@ class Launch:
             if cta.tensor_memory is not None and cta.tensor_memory.allocations:
                 raise EmulatorError(f"{cta.name} exits with tensor memory allocated: {cta.tensor_memory.allocations}")
             cta.warps = []
+            self._occupied[cta.sm] -= 1
 
     def _turns(self, ctas: Iterable[Cta]) -> None:
         for cta in ctas:

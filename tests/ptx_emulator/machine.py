@@ -229,6 +229,7 @@ class Cta:
         clocks = np.zeros((16, cluster.agents.count), np.int64)
         self.barriers = [NamedBarrier(f"barrier {i} of {self.name}", clocks[i], clocks[i]) for i in range(16)]
         self.mbarriers: dict[int, MBarrier] = {}
+        self.sm = 0
         self.tensor_memory: Any = None
         #: Columns of each tcgen05.alloc.cta_group::2, which one warp of each CTA of a pair performs.
         self.pair_allocations: list[int] = []

@@ -47,7 +47,7 @@ def _scalar(warp: Warp, name: str) -> Any:
     values = {
         "warpid": warp.index,
         "nwarpid": 64,
-        "smid": launch.sm_of(cta.cluster),
+        "smid": cta.sm,
         "nsmid": launch.device.sm_count,
         "gridid": launch.number,
         "cluster_ctarank": cta.rank,

@@ -1,4 +1,4 @@
-"""Tensor memory of one SM: 128 lanes by 512 columns of 32 bits, its allocation, and its transfers to registers.
+"""Tensor memory of one CTA: 128 lanes by 512 columns of 32 bits, its allocation, and its transfers to registers.
 
 An address is lane << 16 | column. Fragment layouts: PTX ISA "Data movement shape"; checked against CuTe's copy atoms.
 """
@@ -32,10 +32,12 @@ def _places(lanes: Index, columns: Index) -> Index:
 class TensorMemory:
     """Cells, which of them were written, and which columns are allocated.
 
-    Reads of cells that were never written, and accesses outside an allocation, raise MemoryFault.
+    Reads of cells that were never written, and accesses outside an allocation, raise MemoryFault. `taken`: the columns of
+    the SM that its CTAs have.
     """
 
-    def __init__(self, agents: Agents | None = None) -> None:
+    def __init__(self, agents: Agents | None = None, taken: NDArray[np.bool_] | None = None) -> None:
+        self.taken = taken if taken is not None else np.zeros(COLUMNS, bool)
         self.history = History(LANES // _ROWS * COLUMNS, agents) if agents is not None else None
         self.cells = np.zeros((LANES, COLUMNS), np.uint32)
         self.written = np.zeros((LANES, COLUMNS), bool)
@@ -50,8 +52,8 @@ class TensorMemory:
         if not self.may_allocate:
             raise EmulatorError("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
         for start in range(0, COLUMNS - columns + 1, GRANULE):
-            if not self.allocated[start : start + columns].any():
-                self.allocated[start : start + columns] = True
+            if not self.taken[start : start + columns].any():
+                self.allocated[start : start + columns] = self.taken[start : start + columns] = True
                 self.written[:, start : start + columns] = False
                 if self.history is not None:
                     self.history.forget(_places(np.arange(LANES)[:, None], np.arange(start, start + columns)))
@@ -64,7 +66,7 @@ class TensorMemory:
         if self.allocations.get(address) != columns:
             raise MemoryFault(f"tcgen05.dealloc of {columns} columns at {address:#x}; allocated: {self.allocations}")
         del self.allocations[address]
-        self.allocated[address : address + columns] = False
+        self.allocated[address : address + columns] = self.taken[address : address + columns] = False
 
     def _check(self, lanes: Index, columns: Index, what: str) -> None:
         if lanes.min() < 0 or lanes.max() >= LANES or columns.min() < 0 or columns.max() >= COLUMNS:

@@ -130,7 +130,7 @@ def _stmatrix(e: Emitter, item: Instruction) -> None:
 
 def _memory(cta: Cta) -> TensorMemory:
     if cta.tensor_memory is None:
-        cta.tensor_memory = TensorMemory(cta.cluster.agents)
+        cta.tensor_memory = TensorMemory(cta.cluster.agents, cta.launch.tensor_columns[cta.sm])
     memory: TensorMemory = cta.tensor_memory
     return memory
 
@@ -148,7 +148,7 @@ def allocate(warp: Warp, fragment: Fragment, active: Any, target: Any, columns: 
         address = memory.allocate(count)
         if address is None:
             text = f"waits for {count} columns of tensor memory; allocated: {memory.allocations}"
-            fragment.wait = ConditionWait(lambda: not memory.allocated.all(), text)
+            fragment.wait = ConditionWait(lambda: not memory.taken.all(), text)
             return True
         lane = int(np.argmax(active))
         shared_store(warp, target[lane : lane + 1], np.array([address], np.uint32), 4, 1)
