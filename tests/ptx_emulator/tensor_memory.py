@@ -32,8 +32,8 @@ def _places(lanes: Index, columns: Index) -> Index:
 class TensorMemory:
     """Cells, which of them were written, and which columns are allocated.
 
-    Reads of cells that were never written, and accesses outside an allocation, raise MemoryFault. `taken`: the columns of
-    the SM that its CTAs have.
+    Reads of cells that were never written, and accesses outside an allocation, raise MemoryFault. `taken`: what columns
+    of the SM its CTAs have.
     """
 
     def __init__(self, agents: Agents | None = None, taken: NDArray[np.bool_] | None = None) -> None:
