@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from _pytest.runner import runtestprotocol
 
 from .ir import Instruction
 from .launch import Launch, LoadedModule
-from .mutations import Mutation, apply, draw
+from .mutations import Mutation, again, apply, draw
 
 # CPU seconds that a test of a mutant may take beyond this many times what it took with the kernel as it is.
 _GRACE, _TIMES = 10, 4
@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mutation-jobs", type=int, default=os.cpu_count())
     group.addoption("--mutation-seconds", type=float, default=float("inf"), help="draw no more after this time")
     group.addoption("--mutants", type=Path, help="a file that gets one JSON line for each mutation")
+    group.addoption("--survivors", type=Path, help="such a file: try those that survived again, and draw none")
 
 
 @dataclass
@@ -68,7 +69,7 @@ class _Process(Protocol):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     options = session.config.option
-    if not options.mutations:
+    if not options.mutations and options.survivors is None:
         return None
     end = time.monotonic() + options.mutation_seconds
     options.tbstyle = "line"
@@ -78,8 +79,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     todo = []
     for name, kernel in kernels.items():
         program, _ = kernel.module.program(name)
-        share = -(-options.mutations // len(kernels))
-        todo += [(kernel, *mutation) for mutation in draw(program, kernel.executed, share, options.mutation_seed)]
+        if options.survivors is None:
+            share = -(-options.mutations // len(kernels))
+            todo += [(kernel, *mutation) for mutation in draw(program, kernel.executed, share, options.mutation_seed)]
+        else:
+            todo += [(kernel, m, again(program, m)) for m in _survivors(options.survivors) if m.kernel == name]
     random.Random(options.mutation_seed).shuffle(todo)  # what the time ends is a sample too
     counts = {"killed": 0, "survived": 0}
     with open(options.mutants or os.devnull, "a") as lines:
@@ -91,6 +95,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
                 print(f"  {result['rule']} line {result['line']}: {result['before']} -> {result['after']}")
     print(f"{sum(counts.values())} of {len(todo)} mutations, {counts['survived']} survived")
     return True
+
+
+def _survivors(path: Path) -> list[Mutation]:
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [f.name for f in fields(Mutation)]
+    return [Mutation(**{n: r[n] for n in names}) for r in results if r["outcome"] == "survived"]
 
 
 def _observe(items: list[pytest.Item], pattern: str) -> dict[str, _Kernel]:

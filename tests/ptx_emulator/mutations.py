@@ -158,6 +158,15 @@ def _text(item: Instruction) -> str:
     return f"{guard}{'.'.join(item.opcode)} {item.operands}"
 
 
+def again(program: Program, known: Mutation) -> Instruction | None:
+    """What stood in the instruction's place when a mutation was drawn."""
+    item = program.blocks[known.block].instructions[known.index]
+    found = [o for rule, o in variants(item) if rule == known.rule and (None if o is None else _text(o)) == known.after]
+    if not found or item.text != known.before:
+        raise LookupError(f"{known.before} at line {known.line} is not what the kernel has there: {item.text}")
+    return found[0]
+
+
 def apply(module: LoadedModule, mutation: Mutation, other: Instruction | None) -> None:
     """From now on the module's kernel has the mutation. What was compiled is kept where it is the same code."""
     program, compiler = module.program(mutation.kernel)
