@@ -145,9 +145,10 @@ def _corrections(program: Program) -> set[tuple[int, str]]:
         operands = item.operands
         if item.name == "shr" and isinstance(operands[0], Register) and isinstance(operands[2], Immediate):
             sign = item.type in ("s32", "s64") and operands[2].value == int(item.type[1:]) - 1
-            if sign or (isinstance(operands[1], Register) and operands[1].index in zero):
+            of_zero = isinstance(operands[1], Register) and operands[1].index in zero
+            if sign or of_zero:
                 zero.add(operands[0].index)
-                found.add((id(item), "shift"))
+                found |= {(id(item), rule) for rule in (("shift", "flip") if of_zero else ("shift",))}
         elif item.name == "add" and isinstance(operands[2], Register) and operands[2].index in zero:
             found.add((id(item), "flip"))
     return found
