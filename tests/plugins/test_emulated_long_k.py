@@ -41,8 +41,11 @@ def cancel(x: torch.Tensor, bias: torch.Tensor, first_column: np.ndarray, size: 
 
 
 @BLACKWELL
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("k", "i"), [(2304, 160), (64, 448)], ids=["long K", "many tiles"])
+@pytest.mark.parametrize(
+    ("k", "i", "gated"),
+    [(2304, 160, False), (2304, 160, True), (64, 448, True)],
+    ids=["plain, long K", "gated, long K", "gated, many tiles"],
+)
 def test_hidden_values(emulated: PluginHost, emulated_gpu: Gpu, seed: int, k: int, i: int, gated: bool) -> None:
     """Bit by bit, as the down GEMM reads them, with a tensor scale found at run time. Seven tiles for each CTA are more
     than a pipeline of accumulators or of cluster launch control has stages, twice."""

@@ -59,8 +59,7 @@ def test_experts(
     assert gemm_launches(emulated_gpu) == 6 * (1 + attributes.get("shared", 0))  # run() enqueues twice
 
 
-# Thor's kernels are B200's (test_machine_code.py).
-@pytest.mark.parametrize("emulated_gpu", ["b200", "b300", "rtx-blackwell", "spark"], indirect=True)
+@BOTH_FAMILIES
 def test_skewed_routing(emulated: PluginHost, emulated_gpu: Gpu, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One expert takes all tokens, two take some and two none; fewer blocks than tiles, so that each takes several."""
     monkeypatch.setattr(emulated_gpu, "target", replace(emulated_gpu.target, sm_count=2))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 64
 # Rounds in which others only poll, after which the next slow warp's comes.
 _POLLS = 4
+# Of peeks at a barrier whose phase goes on, those that do not wait for its end.
+_EARLY = 0.5
 
 
 class Disorder:
@@ -54,9 +56,11 @@ class Disorder:
             self.round = min(self._awaited) - 1
         return True
 
-    def peek_fails(self, fragment: Fragment) -> bool:
-        """Whether a peek at a barrier sees nothing, as if it had come earlier; never twice in a row."""
-        fragment.peeked_in_vain = not fragment.peeked_in_vain and self._strikes()
+    def peek_fails(self, fragment: Fragment, over: bool) -> bool:
+        """Whether a peek at a barrier sees nothing: where its phase is over, as if it had come earlier, and never twice
+        in a row; where it is not, more often, as no time passes here."""
+        strikes = self._strikes() if over else self.share > 0 and self.random.random() < _EARLY
+        fragment.peeked_in_vain = not fragment.peeked_in_vain and strikes
         return fragment.peeked_in_vain
 
     def first_to_land(self, count: int) -> Any:

@@ -79,6 +79,8 @@ class Warp:
         self.registers = registers
         self.live = live
         self.exited = 0
+        #: The phase in which each mbarrier was when this warp last saw that another was over.
+        self.seen_phases: dict[MBarrier, int] = {}
         #: Tensor maps as this warp's copies may see them, by address.
         self.tensor_maps: dict[int, bytes] = {}
         #: mbarriers that this warp initialised and that no fence of it made visible to the async proxy.

@@ -19,8 +19,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from typing import Any, Protocol
 import pytest
 from _pytest.runner import runtestprotocol
 
+from .counters import Counters
 from .ir import Instruction
 from .launch import Launch, LoadedModule
 from .mutations import Mutation, again, apply, draw
@@ -54,7 +56,7 @@ class _Kernel:
 
     module: LoadedModule
     executed: list[int]
-    tests: dict[pytest.Item, float] = field(default_factory=dict)
+    tests: dict[pytest.Item, float]
 
 
 class _Process(Protocol):
@@ -73,7 +75,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     end = time.monotonic() + options.mutation_seconds
     options.tbstyle = "line"
-    kernels = _observe(session.items, options.mutate)
+    kernels = _observe(session.items, options.mutate, options.mutation_jobs)
     if not kernels:
         raise pytest.UsageError(f"these tests launch no kernel whose name matches {options.mutate!r}")
     todo = []
@@ -103,34 +105,76 @@ def _survivors(path: Path) -> list[Mutation]:
     return [Mutation(**{n: r[n] for n in names}) for r in results if r["outcome"] == "survived"]
 
 
-def _observe(items: list[pytest.Item], pattern: str) -> dict[str, _Kernel]:
-    """The kernels that the tests launch, as they are."""
-    found: dict[str, _Kernel] = {}
-    launched: set[str] = set()
-    run = Launch.run
+def _observe(items: list[pytest.Item], pattern: str, jobs: int) -> dict[str, _Kernel]:
+    """The kernels that the tests launch, as they are. Each test runs in a process of its own; then the cheapest of each
+    kernel runs in this one, so that mutants inherit what is parsed and compiled."""
+    context = multiprocessing.get_context("fork")
+    tests: dict[str, dict[pytest.Item, tuple[float, list[int]]]] = {}
+    waiting, running = items[::-1], {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_measure, args=(there, waiting[-1], pattern))
+            process.start()
+            there.close()
+            running[here] = waiting.pop()
+        for connection in wait(list(running)):
+            assert isinstance(connection, Connection)
+            item = running.pop(connection)
+            failed, seconds, executed = connection.recv()
+            if failed:
+                raise pytest.UsageError(f"{item.nodeid} fails with the kernel as it is: {failed}")
+            for name, counts in executed.items():
+                tests.setdefault(name, {})[item] = seconds, counts
+    modules: dict[str, LoadedModule] = {}
+    cheapest = list(dict.fromkeys(min(found, key=lambda item: found[item][0]) for found in tests.values()))
+    with _launches(lambda launch, _: modules.setdefault(launch.program.name, launch.compiler.module)):
+        for item, following in _with_next(cheapest):
+            runtestprotocol(item, nextitem=following)
+    return {
+        name: _Kernel(
+            modules[name],
+            [sum(counts) for counts in zip(*(counts for _, counts in found.values()), strict=True)],
+            {item: seconds for item, (seconds, _) in found.items()},
+        )
+        for name, found in tests.items()
+    }
 
-    def noted(launch: Launch) -> Any:
-        counters = run(launch)
+
+def _measure(to: Connection, item: pytest.Item, pattern: str) -> None:
+    """In a process of its own: sends how the test failed, its CPU time, and how often each block of the kernels ran."""
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
+    executed: dict[str, list[int]] = {}
+
+    def note(launch: Launch, counters: Counters) -> None:
         name = launch.program.name
         if re.search(pattern, name):
-            kernel = found.setdefault(name, _Kernel(launch.compiler.module, [0] * len(launch.program.blocks)))
-            kernel.executed = [a + b for a, b in zip(kernel.executed, counters.block_executions, strict=True)]
-            launched.add(name)
+            before = executed.get(name, [0] * len(counters.block_executions))
+            executed[name] = [a + b for a, b in zip(before, counters.block_executions, strict=True)]
+
+    start = time.process_time()
+    with _launches(note):
+        failed = [report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed]
+    to.send((failed[0].longreprtext if failed else "", time.process_time() - start, executed))
+    to.close()
+    os._exit(0)
+
+
+@contextmanager
+def _launches(note: Callable[[Launch, Counters], object]) -> Iterator[None]:
+    """Every launch is noted once it is over."""
+    run = Launch.run
+
+    def noted(launch: Launch) -> Counters:
+        counters = run(launch)
+        note(launch, counters)
         return counters
 
     Launch.run = noted  # type: ignore[method-assign]
     try:
-        for item, following in _with_next(items):
-            launched.clear()
-            start = time.process_time()
-            failed = [r for r in runtestprotocol(item, nextitem=following) if r.failed]
-            if failed:
-                raise pytest.UsageError(f"{item.nodeid} fails with the kernel as it is: {failed[0].longreprtext}")
-            for name in launched:
-                found[name].tests[item] = time.process_time() - start
+        yield
     finally:
         Launch.run = run  # type: ignore[method-assign]
-    return found
 
 
 def _with_next(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:

@@ -95,11 +95,11 @@ def draw(program: Program, executed: list[int], count: int, seed: int) -> list[t
     places = [(b, i) for b, times in enumerate(executed) if times for i in range(len(program.blocks[b].instructions))]
     choice = random.Random(seed)
     choice.shuffle(places)
-    used, corrections = _used(program), _corrections(program)
+    dead, corrections = _dead(program), _corrections(program)
     found = []
     for block, index in places:
         item = program.blocks[block].instructions[index]
-        if item.name in _HINTS or item.has("launch_dependents") or (item.name in _PURE and not _results(item) & used):
+        if id(item) in dead or item.has("launch_dependents"):
             continue
         options = [v for v in variants(item) if (id(item), v[0]) not in corrections]
         if options:
@@ -123,18 +123,49 @@ def _sources(item: Instruction) -> set[int]:
     return {r.index for r in registers_of(item.guard, *operands)}
 
 
-def _used(program: Program) -> set[int]:
-    """Registers on which anything but other registers depends."""
-    items = [item for block in program.blocks for item in block.instructions if item.name not in _HINTS]
-    used = {r for item in items if item.name not in _PURE for r in _sources(item)}
-    pure = [(_results(item), _sources(item)) for item in items if item.name in _PURE]
-    size = -1
-    while len(used) != size:
-        size = len(used)
-        for results, sources in pure:
-            if results & used:
-                used |= sources
-    return used
+def _dead(program: Program) -> set[int]:
+    """`id`s of instructions that only write what nothing, or only other such ones, read before it is written again."""
+    blocks = program.blocks
+    before = [0] * len(blocks)  # registers that matter when a block begins, as bits
+    predecessors: list[list[int]] = [[] for _ in blocks]
+    for number, block in enumerate(blocks):
+        for successor in block.successors:
+            if successor >= 0:
+                predecessors[successor].append(number)
+    facts = [
+        [(i, _bits(_results(i)) if i.name in _PURE else 0, _bits(_sources(i))) for i in block.instructions]
+        for block in blocks
+    ]
+    dead: set[int] = set()
+    waiting = list(range(len(blocks)))
+    queued = set(waiting)
+    while waiting:
+        number = waiting.pop()
+        queued.discard(number)
+        live = 0
+        for successor in blocks[number].successors:
+            live |= before[successor] if successor >= 0 else 0
+        for item, results, sources in reversed(facts[number]):
+            if item.name in _HINTS or (item.name in _PURE and not results & live):
+                dead.add(id(item))
+                continue
+            dead.discard(id(item))
+            if item.guard is None:
+                live &= ~results
+            live |= sources
+        if live != before[number]:
+            before[number] = live
+            more = [p for p in predecessors[number] if p not in queued]
+            waiting += more
+            queued.update(more)
+    return dead
+
+
+def _bits(registers: set[int]) -> int:
+    bits = 0
+    for register in registers:
+        bits |= 1 << register
+    return bits
 
 
 def _corrections(program: Program) -> set[tuple[int, str]]:

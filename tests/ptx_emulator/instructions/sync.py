@@ -207,14 +207,19 @@ def mbarrier_wait(
     """The predicate of test_wait or try_wait, or None while try_wait suspends."""
     unique = sorted(set(zip(addresses[active].tolist(), values[active].tolist(), strict=True)))
     waits = [(warp.mbarrier(address), int(value), parity) for address, value in unique]
+    if parity and any(value > 1 for _, value, _ in waits):
+        raise EmulatorError(f"parity {max(value for _, value, _ in waits)} of a phase: it is 0 or 1")
     done = [b.passed(value) if parity else b.phase > value for b, value, _ in waits]
     launch = warp.cta.launch
     previous, fragment.wait = fragment.wait, None
-    if previous is None and launch.disorder.peek_fails(fragment):
+    # What this warp has seen to be over stays so.
+    seen = all(warp.seen_phases.get(barrier) == barrier.phase for barrier, _, _ in waits)
+    if previous is None and not (seen and all(done)) and launch.disorder.peek_fails(fragment, all(done)):
         return np.zeros(32, bool)
     if all(done):
         for barrier, _, _ in waits:
             warp.acquire(barrier.passed_clock)
+            warp.seen_phases[barrier] = barrier.phase
         return np.ones(32, bool)
     expired = isinstance(previous, (MBarrierWait, Yielded))
     if not expired:
