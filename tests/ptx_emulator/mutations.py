@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codegen import Compiler
-from .ir import Address, Immediate, Instruction, Operand, Register, Vector, registers_of
+from .ir import Address, Immediate, Instruction, Operand, Register, Sink, Vector, registers_of
 from .launch import LoadedModule
 from .program import Program
 from .special import special_register
@@ -169,19 +169,28 @@ def _bits(registers: set[int]) -> int:
 
 
 def _corrections(program: Program) -> set[tuple[int, str]]:
-    """(instruction, rule) of x + (x >> 31 >>> n), where it adds nothing as x is not below zero."""
+    """(instruction, rule) of x + (x >>> n) or x + (x >> 31 >>> n) where n is so large that this adds nothing to an x
+    that is not below zero."""
     found: set[tuple[int, str]] = set()
-    zero: set[int] = set()
+    signs: dict[int, Instruction] = {}  # register: what made it of a sign
+    tops: dict[int, Instruction] = {}  # of the highest bits of another
     for item in (item for block in program.blocks for item in block.instructions):
-        operands = item.operands
-        if item.name == "shr" and isinstance(operands[0], Register) and isinstance(operands[2], Immediate):
-            sign = item.type in ("s32", "s64") and operands[2].value == int(item.type[1:]) - 1
-            of_zero = isinstance(operands[1], Register) and operands[1].index in zero
-            if sign or of_zero:
-                zero.add(operands[0].index)
-                found |= {(id(item), rule) for rule in (("shift", "flip") if of_zero else ("shift",))}
-        elif item.name == "add" and isinstance(operands[2], Register) and operands[2].index in zero:
-            found.add((id(item), "flip"))
+        target, *sources = item.operands[:3] if item.operands else (Sink(),)
+        if item.name == "shr" and isinstance(target, Register) and isinstance(sources[1], Immediate):
+            bits = int(item.type[1:])
+            of_sign = isinstance(sources[0], Register) and sources[0].index in signs
+            if item.type[0] == "s" and sources[1].value == bits - 1:
+                signs[target.index] = item
+                found.add((id(item), "shift"))
+            elif of_sign or sources[1].value > bits // 2:
+                (signs if of_sign else tops)[target.index] = item
+                found |= {(id(item), rule) for rule in ("shift", "flip") if of_sign}
+        elif item.name == "add" and isinstance(sources[1], Register):
+            top = tops.get(sources[1].index)
+            if top is not None and top.operands[1] == sources[0]:
+                found |= {(id(item), "flip"), (id(top), "shift")}
+            elif sources[1].index in signs:
+                found.add((id(item), "flip"))
     return found
 
 
