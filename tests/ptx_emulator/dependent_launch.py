@@ -1,6 +1,7 @@
 """Programmatic dependent launch: a kernel that may start while those before it still run sees what they write, and may
 write what they use, only after griddepcontrol.wait (CUDA Programming Guide, "Programmatic Dependent Launch").
 
+Atomics and volatile, relaxed or acquire accesses may meet those of a launch that runs: kernels poll what it writes.
 Launches run one after another here, so stamps of who wrote and read each word of device memory say what such a kernel
 reached for too early, whatever the schedule.
 """
@@ -28,20 +29,28 @@ class Overlap:
         #: The last that may run beside who waited: those before a launch that did not wait itself.
         self._last_after_wait = 0
         self._waits = True
+        self._triggers_early = False
 
     def start(self, programmatic: bool) -> bool:
         """The next launch; whether others may run beside it."""
         self.number += 1
         if not programmatic or self.number == 1:
             self.first = self.number
+        elif self._waits and not self._triggers_early:
+            self.first = self.number - 1  # which lets this one start once those before it are done
         self._last_after_wait = 0 if self._waits else self.number - 2
         self._waits = not programmatic
+        self._triggers_early = False
         self.last = 0
         return self.first < self.number
 
     def wait(self) -> None:
         """By a thread of this launch: griddepcontrol.wait."""
         self._waits = True
+
+    def trigger(self, waited: bool) -> None:
+        """By a thread of this launch: griddepcontrol.launch_dependents."""
+        self._triggers_early |= not waited
 
     def access_by(self, waited: bool) -> None:
         """Who accesses memory from now on."""

@@ -13,8 +13,9 @@ from .launch import Dim3, Launch, LoadedModule
 from .memory import GlobalMemory, Region
 
 #: What the ISA does not allow and kernels that work on hardware do (CUTLASS's examples 67 and 92): reads of shared
-#: memory that a predicated copy left as it was; cp.async into what the async proxy reads, with no fence.
-TOLERABLE = ("uninitialised", "unfenced-cp-async")
+#: memory that a predicated copy left as it was; cp.async into what the async proxy reads, with no fence. And launches
+#: that use what those before them write with no griddepcontrol.wait, ordered in ways that are not modelled.
+TOLERABLE = ("uninitialised", "unfenced-cp-async", "early-launches")
 
 
 class Device:

@@ -163,7 +163,7 @@ class Launch:
         self.counters = Counters(self.program)
         self.overlap = device.memory.overlap
         #: Whether earlier launches may run beside this one.
-        self.overlaps = self.overlap.start(programmatic)
+        self.overlaps = self.overlap.start(programmatic) and "early-launches" not in device.tolerated
         self.random = random.Random(device.seed)
         # As much in all of a large grid as in a small one: every disturbance costs rounds in which all others poll.
         share = device.disorder * min(1.0, _DISTURBED_CTAS / (grid[0] * grid[1] * grid[2]))

@@ -58,7 +58,14 @@ def test_one_warp_waits_for_others_that_it_meets_at_a_barrier() -> None:
 def test_a_launch_that_did_not_wait_does_not_vouch_for_the_one_before() -> None:
     nothing = "mov.u32 %r8, 0;"
     run((STORE, False), (WAIT, True), (WAIT + LOAD, True))
-    for launches in ([(nothing, True), (WAIT + LOAD, True)], [(WAIT, True), (LOAD, True)]):
+    trigger = "griddepcontrol.launch_dependents;"
+    run((STORE, False), (WAIT + trigger, True), (LOAD, True))
+    for launches in ([(nothing, True), (WAIT + LOAD, True)], [(trigger + WAIT, True), (LOAD, True)]):
         with pytest.raises(RaceError, match="which an earlier launch writes"):
             run((STORE, False), *launches)
     run((STORE, False), (nothing, True), (WAIT, False), (LOAD, True))
+
+
+def test_flags_may_be_polled() -> None:
+    for poll in ("ld.relaxed.gpu.global.u32 %r7, [%rd3];", "atom.global.add.u32 %r7, [%rd3], 1;"):
+        run((STORE, False), (poll + WAIT, True))

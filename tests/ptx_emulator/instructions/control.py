@@ -99,11 +99,14 @@ def await_launches(warp: Warp) -> None:
     warp.cta.launch.overlap.wait()
 
 
+def let_next_start(warp: Warp) -> None:
+    """`griddepcontrol.launch_dependents`: no launch does start sooner, but what the next one may meet depends on it."""
+    warp.cta.launch.overlap.trigger(not warp.cta.launch.overlaps or bool(warp.clock[-1]))
+
+
 @instruction("griddepcontrol")
 def _dependent_launch(e: Emitter, item: Instruction) -> None:
-    """`launch_dependents` lets the next kernel start sooner, which none does here."""
-    if item.has("wait"):
-        e.line(f"{e.name(await_launches)}(w)")
+    e.line(f"{e.name(await_launches if item.has('wait') else let_next_start)}(w)")
 
 
 @instruction("membar", "prefetch", "prefetchu", "applypriority", "discard", "pmevent")

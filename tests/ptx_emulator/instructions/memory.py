@@ -103,7 +103,7 @@ def _load_active(warp: Warp, space: str, addresses: Any, lanes: Any, width: int,
     if space == "local":
         return warp.local.load(addresses, lanes, width, count)
     if launch.overlaps:
-        launch.overlap.access_by(bool(warp.clock[-1]))
+        launch.overlap.access_by(synchronises or bool(warp.clock[-1]))
     return launch.device.memory.load(addresses, width, count)
 
 
@@ -137,7 +137,7 @@ def _store_active(
         warp.local.store(addresses, lanes, values, width, count)
     elif space == "global":
         if launch.overlaps:
-            launch.overlap.access_by(bool(warp.clock[-1]))
+            launch.overlap.access_by(synchronises or bool(warp.clock[-1]))
         launch.device.memory.store(addresses, values, width, count)
     else:
         raise MemoryFault(f"store to .{space} space")
