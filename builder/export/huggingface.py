@@ -98,7 +98,7 @@ def export(
     from trt_nvfp4.builder.export import torch_module
 
     with quiet():
-        _check_kind(directory, model)
+        check_kind(directory, model)
         longest = longest_sequence(directory, trust_remote_code)
         split: dict[Callable[..., Any], Callable[..., Any]] = {}
         if rank is not None:
@@ -107,7 +107,7 @@ def export(
 
             shard(model, rank, str(directory))
             split = TRANSLATIONS
-        if task == "generate" or (task == "auto" and _generates(model)):
+        if task == "generate" or (task == "auto" and generates(model)):
             wrapper, inputs, dynamic, extra = _with_caches(directory, model, cache or CacheOptions(), longest)
         else:
             wrapper, inputs, dynamic = _plain(model)
@@ -207,8 +207,9 @@ def _check_index(directory: Path, index: Path) -> None:
         ) from error
 
 
-def _check_kind(directory: Path, model: Any) -> None:
-    """Whether all that the model takes is text, or images of a size that its configuration states."""
+def check_kind(directory: Path, model: Any) -> None:
+    """Raise BuilderError (model) unless all that the model takes is text, or images of a size that its configuration
+    states."""
     takes = [
         name
         for name, parameter in inspect.signature(model.forward).parameters.items()
@@ -239,6 +240,13 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
 
 
+def images_of(model: Any) -> tuple[int, int, int]:
+    """Channels, height and width of the images that a model takes."""
+    size, channels = _of_images(model, "image_size"), _of_images(model, "num_channels") or 3
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return channels, height, width
+
+
 def _of_images(model: Any, name: str) -> Any:
     """What the configuration says of images: itself, or a part of it where the model was half of a pair or has a
     backbone that is a model of its own."""
@@ -256,7 +264,7 @@ class Extra:
     longest: int | None = None
 
 
-def _generates(model: Any) -> bool:
+def generates(model: Any) -> bool:
     """Whether the model is a causal language model by its class."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -319,9 +327,7 @@ def _plain(model: Any) -> tuple[Any, dict[str, torch.Tensor], tuple[tuple[dict[i
             return tuple(chosen.values())
 
     if is_image:
-        size, channels = _of_images(model, "image_size"), _of_images(model, "num_channels") or 3
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        pixels = torch.rand(2, channels, height, width, dtype=next(model.parameters()).dtype)
+        pixels = torch.rand(2, *images_of(model), dtype=next(model.parameters()).dtype)
         return Plain().eval(), {"pixel_values": pixels}, (({0: torch.export.Dim("batch")},),)
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
     ids = torch.randint(0, model.config.vocab_size, (2, 16))

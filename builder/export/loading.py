@@ -104,6 +104,12 @@ def _concrete(loader: Any, config: Any, own_code: Path | None) -> Any:
     return _get_model_class(config, loader._model_mapping) if hasattr(loader, "_model_mapping") else loader
 
 
+def class_of(config: Any, transformers: Any) -> Any:
+    """The class in transformers of the model that `config` describes. Raises errors of any kind where there is none."""
+    names = [name for name in getattr(config, "architectures", None) or ["AutoModel"] if hasattr(transformers, name)]
+    return _concrete(getattr(transformers, names[0]), config, None)
+
+
 def _own_class(config: Any, names: Sequence[str]) -> str | None:
     """The Auto class by which the directory's own code defines its architecture, as `auto_map` in its configuration
     says; None where it defines none."""

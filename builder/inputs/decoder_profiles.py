@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import Decoder
 from trt_nvfp4.builder.inputs.shapes import RANGES, Profile, Profiles, Shape, derive_profiles
 from trt_nvfp4.common.cache_names import layer_names, stacked_names
@@ -30,6 +31,12 @@ def decoder_profiles(
         {decoder.tokens: (1, tokens, *width), **typical},
         {decoder.tokens: (decoder.max_batch, decoder.capacity, *width), **most},
     )
+    if (longest := prefill[decoder.tokens].most[1]) > decoder.capacity:
+        raise BuilderError(
+            USAGE,
+            f"--max-shapes {decoder.tokens}: {longest} tokens, and the caches hold {decoder.capacity}; give fewer, or "
+            "export the model with a larger --cache-capacity",
+        )
     decode = {
         name: _of_one_token(profile, inputs[name].index(new)) if new in inputs[name] else profile
         for name, profile in prefill.items()

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.inputs.shapes import Profiles, Shape
 from trt_nvfp4.graph_passes.load.normalize import without_weights
+from trt_nvfp4.graph_passes.load.shape_folding import simplify_shapes
 from trt_nvfp4.graph_passes.load.source import SourceModel
 
 
@@ -43,9 +45,20 @@ def _contradiction(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> str |
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dim.dim_value = size
     try:
-        onnx.shape_inference.infer_shapes(sized, strict_mode=True, data_prop=True)
+        inferred = _infer(sized)
+        if shapes:
+            # Inference follows sizes that are computed into Reshapes, but not into Slices: of a table of positions.
+            model = ir.from_proto(inferred)
+            simplify_shapes(model.graph)
+            folded = ir.to_proto(model)
+            del folded.graph.value_info[:]
+            _infer(folded)
     except onnx.shape_inference.InferenceError as error:
         # The first of all that follow from each other: "(op_type:Reshape, node name: n): [ShapeInferenceError] why".
         found = re.search(r"op_type:(\w+), node name: (.*?)\): \[\w+\] (.*?)\s*(\(op_type:|$)", str(error), re.DOTALL)
         return f"node {found[2]!r} ({found[1]}): {found[3]}" if found else " ".join(str(error).split())
     return None
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)

@@ -93,6 +93,7 @@ def derive_profiles(
     for flag, given in zip(flags * (3 // len(flags)), bounds, strict=True):
         for name, shape in given.items():
             _check_override(flag, name, shape, inputs)
+        _check_equal_names(flag, given, inputs)
     ranges = _Ranges(inputs, bounds, longest, flags)
     profiles = {}
     for name, dims in inputs.items():
@@ -125,11 +126,26 @@ def _check_override(flag: str, name: str, shape: Shape, inputs: Mapping[str, Seq
         raise BuilderError(USAGE, f"{flag}: the model has no input {name!r}; it has {', '.join(inputs)}")
     dims = inputs[name]
     if not shapes_fit(shape, dims):
-        expected = "x".join(str(dim) if isinstance(dim, int) else (dim or "?") for dim in dims)
+        expected = ", ".join(str(dim) if isinstance(dim, int) else (dim or "?") for dim in dims)
         raise BuilderError(
             USAGE,
-            f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape {expected or '(a scalar)'}",
+            f"{flag} {name}:{'x'.join(map(str, shape))} does not fit the input's shape [{expected}]",
         )
+
+
+def _check_equal_names(flag: str, given: Mapping[str, Shape], inputs: Mapping[str, Sequence[int | str]]) -> None:
+    """Raise BuilderError (usage) where one option gives dimensions of one name several sizes: TensorRT wants them
+    equal."""
+    seen: dict[str, tuple[str, int]] = {}
+    for name, shape in given.items():
+        for dim, size in zip(inputs[name], shape, strict=True):
+            if not isinstance(dim, str) or not dim:
+                continue
+            other, expected = seen.setdefault(dim, (name, size))
+            if size != expected:
+                raise BuilderError(
+                    USAGE, f"{flag}: dimension {dim} is {expected} in {other} and {size} in {name}; give it one size"
+                )
 
 
 @dataclass(frozen=True)
@@ -178,6 +194,12 @@ class _Ranges:
                 f"input {name!r}, dimension {axis} ({dim or 'unnamed'}): least {low}, typical {middle}, most {high} "
                 f"are out of order; expected {expected} ({', '.join(self.flags)})",
             )
+        if self.longest is not None and high > self.longest and self._meaning(dim, axis) == "sequence":
+            raise BuilderError(
+                USAGE,
+                f"{self.flags[-1]} {name}: dimension {axis} ({dim}) has {high} tokens, and the model's configuration "
+                f"allows for {self.longest}",
+            )
         return low, middle, high
 
     def _places(self, dim: str) -> list[tuple[str, int]]:
@@ -224,10 +246,13 @@ class _Ranges:
                     f"give the shapes of {', '.join(inputs)} too, so that they agree",
                 )
 
+    def _meaning(self, dim: str, axis: int) -> str | None:
+        """What of `RANGES` a dimension is."""
+        named = next((kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), None)
+        return named or ("batch" if axis == 0 else self._numbered(dim))
+
     def _default(self, dim: str, axis: int) -> Range | None:
-        meaning = next((kind for kind, (pattern, _) in RANGES.items() if pattern.search(dim)), None)
-        if meaning is None:
-            meaning = "batch" if axis == 0 else self._numbered(dim)
+        meaning = self._meaning(dim, axis)
         if meaning is None:
             return None
         low, middle, high = RANGES[meaning][1]

@@ -97,17 +97,25 @@ def _ranges(
     return dict(collect(model.path, dict.fromkeys(names, ()), samples_of(request, specs), progress=progress.step).amax)
 
 
-def check_data(
-    request: Request, model: SourceModel, found: Sequence[Subgraph], specs: Mapping[str, InputSpec], plan: Plan
-) -> None:
-    """Raise CalibrationError for data that the run would fail of, as far as its first sample shows: before the plan is
-    written beside the engine and the rewritten model of an earlier run, which follow that run's plan.
-    """
+def check_samples(request: Request, specs: Mapping[str, InputSpec]) -> None:
+    """Raise CalibrationError for input samples that the model does not take: all of them, but the first alone of a
+    Python loader, which may take its time."""
+    if request.calib_data is None or is_statistics(request.calib_data):
+        return
+    tokenizer = request.model if request.model.is_dir() else request.model.parent
+    for source in (request.calib_data, request.accuracy_data):
+        if source is not None:
+            samples = load_samples(source, specs, tokenizer, request.trust_remote_code)
+            for _ in samples if isinstance(samples, Sized) else [next(iter(samples))]:
+                pass
+
+
+def check_data(request: Request, model: SourceModel, found: Sequence[Subgraph], plan: Plan) -> None:
+    """Raise CalibrationError for statistics that the run would fail of: before the plan is written beside the engine
+    and the rewritten model of an earlier run, which follow that run's plan."""
     if request.calib_data is None:
         check_statistics(plan, None, found)
-    elif not is_statistics(request.calib_data):
-        next(iter(samples_of(request, specs)))
-    elif calibration_tensors(plan, found):
+    elif is_statistics(request.calib_data) and calibration_tensors(plan, found):
         check_statistics(plan, Statistics.load(request.calib_data, model.path), found)
 
 

@@ -22,7 +22,13 @@ from trt_nvfp4.builder.inputs.shapes import Profiles, derive_profiles, typical_o
 from trt_nvfp4.builder.onnx_file import is_rewritten, read, read_if_any, rewritten_by
 from trt_nvfp4.builder.pipeline.accuracy_step import choose_plan, measure_accuracy
 from trt_nvfp4.builder.pipeline.build_step import build, check_toolchain
-from trt_nvfp4.builder.pipeline.calibrate_step import calibrate, calibrated_tensors, check_data, convert_network
+from trt_nvfp4.builder.pipeline.calibrate_step import (
+    calibrate,
+    calibrated_tensors,
+    check_data,
+    check_samples,
+    convert_network,
+)
 from trt_nvfp4.builder.pipeline.checkpoint_step import (
     attach_published,
     check_checkpoint,
@@ -30,6 +36,7 @@ from trt_nvfp4.builder.pipeline.checkpoint_step import (
     unused_cache_scales,
 )
 from trt_nvfp4.builder.pipeline.disk_space import check_disk
+from trt_nvfp4.builder.pipeline.export_checks import check_before_export
 from trt_nvfp4.builder.pipeline.pass_dump import PassDump
 from trt_nvfp4.builder.pipeline.plan_step import (
     check_found,
@@ -84,6 +91,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
     observer = None if request.dump_passes is None else PassDump(request.dump_passes)
     # Before an export, which takes minutes.
     check_disk(request)
+    check_before_export(request)
     checkpoint = nvfp4_checkpoint(request)
     with report.timed("read"):
         progress.stage("reading the model")
@@ -105,6 +113,8 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
             if request.plan is None and not request.is_part:
                 check_found(request, model, {subgraph.kind for subgraph in find_subgraphs(model)})
             raise
+        if request.stop_after != "plan":
+            check_samples(request, specs)
     with report.timed("plan"):
         progress.stage("finding and planning subgraphs")
         given = given_plan(request)
@@ -127,7 +137,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         check_toolchain(request, plan)
         if request.accuracy_budget is None:
             if request.stop_after != "plan":
-                check_data(request, model, subgraphs, specs, plan)
+                check_data(request, model, subgraphs, plan)
             take_plan(request, model, plan, tokens, calibrated, report, prefill)
     if request.accuracy_budget is None and request.stop_after == "plan":
         return _finish(request, report)

@@ -64,7 +64,8 @@ def load_samples(
     only with `trust_remote_code`.
 
     Raises CalibrationError, naming file and input: nothing found, unreadable, a wrong or missing name, a shape or type
-    that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf.
+    that the input does not take, no values (but a decoder's cache may be empty), NaN or Inf,
+    dimensions of one name and several sizes.
     """
     file, function = python_loader.split_function(Path(path))
     if not file.exists():
@@ -228,7 +229,24 @@ def _checked(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, I
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             position = np.argwhere(~np.isfinite(array))[0].tolist()
             raise CalibrationError(f"{where}: {name}{position} is {array[tuple(position)]}; samples must be finite")
+    _check_equal_names(where, sample, specs)
     return dict(sample)
+
+
+def _check_equal_names(where: str, sample: Mapping[str, np.ndarray], specs: Mapping[str, InputSpec]) -> None:
+    """Raise CalibrationError where dimensions of one name have several sizes, which neither the model nor TensorRT
+    takes."""
+    seen: dict[str, tuple[str, int]] = {}
+    for name, spec in specs.items():
+        for dim, size in zip(spec.shape, sample[name].shape, strict=True):
+            if not isinstance(dim, str) or not dim:
+                continue
+            other, expected = seen.setdefault(dim, (name, size))
+            if size != expected:
+                raise CalibrationError(
+                    f"{where}: dimension {dim} is {expected} in {other} and {size} in {name}; dimensions of one name "
+                    "are equal"
+                )
 
 
 def dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str:

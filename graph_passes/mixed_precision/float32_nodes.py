@@ -40,6 +40,9 @@ _BFLOAT16_OPSET, _OLDEST_OPSET = 22, 19
 _CHANGED = ("DFT", "GridSample", "GroupNormalization")
 _LOSSES = ("LogSoftmax", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+# What TensorRT-RTX 1.7.1 reads or builds in float32, and not in 16 bits (tests/builder/tensorrt/test_sixteen_bits.py).
+_NO_SIXTEEN_BITS = frozenset({"Celu"})
+_NO_BFLOAT16 = frozenset({"ConvTranspose", "GRU", "HardSwish", "LpNormalization", "LpPool", "Mish", "Shrink"})
 # A chain of elementwise nodes behind a product is shorter than this.
 _MOST_NODES = 64
 
@@ -130,6 +133,8 @@ def _not_in(node: ir.Node, dtype: ir.DataType, opset: int) -> str | None:
         return "random numbers"
     if any(value is not None and not isinstance(value.type, ir.TensorType) for value in (*node.inputs, *node.outputs)):
         return "sequences of tensors"
+    if is_op(node, *_NO_SIXTEEN_BITS, *(_NO_BFLOAT16 if dtype == ir.DataType.BFLOAT16 else ())):
+        return f"TensorRT has no {node.op_type} in {dtype.name.lower()}"
     outputs = [index for index, value in enumerate(node.outputs) if is_float32(value)]
     if any(not takes(node, index, dtype, opset, is_output=True) for index in outputs):
         return f"operator {node.op_type} has no {dtype.name.lower()} in opset {opset}"

@@ -344,10 +344,10 @@ def test_what_models_take(tmp_path: Path, name: str, takes: str | None) -> None:
         forward=MethodType(model.forward, object()), config=SimpleNamespace(image_size=32), can_generate=lambda: False
     )
     if takes is None:
-        export._check_kind(tmp_path, instance)
+        export.check_kind(tmp_path, instance)
         return
     with pytest.raises(BuilderError, match=f"takes {takes}, and models of input_ids or pixel_values alone"):
-        export._check_kind(tmp_path, instance)
+        export.check_kind(tmp_path, instance)
 
 
 @pytest.mark.parametrize("limit", [64, 65])

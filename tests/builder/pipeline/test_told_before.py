@@ -10,11 +10,13 @@ import onnx
 import pytest
 from click.testing import Result
 from onnx import helper, numpy_helper
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli.build_engine import app
 from trt_nvfp4.builder.export import huggingface
+from trt_nvfp4.calibration.samples.samples import input_specs
 
 pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 
@@ -41,9 +43,18 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(huggingface, "export", export)
     folder = tmp_path / "model"
     folder.mkdir()
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32}
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 100,
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({"w": np.ones(1, np.float32)}, folder / "model.safetensors")
     return folder
 
 
@@ -61,6 +72,90 @@ def test_a_missing_tokenizer_before_an_export(directory: Path, tmp_path: Path) -
     (tmp_path / "text.txt").write_text("Some words.\n")
     result = build(directory, "--calib-data", str(tmp_path / "text.txt"))
     assert_told(result, errors.USAGE, "tokenizer", directory)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--min-shapes", "inputs_ids:1x8"], "the model has no input 'inputs_ids'; it has input_ids, "),
+        (["--opt-shapes", "input_ids:8"], "input_ids:8 does not fit the input's shape [batch, sequence]"),
+        (["--min-shapes", "input_ids:3x8", "--max-shapes", "input_ids:2x8"], "least 3, typical 2, most 2 are out of"),
+        (["--max-shapes", "input_ids:1x101"], "101 tokens, and the model's configuration allows for 100"),
+        (["--cache-capacity", "101"], None),
+        (["--cache-capacity", "50", "--max-shapes", "input_ids:1x51"], "allows for 50"),
+        (["--task", "features", "--max-shapes", "past_length:1"], "no input 'past_length'; it has input_ids, att"),
+    ],
+)
+def test_shapes_before_an_export(directory: Path, options: list[str], text: str | None) -> None:
+    if text is None:
+        options, text = [*options, "--max-shapes", "input_ids:1x8"], "allows for 100 tokens"
+    assert_told(build(directory, *options), errors.USAGE, text, directory)
+
+
+def test_samples_before_an_export(directory: Path, tmp_path: Path) -> None:
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    ids = np.ones((2, 8), np.int64)
+    np.savez(samples / "0.npz", input_ids=ids, attention_mask=ids)
+    np.savez(samples / "1.npz", input_ids=ids, attention_mask=ids[:1])
+    result = build(directory, "--task", "features", "--calib-data", str(samples))
+    assert_told(result, errors.USAGE, "1.npz: dimension batch is 2 in input_ids and 1 in attention_mask", directory)
+
+
+def test_a_later_sample_before_anything_is_quantized(gated_mlps: Path, tmp_path: Path) -> None:
+    (samples := tmp_path / "samples").mkdir()
+    (spec,) = input_specs(gated_mlps).values()
+    shape = tuple(size if isinstance(size, int) else 2 for size in spec.shape)
+    for number, dtype in enumerate((spec.dtype, spec.dtype, np.int8)):
+        np.savez(samples / f"{number}.npz", **{name: np.ones(shape, dtype) for name in input_specs(gated_mlps)})
+    result = build(gated_mlps, "--calib-data", str(samples))
+    assert_told(result, errors.USAGE, "2.npz: x must be", gated_mlps)
+
+
+def test_a_shape_above_a_table_of_positions(tmp_path: Path) -> None:
+    """As TorchScript writes BERT: the first rows of a table, as many as tokens, computed from the input's shape."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, sequence, 32] x) => (float[batch, sequence, 32] y)
+        <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}> {
+            shape = Shape(x)
+            tokens = Slice(shape, one, two, zero)
+            rows = Slice(table, zero, tokens, one)
+            h = Add(x, rows)
+            u = MatMul(h, up)
+            r = Relu(u)
+            d = MatMul(r, down)
+            y = Add(h, d)
+        }""")
+    for name, shape in (("table", (1, 16, 32)), ("up", (32, 64)), ("down", (64, 32))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    assert_told(build(path, "--max-shapes", "x:1x17x32"), errors.USAGE, "does not take all shapes", path)
+    result = build(path, "--max-shapes", "x:1x16x32", "--opt-shapes", "x:1x16x32", "--stop-after", "plan")
+    assert result.exit_code == 0, result.output
+
+
+def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 32] a, float[batch, 32] b) => (float[batch, 32] y) { c = Add(a, b) d = MatMul(c, w)
+            e = Relu(d) y = MatMul(e, w) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((32, 32), np.float32), "w"))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    result = build(path, "--opt-shapes", "a:2x32,b:3x32")
+    assert_told(result, errors.USAGE, "--opt-shapes: dimension batch is 2 in a and 3 in b", path)
+    np.savez(tmp_path / "s.npz", a=np.ones((2, 32), np.float32), b=np.ones((3, 32), np.float32))
+    result = build(path, "--calib-data", str(tmp_path / "s.npz"))
+    assert_told(result, errors.USAGE, "s.npz: dimension batch is 2 in a and 3 in b", path)
+
+
+def test_a_rewritten_model_without_its_data(gated_mlps: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    options = ["--precision", "fp8", "--stop-after", "rewrite", "--target", "rtx-blackwell"]
+    assert CliRunner().invoke(app, [str(gated_mlps), "-o", str(folder / "o.engine"), *options]).exit_code == 0
+    (folder / "o.rewritten.onnx.data").unlink()
+    result = build(folder / "o.rewritten.onnx", "--plan", str(folder / "o.plan.yaml"))
+    assert_told(result, errors.MODEL_AT_FAULT, "is missing; it belongs beside the model", folder / "o.rewritten.onnx")
 
 
 def test_no_compiler_before_anything_is_quantized(

@@ -1,0 +1,55 @@
+"""What the export of a Hugging Face directory will take, as its configuration says: known before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trt_nvfp4.builder.export.decoder_contract import IDS, NEW_LENGTH, PAST_LENGTH, CacheOptions
+from trt_nvfp4.builder.export.huggingface import check_kind, generates, images_of, longest_sequence, quiet
+from trt_nvfp4.builder.export.loading import class_of
+from trt_nvfp4.calibration.samples.samples import InputSpec
+
+_INTEGERS = np.dtype(np.int64)
+# bfloat16 inputs take float32 samples.
+_PIXELS = {"torch.float16": np.float16, "torch.bfloat16": np.float32, "torch.float32": np.float32}
+_TEXT = InputSpec(("batch", "sequence"), _INTEGERS)
+
+
+@dataclass(frozen=True)
+class ExpectedInputs:
+    """`specs` has the inputs but for a decoder's caches; `longest` is the longest sequence, None where none is stated;
+    `complete`: there are no caches, and all types are known."""
+
+    specs: dict[str, InputSpec]
+    longest: int | None
+    complete: bool
+
+
+def expected_inputs(directory: Path, task: str, cache: CacheOptions) -> ExpectedInputs | None:
+    """None where the model's class cannot be made without its weights, or is the directory's own.
+
+    Raises BuilderError as the export does, for kinds of models that are not exported and capacities beyond the model's.
+    """
+    import torch
+    import transformers
+
+    with quiet():
+        try:
+            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            with torch.device("meta"):
+                model = class_of(config, transformers)(config)
+        except Exception:  # of any kind: loading, which comes next, says what is wrong
+            return None
+        check_kind(directory, model)
+        longest = longest_sequence(directory)
+    if task == "generate" or (task == "auto" and generates(model)):
+        capacity = cache.checked_capacity(directory, longest)
+        length = InputSpec(("batch",), _INTEGERS)
+        return ExpectedInputs({IDS: _TEXT, PAST_LENGTH: length, NEW_LENGTH: length}, capacity, complete=False)
+    if model.main_input_name != "pixel_values":
+        return ExpectedInputs({IDS: _TEXT, "attention_mask": _TEXT}, longest, complete=True)
+    pixels = InputSpec(("batch", *images_of(model)), np.dtype(_PIXELS.get(str(config.dtype), np.float32)))
+    return ExpectedInputs({"pixel_values": pixels}, None, complete=str(config.dtype) in _PIXELS)
