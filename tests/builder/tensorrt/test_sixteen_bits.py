@@ -19,7 +19,8 @@ pytest.importorskip("tensorrt_rtx", reason="builds with TensorRT-RTX")
 NO_SIXTEEN_BITS = ("Celu",)
 NO_BFLOAT16 = ("ConvTranspose", "GRU", "HardSwish", "LpNormalization", "LpPool", "Mish", "Shrink")
 MODEL = """<ir_version: 10, opset_import: ["": 22]>
-    g (float[1, 4, 8, 8] x) => (float[16, 1, 64] y) <int64[3] rows = {16, 1, 16}> {
+    g (float[1, 4, 8, 8] x, float[3, 1, 8] steps) => (float[16, 1, 64] y, float[3, 1, 1, 16] z)
+    <int64[3] rows = {16, 1, 16}> {
         a = Conv(x, kernel)
         b = HardSwish(a)
         c = Mish(b)
@@ -30,12 +31,10 @@ MODEL = """<ir_version: 10, opset_import: ["": 22]>
         j = ConvTranspose<strides=[2, 2]>(i, transposed, bias)
         k = LpPool<kernel_shape=[2, 2], strides=[2, 2]>(j)
         l = Reshape(k, rows)
-        m = GRU<hidden_size=16>(l, w, r)
-        o = Reshape(m, rows)
-        p = Add(l, o)
-        q = MatMul(p, up)
+        q = MatMul(l, up)
         s = Relu(q)
         y = MatMul(s, down)
+        z = GRU<hidden_size=16>(steps, w, r)
     }"""
 
 
@@ -47,7 +46,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "kernel": (8, 4, 1, 1),
         "transposed": (8, 16, 2, 2),
         "bias": (16,),
-        "w": (1, 48, 16),
+        "w": (1, 48, 8),
         "r": (1, 48, 16),
         "up": (16, 64),
         "down": (64, 64),
