@@ -18,6 +18,7 @@ from polygraphy.comparator import (
 from rich.table import Table
 
 from trt_nvfp4.builder.errors import USAGE, BuilderError
+from trt_nvfp4.builder.report.tables import grid
 from trt_nvfp4.common.metrics import cosine, kl_divergence
 
 CompareFunc = Callable[[IterationResult, IterationResult], "OrderedDict[str, Any]"]
@@ -179,14 +180,17 @@ def _kl_at_most(limit: float) -> CompareFunc:
 
 
 def table(title: str, agreements: list[Agreement]) -> Table:
-    """Agreements for the terminal."""
+    """Agreements for the terminal, the kinds of tensors one below the other."""
     with_kl = any(row.kl is not None for row in agreements)
-    shown = Table(title=title, title_justify="left")
-    headings = ["tensor", "kind", "cosine (worst)", "SQNR dB", "max abs", "max rel", "argmax", *(["KL"] * with_kl)]
-    for heading in headings:
-        shown.add_column(heading, overflow="fold", justify="left" if heading in ("tensor", "kind") else "right")
-    for row in agreements:
-        numbers = [f"{row.cosine:.6f}", f"{row.sqnr_db:.2f}", f"{row.max_abs:.4g}", f"{row.max_rel:.4g}"]
-        kl = ["-" if row.kl is None else f"{row.kl:.4g}"] * with_kl
-        shown.add_row(row.name, row.kind, *numbers, f"{row.argmax:.2%}", *kl)
+    numbers = ["cosine", "SQNR dB", "max abs", "max rel", "argmax", *(["KL"] * with_kl)]
+    shown = grid(title, ["tensor", *numbers], numbers)
+    kinds = list(dict.fromkeys(row.kind for row in agreements))
+    for kind in kinds:
+        if len(kinds) > 1:
+            shown.add_row(f"{kind}s:", *[""] * len(numbers))
+        for row in agreements:
+            if row.kind == kind:
+                cells = [f"{row.cosine:.6f}", f"{row.sqnr_db:.1f}", f"{row.max_abs:.3g}", f"{row.max_rel:.3g}"]
+                kl = ["-" if row.kl is None else f"{row.kl:.3g}"] * with_kl
+                shown.add_row(row.name, *cells, f"{row.argmax:.1%}", *kl)
     return shown

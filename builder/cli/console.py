@@ -6,6 +6,7 @@ import importlib.metadata
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,13 +15,15 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
 from trt_nvfp4.builder import errors
+from trt_nvfp4.builder.command_line import command_line
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 usage (options, shapes, a plan or calibration data that do not fit); "
@@ -74,10 +77,25 @@ class _Console(Console):
             yield Segment(text if control else errors.printable(text), style, control)
 
 
-class _Output(_Console):
-    """stdout, named where it cannot be written."""
+# Of a line where none is broken.
+_UNBROKEN = 10_000
 
-    print = _naming(errors.STDOUT)(Console.print)
+
+class _Output(_Console):
+    """stdout, named where it cannot be written. In a pipe or a file, tables are plain: no lines around cells, and a row
+    of each is one line, for `grep` and `cut`; COLUMNS sets another width."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        piped = not self.is_terminal and "COLUMNS" not in os.environ
+        return ConsoleDimensions(_UNBROKEN, 25) if piped else super().size
+
+    @_naming(errors.STDOUT)
+    def print(self, *objects: Any, **options: Any) -> None:
+        for table in objects:
+            if isinstance(table, Table) and not self.is_terminal:
+                table.box = None
+        super().print(*objects, **options)
 
 
 output = _Output()
@@ -199,8 +217,16 @@ class Command(TyperCommand):
         finally:
             _let_go_of_streams()
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""  # takes no value, and help shows none
+        return params
+
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         as_json = "--json" in args
+        command_line.set(shlex.join([info_name or "", *args]))
         try:
             with failures("--debug" in args, as_json), _naming(errors.STDOUT):  # of help
                 return super().make_context(info_name, args, *rest, **extra)

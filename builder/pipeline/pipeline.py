@@ -50,6 +50,7 @@ from trt_nvfp4.builder.pipeline.progress import Progress, Silent
 from trt_nvfp4.builder.pipeline.request import SURGERY, Request, check
 from trt_nvfp4.builder.pipeline.surgery_step import operate
 from trt_nvfp4.builder.report import html as html_report
+from trt_nvfp4.builder.report.interface import interface
 from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
@@ -64,6 +65,9 @@ from trt_nvfp4.graph_passes.planning.plan import DEFAULT_KINDS, KINDS, Plan
 from trt_nvfp4.graph_passes.rewrite import rewrite
 
 __all__ = ["Request", "run"]
+
+# What a run makes of the model, the last first.
+_MODELS = ("rewritten model", "model after surgery", "model with caches in place", "exported model")
 
 
 def run(request: Request, progress: Progress | None = None) -> Report:
@@ -245,6 +249,9 @@ def _onnx_file(request: Request, report: Report, progress: Progress) -> Path:
 
 
 def _finish(request: Request, report: Report) -> Report:
+    # The engine's own, where it was rewritten.
+    model = next((report.files[what] for what in _MODELS if what in report.files), request.model)
+    report.inputs, report.outputs = interface(read(Path(model)))
     report.files["report"] = str(request.file(".report.json"))
     report.files["page"] = str(request.file(".report.html"))
     report.save(request.file(".report.json"))

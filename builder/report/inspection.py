@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-import onnx
 from rich.filesize import decimal
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from trt_nvfp4.builder.components.tables import manifest_tables
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.report import report
+from trt_nvfp4.builder.report.interface import interface
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import parse_json
@@ -111,23 +111,15 @@ def _built_from_bundle(path: Path) -> dict[str, Any] | None:
 def _model(path: Path) -> dict[str, Any]:
     proto = read(path)
     plugins = [node for node in proto.graph.node if node.domain == DOMAIN]
+    inputs, outputs = interface(proto)
     return {
         "kind": "model",
         "opset": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
-        "inputs": {value.name: _shape(value) for value in proto.graph.input},
-        "outputs": {value.name: _shape(value) for value in proto.graph.output},
+        "inputs": inputs,
+        "outputs": outputs,
         "operators": dict(Counter(node.op_type for node in proto.graph.node).most_common()),
         "plugin_nodes": {node.name: node.op_type for node in plugins},
     }
-
-
-def _shape(value: onnx.ValueInfoProto) -> str:
-    if (kind := value.type.WhichOneof("value")) != "tensor_type":
-        return (kind or "undefined").removesuffix("_type")
-    tensor = value.type.tensor_type
-    dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
-    types = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
-    return f"{types.get(tensor.elem_type, f'type {tensor.elem_type}')} [{', '.join(dims)}]"
 
 
 def _bundle(path: Path) -> dict[str, Any]:

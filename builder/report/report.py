@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 import psutil
 
+from trt_nvfp4.builder.command_line import command_line
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import profiles_line
 from trt_nvfp4.common.json_text import parse_json
@@ -54,6 +56,12 @@ class Report:
 
     model: str
     target: str
+    # The command that made it, and when (UTC).
+    command: str = field(default_factory=command_line.get)
+    date: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    # Inputs and outputs by name, in words: `int64 [batch, sequence]`.
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
     recipe: str | None = None
     backend: str | None = None
     engine: str | None = None
@@ -181,7 +189,9 @@ def load(path: Path) -> dict[str, Any]:
         raise BuilderError(USAGE, f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict) or not {"subgraphs", "timings_s"} <= found.keys():
         raise BuilderError(USAGE, f"{path}: not a report of build-engine")
-    found.setdefault("plugin_weights", None)  # reports of before there was --strip
+    # Reports of before there was --strip, and of before these were listed.
+    for name, nothing in (("plugin_weights", None), ("command", ""), ("date", ""), ("inputs", {}), ("outputs", {})):
+        found.setdefault(name, nothing)
     missing = {entry.name for entry in fields(Report)} - found.keys()
     entries: list[Any] = found["subgraphs"] if isinstance(found["subgraphs"], list) else [None]
     for entry in entries:
@@ -227,23 +237,21 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
-    """One row per subgraph that is replaced or refused, and what was decided why.
+    """One row per subgraph that is replaced or refused, equal layers in one, and what was decided why.
 
     Linears that nobody asked to replace are only counted.
     """
     from rich.table import Table
 
+    from trt_nvfp4.builder.report.tables import equal_reasons, equal_rows, grid
+
     left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
     shown = [entry for entry in subgraphs if not not_asked_for(entry)]
-    table = Table(title="Subgraphs", title_justify="left")
-    for heading in ("name", "kind", "shape", "decision", "kernels", "built"):
-        table.add_column(heading, overflow="fold")
-    for entry in shown:
-        shape = _shape(entry["shapes"])
-        kernels = entry["kernels"].partition(":")[0] or "-"
-        table.add_row(entry["name"], entry["kind"], shape, entry["decision"], kernels, entry["realized"] or "-")
-    reasons = Table(show_header=False, box=None)
-    for (decision, reason), count in Counter((entry["decision"], entry["reason"]) for entry in shown).items():
+    table = grid("Subgraphs", ["name", "count", "kind", "shape", "decision", "kernels", "built"], numbers=["count"])
+    for name, cells, count in equal_rows(shown, _cells):
+        table.add_row(name, str(count), *cells)
+    reasons = Table(show_header=False, box=None, pad_edge=False)
+    for count, decision, reason in equal_reasons((entry["decision"], entry["reason"]) for entry in shown):
         reasons.add_row(f"{count} {decision}", reason)
     for kernels, count in Counter(entry["kernels"] for entry in shown if entry["kernels"]).items():
         name, _, why = kernels.partition(": ")
@@ -251,6 +259,12 @@ def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
     if left_alone:
         reasons.add_row(f"{len(left_alone)} keep", f"linears outside of MLPs; {LINEARS_TOO} replaces those that can be")
     return [table, reasons]
+
+
+def _cells(entry: Mapping[str, Any]) -> list[str]:
+    """What the table of subgraphs says of one beside its name."""
+    kernels = entry["kernels"].partition(":")[0] or "-"
+    return [entry["kind"], _shape(entry["shapes"]), entry["decision"], kernels, entry["realized"] or "-"]
 
 
 def unplanned_line(report: Mapping[str, Any]) -> str:
@@ -346,8 +360,14 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_header=False, box=None)
+    from trt_nvfp4.builder.report.interface import input_lines
+
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
+    for name, line in input_lines(report).items():
+        table.add_row("input", f"{name}: {line}")
+    for name, line in report["outputs"].items():
+        table.add_row("output", f"{name}: {line}")
     if report["recipe"]:
         table.add_row("NVFP4 recipe", report["recipe"])
     if weights := report["weights_bytes"]:

@@ -1,0 +1,62 @@
+"""Tables for the terminal: no wider than 80 columns where what they hold allows for it, equal layers in one row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+_NUMBER = re.compile(r"\d+")
+# What reasons name: tensors, nodes, files.
+_NAMED = re.compile(r"'[^']*'")
+
+
+def grid(title: str, headings: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """An empty table; the headings that are among `numbers` stand on the right. Long cells are folded."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for heading in headings:
+        table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
+    return table
+
+
+def equal_rows(
+    entries: Iterable[Mapping[str, Any]], cells: Callable[[Mapping[str, Any]], Sequence[str]]
+) -> list[tuple[str, list[str], int]]:
+    """Entries whose names differ in numbers alone and whose `cells` are equal, as (name, cells, how many), in order of
+    appearance: layers.0.mlp and layers.1.mlp are layers.0-1.mlp."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for entry in entries:
+        key = (_NUMBER.sub("#", entry["name"]), tuple(cells(entry)))
+        groups.setdefault(key, []).append(entry["name"])
+    return [(joined_name(names), list(shown), len(names)) for (_, shown), names in groups.items()]
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """One name for names that differ in numbers alone: a.0.b, a.1.b, a.3.b are a.0-1,3.b."""
+    numbers = [_NUMBER.findall(name) for name in names]
+    varying = iter(_ranges(sorted({int(number) for number in column})) for column in zip(*numbers, strict=True))
+    return _NUMBER.sub(lambda found: next(varying, found[0]), names[0])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def equal_reasons(reasons: Iterable[tuple[str, str]]) -> list[tuple[int, str, str]]:
+    """(what, reason) pairs whose reasons differ in what they name alone, as (how many, what, the first reason)."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for what, reason in reasons:
+        groups.setdefault((what, _NAMED.sub("''", reason)), []).append(reason)
+    return [
+        (len(found), what, found[0] + (f" (and {len(set(found)) - 1} alike)" if len(set(found)) > 1 else ""))
+        for (what, _), found in groups.items()
+    ]
