@@ -361,13 +361,14 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     from rich.text import Text
 
     from trt_nvfp4.builder.report.interface import input_lines
+    from trt_nvfp4.builder.report.tables import equal_rows
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("target", f"{report['target']}" + (f" ({report['backend']})" if report["backend"] else ""))
-    for name, line in input_lines(report).items():
-        table.add_row("input", f"{name}: {line}")
-    for name, line in report["outputs"].items():
-        table.add_row("output", f"{name}: {line}")
+    for what, lines in (("input", input_lines(report)), ("output", report["outputs"])):
+        entries = [{"name": name, "line": line} for name, line in lines.items()]
+        for name, (line,), _ in equal_rows(entries, lambda entry: [entry["line"]]):
+            table.add_row(what, f"{name}: {line}")
     if report["recipe"]:
         table.add_row("NVFP4 recipe", report["recipe"])
     if weights := report["weights_bytes"]:

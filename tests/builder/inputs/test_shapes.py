@@ -195,10 +195,12 @@ def test_length_of_the_cache_itself_is_no_sum() -> None:
 
 def test_override_holds_for_dimensions_of_the_same_name() -> None:
     inputs = {"ids": ["batch", "seq"], "mask": ["batch", "seq"], "image": ["", 3]}
-    profiles = derive_profiles(inputs, typical={"ids": (2, 64)}, most={"ids": (4, 1024), "mask": (4, 100)})
+    profiles = derive_profiles(inputs, typical={"ids": (2, 64)}, most={"mask": (4, 1024)})
     assert profiles["ids"] == Profile((1, 1), (2, 64), (4, 1024))
-    assert profiles["mask"] == Profile((1, 1), (2, 64), (4, 100))
+    assert profiles["mask"] == Profile((1, 1), (2, 64), (4, 1024))
     assert profiles["image"] == Profile((1, 3), (1, 3), (8, 3))
+    with pytest.raises(BuilderError, match="dimension seq is 1024 in ids and 100 in mask"):
+        derive_profiles(inputs, most={"ids": (4, 1024), "mask": (4, 100)})
 
 
 @pytest.mark.parametrize(

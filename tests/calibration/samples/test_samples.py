@@ -108,10 +108,18 @@ def test_samples_that_do_not_fit(change: dict[str, np.ndarray], message: str, tm
     assert str(file) in str(caught.value)
 
 
+def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
+    specs = {name: InputSpec(("batch", "length"), np.dtype(np.float32)) for name in "ab"}
+    np.savez(tmp_path / "s.npz", a=np.ones((1, 3), np.float32), b=np.ones((1, 2), np.float32))
+    with pytest.raises(CalibrationError, match="dimension length is 3 in a and 2 in b"):
+        list(load_samples(tmp_path / "s.npz", specs))
+
+
 def test_a_cache_may_be_empty(tmp_path: Path) -> None:
     """Before the first token of a decoder it is; other inputs hold values."""
     specs = {
-        name: InputSpec(("batch", 2, "length", 4), np.dtype(np.float32)) for name in ("past_key_values.0.key", "x")
+        name: InputSpec(("batch", 2, f"length of {name}", 4), np.dtype(np.float32))
+        for name in ("past_key_values.0.key", "x")
     }
     empty, full = (np.ones((1, 2, length, 4), np.float32) for length in (0, 3))
     np.savez(tmp_path / "s.npz", **{"past_key_values.0.key": empty, "x": full})
