@@ -90,11 +90,15 @@ class _Output(_Console):
         piped = not self.is_terminal and "COLUMNS" not in os.environ
         return ConsoleDimensions(_UNBROKEN, 25) if piped else super().size
 
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
     @_naming(errors.STDOUT)
     def print(self, *objects: Any, **options: Any) -> None:
         for table in objects:
             if isinstance(table, Table) and not self.is_terminal:
-                table.box = None
+                table.box, table.padding = None, (0, 2, 0, 0)
         super().print(*objects, **options)
 
 

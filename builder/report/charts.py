@@ -30,7 +30,7 @@ def by_layer(rows: Sequence[tuple[str, float, bool]], label: str) -> str:
     """A dot per (name, dB, is an output), in the model's order, over a line from the axis; the y axis starts at 0."""
     finite = [value for _, value, _ in rows if math.isfinite(value)]
     top = max(10.0, math.ceil(max(finite, default=10.0) / 10) * 10)
-    left, top_margin, height = 44, 14, 226
+    left, top_margin, height = 58, 14, 226
     plot_height, step = height - 26 - top_margin, (WIDTH - left - 16) / max(len(rows), 1)
 
     def y_of(value: float) -> float:
@@ -51,7 +51,9 @@ def by_layer(rows: Sequence[tuple[str, float, bool]], label: str) -> str:
             f"<title>{escape(name)}: {shown}</title></circle>"
         )
     parts.append(f'<text class="label" x="{left}" y="{height - 6}">first</text>')
-    parts.append(f'<text class="label" x="{WIDTH - 8}" y="{height - 6}" text-anchor="end">last, outputs</text>')
+    parts.append(f'<text class="label" x="{WIDTH / 2}" y="{height - 6}" text-anchor="middle">layers, in order</text>')
+    parts.append(f'<text class="label" x="{WIDTH - 8}" y="{height - 6}" text-anchor="end">outputs</text>')
+    parts.append(_upright(12, top_margin + plot_height / 2, "SQNR, dB"))
     return _svg(height, "".join(parts), label)
 
 
@@ -59,7 +61,7 @@ def roofline(
     bandwidth: float, tflops: Mapping[str, float], points: Sequence[tuple[str, float, float]], label: str
 ) -> str:
     """Operations per byte against attainable operations per second, both logarithmic; `points`: (name, x, y)."""
-    left, right, top, height = 56, 70, 14, 262
+    left, right, top, height = 76, 70, 14, 262
     floor = height - 46
     peak = max(tflops.values()) * 1e12
     xs = [x for _, x, _ in points if x > 0]
@@ -85,6 +87,7 @@ def roofline(
         parts.append(f'<text class="label" x="{x:.1f}" y="{floor + 16}" text-anchor="middle">{10.0**exponent:g}</text>')
     middle = (left + WIDTH - right) / 2
     parts.append(f'<text class="label" x="{middle}" y="{height - 6}" text-anchor="middle">operations per byte</text>')
+    parts.append(_upright(14, (floor + top) / 2, "operations per second"))
     above = -math.inf
     for name, value in sorted(tflops.items(), key=lambda item: -item[1]):
         ridge = value * 1e12 / bandwidth
@@ -99,6 +102,12 @@ def roofline(
         x, y = at(x_value, y_value)
         parts.append(f'<circle class="ours" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(name)}</title></circle>')
     return _svg(height, "".join(parts), label)
+
+
+def _upright(x: float, y: float, text: str) -> str:
+    """The title of a vertical axis, read from below, with its middle at (x, y)."""
+    turned = f'transform="rotate(-90 {x:g} {y:g})"'
+    return f'<text class="label" x="{x:g}" y="{y:g}" text-anchor="middle" {turned}>{escape(text)}</text>'
 
 
 def number(value: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import PREFILL, products, profiles_line
 from trt_nvfp4.builder.report import charts as svg_charts
 from trt_nvfp4.builder.report import report as build_report
+from trt_nvfp4.builder.report.interface import input_lines
+from trt_nvfp4.builder.report.tables import equal_rows
 from trt_nvfp4.common.json_text import parse_json
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.lowerings.registry import FP8_PLUGIN
@@ -63,8 +66,36 @@ class Figure:
     caption: str
 
 
-#: A cell: its text, or (text, CSS class).
-Cell = str | tuple[str, str]
+@dataclass(frozen=True)
+class Link:
+    """To a file beside the page."""
+
+    href: str
+    text: str
+
+
+#: A cell: its text, (text, CSS class), or a link.
+Cell = str | tuple[str, str] | Link
+#: Needs torch for memory on the GPU.
+SNIPPET = """\
+import torch, {module} as trt
+
+runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
+runtime.engine_host_code_allowed = True  # the plugin library is code: only for engines that you trust
+engine = runtime.deserialize_cuda_engine(open({engine}, "rb").read())
+context = engine.create_execution_context()
+for name, shape in {shapes}.items():
+    context.set_input_shape(name, shape)
+types = {{trt.float32: torch.float32, trt.float16: torch.float16, trt.bfloat16: torch.bfloat16, trt.int64: torch.int64,
+         trt.int32: torch.int32, trt.int8: torch.int8, trt.bool: torch.bool}}
+tensors = {{}}
+for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):  # your inputs in place of these zeros
+    shape, dtype = tuple(context.get_tensor_shape(name)), types[engine.get_tensor_dtype(name)]
+    tensors[name] = torch.zeros(shape, dtype=dtype, device="cuda")
+    context.set_tensor_address(name, tensors[name].data_ptr())
+context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+torch.cuda.synchronize()
+"""
 
 
 @dataclass(frozen=True)
@@ -92,6 +123,10 @@ def page(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) 
         style=Markup(resources.files(__package__).joinpath("report.css").read_text()),
         state=_state(report),
         facts=_facts(report),
+        warnings=report["warnings"],
+        interface=_interface(report),
+        budget=_budget(report),
+        snippet=None if report.get("engine") is None else _snippet(report),
         speed=_speed(report, bench),
         sizes=_sizes(report),
         profiles=_profiles(report),
@@ -309,7 +344,7 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> d
     outputs = [row for row in rows if row["kind"] == "output" and not row["discrete"]]
     worst = min(outputs, key=_decibels, default=None)
     is_bad = worst is not None and _decibels(worst) < LOW_SQNR_DB
-    engine = Path(report["engine"]).name if report.get("engine") else None
+    engine = shlex.quote(report["engine"]) if report.get("engine") else None
     found = {
         "no_calibration": any(entry["reason_code"] == ReasonCode.NO_CALIBRATION for entry in subgraphs),
         "fp8_without_scales": any(entry["activations"] == FP8_PLUGIN.activations[1] for entry in subgraphs),
@@ -322,17 +357,72 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> d
     }
     if not any(found.values()):
         return {}
-    return found | {"linears_too": build_report.LINEARS_TOO, "model": Path(report["model"]).name}
+    # As given: a directory's name alone says not where it is.
+    return found | {"linears_too": build_report.LINEARS_TOO, "model": shlex.quote(report["model"])}
 
 
 def _build(report: Mapping[str, Any]) -> Table:
-    rows: list[tuple[Cell, Cell]] = [(key, str(value)) for key, value in report["files"].items()]
+    rows: list[tuple[Cell, Cell]] = [
+        (key, value) for key, value in (("command", report["command"]), ("date (UTC)", report["date"])) if value
+    ]
+    page = Path(report["files"].get("page", "")).parent
+    for key, file in report["files"].items():
+        beside = Path(file).parent == page and key != "page"
+        rows.append((key, Link(Path(file).name, str(file)) if beside else str(file)))
+    if report.get("engine_sha256"):
+        rows.append(("engine SHA-256", report["engine_sha256"]))
     if report["timings_s"]:
         rows.append(("seconds", ", ".join(f"{stage} {value:.1f}" for stage, value in report["timings_s"].items())))
     rows.append(("peak memory", f"{decimal(report['peak_rss_bytes'])} resident, mapped files included"))
-    for key, shapes in report["profiles"].items():
-        smallest, opt, largest = ("x".join(map(str, shape)) for shape in shapes)
-        rows.append((f"input {key}", f"min {smallest}, opt {opt}, max {largest}"))
     rows.append(("versions", ", ".join(f"{key} {value}" for key, value in report["versions"].items())))
-    rows += [(("warning", "warn"), warning) for warning in report["warnings"]]
     return Table("The build", [("what", ""), ("is", "name")], rows)
+
+
+def _interface(report: Mapping[str, Any]) -> Table | None:
+    """What goes in and comes out; equal layers' caches in one row."""
+    rows: list[Sequence[Cell]] = []
+    for what, lines in (("input", input_lines(report)), ("output", report["outputs"])):
+        entries = [{"name": name, "line": line} for name, line in lines.items()]
+        rows += [(what, name, line) for name, (line,), _ in equal_rows(entries, lambda entry: [entry["line"]])]
+    columns = [("", ""), ("name", "name"), ("type, dimensions, range", "reason")]
+    return Table("Inputs and outputs", columns, rows) if rows else None
+
+
+def _budget(report: Mapping[str, Any]) -> Summary | None:
+    """Of every subgraph the precisions that were weighed, and the mixes that were measured."""
+    found = report["budget"]
+    if not found:
+        return None
+    decided = {entry["name"]: entry["decision"] for entry in report["subgraphs"]}
+    rows: list[Sequence[Cell]] = []
+    for name, options in found["subgraphs"].items():
+        for option in options:
+            taken = option["decision"] == decided.get(name)
+            value = "no error" if option["value"] is None else f"{option['value']:.4g}"
+            rows.append(
+                (
+                    name,
+                    (option["decision"], "good") if taken else option["decision"],
+                    value,
+                    svg_charts.number(option["seconds"] * 1e6),
+                    "chosen" if taken else "",
+                )
+            )
+    columns = [("subgraph", "name"), ("precision", ""), (found["metric"], "n"), ("us", "n"), ("", "")]
+    tried = "; ".join(
+        f"{svg_charts.number(mix['roofline_us'])} us: "
+        + ("no error" if mix["achieved"] is None else f"{mix['achieved']:.4g}")
+        for mix in found["tried"]
+    )
+    line = (
+        f"{found['metric']}: with that subgraph alone in that precision, on {found['choosing_samples']} samples. Time: "
+        f"the roofline's, nothing was run. Mixes that were measured, time and {found['metric']}: {tried}."
+    )
+    return Summary(Table("Precisions, accuracy and time", columns, rows), line)
+
+
+def _snippet(report: Mapping[str, Any]) -> str:
+    """Python that runs the engine once on zeros, with the opt shapes of its first profile."""
+    module = "tensorrt_rtx" if str(report["backend"]).startswith("tensorrt_rtx") else "tensorrt"
+    shapes = {name: tuple(opt) for name, (_, opt, _) in report["profiles"].items()}
+    return SNIPPET.format(module=module, engine=repr(Path(report["engine"]).name), shapes=shapes)

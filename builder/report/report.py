@@ -247,7 +247,7 @@ def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
 
     left_alone = [entry for entry in subgraphs if not_asked_for(entry)]
     shown = [entry for entry in subgraphs if not not_asked_for(entry)]
-    table = grid("Subgraphs", ["name", "count", "kind", "shape", "decision", "kernels", "built"], numbers=["count"])
+    table = grid("Subgraphs", ["name", "x", "kind", "shape", "decision", "built"], numbers=["x"])
     for name, cells, count in equal_rows(shown, _cells):
         table.add_row(name, str(count), *cells)
     reasons = Table(show_header=False, box=None, pad_edge=False)
@@ -263,8 +263,7 @@ def subgraph_tables(subgraphs: Sequence[ReportedSubgraph]) -> list[Table]:
 
 def _cells(entry: Mapping[str, Any]) -> list[str]:
     """What the table of subgraphs says of one beside its name."""
-    kernels = entry["kernels"].partition(":")[0] or "-"
-    return [entry["kind"], _shape(entry["shapes"]), entry["decision"], kernels, entry["realized"] or "-"]
+    return [entry["kind"], _shape(entry["shapes"]), entry["decision"], entry["realized"] or "-"]
 
 
 def unplanned_line(report: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ _NAMED = re.compile(r"'[^']*'")
 
 def grid(title: str, headings: Sequence[str], numbers: Sequence[str] = ()) -> Table:
     """An empty table; the headings that are among `numbers` stand on the right. Long cells are folded."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     for heading in headings:
         table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
     return table
