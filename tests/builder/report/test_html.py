@@ -92,6 +92,48 @@ def test_page_says_what_the_report_says(report: Path) -> None:
     assert f"{weights['before'] / weights['after']:.2f}x smaller" in text
 
 
+def test_page_says_how_it_was_made_and_is_run(report: Path) -> None:
+    data = json.loads(report.read_text())
+    engine = str(report.with_name("o.engine"))
+    option = {"decision": "fp8", "seconds": 2.5e-6, "loss": 0.01, "value": 0.9876}
+    data |= {
+        "command": "build-engine 'a <b>.onnx' -o o.engine",
+        "date": "2026-11-28T12:00:00+00:00",
+        "warnings": ["a scale is <missing>"],
+        "engine": engine,
+        "engine_bytes": 5,
+        "engine_sha256": "0123abcd",
+        "backend": "tensorrt_rtx 1.7",
+        "files": {"plan": str(report.with_name("o.plan.yaml")), "page": str(report.with_name("o.report.html"))},
+        "budget": {
+            "budget": "cosine>=0.9",
+            "metric": "cosine",
+            "achieved": 0.95,
+            "held_out_samples": 2,
+            "choosing_samples": 3,
+            "roofline_us": 2.5,
+            "subgraphs": {"mlp": [option]},
+            "tried": [{"roofline_us": 2.5, "achieved": 0.95}],
+        },
+    }
+    report.write_text(json.dumps(data))
+    page = Page(html_report.write(report).read_text())
+    text = " ".join(page.text)
+    for shown in ("build-engine 'a <b>.onnx'", "2026-11-28T12:00", "a scale is <missing>", "0123abcd", "0.9876", "2.5"):
+        assert shown in text, shown
+    for name, line in {**data["inputs"], **data["outputs"]}.items():
+        assert name in text
+        assert line in text
+    smallest, _, largest = next(iter(data["profiles"].values()))
+    assert f"{'x'.join(map(str, smallest))} to {'x'.join(map(str, largest))}" in text
+    assert text.index("a scale is <missing>") < text.index("Accuracy by layer") < text.index("Speed against")
+    assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == ["o.plan.yaml"]
+    (snippet,) = [part for part in page.text if "deserialize_cuda_engine" in part]
+    compile(snippet, "snippet", "exec")
+    assert "tensorrt_rtx as trt" in snippet
+    assert f"bench-engine {engine}" in " ".join(text.split())
+
+
 def test_points_lie_on_the_roofline(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, float, float]] = []
     monkeypatch.setattr(html_report.svg_charts, "roofline", lambda _, __, points, ___: drawn.extend(points) or "")
@@ -123,7 +165,7 @@ def test_output_of_a_subgraph_counts_as_an_output(gated_mlps: Path, rng: np.rand
     kinds = {row["name"]: row["kind"] for row in json.loads(report.read_text())["accuracy"]["tensors"]}
     assert kinds == {"d1": "output", "gated_mlp_0": "subgraph", "gated_mlp_1": "subgraph"}
     rows = re.findall(r"<tr>(.*?)</tr>", report.with_name("o.report.html").read_text())
-    assert sum(">d1<" in row and ">output<" in row for row in rows) == 1
+    assert sum(">d1<" in row and ">output<" in row and "%" in row for row in rows) == 1
 
 
 def test_page_needs_nothing_from_elsewhere(report: Path) -> None:

@@ -82,7 +82,7 @@ def test_shapes_of_experts_and_layers() -> None:
         ({"experts": 8, "top_k": 2, "shared_features": 48}, "64-128-32 x2 of 8 + shared 48"),
     ):
         table, _ = subgraph_tables([{**entry, "shapes": widths | more}])
-        assert list(table.columns[2].cells) == [shown]
+        assert list(table.columns[3].cells) == [shown]
 
 
 def test_sizes_and_peaks(gated_mlps: Path) -> None:
