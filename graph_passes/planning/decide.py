@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -131,7 +132,9 @@ def selection(
     """
     unknown = sorted(set(kinds) - set(SELECTABLE_KINDS))
     if unknown:
-        raise ValueError(f"unknown kind '{unknown[0]}'; of {', '.join(SELECTABLE_KINDS)}")
+        near = difflib.get_close_matches(unknown[0], SELECTABLE_KINDS, 1)
+        hint = f"did you mean '{near[0]}'? One" if near else "one"
+        raise ValueError(f"unknown kind '{unknown[0]}'; {hint} of {', '.join(SELECTABLE_KINDS)}")
     if not kinds:
         raise ValueError(f"no kind of subgraph to replace; name some of {', '.join(SELECTABLE_KINDS)}")
     by_name = name_selection(include, exclude)

@@ -68,7 +68,7 @@ def test_a_layer_can_be_left_out(model: Path) -> None:
 
 
 def test_unknown_kinds_are_refused(model: Path) -> None:
-    with pytest.raises(BuilderError, match="unknown kind 'decoders'; of moe, gated_mlp, mlp, linear, decoder") as error:
+    with pytest.raises(BuilderError, match="unknown kind 'decoders'; did you mean 'decoder'") as error:
         run(model, "a", kinds=("decoders",))
     assert error.value.exit_code == USAGE
 
