@@ -18,16 +18,16 @@ from trt_nvfp4.calibration.statistics.store import is_statistics
 def check_before_export(request: Request) -> None:
     """Raises BuilderError or CalibrationError for shapes and samples that the exported model will not take, as far as
     the directory's configuration tells."""
-    given = [_but_caches(bound) for bound in (request.least, request.typical, request.most)]
+    least, typical, most = (_but_caches(bound) for bound in (request.least, request.typical, request.most))
     data = request.calib_data
     samples = data is not None and data.suffix not in TEXTS and not is_statistics(data) and request.stop_after != "plan"
-    if not is_model_directory(request.model) or request.trust_remote_code or not (any(given) or samples):
+    if not is_model_directory(request.model) or request.trust_remote_code or not (least or typical or most or samples):
         return
     cache = CacheOptions(request.cache_capacity, request.max_batch or 1)
     expected = expected_inputs(request.model, request.task, cache)
     if expected is None:
         return
-    derive_profiles({name: spec.shape for name, spec in expected.specs.items()}, *given, expected.longest)
+    derive_profiles({name: spec.shape for name, spec in expected.specs.items()}, least, typical, most, expected.longest)
     if samples and expected.complete:
         check_samples(request, expected.specs)
 

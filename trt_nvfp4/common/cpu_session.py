@@ -10,6 +10,11 @@ import onnx
 from trt_nvfp4.common.nested_graphs import nested
 from trt_nvfp4.common.onnx_runtime import onnxruntime
 
+#: Optimizers of ONNX Runtime's that are not used. The first would hold a decoded copy of every weight; the next two
+#: join what quantizes with the Relu or Clip in front of it, and know integers alone: of FP8, one drops the Relu and one
+#: fails. The last one moves Transposes through a cubic Resize, which then fails, as it takes no such layout.
+DISABLED = ("ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite", "TransposeOptimizer_CPUExecutionProvider")
+
 
 def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
     """A session of `model`, widened (see `widen`), whose external data lies in `folder`; nodes of one name get others
@@ -27,13 +32,7 @@ def cpu_session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSe
         model.SerializeToString(),
         options,
         providers=["CPUExecutionProvider"],
-        # The first would hold a decoded copy of every weight; the others join what quantizes with the Relu or Clip in
-        # front of it, and know integers alone: of FP8, one drops the Relu and one fails. The last one moves Transposes
-        # through a cubic Resize, which then fails, as it takes no such layout.
-        disabled_optimizers=[
-            *("ConstantFolding", "ReluQuantRewrite", "ClipQuantRewrite"),
-            "TransposeOptimizer_CPUExecutionProvider",
-        ],
+        disabled_optimizers=list(DISABLED),
     )
 
 

@@ -46,6 +46,18 @@ def _report(model: Path, rng: np.random.Generator) -> Path:
     return model.parent / "out" / "o.report.json"
 
 
+BUDGET = {
+    "budget": "cosine>=0.9",
+    "metric": "cosine",
+    "achieved": 0.95,
+    "held_out_samples": 2,
+    "choosing_samples": 3,
+    "roofline_us": 2.5,
+    "subgraphs": {"mlp": [{"decision": "fp8", "seconds": 2.5e-6, "loss": 0.01, "value": 0.9876}]},
+    "tried": [{"roofline_us": 2.5, "achieved": 0.95}],
+}
+
+
 class Page(HTMLParser):
     """Checks that tags close in order; keeps text, tables and whatever would be loaded from elsewhere."""
 
@@ -95,7 +107,6 @@ def test_page_says_what_the_report_says(report: Path) -> None:
 def test_page_says_how_it_was_made_and_is_run(report: Path) -> None:
     data = json.loads(report.read_text())
     engine = str(report.with_name("o.engine"))
-    option = {"decision": "fp8", "seconds": 2.5e-6, "loss": 0.01, "value": 0.9876}
     data |= {
         "command": "build-engine 'a <b>.onnx' -o o.engine",
         "date": "2026-11-28T12:00:00+00:00",
@@ -105,16 +116,7 @@ def test_page_says_how_it_was_made_and_is_run(report: Path) -> None:
         "engine_sha256": "0123abcd",
         "backend": "tensorrt_rtx 1.7",
         "files": {"plan": str(report.with_name("o.plan.yaml")), "page": str(report.with_name("o.report.html"))},
-        "budget": {
-            "budget": "cosine>=0.9",
-            "metric": "cosine",
-            "achieved": 0.95,
-            "held_out_samples": 2,
-            "choosing_samples": 3,
-            "roofline_us": 2.5,
-            "subgraphs": {"mlp": [option]},
-            "tried": [{"roofline_us": 2.5, "achieved": 0.95}],
-        },
+        "budget": BUDGET,
     }
     report.write_text(json.dumps(data))
     page = Page(html_report.write(report).read_text())
@@ -171,8 +173,8 @@ def test_output_of_a_subgraph_counts_as_an_output(gated_mlps: Path, rng: np.rand
 def test_page_needs_nothing_from_elsewhere(report: Path) -> None:
     page = Page(report.with_name("o.report.html").read_text())
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
-    loaded = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
-    assert not loaded
+    named = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert set(named) <= {file.name for file in report.parent.iterdir()}, "links to files beside the page alone"
     assert "url(" not in " ".join(page.text)
 
 
@@ -343,7 +345,7 @@ def test_nothing_in_a_report_becomes_html(report: Path) -> None:
     """Whichever value or key is replaced: the page shows it as text, or there is none, with a message."""
     beside = report.with_name("o.bench.json")
     found = json.loads(report.read_text())
-    found |= {"budget": {"budget": "cosine>=0.9", "achieved": 0.95, "held_out_samples": 1, "roofline_us": 1.0}}
+    found |= {"budget": BUDGET}
     bench = {
         "mode": "engine",
         "target": "ada",
