@@ -13,10 +13,11 @@ pytest.importorskip("transformers")
 
 from onnx_models.tiny_decoder import TinyDecoder
 from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
+from trt_nvfp4.builder.components.directory import of_directory
 from trt_nvfp4.builder.components.manifest import Manifest
 from trt_nvfp4.builder.components.parts import described
 from trt_nvfp4.builder.components.pipeline import Pipeline
-from trt_nvfp4.builder.components.source import Source, is_of_parts, of_directory
+from trt_nvfp4.builder.components.source import Source, is_of_parts
 from trt_nvfp4.builder.components.vision import FEATURES
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.export.adapter import Adapter
