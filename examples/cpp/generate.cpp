@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "run_engines.h"
+#include "weights_file.h"
 
 namespace {
 
@@ -70,6 +71,7 @@ class Decoder {
         }
         engine_ = runtime_.load(path, bytes);
         require_inputs(path);
+        load_weights(path);
         find_profiles();
         allocate();
     }
@@ -107,6 +109,24 @@ class Decoder {
         require(logits.nbDims == 3, path + ": this engine has no logits [batch, tokens, vocabulary]");
         vocabulary_ = logits.d[2];
         all_logits_ = logits.d[1] != 1;
+    }
+
+    // Of an engine built with --strip: its plugins' weights are inputs, and lie in a file beside it.
+    void load_weights(std::string const& path) {
+        std::string const digest = trt_nvfp4::weights_digest(engine_->getName());
+        if (digest.empty()) {
+            return;
+        }
+        std::size_t const folder = path.find_last_of('/') + 1;
+        trt_nvfp4::WeightsFile file(path.substr(0, folder) + trt_nvfp4::weights_file_name(digest), digest);
+        for (auto const& tensor : file.tensors()) {
+            bind(tensor.name, tensor.size);
+            auto* place = static_cast<char*>(addresses_.back().second);
+            file.read(tensor, [&](char const* bytes, std::size_t count) {
+                check(cudaMemcpy(place, bytes, count, cudaMemcpyHostToDevice), "the weights");
+                place += count;
+            });
+        }
     }
 
     void find_profiles() {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from weights_files import BROKEN, file_of, written
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
 from trt_nvfp4.builder.tensorrt import weights_file
-from trt_nvfp4.builder.tensorrt.weights_file import METADATA, Tensor, WeightsFile, read_header
-
-_NUMPY = {np.dtype(np.int8): "I8", np.dtype(np.float32): "F32", np.dtype(np.float16): "F16"}
-
-
-def written(folder: Path, arrays: dict[str, np.ndarray]) -> WeightsFile:
-    tensors = [Tensor(name, _NUMPY[array.dtype], array.shape) for name, array in arrays.items()]
-    return weights_file.write(folder, tensors, lambda tensor: [arrays[tensor.name].tobytes()])
+from trt_nvfp4.builder.tensorrt.weights_file import METADATA, read_header
 
 
 @pytest.fixture
@@ -69,45 +62,10 @@ def test_the_name_of_a_network() -> None:
         assert weights_file.named_digest(name) is None
 
 
-def _file(path: Path, header: Any, data: bytes = bytes(8)) -> Path:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
-
-
-def _header(**entry: Any) -> dict[str, Any]:
-    return {"__metadata__": {METADATA: "0" * 64}, "a": {"dtype": "I8", "shape": [8], "data_offsets": [0, 8]} | entry}
-
-
-@pytest.mark.parametrize(
-    ("header", "data"),
-    [
-        (b"{", bytes(8)),
-        (b"[" * 100_000, bytes(8)),
-        (b"\xff\xfe", bytes(8)),
-        ([1], bytes(8)),
-        ({}, b""),
-        ({"__metadata__": {METADATA: "0" * 63 + "g"}}, b""),
-        ({"__metadata__": {METADATA: "/" * 64}}, b""),
-        ({"__metadata__": 3}, b""),
-        (_header(), bytes(7)),
-        (_header(), bytes(9)),
-        (_header(dtype="U8"), bytes(8)),
-        (_header(dtype=["I8"]), bytes(8)),
-        (_header(shape=[-8]), bytes(8)),
-        (_header(shape=[8.0]), bytes(8)),
-        (_header(shape=[True] * 8, data_offsets=[0, 1]), bytes(1)),
-        (_header(shape=[1 << 62, 1 << 62]), bytes(8)),
-        (_header(data_offsets=[0, 7]), bytes(8)),
-        (_header(data_offsets=[1, 9]), bytes(9)),
-        (_header(data_offsets="08"), bytes(8)),
-        ({**_header(), "b": {"dtype": "I8", "shape": [8], "data_offsets": [4, 12]}}, bytes(12)),
-        ({**_header(), "b": 3}, bytes(8)),
-    ],
-)
+@pytest.mark.parametrize(("header", "data"), BROKEN)
 def test_what_is_no_such_file_is_refused(tmp_path: Path, header: Any, data: bytes) -> None:
     with pytest.raises(BuilderError, match="not a file of weights, or a damaged one") as caught:
-        read_header(_file(tmp_path / "w.safetensors", header, data))
+        read_header(file_of(tmp_path / "w.safetensors", header, data))
     assert caught.value.exit_code == MODEL_AT_FAULT
 
 
