@@ -50,6 +50,7 @@ class BuildOptions(TypedDict, total=False):
     accuracy_samples: int
     embed_plugins: bool
     strip: bool
+    weight_streaming: bool
     timing_cache: PathLike | None
     task: Literal["auto", "generate", "features"]
     cache: Literal["keep", "inplace"]

@@ -292,6 +292,15 @@ def build_engine(
             rich_help_panel=_ENGINE,
         ),
     ] = False,
+    weight_streaming: Annotated[
+        bool,
+        typer.Option(
+            "--weight-streaming",
+            help="Let TensorRT keep weights of its own layers in host memory, and copy them when they are needed, for "
+            "models larger than the GPU's memory (tensorrt; TensorRT-RTX has none). Plugins' weights stay on the GPU.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = False,
     timing_cache: Annotated[
         Path | None,
         typer.Option(
@@ -348,8 +357,9 @@ def build_engine(
     parallel: Annotated[
         str | None,
         typer.Option(
-            help="Split a Hugging Face model over N GPUs, an engine for each (tensor parallel); -o names a folder.",
-            metavar="tp=N",
+            help="Split a Hugging Face model over N GPUs, an engine for each (tensor parallel); -o names a folder. "
+            "ep=M: whole experts in M shares (M divides N); without it every rank has a part of each expert.",
+            metavar="tp=N[,ep=M]",
             rich_help_panel=_LANGUAGE,
         ),
     ] = None,
@@ -408,6 +418,7 @@ def build_engine(
             "accuracy_samples": accuracy_samples,
             "embed_plugins": embed_plugins == "yes",
             "strip": strip,
+            "weight_streaming": weight_streaming,
             "timing_cache": timing_cache,
             "task": task,
             "cache": cache,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,8 @@ class PartsReport:
     parts: dict[str, Report] = field(default_factory=dict)
     chain: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    #: Of a model that is split: whether that pays (see `parallel.prediction`).
+    ranks: dict[str, Any] = field(default_factory=dict)
 
     def json(self) -> str:
         return json.dumps(asdict(self), indent=2, default=str)

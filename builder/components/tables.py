@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from trt_nvfp4.builder.components.manifest import Manifest, Part
+from trt_nvfp4.builder.parallel.prediction import shown
 
 
 def manifest_tables(manifest: Manifest) -> Iterator[Table]:
@@ -68,6 +69,8 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
         rest.add_row("exported chain", f"relative error {chain['export_error']:.2g} against the original")
     if "cosine" in chain:
         rest.add_row("rewritten chain", f"cosine {chain['cosine']:.5f}, relative error {chain['error']:.2g}")
+    if report["ranks"]:
+        rest.add_row("several GPUs", shown(report["ranks"]))
     rest.add_row("folder", report["folder"])
     for warning in report["warnings"]:
         rest.add_row("warning", warning)

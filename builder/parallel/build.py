@@ -17,6 +17,7 @@ from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.export.decoder_contract import IDS, LOGITS, NEW_LENGTH, PAST_LENGTH, TOKENIZER, CacheOptions
 from trt_nvfp4.builder.export.huggingface import export, is_model_directory
 from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
+from trt_nvfp4.builder.parallel.prediction import predict
 from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.builder.parallel.simulate import prefix, simulated
 from trt_nvfp4.builder.pipeline import pipeline
@@ -35,14 +36,20 @@ _MOST_BYTES = 1 << 30
 _OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
 
 
-def ranks_of(parallel: str) -> int:
-    """The number of ranks that `--parallel` asks for. Raises BuilderError (usage)."""
-    found = re.fullmatch(r"tp=(\d{1,3})", parallel.strip())
+def ranks_of(parallel: str) -> list[Rank]:
+    """The ranks that `--parallel` asks for. Raises BuilderError (usage)."""
+    found = re.fullmatch(r"tp=(\d{1,3})(?:,ep=(\d{1,3}))?", parallel.strip())
     if found is None or not 2 <= int(found[1]) <= _MOST_RANKS:
         raise BuilderError(
-            USAGE, f"--parallel {parallel}: expected tp=N with N from 2 to {_MOST_RANKS}, the number of GPUs"
+            USAGE,
+            f"--parallel {parallel}: expected tp=N or tp=N,ep=M with N from 2 to {_MOST_RANKS}, the number of GPUs",
         )
-    return int(found[1])
+    count, spread = int(found[1]), int(found[2] or 1)
+    if not spread or count % spread:
+        raise BuilderError(
+            USAGE, f"--parallel {parallel}: ep, over how many ranks the experts are spread, must divide tp={count}"
+        )
+    return [Rank(index, count, spread) for index in range(count)]
 
 
 def run(request: Request, parallel: str, progress: Progress | None = None) -> PartsReport:
@@ -52,7 +59,7 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
     raises.
     """
     progress = progress or Silent()
-    count = ranks_of(parallel)
+    ranks = ranks_of(parallel)
     _check(request, parallel)
     destination = request.bundle or request.output
     assert destination is not None
@@ -64,10 +71,10 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
         own = (request.trust_remote_code, request.adapter)
         whole = export(request.model, temporary / "whole.onnx", "generate", cache, *own)
         exported = []
-        for index in range(count):
-            progress.stage(f"exporting rank {index} of {count}")
-            file = temporary / f"rank{index}.onnx"
-            exported.append(export(request.model, file, "generate", cache, *own, Rank(index, count)))
+        for rank in ranks:
+            progress.stage(f"exporting rank {rank.index} of {rank.count}")
+            file = temporary / f"rank{rank.index}.onnx"
+            exported.append(export(request.model, file, "generate", cache, *own, rank))
         progress.stage("comparing the ranks with the whole model")
         expected = _logits(whole, "") if _is_small(exported) else None
         if expected is None:
@@ -85,9 +92,11 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
             rewritten = [Path(part.files["rewritten model"]) for part in report.parts.values()]
             found = _together(rewritten, temporary / "rewritten.onnx")
             report.chain |= {"cosine": cosine([expected], [found]), "error": relative_error([expected], [found])}
+        first = next(iter(report.parts.values()))
+        report.ranks = predict(request.target.name, len(ranks), first.predicted.get("subgraphs") or [], exported[0])
         report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
         copy_tokenizer(request.model, destination / TOKENIZER)
-        manifest = {"format": FORMAT, "tp": count, "ranks": list(report.parts)}
+        manifest = {"format": FORMAT, "tp": len(ranks), "ep": ranks[0].spread, "ranks": list(report.parts)}
         (destination / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return report
 

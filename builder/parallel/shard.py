@@ -7,7 +7,7 @@ it computes of the latter is a part of a sum over all ranks. Embeddings, norms a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,27 @@ from trt_nvfp4.builder.parallel.collective_ops import all_reduce
 
 @dataclass(frozen=True)
 class Rank:
-    """Number `index` of `count` ranks."""
+    """Number `index` of `count` ranks, which hold the experts of a mixture in `spread` equal shares: 1, and every rank
+    has a part of each expert; `count`, and it has whole experts."""
 
     index: int
     count: int
+    spread: int = 1
+
+    @property
+    def within_share(self) -> Rank:
+        """Its place among the ranks with the same experts."""
+        sharing = self.count // self.spread
+        return Rank(self.index % sharing, sharing)
+
+    def experts(self, count: int, where: str) -> range:
+        """Which of a mixture's `count` experts it holds. Raises BuilderError (usage)."""
+        if count % self.spread:
+            raise BuilderError(
+                USAGE, f"--parallel ep={self.spread}: {where} has {count} experts, which cannot be divided by it"
+            )
+        share, number = count // self.spread, self.index * self.spread // self.count
+        return range(number * share, (number + 1) * share)
 
     def part(self, tensor: Tensor, axis: int, what: str) -> Tensor:
         """This rank's of `count` equal parts of `tensor` along an axis. Raises BuilderError (usage)."""
@@ -37,6 +54,10 @@ class Rank:
 
 #: Styles of the plan that leave a module whole.
 _WHOLE = {"replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise", "ep_router"}
+
+
+#: The style of a module with stacked experts, whose outputs are summed.
+_MIXTURE = "moe_tp_experts"
 
 
 def shard(model: Any, rank: Rank, where: str) -> None:
@@ -54,13 +75,47 @@ def shard(model: Any, rank: Rank, where: str) -> None:
         )
     _check_heads(model, rank)
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters(remove_duplicate=False))
-    for pattern, style in plan.items():
-        matches = re.compile(re.escape(pattern).replace(r"\*", r"\d+")).fullmatch
-        for name in [name for name in (*modules, *parameters) if matches(name)]:
-            if style not in _WHOLE:
-                _style(style, where, name)(modules, name, rank)
+    found = {name: style for pattern, style in plan.items() for name in _matching(pattern, (*modules, *parameters))}
+    mixtures = {name for name, style in found.items() if style == _MIXTURE} if rank.spread > 1 else set()
+    if rank.spread > 1 and not mixtures:
+        raise BuilderError(
+            USAGE, f"--parallel ep={rank.spread}: {where} has no experts to spread over ranks; leave ep out"
+        )
+    for name in sorted(mixtures):
+        _spread(modules[name], rank, f"{where}: {name}")
+    for name, style in found.items():
+        of_experts = name.rpartition(".")[0] in mixtures
+        mine = rank.within_share if of_experts else rank
+        if style not in _WHOLE and not (of_experts and mine.count == 1):
+            _style(style, where, name)(modules, name, mine)
     for module in modules.values():
         _divide_heads(module, rank)
+
+
+def _matching(pattern: str, names: Iterable[str]) -> list[str]:
+    matches = re.compile(re.escape(pattern).replace(r"\*", r"\d+")).fullmatch
+    return [name for name in names if matches(name)]
+
+
+def _spread(experts: Any, rank: Rank, where: str) -> None:
+    """Leave the rank's experts of a stack. Every rank chooses among all; of the weights that this gives to all experts
+    it takes its own, which are 0 for those that were not chosen."""
+    total = int(experts.num_experts)
+    own = rank.experts(total, where)
+    for key, parameter in list(experts.named_parameters(recurse=False)):
+        if parameter.shape[0] != total:
+            raise BuilderError(MODEL_AT_FAULT, f"{where}: {key} is {list(parameter.shape)}, expected {total} experts")
+        setattr(experts, key, _parameter(parameter[own.start : own.stop].clone()))
+    experts.num_experts = len(own)
+
+    def dispatch(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+        hidden, chosen, weights = (*given, *named.values())
+        of_all = torch.zeros(*weights.shape[:-1], total, dtype=weights.dtype, device=weights.device)
+        mine = of_all.scatter(-1, chosen, weights)[..., own.start : own.stop]
+        mine, chosen = mine.topk(min(weights.shape[-1], len(own)), dim=-1)
+        return (hidden, chosen, mine), {}
+
+    experts.register_forward_pre_hook(dispatch, with_kwargs=True)
 
 
 def _style(style: str, where: str, name: str) -> Callable[[dict[str, Any], str, Rank], None]:
@@ -71,7 +126,7 @@ def _style(style: str, where: str, name: str) -> Callable[[dict[str, Any], str, 
         "packed_colwise": _packed_colwise,
         "colwise_rep": _head,
         "colwise_gather_output": _head,
-        "moe_tp_experts": _summed,
+        _MIXTURE: _summed,
         "all_reduce": _summed,
     }
     if style not in styles:

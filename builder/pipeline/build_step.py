@@ -57,6 +57,7 @@ def build(
             keep=request.bundle is not None,
             embed_plugins=request.embed_plugins,
             stripped=request.strip,
+            weight_streaming=request.weight_streaming,
         )
         if request.strip and not (folder / bundle.NETWORK).exists():
             report.warnings.append("--strip: no plugin has weights, so that the engine holds all of the model")

@@ -91,6 +91,8 @@ class Request:
     embed_plugins: bool = True
     #: Whether the engine leaves the plugins' weights in a file beside it.
     strip: bool = False
+    #: Whether TensorRT may keep its own layers' weights in host memory.
+    weight_streaming: bool = False
     accuracy_budget: Budget | None = None
     accuracy_data: Path | None = None
     accuracy_samples: int = 2

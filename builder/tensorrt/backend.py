@@ -28,6 +28,8 @@ FEATURES: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "set_compute_capability": {"tensorrt_rtx": ((1, 0), NEVER)},
     # TensorRT-RTX compiles kernels on the device at run time and keeps no timings.
     "timing_cache": {"tensorrt": ((10, 13), NEVER)},
+    # Weights of TensorRT's own layers can stay in host memory.
+    "weight_streaming": {"tensorrt": ((10, 13), NEVER)},
     # Kernels compiled at run time can be kept in a file.
     "runtime_cache": {"tensorrt_rtx": ((1, 7), NEVER)},
     # The parser opens lib<name>.so when it meets a plugin, while the wheel ships lib<name>.so.1 alone, and aborts.
@@ -154,6 +156,12 @@ class Backend:
                     ) from error
             if config.add_optimization_profile(profile) < 0:
                 raise BuilderError(USAGE, f"TensorRT refused the shapes {shapes_of}: {log.last_errors()}")
+        if job.weight_streaming:
+            if not self.has("weight_streaming"):
+                raise BuilderError(
+                    USAGE, f"--weight-streaming: {self.module} {self.version} does not stream weights; leave it out"
+                )
+            config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
         cache = self._timing_cache(config, job, log)
 
         report({"event": "stage", "stage": "build"})

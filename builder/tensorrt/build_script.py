@@ -103,6 +103,7 @@ def read_job(manifest: Path, output: Path | None) -> Job:
             weights=None
             if weights is None
             else Weights(folder / weights["file"], str(weights["digest"]), tuple(weights["inputs"])),
+            weight_streaming=bool(data.get("weight_streaming")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BuilderError(MODEL_AT_FAULT, f"{manifest}: not a manifest of trt-nvfp4 ({error!r})") from error

@@ -172,6 +172,7 @@ def write_folder(
     keep: bool = False,
     embed_plugins: bool = True,
     stripped: bool = False,
+    weight_streaming: bool = False,
 ) -> Path:
     """Fill the existing, empty `folder`; returns the manifest's path.
 
@@ -211,6 +212,7 @@ def write_folder(
         "plugin_library": library.name if library else None,
         "plugin_sources": SOURCES if with_sources else None,
         "embed_plugins": embed_plugins,
+        "weight_streaming": weight_streaming,
         "timing_cache": "timing.cache" if timing_cache is not None else None,
         "profiles": [{name: [p.least, p.typical, p.most] for name, p in one.items()} for one in profiles],
         "planned": [asdict(entry) for entry in planned],

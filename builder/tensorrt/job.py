@@ -41,3 +41,5 @@ class Job:
     caches: dict[str, str]
     checksums: dict[Path, str]
     weights: Weights | None = None
+    #: Whether the engine's own weights may stay in host memory.
+    weight_streaming: bool = False

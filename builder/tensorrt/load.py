@@ -91,6 +91,8 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
             f"{origin}; {module} {loader.version} on this GPU cannot load it: {log.last_errors()}; build it again "
             "here, or install the version that built it",
         )
+    if getattr(engine, "streamable_weights_size", 0) > 0:  # built with --weight-streaming
+        engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
     keeps = loader.has("runtime_cache") and hasattr(engine, "create_runtime_config")
     engine = EngineWithCache(engine, path) if keeps else engine
     if named_digest(engine.name) is not None:

@@ -89,6 +89,13 @@ def replace_moe(
     else:
         chosen = cast(moe.routing.given[0], ir.DataType.INT64, "experts")
         weights = cast(moe.routing.given[1], ir.DataType.FLOAT, "weights")
+        if len(moe.experts) < moe.router.weight.shape[0]:  # a rank's experts, of which a token may have chosen none
+            zero = ir.node("Constant", [], {"value": ir.tensor(0.0, ir.DataType.FLOAT)}, name=f"{name}/zero")
+            lowest = ir.node("Constant", [], {"value": ir.tensor(-np.inf, ir.DataType.FLOAT)}, name=f"{name}/lowest")
+            unchosen = ir.node("Equal", [weights, zero.outputs[0]], name=f"{name}/unchosen")
+            kept = ir.node("Where", [unchosen.outputs[0], lowest.outputs[0], weights], name=f"{name}/chosen_weights")
+            new_nodes += [zero, lowest, unchosen, kept]
+            weights = kept.outputs[0]
         shape = ir.node("Shape", [moe.logits], name=f"{name}/logits_shape")
         others = ir.node(
             "ConstantOfShape", shape.outputs, {"value": ir.tensor([-np.inf], ir.DataType.FLOAT)}, name=f"{name}/others"

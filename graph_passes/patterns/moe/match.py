@@ -66,6 +66,12 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: 
     if not routers:
         return []
     context = _Context(model, linears)
+    shares = _shares(context, choices, routers)
+    routers = {
+        logits: [choice for choice in group if not _of_a_part(choice)]
+        for logits, group in routers.items()
+        if logits not in shares
+    }
     matches = [_match(context, linears[logits], group) for logits, group in routers.items()]
     for (logits, group), match in zip(routers.items(), matches, strict=True):
         if match is None:
@@ -73,7 +79,34 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: 
             gave_up("moe", group[-1].node, f"no experts' MLPs lie between {router} and where its choice is used")
         elif isinstance(match, RefusedMoe):
             gave_up("moe", group[-1].node, match.reason)
-    return [match for match in matches if isinstance(match, Moe) or _selects(match, selections)]
+    found = [match for match in matches if isinstance(match, Moe) or _selects(match, selections)]
+    return [*shares.values(), *found]
+
+
+def _shares(
+    context: _Context, choices: Iterable[Choice], routers: Mapping[ir.Value, Sequence[Choice]]
+) -> dict[ir.Value, Moe]:
+    """By the router's logits, blocks of some of its experts, where experts are spread over ranks: a part of the weights
+    of all experts stands in for logits, and the rank's experts are chosen by it."""
+    found = {}
+    for choice in choices:
+        logits = logits_of(choice, context.linears)
+        if logits not in routers or not _of_a_part(choice):
+            continue
+        router = context.linears[logits]
+        if choice.size < router.weight.shape[0]:
+            match = _Matcher(context, router, [choice], router.x, choice.keys, choice.size).match()
+            if isinstance(match, Moe):
+                found[logits] = match
+    return found
+
+
+def _of_a_part(choice: Choice) -> bool:
+    """Whether it chooses by some columns of a table."""
+    keys = choice.keys
+    while is_op(node := keys.producer(), *ALIASES):
+        keys = operand(node, 0)
+    return is_op(node, "Slice")
 
 
 def _selects(match: RefusedMoe | None, selections: Selections) -> TypeGuard[RefusedMoe]:
@@ -84,10 +117,11 @@ def _match(context: _Context, router: Linear, choices: Sequence[Choice]) -> Moe 
     """The block of one router, whose experts read what it reads or else another tensor (Gemma 4's their own norm)."""
     (*_, choice) = (choice for choice in choices if choice.size == router.weight.shape[0])
     logits = scored(choice, router.y)
-    matcher = _Matcher(context, router, choices, router.x, logits)
+    count = router.weight.shape[0]
+    matcher = _Matcher(context, router, choices, router.x, logits, count)
     match = matcher.match()
     if not isinstance(match, Moe) and matcher.other_x is not None:
-        match = _Matcher(context, router, choices, matcher.other_x, logits).match() or match
+        match = _Matcher(context, router, choices, matcher.other_x, logits, count).match() or match
     return match
 
 
@@ -114,17 +148,23 @@ def variables(node: ir.Node) -> list[ir.Value]:
 
 
 class _Matcher:
-    """The search for the block of one router, and of experts that read `x`, with a row for each of the router's.
+    """The search for the block of one router, and of `count` experts that read `x`, with a row for each of its rows.
 
     `logits` are the router's output, or what is made of it before it is scored (Laguna caps it). `other_x` is then what
     the experts seem to read instead of x, where they do not read that.
     """
 
     def __init__(
-        self, context: _Context, router: Linear, choices: Sequence[Choice], x: ir.Value, logits: ir.Value
+        self,
+        context: _Context,
+        router: Linear,
+        choices: Sequence[Choice],
+        x: ir.Value,
+        logits: ir.Value,
+        count: int,
     ) -> None:
         self._context, self._router, self._choices, self._logits = context, router, tuple(choices), logits
-        self._experts_count = router.weight.shape[0]
+        self._experts_count = count
         # x, and the same values in other shapes and types on the way to it.
         self._aliases = [x]
         while is_op(node := self._aliases[-1].producer(), *ALIASES):

@@ -19,7 +19,7 @@ from trt_nvfp4.common.collectives import is_collective
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("parallel", ["tp=1", "tp=0", "tp=65", "ep=2", "2", "tp=2,ep=2"])
+@pytest.mark.parametrize("parallel", ["tp=1", "tp=0", "tp=65", "ep=2", "2", "tp=2,ep", "tp=2,ep=2,ep=2"])
 def test_other_ways_to_split_are_refused(parallel: str) -> None:
     with pytest.raises(BuilderError, match="expected tp=N") as error:
         ranks_of(parallel)

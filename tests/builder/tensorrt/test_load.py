@@ -59,6 +59,14 @@ def test_the_library_beside_an_engine_is_loaded_into_its_runtime(tmp_path: Path)
     assert not runtime.engine_host_code_allowed
 
 
+def test_weights_are_streamed_within_the_budget_that_tensorrt_proposes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runtime, "streamable_weights_size", 100, raising=False)
+    monkeypatch.setattr(Runtime, "get_weight_streaming_automatic_budget", lambda _: 40, raising=False)
+    assert load.load_engine(engine(tmp_path, None))[0].weight_streaming_budget_v2 == 40
+
+
 def test_an_engine_that_carries_the_library_may_run_it(tmp_path: Path) -> None:
     runtime, _ = load.load_engine(engine(tmp_path, None))
     assert runtime.engine_host_code_allowed

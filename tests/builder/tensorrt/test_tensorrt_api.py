@@ -182,6 +182,8 @@ def job_in(tmp_path: Path) -> build_script.Job:
         caches={},
         planned=[],
         checksums={},
+        weights=build_script.Weights(tmp_path / "weights.safetensors", "0" * 64, ("w",)),
+        weight_streaming=True,
     )
 
 

@@ -1,0 +1,78 @@
+"""Whether several GPUs are faster than one: the least time of a rank's products and of the sums between the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trt_nvfp4.common.collectives import is_collective
+
+#: Of a sum of few values over two H200, by NCCL in a CUDA graph, as measured (`parallel.json` among the records).
+SUM_US = 10.0
+_SIXTEEN_BITS = 2
+
+
+@dataclass(frozen=True)
+class Link:
+    """What GPUs of one machine are joined by: bytes per second in one direction, as the maker states them."""
+
+    name: str
+    bandwidth: float
+
+
+NVLINK_4, NVLINK_5 = Link("NVLink", 450e9), Link("NVLink", 900e9)
+PCIE_5 = Link("PCIe 5.0 x16", 64e9)
+LINKS = {"b200": NVLINK_5, "b300": NVLINK_5, "h200": NVLINK_4, "h100": NVLINK_4}
+
+
+def sum_us(values: int, ranks: int, link: Link) -> float:
+    """Least microseconds of a sum of so many 16-bit values over `ranks`, in a ring: each sends 2 (ranks - 1) / ranks of
+    them."""
+    return SUM_US + 2 * (ranks - 1) / ranks * values * _SIXTEEN_BITS / link.bandwidth * 1e6
+
+
+def predict(target: str, ranks: int, products: Sequence[Mapping[str, Any]], rank: Path) -> dict[str, Any]:
+    """Of a step as the engines are tuned for: `products` are those of one rank, as `roofline.predict` has them, `rank`
+    is its ONNX file. {} where nothing is predicted of the products.
+
+    One GPU reads what all ranks do, so it is taken to need `ranks` times as long for the products.
+    """
+    if not products:
+        return {}
+    link = LINKS.get(target, PCIE_5)
+    rows = max(entry["tokens"] for entry in products)
+    of_rank = sum(entry["predicted_us"]["nvfp4"] for entry in products)
+    sums = [sum_us(rows * width, ranks, link) for width in summed_widths(rank)]
+    return {
+        "ranks": ranks,
+        "link": link.name,
+        "tokens": rows,
+        "products_us": of_rank,
+        "sums": len(sums),
+        "sums_us": sum(sums),
+        "one_gpu_us": ranks * of_rank,
+        "speed_up": ranks * of_rank / (of_rank + sum(sums)),
+    }
+
+
+def summed_widths(rank: Path) -> list[int]:
+    """The last dimension of every tensor that ranks add up."""
+    graph = onnx.load(rank, load_external_data=False).graph
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.value_info, *graph.output)}
+    dims = [shapes.get(node.output[0]) for node in graph.node if is_collective(node)]
+    return [found[-1].dim_value if found else 0 for found in dims]
+
+
+def shown(prediction: Mapping[str, Any]) -> str:
+    """One line for the summary."""
+    ranks, speed_up = prediction["ranks"], prediction["speed_up"]
+    verdict = f"{speed_up:.2f} times as fast as one" if speed_up > 1 else f"slower than one ({speed_up:.2f} times)"
+    return (
+        f"least time of {prediction['tokens']} tokens at once: {prediction['products_us']:.0f} us of a rank's products "
+        f"and {prediction['sums_us']:.0f} us of {prediction['sums']} sums over {prediction['link']}, against "
+        f"{prediction['one_gpu_us']:.0f} us: {ranks} GPUs are {verdict}"
+    )
