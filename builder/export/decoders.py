@@ -55,13 +55,14 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
         ) from (said or reasons[0])
     keys, values = empty[::2], empty[1::2]
     text = model.config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
     decoder = Decoder(
         capacity=capacity,
         max_batch=options.max_batch,
         kv_heads=[key.shape[1] for key in keys],
         head_dim=[key.shape[3] for key in keys],
         value_head_dim=[value.shape[3] for value in values],
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=getattr(head, "vocabulary", head.weight.shape[0]),
         eos_token_ids=end_tokens(model),
         cache_dtype=str(empty[0].dtype).removeprefix("torch."),
         sliding_window=getattr(text, "sliding_window", None),

@@ -213,6 +213,7 @@ def _head(modules: dict[str, Any], name: str, rank: Rank) -> None:
     if module.bias is not None:
         module.bias = _parameter(module.bias[first:last].clone())
     module.out_features = last - first
+    module.vocabulary = vocabulary  # of its logits, once the ranks' are joined
     module.register_forward_hook(
         lambda _, __, y: all_reduce(nn.functional.pad(y, (first, vocabulary - last)), rank.count)
     )
