@@ -88,10 +88,10 @@ def _shares(
 ) -> dict[ir.Value, Moe]:
     """By the router's logits, blocks of some of its experts, where experts are spread over ranks: a part of the weights
     of all experts stands in for logits, and the rank's experts are chosen by it."""
-    found = {}
+    found: dict[ir.Value, Moe] = {}
     for choice in choices:
         logits = logits_of(choice, context.linears)
-        if logits not in routers or not _of_a_part(choice):
+        if logits is None or logits not in routers or not _of_a_part(choice):
             continue
         router = context.linears[logits]
         if choice.size < router.weight.shape[0]:
