@@ -45,8 +45,18 @@ def of_directory(
             text = model.config.get_text_config(decoder=True)
             capacity = options.checked_capacity(directory, getattr(text, "max_position_embeddings", None))
             size = None if image_size is None else ImageSize.parse(image_size)
-            found = vision_language.parts_of(directory, model, capacity, options, size)
-            example = vision_language.example_of(model, found[0], found[2])
+            try:
+                found = vision_language.parts_of(directory, model, capacity, options, size)
+                example = vision_language.example_of(model, found[0], found[2])
+            except (BuilderError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # whatever modeling code raises where it is called in another way than its own
+                raise BuilderError(
+                    MODEL_AT_FAULT,
+                    f"{directory}: {type(model).__name__} is a vision-language model of a kind that is not known here: "
+                    "its vision tower does not run on pixel values alone, or its features are counted in another way; "
+                    "give a Python file with its parts (model.py:components)",
+                ) from error
         else:
             raise BuilderError(
                 MODEL_AT_FAULT,
