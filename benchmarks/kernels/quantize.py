@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     name = "quantize_searches" if arguments.searches else "quantize"
-    out = arguments.out or HERE / "results" / f"{name}.json"
+    out = arguments.out or HERE / "results" / "kernels" / f"{name}.json"
     work = bench_searches if arguments.searches else bench
     host = plugin_host()
     torch.manual_seed(0)

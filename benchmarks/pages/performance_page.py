@@ -52,9 +52,7 @@ by expert (`_scaled_mm`) and in one launch (`_scaled_grouped_mm`)."""
 GENERATE = """## Text without TensorRT
 
 `generate --runner torch`: a language model of eight layers of Qwen3-0.6B's shape, random weights, prompts of 512
-tokens. Our plugins with torch for the rest, the same graph unquantized, and transformers with a static cache and
-compiled decode steps. transformers chooses tokens on the GPU; when this was recorded, `generate` copied all logits
-to the CPU in each step, and it now chooses them on the GPU, too."""
+tokens. Our plugins with torch for the rest, and the same graph unquantized in BF16. Tokens are chosen on the GPU."""
 
 ATTENTION = """## Attention over a cache
 
@@ -67,13 +65,21 @@ PREFILL = "Prefill into an empty FP16 cache, against torch's flash attention and
 DECODER = """## A whole decode step
 
 All layers and the head of published shapes, random weights, one new token a sequence: our plugins one after the other
-in a CUDA graph (parts), and all layers in one launch (`NVFP4Decoder`, whose AUTO takes it for one token alone; several
-tokens with heads of 256, or of mixtures, have none). Behind each time its fraction of the floor: NVFP4 weights and the
-caches, in their type,
-read once at the read bandwidth that the record states. BF16 and FP8 are torch.compile's in a CUDA graph, as multiples
-of the faster of parts and one launch with 16-bit caches. Mixtures have no baseline here. At one token neither memory
-nor products bind the launch for all layers, but what follows one another in every layer: hand-overs between blocks, and
-attention. Parts pay a start each. What was measured against both: [NOTES.md](../../benchmarks/NOTES.md)."""
+in a CUDA graph (parts), and all layers in one launch (`NVFP4Decoder`; AUTO takes it for one token alone). Behind each
+time its fraction of the floor: NVFP4 weights and the caches, in their type, read once at the read bandwidth that the
+record states. BF16 and FP8 are torch.compile's in a CUDA graph, as multiples of the faster of parts and one
+launch with 16-bit caches. Mixtures have no baseline here. At one token neither memory nor products bind the launch for
+all layers, but what follows one another in every layer: hand-overs between blocks, and attention. Parts pay a start
+each. What was measured against both: [NOTES.md](../../benchmarks/NOTES.md)."""
+
+DECODER_WIDE = """Heads of 256 and mixtures of experts take one launch of one token since the record above; a later run
+of these alone:"""
+
+QUANTIZE = """## Quantizers of 4-bit activations
+
+`NVFP4Quantize` behind a norm and a residual, FP16: block scales by amax, the better of two (four over six) and the best
+of several (sweep), without and with 64 residual channels, times as multiples of amax. The tensor scale is given, as
+with calibration."""
 
 
 VLA = """## A robot policy's MLPs
@@ -170,9 +176,9 @@ def attention_table() -> str:
     return table("batch, cache, cached tokens, time, of bandwidth, torch", rows)
 
 
-def decoder_table() -> str:
+def decoder_table(name: str = "decoder") -> str:
     rows = []
-    for run in load("decoder")["steps"]:
+    for run in load(name)["steps"]:
         found, shares = times(run), run["fraction_of_floor"]
         names = ("parts", "one launch", "parts, FP8 caches", "one launch, FP8 caches")
         ours = [f"{found[name]:.0f} us, {shares[name]:.0%}" if name in found else "-" for name in names]
@@ -228,6 +234,16 @@ def parallel_table() -> str:
     return table("op, tokens, one GPU, a rank's plugin, the sum, two GPUs, predicted, speed-up", rows)
 
 
+def quantize_table() -> str:
+    rows = []
+    for case in load("quantize_searches")["cases"]:
+        if case["scale_given"]:
+            found = times(case)
+            ratios = (f"{found[name] / found['0+0']:.2f}x" for name in ("1+0", "2+0", "0+64", "2+64"))
+            rows.append([str(case["m"]), str(case["k"]), f"{found['0+0']:.1f} us", *ratios])
+    return table("tokens, channels, amax, four over six, sweep, amax + 64, sweep + 64", rows)
+
+
 def generate_table() -> str:
     rows = [
         [run["contestant"], str(run["batch"]), f"{run['first_token_ms']:.1f} ms", f"{run['tokens_per_s']:.0f}"]
@@ -273,6 +289,12 @@ def page() -> str:
         DECODER,
         f"NVIDIA H200: {link('decoder')}, `{script('decoder')}`.",
         decoder_table(),
+        DECODER_WIDE,
+        f"NVIDIA H200: {link('decoder_wide')}, `{script('decoder_wide')} --only Gemma-2B Qwen3-30B-A3B`.",
+        decoder_table("decoder_wide"),
+        QUANTIZE,
+        source("quantize_searches"),
+        quantize_table(),
         VLA,
         source("vla"),
         vla_table(),

@@ -26,6 +26,7 @@ def link(name: str) -> str:
 
 def script(name: str) -> str:
     """How the script that recorded a run is started. Records may name a place that it has left since."""
-    file = load(name)["environment"]["command"].split()[1].rpartition("/")[2]
+    words = load(name)["environment"]["command"].split()
+    file = words[2] if words[1] == "-m" else words[1].rpartition("/")[2]
     (path,) = BENCHMARKS.glob(f"*/{file}") if file.endswith(".py") else BENCHMARKS.glob(f"*/{file.split('.')[-1]}.py")
     return f"python -m benchmarks.{path.parent.name}.{path.stem}"
