@@ -45,20 +45,17 @@ def _contradiction(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> str |
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dim.dim_value = size
     try:
-        inferred = _infer(sized)
+        inferred = onnx.shape_inference.infer_shapes(sized, strict_mode=True, data_prop=True)
         if shapes:
             # Inference follows sizes that are computed into Reshapes, but not into Slices: of a table of positions.
             model = ir.from_proto(inferred)
             simplify_shapes(model.graph)
             folded = ir.to_proto(model)
             del folded.graph.value_info[:]
-            _infer(folded)
+            # Without data propagation: computed sizes are folded already, and it may take a bias for a shape.
+            onnx.shape_inference.infer_shapes(folded, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         # The first of all that follow from each other: "(op_type:Reshape, node name: n): [ShapeInferenceError] why".
         found = re.search(r"op_type:(\w+), node name: (.*?)\): \[\w+\] (.*?)\s*(\(op_type:|$)", str(error), re.DOTALL)
         return f"node {found[2]!r} ({found[1]}): {found[3]}" if found else " ".join(str(error).split())
     return None
-
-
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
