@@ -391,8 +391,8 @@ def _interface(report: Mapping[str, Any]) -> Table | None:
 def _budget(report: Mapping[str, Any]) -> Summary | None:
     """Of every subgraph the precisions that were weighed, and the mixes that were measured."""
     found = report["budget"]
-    if not found:
-        return None
+    if not found or "subgraphs" not in found:
+        return None  # none, or of a version that kept no more than what was achieved
     decided = {entry["name"]: entry["decision"] for entry in report["subgraphs"]}
     rows: list[Sequence[Cell]] = []
     for name, options in found["subgraphs"].items():

@@ -94,7 +94,7 @@ def program() -> Program:
     api = ROOT / "kernels" / "api"
     sources = [api / "moe" / "moe_plan.cu", api / "error.cpp"]
     return Program.compile(
-        SOURCE, Gpu("rtx-blackwell"), includes=[api / "moe", ROOT / "kernels"], depends=[*sources, *headers]
+        SOURCE, Gpu("rtx-blackwell"), includes=[api, api / "moe", ROOT / "kernels"], depends=[*sources, *headers]
     )
 
 
