@@ -322,12 +322,12 @@ def test_fp8_is_the_plugin_where_the_target_has_it(mlps: Path, samples: Path) ->
     assert {entry.op for entry in Plan.load(report["files"]["plan"]).subgraphs} == {""}
 
 
-@pytest.mark.parametrize(("recipe", "times"), [(None, 1), ("gptq+quantized-inputs", 2)])
+@pytest.mark.parametrize(("recipe", "times"), [(None, 2), ("gptq+quantized-inputs", 3)])
 def test_each_subgraph_is_quantized_once(
     mlps: Path, samples: Path, recipe: str | None, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three MLPs, two matrices each, for W4A4 and W4A16 together unless their weights differ, however many mixes are
-    verified."""
+    """Three MLPs, two matrices each, for W4A4 and W4A16 together unless their weights differ, and for both in one MLP,
+    which has other nodes, however many mixes are verified."""
     made = []
     original = nvfp4_weights.WeightQuantizer
 

@@ -63,4 +63,5 @@ def test_a_bias_that_gemm_scales_stays_in_it(tmp_path: Path, seed: int) -> None:
     result = rewritten(source, plan_all(source, precision="fp8"))
     x = np.random.default_rng(seed).standard_normal((2, 5, K)).astype(np.float32)
     (before,), (after,) = run(source.path, x), run(result.path, x)
-    assert np.linalg.norm(after - before) < 0.1 * np.linalg.norm(before)
+    # FP8 is off by 4 to 12 %, from seed to seed; a bias added whole, or not at all, by 26 to 63 %.
+    assert np.linalg.norm(after - before) < 0.2 * np.linalg.norm(before)
