@@ -33,7 +33,7 @@ _MOST_RANKS = 64
 # A graph of all ranks is one protobuf, which ends at 2 GiB.
 _MOST_BYTES = 1 << 30
 #: Options of one graph's run that ranks have no use for.
-_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after")
+_OF_ONE_GRAPH = ("plan", "packed_weights", "accuracy_budget", "accuracy_data", "stop_after", "surgery")
 
 
 def ranks_of(parallel: str) -> list[Rank]:
@@ -93,7 +93,7 @@ def run(request: Request, parallel: str, progress: Progress | None = None) -> Pa
             found = _together(rewritten, temporary / "rewritten.onnx")
             report.chain |= {"cosine": cosine([expected], [found]), "error": relative_error([expected], [found])}
         first = next(iter(report.parts.values()))
-        report.ranks = predict(request.target.name, len(ranks), first.predicted.get("subgraphs") or [], exported[0])
+        report.ranks = predict(request.target.name, ranks[0], first.predicted.get("subgraphs") or [], exported[0])
         report.warnings += [f"{name}: {text}" for name, part in report.parts.items() for text in part.warnings]
         copy_tokenizer(request.model, destination / TOKENIZER)
         manifest = {"format": FORMAT, "tp": len(ranks), "ep": ranks[0].spread, "ranks": list(report.parts)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.common.collectives import is_collective
 
 #: Of a sum of few values over two H200, by NCCL in a CUDA graph, as measured (`parallel.json` among the records).
@@ -35,18 +36,24 @@ def sum_us(values: int, ranks: int, link: Link) -> float:
     return SUM_US + 2 * (ranks - 1) / ranks * values * _SIXTEEN_BITS / link.bandwidth * 1e6
 
 
-def predict(target: str, ranks: int, products: Sequence[Mapping[str, Any]], rank: Path) -> dict[str, Any]:
-    """Of a step as the engines are tuned for: `products` are those of one rank, as `roofline.predict` has them, `rank`
-    is its ONNX file. {} where nothing is predicted of the products.
+def predict(target: str, rank: Rank, products: Sequence[Mapping[str, Any]], file: Path) -> dict[str, Any]:
+    """Of a step as the engines are tuned for: `products` are those of `rank`, as `roofline.predict` has them, `file` is
+    its ONNX file. {} where nothing is predicted of the products, where experts are spread over ranks, and where a width
+    of the tensors that ranks add up is unknown.
 
-    One GPU reads what all ranks do, so it is taken to need `ranks` times as long for the products.
+    One GPU reads what all ranks do, so it is taken to need as many times as long for the products. That does not hold
+    of whole experts: the prediction of a rank then counts each token's experts as its own, as if no other had them.
     """
-    if not products:
+    if not products or rank.spread > 1:
         return {}
+    widths = summed_widths(file)
+    if None in widths:
+        return {}
+    ranks = rank.count
     link = LINKS.get(target, PCIE_5)
     rows = max(entry["tokens"] for entry in products)
     of_rank = sum(entry["predicted_us"]["nvfp4"] for entry in products)
-    sums = [sum_us(rows * width, ranks, link) for width in summed_widths(rank)]
+    sums = [sum_us(rows * width, ranks, link) for width in widths if width is not None]
     return {
         "ranks": ranks,
         "link": link.name,
@@ -59,12 +66,12 @@ def predict(target: str, ranks: int, products: Sequence[Mapping[str, Any]], rank
     }
 
 
-def summed_widths(rank: Path) -> list[int]:
-    """The last dimension of every tensor that ranks add up."""
+def summed_widths(rank: Path) -> list[int | None]:
+    """The last dimension of every tensor that ranks add up; None where the file does not say it."""
     graph = onnx.load(rank, load_external_data=False).graph
     shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.value_info, *graph.output)}
     dims = [shapes.get(node.output[0]) for node in graph.node if is_collective(node)]
-    return [found[-1].dim_value if found else 0 for found in dims]
+    return [(found[-1].dim_value or None) if found else None for found in dims]
 
 
 def shown(prediction: Mapping[str, Any]) -> str:

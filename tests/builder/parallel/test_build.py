@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -30,6 +31,18 @@ def test_calibration_is_refused(tmp_path: Path) -> None:
     saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
     request = Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", calib_data=tmp_path / "x.txt")
     with pytest.raises(BuilderError, match="leave --calib-data out"):
+        run(request, "tp=2")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["plan", "packed_weights", "accuracy_data", "surgery"])
+def test_options_of_one_graph_are_refused(tmp_path: Path, option: str) -> None:
+    saved("Llama", {**DENSE, "num_hidden_layers": 1}, tmp_path / "model")
+    given: dict[str, Any] = {option: tmp_path / "file.py"}
+    request = Request(tmp_path / "model", find_target("thor"), bundle=tmp_path / "out", **given)
+    with pytest.raises(
+        BuilderError, match=f"--{option.replace('_', '-')} has no use with --parallel tp=2: leave it out"
+    ):
         run(request, "tp=2")
     assert not (tmp_path / "out").exists()
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from trt_nvfp4.builder.parallel.prediction import NVLINK_4, NVLINK_5, PCIE_5, SUM_US, predict, shown, sum_us
+from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.common.collectives import DOMAIN, NAME, attributes
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -38,13 +39,27 @@ def test_a_sum_over_a_slower_link_takes_longer() -> None:
 )
 def test_large_products_pay_and_small_ones_do_not(tmp_path: Path, least: float, verdict: str) -> None:
     products = [{"tokens": 1, "predicted_us": {"nvfp4": least}} for _ in range(2)]
-    found = predict("h200", 2, products, rank_file(tmp_path / "m.onnx", 2, 8192))
+    found = predict("h200", Rank(0, 2), products, rank_file(tmp_path / "m.onnx", 2, 8192))
     assert (found["sums"], found["products_us"], found["one_gpu_us"]) == (2, 2 * least, 4 * least)
     assert verdict in shown(found)
 
 
 def test_nothing_is_said_without_products(tmp_path: Path) -> None:
-    assert predict("h200", 2, [], tmp_path / "missing.onnx") == {}
+    assert predict("h200", Rank(0, 2), [], tmp_path / "missing.onnx") == {}
+
+
+def test_nothing_is_said_of_spread_experts_and_of_unknown_widths(tmp_path: Path) -> None:
+    products = [{"tokens": 1, "predicted_us": {"nvfp4": 50.0}}]
+    file = rank_file(tmp_path / "m.onnx", 1, 64)
+    assert predict("h200", Rank(0, 2), products, file)
+    assert predict("h200", Rank(0, 2, 2), products, file) == {}
+    unknown = onnx.load(file)
+    unknown.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "width"
+    onnx.save(unknown, file)
+    assert predict("h200", Rank(0, 2), products, file) == {}
+    del unknown.graph.output[:]
+    onnx.save(unknown, file)
+    assert predict("h200", Rank(0, 2), products, file) == {}
 
 
 def test_the_measured_sums_of_two_gpus() -> None:
