@@ -12,12 +12,13 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def cosine(found: np.ndarray, expected: np.ndarray) -> float:
-    """Cosine similarity of the flattened arrays; 0 where one of them is zero and the other is not.
+    """Cosine similarity of the flattened arrays; 0 where one of them is zero and the other is not, NaN where values are
+    not finite.
 
     Equal arrays are alike entirely, which the quotient misses by a rounding error.
     """
     x, y = np.asarray(expected, np.float64).ravel(), np.asarray(found, np.float64).ravel()
-    if np.array_equal(x, y):
+    if np.array_equal(x, y) and np.isfinite(x).all():
         return 1.0
     norms = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
     return float((x * y).sum()) / norms if norms else 0.0

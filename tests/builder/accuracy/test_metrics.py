@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trt_nvfp4.builder.accuracy.metrics import Agreement
-from trt_nvfp4.common.metrics import kl_divergence
+from trt_nvfp4.common.metrics import cosine, kl_divergence
 
 
 def test_metrics_against_their_definitions(rng: np.random.Generator) -> None:
@@ -43,6 +43,13 @@ def test_nan_is_no_agreement() -> None:
     assert np.isnan(row.max_abs)
     assert row.worst_sample == 1
     assert row.as_dict()["cosine"] is None
+
+
+def test_infinity_is_no_agreement() -> None:
+    """Not even with itself: by that an original is refused whose outputs are not finite."""
+    values = np.array([1, np.inf, -np.inf, 0])
+    assert np.isnan(cosine(values, values))
+    assert cosine(values[:1], values[:1]) == 1
 
 
 def test_zeros_agree_with_zeros_alone() -> None:
