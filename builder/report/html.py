@@ -81,11 +81,12 @@ SNIPPET = """\
 import torch, {module} as trt
 
 runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
-runtime.engine_host_code_allowed = True  # the plugin library is code: only for engines that you trust
+{plugins}
 engine = runtime.deserialize_cuda_engine(open({engine}, "rb").read())
 context = engine.create_execution_context()
 for name, shape in {shapes}.items():
-    context.set_input_shape(name, shape)
+    if not context.set_input_shape(name, shape):
+        raise RuntimeError(f"the engine does not take {{name}} of shape {{shape}}")
 types = {{trt.float32: torch.float32, trt.float16: torch.float16, trt.bfloat16: torch.bfloat16, trt.int64: torch.int64,
          trt.int32: torch.int32, trt.int8: torch.int8, trt.bool: torch.bool}}
 tensors = {{}}
@@ -93,7 +94,8 @@ for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):  # your i
     shape, dtype = tuple(context.get_tensor_shape(name)), types[engine.get_tensor_dtype(name)]
     tensors[name] = torch.zeros(shape, dtype=dtype, device="cuda")
     context.set_tensor_address(name, tensors[name].data_ptr())
-context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+    raise RuntimeError("TensorRT could not run the engine")
 torch.cuda.synchronize()
 """
 
@@ -126,7 +128,8 @@ def page(report: Mapping[str, Any], bench: Mapping[str, Any] | None, name: str) 
         warnings=report["warnings"],
         interface=_interface(report),
         budget=_budget(report),
-        snippet=None if report.get("engine") is None else _snippet(report),
+        snippet=_snippet(report),
+        no_snippet=_no_snippet(report),
         speed=_speed(report, bench),
         sizes=_sizes(report),
         profiles=_profiles(report),
@@ -421,8 +424,25 @@ def _budget(report: Mapping[str, Any]) -> Summary | None:
     return Summary(Table("Precisions, accuracy and time", columns, rows), line)
 
 
-def _snippet(report: Mapping[str, Any]) -> str:
-    """Python that runs the engine once on zeros, with the opt shapes of its first profile."""
+def _no_snippet(report: Mapping[str, Any]) -> str | None:
+    """What of the engine takes more code than the snippet has; None where nothing does."""
+    if report["plugin_weights"]:
+        return "The plugins' weights are inputs of this engine, in a file beside it"
+    if report["caches_in_place"]:
+        return "This engine updates its caches in place"
+    if report["shape_values"]:
+        return f"The values of {', '.join(report['shape_values'])} are shapes, which TensorRT reads on the host"
+    return None
+
+
+def _snippet(report: Mapping[str, Any]) -> str | None:
+    """Python that runs the engine once on zeros, with the opt shapes of its first profile; None without an engine, and
+    for one that takes more than that."""
+    if report["engine"] is None or _no_snippet(report):
+        return None
     module = "tensorrt_rtx" if str(report["backend"]).startswith("tensorrt_rtx") else "tensorrt"
     shapes = {name: tuple(opt) for name, (_, opt, _) in report["profiles"].items()}
-    return SNIPPET.format(module=module, engine=repr(Path(report["engine"]).name), shapes=shapes)
+    plugins = "runtime.engine_host_code_allowed = True  # the plugin library is code: only for engines that you trust"
+    if library := report["plugin_library"]:
+        plugins = f"runtime.get_plugin_registry().load_library({Path(library).name!r})  # code: only if you trust it"
+    return SNIPPET.format(module=module, plugins=plugins, engine=repr(Path(report["engine"]).name), shapes=shapes)

@@ -7,10 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import onnx
@@ -134,6 +136,60 @@ def test_page_says_how_it_was_made_and_is_run(report: Path) -> None:
     compile(snippet, "snippet", "exec")
     assert "tensorrt_rtx as trt" in snippet
     assert f"bench-engine {engine}" in " ".join(text.split())
+
+
+def _built(report: Path, **more: Any) -> Page:
+    """The page of a report with an engine and `more`."""
+    data = json.loads(report.read_text())
+    built = {"engine": str(report.with_name("o.engine")), "engine_bytes": 5, "backend": "tensorrt 10.13"}
+    report.write_text(json.dumps({**data, **built, **more}))
+    return Page(html_report.write(report).read_text())
+
+
+def _snippets(page: Page) -> list[str]:
+    return [part for part in page.text if "deserialize_cuda_engine" in part]
+
+
+def test_the_snippet_loads_the_library_that_lies_beside_the_engine(report: Path) -> None:
+    (embedded,) = _snippets(_built(report))
+    assert "engine_host_code_allowed = True" in embedded
+    (beside,) = _snippets(_built(report, plugin_library="lib.so"))
+    compile(beside, "snippet", "exec")
+    assert "load_library('lib.so')" in beside
+    assert "engine_host_code_allowed" not in beside
+
+
+@pytest.mark.parametrize("refused", ["set_input_shape", "execute_async_v3"])
+def test_the_snippet_says_what_tensorrt_refuses(report: Path, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for torch and TensorRT, which refuse this call."""
+    (snippet,) = _snippets(_built(report))
+    tensorrt, stand_in = MagicMock(), MagicMock()
+    engine = tensorrt.Runtime.return_value.deserialize_cuda_engine.return_value
+    engine.num_io_tensors = 0
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    monkeypatch.chdir(report.parent)
+    report.with_name("o.engine").write_bytes(b"engine")
+    exec(snippet, {})
+    getattr(engine.create_execution_context.return_value, refused).return_value = False
+    with pytest.raises(RuntimeError, match="the engine"):
+        exec(snippet, {})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"plugin_weights": {"file": "w.safetensors", "bytes": 8}}, "in a file beside it"),
+        ({"caches_in_place": 2}, "generate"),
+        ({"shape_values": {"size": [[1], [2], [3]]}}, "The values of size are shapes"),
+    ],
+)
+def test_an_engine_that_takes_more_has_no_snippet(report: Path, more: dict[str, Any], said: str) -> None:
+    page = _built(report, **more)
+    assert not _snippets(page)
+    text = " ".join("".join(page.text).split())
+    assert said in text
+    assert "docs/how_to/running.md" in text
 
 
 def test_points_lie_on_the_roofline(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
