@@ -91,8 +91,7 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
             f"{origin}; {module} {loader.version} on this GPU cannot load it: {log.last_errors()}; build it again "
             "here, or install the version that built it",
         )
-    if getattr(engine, "streamable_weights_size", 0) > 0:  # built with --weight-streaming
-        engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
+    raw = engine
     keeps = loader.has("runtime_cache") and hasattr(engine, "create_runtime_config")
     engine = EngineWithCache(engine, path) if keeps else engine
     if named_digest(engine.name) is not None:
@@ -100,4 +99,7 @@ def load_engine(path: Path) -> tuple[Any, backend.Backend]:
         from trt_nvfp4.builder.tensorrt.bound_weights import with_weights
 
         engine = with_weights(engine, path)
+    if getattr(raw, "streamable_weights_size", 0) > 0:  # built with --weight-streaming
+        # Last: of the memory that the plugins' weights leave.
+        raw.weight_streaming_budget_v2 = raw.get_weight_streaming_automatic_budget()
     return engine, loader

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
-from trt_nvfp4.builder.tensorrt import backend, load
+from trt_nvfp4.builder.tensorrt import backend, bound_weights, load, weights_file
 
 
 class Registry:
@@ -65,6 +65,31 @@ def test_weights_are_streamed_within_the_budget_that_tensorrt_proposes(
     monkeypatch.setattr(Runtime, "streamable_weights_size", 100, raising=False)
     monkeypatch.setattr(Runtime, "get_weight_streaming_automatic_budget", lambda _: 40, raising=False)
     assert load.load_engine(engine(tmp_path, None))[0].weight_streaming_budget_v2 == 40
+
+
+def test_the_budget_is_of_the_memory_that_plugins_weights_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set on TensorRT's engine, not on what stands for it."""
+    order: list[str] = []
+    monkeypatch.setattr(Runtime, "name", weights_file.ENGINE_NAME + "0" * 64)
+    monkeypatch.setattr(Runtime, "streamable_weights_size", 100, raising=False)
+    held: list[Any] = []
+
+    def budget(_: Runtime) -> int:
+        order.append("budget")
+        return 40
+
+    def with_weights(engine: Any, path: Path) -> SimpleNamespace:
+        order.append("weights")
+        held.append(engine)
+        return SimpleNamespace()
+
+    monkeypatch.setattr(Runtime, "get_weight_streaming_automatic_budget", budget, raising=False)
+    monkeypatch.setattr(bound_weights, "with_weights", with_weights)
+    load.load_engine(engine(tmp_path, None))
+    assert order == ["weights", "budget"]
+    assert held[0].weight_streaming_budget_v2 == 40
 
 
 def test_an_engine_that_carries_the_library_may_run_it(tmp_path: Path) -> None:
