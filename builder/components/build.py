@@ -25,7 +25,7 @@ from trt_nvfp4.builder.export.tokenizer_files import copy_tokenizer
 from trt_nvfp4.builder.inputs.shapes import RANGES
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.pipeline.request import Request, check_streaming
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.calibration.samples.samples import load_samples
@@ -165,6 +165,7 @@ def _check(request: Request) -> None:
         raise BuilderError(USAGE, "nothing says where to write: add -o FOLDER or --bundle FOLDER")
     if request.bundle is None:
         require_here(request.target)
+    check_streaming(request)
 
 
 @contextmanager

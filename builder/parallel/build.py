@@ -22,7 +22,7 @@ from trt_nvfp4.builder.parallel.shard import Rank
 from trt_nvfp4.builder.parallel.simulate import prefix, simulated
 from trt_nvfp4.builder.pipeline import pipeline
 from trt_nvfp4.builder.pipeline.progress import Named, Progress, Silent
-from trt_nvfp4.builder.pipeline.request import Request
+from trt_nvfp4.builder.pipeline.request import Request, check_streaming
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.common.replacing import made_folder, scratch
 
@@ -120,6 +120,7 @@ def _check(request: Request, parallel: str) -> None:
         raise BuilderError(USAGE, "nothing says where to write: add -o FOLDER or --bundle FOLDER")
     if request.bundle is None:
         require_here(request.target)
+    check_streaming(request)
 
 
 def _of_rank(request: Request, file: Path, base: Path) -> Request:

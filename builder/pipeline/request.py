@@ -17,6 +17,8 @@ from trt_nvfp4.builder.inputs.shapes import LARGEST_DIMENSION, Shape
 from trt_nvfp4.builder.model_files import check_model_file
 from trt_nvfp4.builder.onnx_file import is_exported, read_if_any
 from trt_nvfp4.builder.targets import Target
+from trt_nvfp4.builder.tensorrt.backend import FEATURES
+from trt_nvfp4.builder.tensorrt.build_script import choose_module
 from trt_nvfp4.builder.tensorrt.load import ENGINES
 from trt_nvfp4.calibration.recipes import parse
 from trt_nvfp4.calibration.samples.python_loader import split_function
@@ -145,6 +147,7 @@ def check(request: Request, rewritten: bool) -> None:
     _check_adapter(request)
     _check_inputs(request)
     _check_recipe_is_heard(request)
+    check_streaming(request)
     _check_interface(request)
     _check_texts(request)
     _check_destination(request, rewritten)
@@ -245,6 +248,20 @@ def _check_calibration(request: Request) -> None:
     if request.stop_after == "calibrate" and (request.calib_data is None or is_statistics(request.calib_data)):
         raise BuilderError(
             USAGE, "--stop-after calibrate: nothing would be calibrated; give input samples with --calib-data FILE|DIR"
+        )
+
+
+def check_streaming(request: Request) -> None:
+    """That what builds the engine on this machine, if something does, can stream its weights."""
+    target = request.target
+    if not request.weight_streaming or request.output is None or request.bundle is not None or request.stop_after:
+        return
+    module = choose_module(target.modules, target.compute_capability)
+    if target.why_not_here() is None and module not in FEATURES["weight_streaming"]:
+        raise BuilderError(
+            USAGE,
+            f"--weight-streaming: {module} builds engines for {target.name} here, and only tensorrt streams weights; "
+            "leave it out",
         )
 
 

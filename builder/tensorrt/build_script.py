@@ -73,7 +73,7 @@ def read_job(manifest: Path, output: Path | None) -> Job:
         data = json.loads(manifest.read_text())
         folder = manifest.resolve().parent
         capability = tuple(data["compute_capability"])
-        module = _choose_module(data["modules"], capability)
+        module = choose_module(data["modules"], capability)
 
         def inside(name: str | None) -> Path | None:
             return None if name is None else folder / name
@@ -132,7 +132,7 @@ def report_file(engine: Path) -> Path:
     return engine.with_name(base + ".report.json")
 
 
-def _choose_module(modules: dict[str, str], compute_capability: tuple[int, ...]) -> str:
+def choose_module(modules: dict[str, str], compute_capability: tuple[int, ...]) -> str:
     """Of the acceptable modules (name -> oldest version) the first that serves; else the first that is installed, which
     says what is amiss, and else the first."""
     installed = [name for name in modules if importlib.util.find_spec(name) is not None]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 
 from trt_nvfp4.builder import errors, onnx_file
 from trt_nvfp4.builder.pipeline import pipeline
+from trt_nvfp4.builder.pipeline import request as checks
 from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.targets import find_target
 from trt_nvfp4.graph_passes.planning.plan import Plan
@@ -272,6 +274,20 @@ def test_plan_edited_to_what_the_target_lacks(gated_mlps: Path, target: str, dec
     plan["subgraphs"][1]["decision"] = decision
     path.write_text(yaml.safe_dump(plan))
     refusal(gated_mlps, "o.plan.yaml, line", f"it cannot be {decision}: {text}", plan=path, target=target)
+
+
+def test_weights_are_not_streamed_by_tensorrt_rtx(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before an export, where this machine would build the engine."""
+    monkeypatch.setattr(type(find_target("ada")), "why_not_here", lambda _: None)
+    monkeypatch.setattr(checks, "choose_module", lambda *_: "tensorrt_rtx")
+    refusal(directory, "--weight-streaming: tensorrt_rtx builds", weight_streaming=True, stop_after=None)
+    streamed = Request(directory, find_target("ada"), output=tmp_path / "o.engine", weight_streaming=True)
+    for elsewhere in ({"bundle": tmp_path / "b"}, {"stop_after": "plan"}, {"weight_streaming": False}):
+        checks.check_streaming(replace(streamed, **elsewhere))
+    monkeypatch.setattr(checks, "choose_module", lambda *_: "tensorrt")
+    checks.check_streaming(streamed)
 
 
 def test_names_may_hold_dots(tmp_path: Path) -> None:
