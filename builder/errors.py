@@ -48,6 +48,11 @@ def exit_code(error: BaseException) -> int | None:
     return None
 
 
+def first_line(error: BaseException) -> str:
+    """The type of what other code raised, and the first line of what it said."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def _out_of_memory(error: BaseException) -> bool:
     """Of the machine or its GPU. Torch's allocator on the CPU has no type of its own for that."""
     in_words = "out of memory" in str(error) or "can't allocate memory" in str(error)

@@ -9,7 +9,7 @@ import torch
 from trt_nvfp4.builder.components import encoder_decoder, vision_language
 from trt_nvfp4.builder.components.source import Source
 from trt_nvfp4.builder.components.vision import ImageSize
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError, exit_code, first_line
 from trt_nvfp4.builder.export.adapter import Adapter
 from trt_nvfp4.builder.export.decoder_contract import CacheOptions
 from trt_nvfp4.builder.export.huggingface import load_model, longest_sequence, quiet
@@ -48,14 +48,14 @@ def of_directory(
             try:
                 found = vision_language.parts_of(directory, model, capacity, options, size)
                 example = vision_language.example_of(model, found[0], found[2])
-            except (BuilderError, torch.OutOfMemoryError):
-                raise
             except Exception as error:  # whatever modeling code raises where it is called in another way than its own
+                if exit_code(error) is not None:
+                    raise
                 raise BuilderError(
                     MODEL_AT_FAULT,
                     f"{directory}: {type(model).__name__} is a vision-language model of a kind that is not known here: "
                     "its vision tower does not run on pixel values alone, or its features are counted in another way; "
-                    "give a Python file with its parts (model.py:components)",
+                    f"give a Python file with its parts (model.py:components); {first_line(error)}",
                 ) from error
         else:
             raise BuilderError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError
+from trt_nvfp4.builder.errors import MODEL_AT_FAULT, BuilderError, exit_code, first_line
 from trt_nvfp4.builder.export.decoder_caches import UnsupportedCacheError
 from trt_nvfp4.builder.export.decoder_check import cache_error
 from trt_nvfp4.builder.export.decoder_contract import (
@@ -44,10 +44,12 @@ def decoder_step(directory: Path, model: Any, capacity: int, options: CacheOptio
             empty = _probed(step)
             break
         except Exception as error:  # whatever modeling code raises over a cache that it does not expect
+            if exit_code(error) is not None:
+                raise
             reasons.append(error)
     else:
         said = next((error for error in reasons if isinstance(error, UnsupportedCacheError)), None)
-        why = said or "its code does not run over keys and values of fixed capacity"
+        why = said or f"its code does not run over keys and values of fixed capacity ({first_line(reasons[0])})"
         raise BuilderError(
             MODEL_AT_FAULT,
             f"{directory}: {type(model).__name__} (model type {model.config.model_type}) cannot be exported with a "

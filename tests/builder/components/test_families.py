@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 pytest.importorskip("transformers")
 
 from onnx_models.tiny_decoder import TinyDecoder
+from trt_nvfp4.builder.components import vision_language
 from trt_nvfp4.builder.components.check import computed_by, expected_of, relative_error
 from trt_nvfp4.builder.components.directory import of_directory
 from trt_nvfp4.builder.components.manifest import Manifest
@@ -183,3 +186,25 @@ def test_features_are_the_encoders(tmp_path: Path, seed: int) -> None:
         pixels = torch.rand_like(vision.inputs["pixel_values"])
         torch.testing.assert_close(vision.module(pixels)[0], model.get_image_features(pixels).pooler_output)
     assert vision.outputs == [FEATURES]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kept"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (KeyError("pooler_output\nand more"), False),
+    ],
+    ids=["disk", "memory", "CUDA", "modeling code"],
+)
+def test_what_is_not_the_models_fault_is_not_blamed_on_it(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, raised: Exception, kept: bool
+) -> None:
+    saved("paligemma", tmp_path / "m", seed)
+    monkeypatch.setattr(vision_language, "parts_of", Mock(side_effect=raised))
+    with pytest.raises(type(raised) if kept else BuilderError) as failure:
+        of_directory(tmp_path / "m", CacheOptions(64), None)
+    assert (failure.value is raised) == kept
+    if not kept:
+        assert str(failure.value).endswith(r"KeyError: 'pooler_output\nand more'")
