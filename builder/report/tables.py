@@ -37,8 +37,13 @@ def equal_rows(
 def joined_name(names: Sequence[str]) -> str:
     """One name for names that differ in numbers alone: a.0.b, a.1.b, a.3.b are a.0-1,3.b."""
     numbers = [_NUMBER.findall(name) for name in names]
-    varying = iter(_ranges(sorted({int(number) for number in column})) for column in zip(*numbers, strict=True))
-    return _NUMBER.sub(lambda found: next(varying, found[0]), names[0])
+    columns = iter([_column(set(column)) for column in zip(*numbers, strict=True)])
+    return _NUMBER.sub(lambda found: next(columns, found[0]), names[0])
+
+
+def _column(spellings: set[str]) -> str:
+    """As it is spelt where it is one, leading zeros included."""
+    return next(iter(spellings)) if len(spellings) == 1 else _ranges(sorted({int(number) for number in spellings}))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

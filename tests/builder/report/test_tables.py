@@ -49,6 +49,9 @@ def test_equal_layers_are_one_row_of_80_columns() -> None:
         (["a.0.b"], "a.0.b"),
         (["a.0.b", "a.1.b", "a.3.b", "a.7.b", "a.8.b"], "a.0-1,3,7-8.b"),
         (["b.10.w4", "b.9.w4"], "b.9-10.w4"),
+        (["MatMul_0042"], "MatMul_0042"),
+        (["val_1e05"], "val_1e05"),
+        (["a.0.val_1e05", "a.1.val_1e05"], "a.0-1.val_1e05"),
     ],
 )
 def test_joined_names(names: list[str], joined: str) -> None:
