@@ -114,8 +114,9 @@ def build_engine(
         str | None,
         typer.Option(
             help="How weights become NVFP4, parts joined by +. Block scales: mse (the default), max, four-over-six; "
-            "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, quantized-inputs. "
-            "Channels scaled: awq. W4A4 activations: activation-four-over-six, activation-sweep. "
+            "with --calib-data also diagonal, local-hessian. Rounding: gptq, with activation-order, learned, "
+            "quantized-inputs. Channels scaled: awq. W4A4 activations: activation-four-over-six, activation-sweep, "
+            "residual:32 or residual:64 (error of the heaviest channels). "
             "docs/how_to/calibration.md explains them. Example: local-hessian+gptq",
             metavar="NAME[+NAME...]",
             rich_help_panel=_WEIGHTS,
