@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "run_engines.h"
+#include "weights_file.h"
 
 namespace {
 
@@ -172,6 +173,9 @@ class Parts {
         auto const name = part.at("name").get<std::string>();
         auto const path = folder / (name + ".engine");
         engines_.push_back(runtime_.load(path, contents(path)));
+        require(trt_nvfp4::weights_digest(engines_.back()->getName()).empty(),
+                path.string() + ": was built with --strip, and this program does not read the file of its weights; " +
+                    "build it without --strip, or bind them as generate.cpp does");
         contexts_.emplace_back(engines_.back()->createExecutionContext());
         require(contexts_.back() != nullptr, path.string() + ": TensorRT cannot create a context");
         auto const numbers = part.at("loop").is_null() ? Json::object() : part.at("loop").at("values");

@@ -198,8 +198,12 @@ class WeightsFile {
             reader.object([&](std::string const& key) {
                 if (key == "dtype") {
                     tensor.dtype = reader.string();
+                } else if (key == "shape") {
+                    tensor.shape = reader.integers();
+                } else if (key == "data_offsets") {
+                    offsets = reader.integers();
                 } else {
-                    (key == "shape" ? tensor.shape : offsets) = reader.integers();
+                    throw std::runtime_error(name + " has an entry that this program does not know: " + key);
                 }
             });
             if (offsets.size() != 2 || offsets[1] < offsets[0]) throw std::runtime_error(name + " has no place in it");

@@ -16,6 +16,7 @@ from weights_files import BROKEN, file_of, written
 
 from trt_nvfp4.builder.generate.cuda import Cuda
 from trt_nvfp4.builder.tensorrt.bound_weights import DeviceWeights
+from trt_nvfp4.builder.tensorrt.weights_file import METADATA
 from trt_nvfp4.plugins.host import PluginHost
 
 HERE = Path(__file__).parent
@@ -61,6 +62,16 @@ def test_cpp_refuses_what_python_does(probe: Path, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"1234")
     assert "too short" in read(probe, tmp_path / "short").stderr
     assert "cannot be opened" in read(probe, tmp_path / "missing").stderr
+
+
+def test_cpp_takes_no_entry_for_another(probe: Path, tmp_path: Path) -> None:
+    """A list that it does not know passed for the offsets."""
+    entry = {"dtype": "I8", "shape": [8], "strides": [0, 8]}
+    for offsets in ({}, {"data_offsets": [0, 8]}):
+        header = {"__metadata__": {METADATA: "0" * 64}, "a": {**entry, **offsets}}
+        done = read(probe, file_of(tmp_path / "w", header))
+        assert done.returncode == 1
+        assert "a has an entry that this program does not know: strides" in done.stderr
 
 
 class View:
