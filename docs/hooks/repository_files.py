@@ -1,7 +1,7 @@
 """MkDocs hook: files of the repository that pages link to become part of the site, and links to them follow.
 
-Pages link as they do on a code host, relative to their own place (`../benchmarks/results/decode.json`). On the site
-such a file lies under `repository/`.
+Pages link as they do on a code host, relative to their own place (`../../benchmarks/results/kernels/decode.json`).
+On the site such a file lies under `repository/`.
 """
 
 from __future__ import annotations
