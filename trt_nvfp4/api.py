@@ -171,10 +171,10 @@ def plan(
     """Finds the subgraphs of `model` and plans their precision; writes `output`'s .plan.yaml, which may be edited.
 
     Raises:
+        TypeError: For another `stop_after`.
         TrtNvfp4Error, OSError: As `build`.
     """
-    options["stop_after"] = "plan"
-    return build(model, target=target, output=output, progress=progress, **options)
+    return _build_until("plan", model, target, output, progress, options)
 
 
 def rewrite(
@@ -188,9 +188,24 @@ def rewrite(
     """Writes `output`'s .rewritten.onnx, in which plugin nodes stand for the planned subgraphs; builds no engine.
 
     Raises:
+        TypeError: For another `stop_after`.
         TrtNvfp4Error, OSError: As `build`.
     """
-    options["stop_after"] = "rewrite"
+    return _build_until("rewrite", model, target, output, progress, options)
+
+
+def _build_until(
+    stage: Literal["plan", "rewrite"],
+    model: PathLike,
+    target: str,
+    output: PathLike,
+    progress: Progress | None,
+    options: BuildOptions,
+) -> BuildResult:
+    """Raises TypeError where the options name another stage."""
+    if (given := options.get("stop_after")) not in (None, stage):
+        raise TypeError(f"{stage} stops after {stage}: leave stop_after={given!r} out, or call build")
+    options["stop_after"] = stage
     return build(model, target=target, output=output, progress=progress, **options)
 
 
@@ -258,7 +273,8 @@ def compare_steps(
     Raises:
         TrtNvfp4Error, OSError: As `build`.
     """
-    return decoding.compare_decoding(Path(reference), Path(result), steps, prompts, count or decoding.DRAWN, seed or 0)
+    drawn = decoding.DRAWN if count is None else count
+    return decoding.compare_decoding(Path(reference), Path(result), steps, prompts, drawn, seed or 0)
 
 
 def bench(

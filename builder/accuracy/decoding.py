@@ -79,6 +79,8 @@ def compare_decoding(
     different lengths are drawn. Raises BuilderError: usage for prompts or steps that one of the two cannot take, or as
     `open_runner`.
     """
+    if not prompts and count < 1:
+        raise BuilderError(USAGE, f"count {count}: expected prompts, or 1 or more random ones")
     with ExitStack() as made:
         (first, file), (second, other) = (opened(path, made) for path in (reference, result))
         if first.decoder.vocab_size != second.decoder.vocab_size:

@@ -122,7 +122,6 @@ def compare_engine(
                 "--save-worst": save_worst,
             }
             given |= {"--min-cosine": min_cosine, "--min-sqnr": min_sqnr, "--max-abs": max_abs, "--max-rel": max_rel}
-            given["--save-worst"] = save_worst
             given["--check all"] = True if check == "all" else None
             _check_steps(given)
             _compare_steps(reference, result, steps, prompt or [], samples, seed, max_kl, as_json)

@@ -208,6 +208,7 @@ class Command(TyperCommand):
     """
 
     def main(self, *rest: Any, **extra: Any) -> Any:
+        before = command_line.set("")
         try:
             return super().main(*rest, **extra)
         except SystemExit as ended:
@@ -219,6 +220,7 @@ class Command(TyperCommand):
                 sys.exit(error.__context__.exit_code)
             raise
         finally:
+            command_line.reset(before)
             _let_go_of_streams()
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -6,6 +6,7 @@ Needs NumPy and cuda-bindings: bundles carry this module.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +34,8 @@ class DeviceWeights:
         base = cuda.device(sum(sizes))
         cuda.wait()  # for it to be zeroed: copies do not wait for the stream
         self.file = file
-        self.addresses = {tensor.name: base + sum(sizes[:index]) for index, tensor in enumerate(file.tensors)}
+        places = itertools.accumulate(sizes, initial=base)
+        self.addresses = {tensor.name: next(places) for tensor in file.tensors}
         device = cuda.current_device()
 
         def copied(tensor: Tensor) -> str:

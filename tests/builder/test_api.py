@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,19 @@ def test_failures_are_of_one_family(tmp_path: Path, gated_mlps: Path) -> None:
     assert model.value.exit_code == 3
     with pytest.raises(AttributeError, match="no attribute 'compile'"):
         trt_nvfp4.compile  # noqa: B018
+
+
+def test_stages_are_those_of_the_functions(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"target": "thor", "output": tmp_path / "a.engine"}
+    with pytest.raises(TypeError, match="plan stops after plan: leave stop_after='rewrite' out"):
+        trt_nvfp4.plan(tmp_path / "m.onnx", stop_after="rewrite", **given)
+    with pytest.raises(TypeError, match="rewrite stops after rewrite: leave stop_after='plan' out"):
+        trt_nvfp4.rewrite(tmp_path / "m.onnx", stop_after="plan", **given)
+
+
+def test_no_prompts_are_none(tmp_path: Path) -> None:
+    with pytest.raises(trt_nvfp4.TrtNvfp4Error, match="count 0: expected prompts"):
+        trt_nvfp4.compare_steps(tmp_path / "a.onnx", tmp_path / "b.onnx", 2, count=0)
 
 
 def _inputs(model: Path) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 
 from trt_nvfp4.builder import errors
 from trt_nvfp4.builder.cli import bench_engine, build_engine, compare_engine, inspect_engine
-from trt_nvfp4.builder.cli.console import ProgressBar, failures, output, print_json, status
+from trt_nvfp4.builder.cli.console import Command, ProgressBar, failures, output, print_json, status
+from trt_nvfp4.builder.command_line import command_line
 
 
 def print_to_who_has_gone() -> None:
@@ -39,6 +40,20 @@ def test_a_reader_that_has_seen_enough_is_no_defect(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit), failures(debug=False):
         print_to_who_has_gone()
     assert "defect" not in capsys.readouterr().err
+
+
+def test_a_commands_line_is_gone_when_it_ends() -> None:
+    """What the API does after it in the same process was not asked for on a command line."""
+    seen: list[str] = []
+    app = typer.Typer()
+
+    @app.command(cls=Command)
+    def noted(name: str) -> None:
+        seen.append(command_line.get())
+
+    assert CliRunner().invoke(app, ["a b"], prog_name="noted").exit_code == 0
+    assert seen == ["noted 'a b'"]
+    assert command_line.get() == ""
 
 
 def test_sigterm_ends_a_command_and_nothing_after_it() -> None:
