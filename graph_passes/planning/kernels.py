@@ -96,7 +96,8 @@ def _fp8(entry: PlannedSubgraph, capabilities: Capabilities) -> KernelClass:
 def _depths(entry: PlannedSubgraph) -> list[int]:
     """The K of each product, as its plugin has it."""
     shapes = {key: entry.shapes.get(key) or 0 for key in ("in_features", "intermediate_features", "shared_features")}
-    if entry.kind != "moe":
+    # Experts, and the linears that a mixed MLP becomes, have the model's own K.
+    if entry.kind != "moe" and entry.decision != Decision.NVFP4_MIXED:
         shapes["intermediate_features"] = filled(shapes["intermediate_features"])
     return [k for k in shapes.values() if k]
 

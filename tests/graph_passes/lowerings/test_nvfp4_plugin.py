@@ -11,12 +11,13 @@ import pytest
 
 from onnx_models.graphs import mlp_model, quantized_twin, run, spec
 from onnx_models.passes import plan_all, rewritten
-from trt_nvfp4.graph_passes.lowerings.decision import Capabilities
+from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.nvfp4_plugin import filled
 from trt_nvfp4.graph_passes.planning.kernels import kernel_class
 from trt_nvfp4.plugins.ops import OPS
 
 Load = Callable[..., Any]
+THOR = Capabilities("thor", nvfp4_w4a16=True, nvfp4_w4a4=True)
 
 
 @pytest.mark.parametrize(("features", "expected"), [(4304, 4352), (1008, 1024), (48, 48), (96, 96), (16384, 16384)])
@@ -43,6 +44,17 @@ def test_zeros_fill_the_weights_and_change_nothing(gated: bool, activation: str,
 
 def test_the_kernels_for_tensor_cores_serve_them(loaded: Load, seed: int) -> None:
     (entry,) = plan_all(loaded(mlp_model(spec(dtype="float16", intermediate=1008, seed=seed))[0])).subgraphs
-    found = kernel_class(entry, Capabilities("thor", nvfp4_w4a16=True, nvfp4_w4a4=True))
+    found = kernel_class(entry, THOR)
     assert found is not None
     assert found.name in ("W4A16", "W4A4")
+
+
+@pytest.mark.parametrize(("intermediate", "expected"), [(1008, "generic"), (1024, "W4A4")])
+def test_a_mixed_mlp_is_not_filled(intermediate: int, expected: str, loaded: Load, seed: int) -> None:
+    """Its products are linears: down reads the model's own K."""
+    source = loaded(mlp_model(spec(dtype="float16", intermediate=intermediate, seed=seed))[0])
+    (entry,) = plan_all(source, calibrated=True).subgraphs
+    entry.decision, entry.op = Decision.NVFP4_MIXED, "NVFP4Linear"
+    found = kernel_class(entry, THOR)
+    assert found is not None
+    assert found.name == expected
