@@ -134,7 +134,7 @@ def _from_the_start(request: Request, report: Report, progress: Progress) -> Rep
         of = subgraphs if given is None else given.subgraphs
         tokens = subgraph_tokens(model, of, typical_of(profiles[-1]))
         prefill = subgraph_tokens(model, of, typical_of(profiles[0])) if len(profiles) > 1 else None
-        plan = given or new_plan(request, model, subgraphs, calibrated, tokens, checkpoint is not None)
+        plan = given or new_plan(request, model, subgraphs, calibrated, tokens, checkpoint)
         if checkpoint is not None:
             check_checkpoint(checkpoint, subgraphs, request, plan, report)
         report.warnings += unused_cache_scales(request, published, subgraphs, plan)

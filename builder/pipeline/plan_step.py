@@ -51,9 +51,9 @@ def new_plan(
     subgraphs: Sequence[Subgraph],
     calibrated: bool | Collection[str],
     tokens: Mapping[str, int],
-    has_nvfp4: bool,
+    checkpoint: NVFP4Checkpoint | None,
 ) -> Plan:
-    """`has_nvfp4`: weights are at hand in NVFP4, which a checkpoint chose for whatever number of tokens."""
+    """`checkpoint`: holds weights in NVFP4, which it chose for whatever number of tokens."""
     try:
         plan = make_plan(
             model,
@@ -68,7 +68,8 @@ def new_plan(
             moe=request.moe,
             attention=request.attention,
             kv_cache=request.kv_cache,
-            tokens=tokens if _tokens_decide(request) and not has_nvfp4 else None,
+            tokens=tokens if _tokens_decide(request) and checkpoint is None else None,
+            checkpoint=checkpoint,
         )
     except ModelError:
         raise

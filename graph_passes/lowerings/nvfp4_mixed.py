@@ -36,12 +36,12 @@ def lower_nvfp4_mixed(context: LoweringContext, subgraph: Subgraph) -> list[str]
     """Replaces the products of each MLP by one NVFP4Linear for gate and up, W4A4, and one for down, W4A16; returns
     their names. Norms, residuals and activation functions stay."""
     names = []
-    channels = residual_channels(context, subgraph, is_down_4_bit=False)
     in_16_bits = replace(context, recipe=context.recipe.for_16_bit_activations())
     # From the last to the first, so that no product is replaced before those that read its output.
     for index, block in reversed(list(enumerate(subgraph.blocks))):
         prefix = subgraph.name if len(subgraph.blocks) == 1 else f"{subgraph.name}/{index}"
         names += lower_linears(in_16_bits, f"{prefix}/down", (block.mlp.down,), False, NO_RESIDUAL)
+        channels = residual_channels(context, subgraph, block.mlp)
         by_input: dict[ir.Value, list[Linear]] = {}
         for linear in block.mlp.linears[:-1]:
             by_input.setdefault(linear.x, []).append(linear)

@@ -38,31 +38,40 @@ class ResidualChannels:
 NO_RESIDUAL = ResidualChannels()
 
 
-def residual_obstacle(subgraph: Subgraph, recipe: Recipe, checkpoint: NVFP4Checkpoint | None = None) -> str | None:
-    """Why W4A4 products of the subgraph do without the recipe's residual channels."""
-    if any(block.norm is not None or block.add is not None for block in subgraph.blocks) or len(subgraph.blocks) > 1:
+def residual_obstacle(
+    subgraph: Subgraph, recipe: Recipe, checkpoint: NVFP4Checkpoint | None = None, is_mixed: bool = False
+) -> str | None:
+    """Why W4A4 products of the subgraph do without the recipe's residual channels. `is_mixed`: gate and up alone
+    read NVFP4, as linears, and the subgraph's norms and residuals stay as they are."""
+    has_more = any(block.norm is not None or block.add is not None for block in subgraph.blocks)
+    if not is_mixed and (has_more or len(subgraph.blocks) > 1):
         return "a plugin with norm, residual or several layers does not reorder the channels of its input"
-    if any(linear.weight.shape[1] < recipe.residual for linear in subgraph.linears):
+    products = subgraph.linears
+    if is_mixed:
+        products = tuple(linear for block in subgraph.blocks for linear in block.mlp.linears[:-1])
+    if any(linear.weight.shape[1] < recipe.residual for linear in products):
         return f"a product reads fewer than {recipe.residual} channels"
-    if odd := [k for linear in subgraph.linears if (k := linear.weight.shape[1]) % 32]:
+    if odd := [k for linear in products if (k := linear.weight.shape[1]) % 32]:
         return f"K = {odd[0]} is no multiple of 32, the tensor cores' step"
     if checkpoint is not None and any(held_matrices(checkpoint, subgraph)):
         return "its weights are taken from a checkpoint, whose blocks cannot be reordered"
     return None
 
 
-def residual_channels(context: LoweringContext, subgraph: Subgraph, is_down_4_bit: bool = True) -> ResidualChannels:
-    """Those of the recipe, where the subgraph allows them. `is_down_4_bit`: down reads NVFP4 as well."""
+def residual_channels(context: LoweringContext, subgraph: Subgraph, mixed: Mlp | None = None) -> ResidualChannels:
+    """Those of the recipe, where the subgraph allows them. `mixed`: the MLP of it whose gate and up alone read NVFP4,
+    as linears."""
     recipe, quantization = context.recipe, context.quantization
-    if not recipe.residual or residual_obstacle(subgraph, recipe, context.checkpoint) is not None:
+    obstacle = residual_obstacle(subgraph, recipe, context.checkpoint, mixed is not None)
+    if not recipe.residual or obstacle is not None:
         return NO_RESIDUAL
+    if mixed is not None:
+        return ResidualChannels(recipe.residual, quantization.residual_order(mixed.linears[:-1], recipe.residual))
     mlps = [block.mlp for block in subgraph.blocks]
     if subgraph.moe is not None:
         mlps = [*subgraph.moe.experts, *([] if subgraph.moe.shared is None else [subgraph.moe.shared])]
     readers = list(subgraph.projections) or [linear for mlp in mlps for linear in mlp.linears[:-1]]
-    hidden = {}
-    if is_down_4_bit:
-        hidden = {mlp.down.x: quantization.residual_order([mlp.down], recipe.residual) for mlp in mlps}
+    hidden = {mlp.down.x: quantization.residual_order([mlp.down], recipe.residual) for mlp in mlps}
     return ResidualChannels(recipe.residual, quantization.residual_order(readers, recipe.residual), hidden)
 
 

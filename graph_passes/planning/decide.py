@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from trt_nvfp4.calibration import recipes
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.graph_passes.load.source import SourceModel
 from trt_nvfp4.graph_passes.lowerings.decision import Capabilities, Decision
 from trt_nvfp4.graph_passes.lowerings.registry import lowering_on
@@ -48,6 +49,7 @@ def make_plan(
     tokens: Mapping[str, int] | None = None,
     attention: str = "auto",
     kv_cache: str = "auto",
+    checkpoint: NVFP4Checkpoint | None = None,
 ) -> Plan:
     """Decides on every subgraph.
 
@@ -64,6 +66,7 @@ def make_plan(
         recipe: how NVFP4 weights are made.
         moe: "plugin", or "native": TensorRT's own MoE layer where target and block have it, else as for "plugin".
         attention, kv_cache: see `decide_attention`; `kinds` does not select attention.
+        checkpoint: where weights will be taken from, byte by byte.
 
     Raises:
         ValueError: an unknown precision, kind, recipe or MoE layer, or a pattern that is not a regular expression.
@@ -110,8 +113,11 @@ def make_plan(
         )
     if recipes.parse(recipe).residual:
         for subgraph, entry in zip(subgraphs, entries, strict=True):
-            is_4_bit = entry.decision in (Decision.NVFP4_W4A4, Decision.NVFP4_MIXED)
-            if is_4_bit and (obstacle := residual_obstacle(subgraph, recipes.parse(recipe))) is not None:
+            is_mixed = entry.decision == Decision.NVFP4_MIXED
+            if not is_mixed and entry.decision != Decision.NVFP4_W4A4:
+                continue
+            obstacle = residual_obstacle(subgraph, recipes.parse(recipe), checkpoint, is_mixed)
+            if obstacle is not None:
                 entry.reason += f"; no residual channels: {obstacle}"
     if recipes.parse(recipe).awq:
         scaled = [part for part, entry in zip(subgraphs, entries, strict=True) if entry.lowering.weights == "nvfp4"]

@@ -13,8 +13,11 @@ from onnx import helper, numpy_helper
 
 from onnx_models.graphs import Graph, quantized_twin, run, spec
 from onnx_models.passes import found_mlps, plan_all, rewritten
+from trt_nvfp4.calibration.statistics.statistics import collect
 from trt_nvfp4.common.widen import widen
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
+from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.rewrite import calibration_tensors
 
 Load = Callable[[onnx.ModelProto], SourceModel]
 K = 32
@@ -198,6 +201,27 @@ def test_merged_blocks_in_fp8_and_16_bits(loaded: Load, seed: int) -> None:
         (found,) = run(result.path, x)
         assert not np.array_equal(found, expected)
         np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
+
+
+def test_merged_blocks_in_mixed_precision_with_residual_channels(loaded: Load, seed: int) -> None:
+    """Gate and up of every layer are linears, and look at the heavy channels of their own input twice."""
+    model, _ = stack(2, "div", True, seed)
+    source = loaded(model)
+    x = np.random.default_rng(seed).standard_normal((2, 3, K)).astype(np.float32)
+    (expected,) = run(model, x)
+    errors = []
+    for recipe in ("max", f"max+residual:{K}"):
+        plan = plan_all(source, calibrated=True, recipe=recipe)
+        plan.subgraphs[0].decision, plan.subgraphs[0].op = Decision.NVFP4_MIXED, "NVFP4Linear"
+        statistics = collect(source.path, calibration_tensors(plan), [{"x": x}])
+        result = rewritten(source, plan, statistics)
+        nodes = [node for node in onnx.load(result.path).graph.node if node.domain == "trt_nvfp4"]
+        counts = {node.name: a.i for node in nodes for a in node.attribute if a.name == "residual_channels"}
+        wide = {name for name, count in counts.items() if count == K}
+        assert wide == ({name for name in counts if "/up" in name} if "residual" in recipe else set())
+        (found,) = run(result.path, x)
+        errors.append(np.linalg.norm(found - expected))
+    assert errors[1] < errors[0] < 0.2 * np.linalg.norm(expected)
 
 
 def test_deep_graph(loaded: Load, seed: int) -> None:

@@ -141,6 +141,15 @@ def test_bytes_and_ranges(llama: Llama, tmp_path: Path) -> None:
         assert static == 1
 
 
+def test_plans_say_that_weights_of_a_checkpoint_have_no_residual_channels(llama: Llama, tmp_path: Path) -> None:
+    model, source = llama
+    checkpoint = saved(publish(copy.deepcopy(model), "llama"), tmp_path)
+    for given, why in ((None, None), (checkpoint, "its weights are taken from a checkpoint, whose blocks cannot be")):
+        plan = plan_all(source, kinds=MLPS, calibrated=True, recipe="max+residual:32", checkpoint=given)
+        reasons = [entry.reason for entry in plan.subgraphs if entry.kind in MLPS]
+        assert all(f"no residual channels: {why}" in reason for reason in reasons) == (given is not None)
+
+
 @pytest.mark.parametrize("prefix", ["", "language_model."])
 def test_names_with_more_in_front(prefix: str, llama: Llama, tmp_path: Path) -> None:
     """Libraries wrap a model's modules in others."""
