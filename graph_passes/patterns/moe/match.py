@@ -68,7 +68,7 @@ def match_moes(model: ir.Model, linears: Mapping[ir.Value, Linear], selections: 
     context = _Context(model, linears)
     shares = _shares(context, choices, routers)
     routers = {
-        logits: [choice for choice in group if not _of_a_part(choice)]
+        logits: [c for c in group if c.size == linears[logits].weight.shape[0] or not _of_a_part(c)]
         for logits, group in routers.items()
         if logits not in shares
     }

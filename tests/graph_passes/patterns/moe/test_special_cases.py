@@ -261,3 +261,19 @@ def test_bias_that_is_not_a_number(tmp_path: Path, seed: int) -> None:
     bias.CopyFrom(numpy_helper.from_array(np.full(48, np.nan, np.float32), bias.name))
     onnx.save(model, path)
     assert "bias 'experts.1.up.bias' holds NaN or Inf; repair the checkpoint" in refusal(load(path))
+
+
+@pytest.mark.parametrize("starts", [0, -4], ids=["from-first", "from-last"])
+def test_a_choice_behind_a_slice_that_leaves_all(starts: int, tmp_path: Path, seed: int) -> None:
+    source = found(Special(MoeSpec("mask", experts=4), seed), tmp_path / "model.onnx", seed)
+    model = onnx.load(source.path)
+    (at,) = [index for index, node in enumerate(model.graph.node) if node.op_type == "TopK"]
+    bounds = {"starts": starts, "ends": 4, "axes": -1}
+    for name, bound in bounds.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array([bound]), name))
+    top_k = model.graph.node[at]
+    model.graph.node.insert(at, onnx.helper.make_node("Slice", [top_k.input[0], *bounds], ["sliced"], "slice"))
+    model.graph.node[at + 1].input[0] = "sliced"
+    onnx.save(model, tmp_path / "sliced.onnx")
+    (moe,) = [subgraph for subgraph in find_subgraphs(load(tmp_path / "sliced.onnx")) if subgraph.kind == "moe"]
+    assert (moe.refusal, moe.shapes["experts"]) == (None, 4)
