@@ -78,7 +78,8 @@ _CONSTANTS = f"""{text.attribute_int("top_k")}
         moe_smallest_sum = Constant<value_float: float = 1e-20>()
 """
 
-# Experts that nobody chose are not decoded.
+# Experts that nobody chose are not decoded, and what they make of tokens that did not choose them, Inf perhaps, is left
+# out.
 _STATEMENTS = f"""moe_router = Cast<to = {text.FLOAT}>(router_weight_i)
             moe_router_t = Transpose<perm = [1, 0]>(moe_router)
             moe_any_logits = MatMul(middle_normed, moe_router_t)
@@ -117,7 +118,10 @@ _STATEMENTS = f"""moe_router = Cast<to = {text.FLOAT}>(router_weight_i)
                             {"".join(f" {name}_e = Gather({name}_i, expert)" for name in _EXPERTS)}
                             {gated_onnx("expert_output", "middle_normed", "e")}
                             expert_weighted = Mul(expert_output, expert_weight)
-                            moe_with = Add(moe_before, expert_weighted) }},
+                            expert_count = ReduceSum<keepdims = 1>(expert_ones, axis_last)
+                            expert_is_chosen = Greater(expert_count, zero_f)
+                            expert_share = Where(expert_is_chosen, expert_weighted, zero_f)
+                            moe_with = Add(moe_before, expert_share) }},
                         else_branch = nobody () => (moe_same) {{ moe_same = Identity(moe_before) }}
                     >
                 }}

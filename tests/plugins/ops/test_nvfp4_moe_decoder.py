@@ -51,6 +51,25 @@ def test_body_variants(runner: Any, fp8: bool, attributes: dict[str, Any], seed:
         torch.testing.assert_close(present.float(), wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@RUNNERS
+def test_an_expert_overflows_for_its_own_tokens_alone(runner: Any, seed: int) -> None:
+    """The first sequence chooses expert 0, whose hidden values are too large for float16; the others do not."""
+    tensors = inputs(seed, [3, 4, 5], 1, torch.float16)
+    given = dict(zip(NAMES, tensors, strict=True))
+    for name in ("output_tensor_scale", "output_bias"):  # attention adds nothing
+        given[name].zero_()
+    given["mlp_norm_weight"].abs_()
+    given["x"].abs_()[1:].neg_()
+    given["router_weight"][:, 0] = 10
+    given["up_tensor_scale"][0, 0] *= 1e5
+    wanted, _ = OP.reference(*tensors, heads=HEADS, top_k=1)
+    assert wanted[1:].isfinite().all()
+    assert not wanted[0].isfinite().any()
+    y, _ = runner(model_of(OP, tensors, heads=HEADS, top_k=1), tensors)
+    torch.testing.assert_close(y[1:].float(), wanted[1:].float(), rtol=1e-2, atol=1e-2)
+    assert not y[0].isfinite().any()
+
+
 def test_equal_experts_are_an_mlp(seed: int) -> None:
     """Whatever is chosen: weights that sum to one, of experts that are all the same."""
     ours, theirs = inputs(seed, [3, 5], 2), dense.inputs(seed, [3, 5], 2)
