@@ -249,6 +249,9 @@ def _check(layer: DecoderLayer, features: int) -> None:
         raise ValueError("its MLP flattens batch and tokens")
     if len({value.dtype for value in (layer.x, layer.y, *ends, attention.result, attention.past[0])}) != 1:
         raise ValueError("its residuals, norms and products have different types")
+    # Weights that are stored in the activations' type lose nothing where the model multiplies them in another.
+    if layer.moe is not None and layer.moe.router.weight.stored.dtype != layer.x.dtype:
+        raise ValueError("its router has weights of another type than its activations")
     inner = [value for node in layer.nodes for value in node.outputs]
     kept = {layer.y, *attention.present}
     if (reason := escaping_use((value for value in inner if value not in kept), set(layer.nodes))) is not None:

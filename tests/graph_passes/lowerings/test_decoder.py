@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from onnx_models.passes import plan_all
 from trt_nvfp4.builder.accuracy.runners import session
 from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
+from trt_nvfp4.graph_passes.mixed_precision.choose import choose
+from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.find import find_subgraphs
 from trt_nvfp4.graph_passes.planning.plan import KINDS, Plan, PlanError
 from trt_nvfp4.graph_passes.rewrite import rewrite
@@ -145,6 +148,19 @@ def test_what_is_no_layer_says_why(
     source = load(LayeredDecoder(**changed).save(tmp_path / "m.onnx", rng))
     reasons = [subgraph.refusal for subgraph in find_subgraphs(source) if subgraph.kind == "decoder"]
     assert reasons == [None, reason, None]
+
+
+def test_a_router_in_float32_keeps_its_layer_apart(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The op's router has the type of x, and might choose other experts by rounded weights."""
+    source = load(LayeredDecoder(layers=2, experts=4).save(tmp_path / "m.onnx", rng))
+    chosen = choose(source, "bf16")
+    router = next(node.name for node in source.ir_model.graph if "layers.1/moe/router" in (node.name or ""))
+    kept = replace(chosen, float32={**chosen.float32, "for this test": [str(router)]})
+    reason = "its router has weights of another type than its activations"
+    for activations, expected in ((chosen, None), (kept, reason)):
+        found = find_subgraphs(convert(source, activations))
+        assert [part.refusal for part in found if part.kind == "decoder"] == [None, expected]
+        assert [part.refusal for part in found if part.kind == "moe"] == [None, None]
 
 
 def test_plans_say_what_speaks_against_a_layer(tmp_path: Path, rng: np.random.Generator) -> None:
