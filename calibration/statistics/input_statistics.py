@@ -84,7 +84,8 @@ class InputStatistics:
         )
 
     def in_order(self, order: Tensor) -> InputStatistics:
-        """Those of x[order] (int64 [K]). What is known of blocks of 16 follows from `hessian`."""
+        """Those of x[order] (int64 [K]). What is known of blocks of 16 follows from `hessian`. Those of quantized
+        activations stay those of x quantized in its own order, without residual channels: an approximation."""
         hessian, channels = self.hessian, order.cpu()
 
         def matrix(values: Tensor | None) -> Tensor | None:
