@@ -49,6 +49,7 @@ def nvfp4_initializers(
     """
     own, (rows, k) = matrices[0].shape, size or matrices[0].shape
     filled, k = k - own[1], k + residual
+    assert not (filled and residual)  # the repeated columns would stand in front of the zeros that fill K up to `size`
     lead = (len(matrices),) if stacked else ()
     tensor_scales = [recipe.tensor_scale(matrix.amax) for matrix in matrices]
     block_scales: list[torch.Tensor] = []  # kept from writing the values until they are written themselves
