@@ -52,6 +52,8 @@ TrtNvfp4DecoderArgs arguments(Call const& call) {
     if constexpr (std::is_same_v<Self, NVFP4MoEDecoder>) {
         call.expect_rank(Self::kRouterWeight, 3);
         args.experts = call.dims(Self::kRouterWeight).d[1];
+        // The kernels' API takes 0 experts for no mixture.
+        if (args.experts < 1) throw std::invalid_argument(std::string(call.op.name) + ": router_weight has no experts");
         args.scoring = static_cast<TrtNvfp4Scoring>(attributes.scoring);
         args.top_k = attributes.top_k;
         args.renormalize = attributes.renormalize;
