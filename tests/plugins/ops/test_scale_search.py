@@ -78,14 +78,14 @@ def test_reference_against_float64_and_ml_dtypes(scale_search: int, seed: int) -
 
 def test_error_falls_with_every_candidate(seed: int) -> None:
     """By float64's measure, on channels of different sizes."""
-    x = Inputs(seed, torch.float32).normal(2000, 64) * Inputs(seed + 1, torch.float32).normal(1, 64).exp()
+    x = Inputs(seed, torch.float32).normal(2000, 512) * Inputs(seed + 1, torch.float32).normal(1, 512).exp()
     errors = []
     for scale_search in (0, 1, 2):
         scale = tensor_scale(x.abs().max(), scale_search)
         seen = dequantize_blocks(*quantize_blocks(x, scale, scale_search), scale)
         errors.append((seen.double() - x.double()).square().sum().item())
-    assert errors[1] < 0.99 * errors[0]
-    assert errors[2] < 0.99 * errors[1]
+    assert errors[1] < 0.97 * errors[0]
+    assert errors[2] < 0.98 * errors[1]
 
 
 @SEARCHES
