@@ -48,7 +48,8 @@ def emulated_gpu(request: pytest.FixtureRequest, seed: int) -> Gpu:
     gpu, _ = _library(request.param)
     gpu.device.reseed(seed ^ zlib.crc32(request.node.name.encode()))
     gpu.device.disorder = DISORDER
-    # Mixtures take jobs while the launch that plans them runs. Tests of kernels that never do so forbid it again.
+    # Mixtures take jobs while the launch that plans them runs. Most of the other kernels were not run without it; the
+    # tests of FP8 and of long K forbid it again.
     gpu.device.tolerated = frozenset({"early-launches"})
     gpu.use()
     return gpu
