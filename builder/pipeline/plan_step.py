@@ -14,6 +14,7 @@ from trt_nvfp4.builder.pipeline.request import Request
 from trt_nvfp4.builder.profile_times import DECODE, PREFILL, note_profiles
 from trt_nvfp4.builder.report.report import Report
 from trt_nvfp4.builder.token_bytes import token_bytes
+from trt_nvfp4.calibration.checkpoint import NVFP4Checkpoint
 from trt_nvfp4.calibration.recipes import DEFAULT, parse
 from trt_nvfp4.graph_passes.load.source import ModelError, SourceModel
 from trt_nvfp4.graph_passes.planning.attention import KIND as ATTENTION
