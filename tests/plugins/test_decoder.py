@@ -177,7 +177,7 @@ def test_emulated(emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: boo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "fp8"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("number", "fp8"), [(0, True), (1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("emulated_gpu", ["rtx-blackwell"], indirect=True)
 def test_mixtures_emulated(
     emulated: PluginHost, emulated_gpu: Gpu, number: int, fp8: bool, seed: int, monkeypatch: Any
