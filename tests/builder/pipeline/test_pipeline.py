@@ -133,7 +133,7 @@ def test_little_memory_is_warned_of(gated_mlps: Path, monkeypatch: pytest.Monkey
 def test_timings_are_kept(gated_mlps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that `tensorrt` adds on its GPU, which the script stands for."""
     result = {"backend": "tensorrt", "engine_bytes": 6, "engine_sha256": "", "plugin_layers": 0, "caches_in_place": 0}
-    result |= {"plugin_library": None, "float32_products": []}
+    result |= {"plugin_library": None, "float32_products": [], "weights": None}
     result |= {"subgraphs": [], "versions": {}, "warnings": [], "peak_rss_bytes": 0}
 
     def script(folder: Path, engine: Path, *_: Any) -> dict[str, Any]:
