@@ -69,7 +69,14 @@ def build(target: str, folder: Path) -> dict[str, Any]:
     import predict
 
     out = folder / target
-    command = ["build-engine", f"{VLA / 'pi05.py'}:components", "--target", target, "--accuracy-samples", "0"]
+    command = [
+        str(Path(sys.executable).with_name("build-engine")),
+        f"{VLA / 'pi05.py'}:components",
+        "--target",
+        target,
+        "--accuracy-samples",
+        "0",
+    ]
     command += ["--bundle" if target in BUNDLES else "-o", str(out)]
     spent = run(command, {"VLA_SIZE": "full", "VLA_DTYPE": "bfloat16"})
     Console(width=160).print(predict.table(out))
