@@ -37,6 +37,7 @@ from trt_nvfp4.builder.pipeline.checkpoint_step import (
 )
 from trt_nvfp4.builder.pipeline.disk_space import check_disk
 from trt_nvfp4.builder.pipeline.export_checks import check_before_export
+from trt_nvfp4.builder.pipeline.mapped_pages import bounded_mapped_pages
 from trt_nvfp4.builder.pipeline.pass_dump import PassDump
 from trt_nvfp4.builder.pipeline.plan_step import (
     check_found,
@@ -55,7 +56,6 @@ from trt_nvfp4.builder.report.report import Report, versions
 from trt_nvfp4.builder.targets import require_here
 from trt_nvfp4.builder.tensorrt.preflight import check_readable
 from trt_nvfp4.calibration.samples.samples import InputSpec, input_specs
-from trt_nvfp4.common.mapped_pages import bounded_mapped_pages
 from trt_nvfp4.common.replacing import made_folder
 from trt_nvfp4.graph_passes.load.faults import blaming
 from trt_nvfp4.graph_passes.load.source import checked, load

@@ -18,10 +18,10 @@ from trt_nvfp4.builder.errors import MODEL_AT_FAULT, USAGE, BuilderError
 from trt_nvfp4.builder.onnx_file import read
 from trt_nvfp4.builder.report import report
 from trt_nvfp4.builder.report.interface import interface
+from trt_nvfp4.builder.report.json_types import misfits
 from trt_nvfp4.builder.tensorrt import build_script, bundle
 from trt_nvfp4.common.external_data import inside
 from trt_nvfp4.common.json_text import parse_json
-from trt_nvfp4.common.json_types import misfits
 from trt_nvfp4.graph_passes.planning.plan import Plan
 from trt_nvfp4.plugins.ops import DOMAIN
 

@@ -20,8 +20,8 @@ import psutil
 from trt_nvfp4.builder.command_line import command_line
 from trt_nvfp4.builder.errors import USAGE, BuilderError
 from trt_nvfp4.builder.profile_times import profiles_line
+from trt_nvfp4.builder.report.json_types import misfits
 from trt_nvfp4.common.json_text import parse_json
-from trt_nvfp4.common.json_types import misfits
 from trt_nvfp4.common.replacing import replacing
 from trt_nvfp4.graph_passes.planning.plan import KINDS, has_ranges
 from trt_nvfp4.graph_passes.subgraphs.reasons import ReasonCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trt_nvfp4.common.text_enum import TextEnum
+from trt_nvfp4.graph_passes.subgraphs.text_enum import TextEnum
 
 
 class Decision(TextEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trt_nvfp4.common.text_enum import TextEnum
+from trt_nvfp4.graph_passes.subgraphs.text_enum import TextEnum
 
 
 class ReasonCode(TextEnum):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trt_nvfp4.common.mapped_pages import bounded_mapped_pages, resident_file_bytes
+from trt_nvfp4.builder.pipeline.mapped_pages import bounded_mapped_pages, resident_file_bytes
 
 SIZE = 64 << 20
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
