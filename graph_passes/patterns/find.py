@@ -19,7 +19,8 @@ from trt_nvfp4.graph_passes.patterns.joined import join_linears
 from trt_nvfp4.graph_passes.patterns.linear import match_linear
 from trt_nvfp4.graph_passes.patterns.mlp import match_mlp
 from trt_nvfp4.graph_passes.patterns.mlp_chain import chain_blocks
-from trt_nvfp4.graph_passes.patterns.moe.match import RefusedMoe, match_moes
+from trt_nvfp4.graph_passes.patterns.moe.block import RefusedMoe
+from trt_nvfp4.graph_passes.patterns.moe.match import match_moes
 from trt_nvfp4.graph_passes.patterns.moe.router import match_routers
 from trt_nvfp4.graph_passes.patterns.moe.selected_weights import Selections
 from trt_nvfp4.graph_passes.patterns.names import subgraph_name
