@@ -32,10 +32,6 @@ struct Variable {
     size_t size;
 };
 
-}  // namespace
-
-namespace {
-
 // Without an emulator, before it comes and after it went: programs free what their globals hold when the process ends.
 constexpr ShimCallbacks kNobody = {
     [](uint64_t) -> uint64_t { return 0; },
@@ -173,7 +169,6 @@ extern "C" {
 void shim_set_callbacks(const ShimCallbacks* table) { callbacks = table ? *table : kNobody; }
 
 // ---- what nvcc's host code calls
-// -------------------------------------------------------------------------------------
 
 void** __cudaRegisterFatBinary(void* wrapper) {
     struct Wrapper {
@@ -240,7 +235,6 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_b
 }
 
 // ---- launches
-// --------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
                              cudaStream_t) {
@@ -345,7 +339,6 @@ cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void*, const c
 }
 
 // ---- memory
-// ----------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** pointer, size_t size) { return allocate(pointer, size); }
 cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t) { return allocate(pointer, size); }
@@ -429,7 +422,6 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 }
 
 // ---- device
-// ----------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = 1;
@@ -498,55 +490,5 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 
 const char* cudaGetErrorName(cudaError_t error) { return describe(error).name; }
 const char* cudaGetErrorString(cudaError_t error) { return describe(error).text; }
-
-// ---- streams and events: everything has already happened
-// -------------------------------------------------------------
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    *stream = reinterpret_cast<cudaStream_t>(new char);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-    return cudaStreamCreateWithFlags(stream, flags);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    delete reinterpret_cast<char*>(stream);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-    *event = reinterpret_cast<cudaEvent_t>(new char);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    delete reinterpret_cast<char*>(event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t, cudaStream_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
-    *milliseconds = 1.0f;  // the emulator has no clock
-    return cudaSuccess;
-}
 
 }  // extern "C"

@@ -78,7 +78,7 @@ def example_includes() -> list[Path]:
 def build_runtime() -> Path:
     """The shim's library, built if the cache does not hold it. CUDA's own, which torch loads, has another name."""
     name = "libcudart_emulated.so"
-    sources = [_HERE / "cudart.cpp", _HERE / "driver.cpp"]
+    sources = [_HERE / name for name in ("cudart.cpp", "streams.cpp", "driver.cpp")]
     exports, header = _HERE / "cudart.map", _HERE / "callbacks.h"
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{find_toolkit().include}", *map(str, sources)]
     command += [f"-Wl,-Bsymbolic,-soname,{name}", f"-Wl,--version-script={exports}"]
