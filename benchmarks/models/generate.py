@@ -1,11 +1,12 @@
 """Text generation without TensorRT: a decoder by the plugins and torch, beside transformers in BF16.
 
-    python -m benchmarks.models.generate [--out benchmarks/results/models/generate.json]
+    python -m benchmarks.models.generate [--models DIR] [--out benchmarks/results/models/generate.json]
 
 A language model of eight layers of Qwen3-0.6B's shape with random weights is exported with its caches and quantized as
 build-engine does it; `generate --runner torch` runs the quantized and the unquantized ONNX model, transformers the
 model itself with a static cache, which compiles its decode steps. All in BF16, greedy, the same prompts. Milliseconds
 to the first token, and tokens per second behind it; the median of several runs. Both choose tokens on the GPU.
+`--export-only` makes the ONNX models in `--models` without a GPU; a run with the same folder takes them from there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,28 @@ SHAPE = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
+UNQUANTIZED, QUANTIZED = "m.onnx", "m.rewritten.onnx"
 Run = Callable[[list[list[int]]], tuple[float, float]]
+
+
+def exported(folder: Path, target: str, max_batch: int) -> Any:
+    """transformers' model; its ONNX models are in `folder`, as it is and quantized, made there unless they were."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**SHAPE)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if not (folder / QUANTIZED).is_file():
+        model.save_pretrained(folder / "hf")
+        request = pipeline.Request(
+            folder / "hf",
+            find_target(target),
+            output=folder / "m.engine",
+            task="generate",
+            stop_after="rewrite",
+            cache_capacity=CAPACITY,
+            max_batch=max_batch,
+        )
+        pipeline.run(request)
+    return model
 
 
 def timed(generator: Generator) -> Run:
@@ -93,9 +116,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--target", default="h200", help="what the plan is made for")
+    parser.add_argument("--models", type=Path, help="folder for the ONNX models (default: a scratch folder)")
+    parser.add_argument("--export-only", action="store_true", help="make them and measure nothing")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "models" / "generate.json")
     given = parser.parse_args(arguments)
-    torch.manual_seed(0)
+    with ExitStack() as stack:
+        folder = given.models or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = exported(folder, given.target, max(given.batches))
+        if not given.export_only:
+            measure(model, folder, given.batches, given.rounds, given.out)
+
+
+def measure(model: Any, folder: Path, batches: Sequence[int], rounds: int, out: Path) -> None:
+    """Every contestant at every batch; the record is written after each."""
     result: dict[str, Any] = {
         "environment": {**environment(), "transformers": transformers.__version__},
         "model": SHAPE,
@@ -106,31 +139,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
 
     def note(name: str, run: Run) -> None:
-        for batch in given.batches:
-            result["runs"].append(measured(name, run, batch, given.rounds))
-            record(given.out, result)
+        for batch in batches:
+            result["runs"].append(measured(name, run, batch, rounds))
+            record(out, result)
 
-    config = transformers.Qwen3Config(**SHAPE)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.save_pretrained(folder / "hf")
-        request = pipeline.Request(
-            folder / "hf",
-            find_target(given.target),
-            output=folder / "m.engine",
-            task="generate",
-            stop_after="rewrite",
-            cache_capacity=CAPACITY,
-            max_batch=max(given.batches),
-        )
-        pipeline.run(request)
-        for title, file in (("NVFP4, plugins and torch", "m.rewritten.onnx"), ("BF16, torch", "m.onnx")):
-            with Generator(folder / file, runner="torch") as generator:
-                note(title, timed(generator))
-            gc.collect()
-            torch.cuda.empty_cache()
-        note("BF16, transformers, static cache", by_transformers(model.cuda().eval()))
+    for title, file in (("NVFP4, plugins and torch", QUANTIZED), ("BF16, torch", UNQUANTIZED)):
+        with Generator(folder / file, runner="torch") as generator:
+            note(title, timed(generator))
+        gc.collect()
+        torch.cuda.empty_cache()
+    note("BF16, transformers, static cache", by_transformers(model.cuda().eval()))
 
 
 if __name__ == "__main__":
