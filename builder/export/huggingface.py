@@ -56,7 +56,7 @@ def longest_sequence(directory: Path, trust_remote_code: bool = False) -> int | 
         config = transformers.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    limit = getattr(config, "max_position_embeddings", None)  # GPT-2's n_positions, too
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)  # MPT's
     if not isinstance(limit, int) or limit <= 0:
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.convenience import extract, get_const_tensor
 
@@ -32,7 +33,7 @@ class Part:
             raise ValueError(f"it depends on tensor '{others[0].name}'")
         self._names = [str(value.name) for value in outputs]
         part = extract(model.graph, [*inputs, *self._shapes, *self._lengths], list(outputs))
-        proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
+        proto = in_memory(part, model.ir_version)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
@@ -62,6 +63,11 @@ class Part:
         except Exception as error:  # ONNX Runtime's own error types
             raise ValueError(f"ONNX Runtime cannot compute '{self._names[0]}': {error}") from error
         return [array.astype(np.float32) if array.dtype == np.float16 else array for array in found]
+
+
+def in_memory(part: ir.Graph, ir_version: int) -> onnx.ModelProto:
+    """`part`, an extracted graph, as a model with its weights inside: ONNX Runtime finds no file beside bytes."""
+    return ir.to_proto(ir.external_data.load_to_model(ir.Model(part, ir_version=ir_version)))
 
 
 def leaves_of(values: Collection[ir.Value], stop: Collection[ir.Value]) -> list[ir.Value]:

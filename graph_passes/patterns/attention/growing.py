@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.convenience import extract
 
 from trt_nvfp4.common.onnx_runtime import onnxruntime
+from trt_nvfp4.graph_passes.patterns.attention.evaluate import in_memory
 
 #: New tokens of one sequence that values are computed for.
 NEW = 3
@@ -36,7 +37,7 @@ def computed(
         else:
             feeds[value.name] = np.zeros((1, NEW), np.int64)
     part = extract(model.graph, list(model.graph.inputs), list(values))
-    proto = ir.to_proto(ir.Model(part, ir_version=model.ir_version))
+    proto = in_memory(part, model.ir_version)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     taken = {entry.name for entry in session.get_inputs()}
     found: list[np.ndarray] = session.run(

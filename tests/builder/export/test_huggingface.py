@@ -132,6 +132,7 @@ def test_directory_at_fault(tmp_path: Path, config: str | None, text: str) -> No
     [
         ({"model_type": "llama", "max_position_embeddings": 77}, 77),
         ({"model_type": "gpt2", "n_positions": 77}, 77),
+        ({"model_type": "mpt", "max_seq_len": 77}, 77),
         ({"model_type": "bloom"}, None),
         ({"model_type": "layoutxlm", "max_position_embeddings": 77}, 77),  # has no code of its own
         ({"model_type": "roberta", "max_position_embeddings": 5, "pad_token_id": 7}, None),

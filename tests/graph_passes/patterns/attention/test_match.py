@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_nvfp4.graph_passes.load.source import SourceModel
+from trt_nvfp4.graph_passes.load.source import SourceModel, load
 from trt_nvfp4.graph_passes.mixed_precision.choose import choose
 from trt_nvfp4.graph_passes.mixed_precision.convert import convert
 from trt_nvfp4.graph_passes.patterns.attention.match import RefusedAttention, match_attentions
@@ -171,6 +172,16 @@ def test_a_window_is_counted(loaded: Load, seed: int) -> None:
     found = matched(loaded, Decoder(window=5), seed)
     assert isinstance(found, CacheAttention), found
     assert found.window == 5
+
+
+def test_tables_and_positions_may_lie_in_a_file_of_their_own(tmp_path: Path, seed: int) -> None:
+    """As of every model that is too large for one file."""
+    decoder = Decoder()
+    model = decoder.model(np.random.default_rng(seed))
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="data", size_threshold=100)
+    (found,) = match_attentions(load(tmp_path / "model.onnx").ir_model)
+    assert isinstance(found, CacheAttention), found
+    np.testing.assert_allclose(found.rotation.cos, decoder.tables["cos"], atol=1e-6)
 
 
 def test_norms_are_found_behind_weights_that_were_rounded(loaded: Load, seed: int) -> None:
