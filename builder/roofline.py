@@ -324,8 +324,7 @@ def slow_decoding(predicted: Sequence[Prediction], capabilities: Capabilities) -
     what = "W4A16" if first["decision"] == Decision.NVFP4_W4A16 else "down, which reads 16-bit activations,"
     return [
         f"{first['names'][0]}{others}: at {first['tokens']} rows {what} decodes weights slower than memory brings them "
-        f"on {capabilities.target}; nvfp4_w4a4 is faster there: choose it in the plan, or --precision auto with an "
-        "accuracy budget"
+        f"on {capabilities.target}; nvfp4_w4a4 is faster there: give calibration data, or choose it in the plan"
     ]
 
 

@@ -1,5 +1,5 @@
 """From how many tokens on FP8 is faster than NVFP4 weights with 16-bit activations (W4A16) on a GPU without FP4 tensor
-cores: the measurement behind graph_passes/planning/w4a16_or_fp8.py.
+cores: the measurement behind graph_passes/planning/w4a16_tokens.py.
 
     python -m benchmarks.kernels.nvfp4_or_fp8 [--tokens 32 64 ...] [--out benchmarks/results/kernels/nvfp4_or_fp8.json]
 

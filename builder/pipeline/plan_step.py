@@ -105,13 +105,8 @@ def check_found(request: Request, model: SourceModel, found: Collection[str]) ->
 
 
 def _tokens_decide(request: Request) -> bool:
-    """Whether the plan weighs NVFP4 against FP8 by tokens: no FP4 on the target, and nothing else asked for."""
-    return (
-        not request.target.fp4_instructions
-        and request.precision == "auto"
-        and request.require != "nvfp4"
-        and request.accuracy_budget is None
-    )
+    """Whether the plan weighs formats by tokens: nothing else was asked for."""
+    return request.precision == "auto" and request.require != "nvfp4" and request.accuracy_budget is None
 
 
 def take_plan(

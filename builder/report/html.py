@@ -351,6 +351,7 @@ def _next_steps(report: Mapping[str, Any], bench: Mapping[str, Any] | None) -> d
     found = {
         "no_calibration": any(entry["reason_code"] == ReasonCode.NO_CALIBRATION for entry in subgraphs),
         "fp8_without_scales": any(entry["activations"] == FP8_PLUGIN.activations[1] for entry in subgraphs),
+        "faster_in_w4a4": any(entry["reason_code"] == ReasonCode.FASTER_IN_W4A4 for entry in subgraphs),
         "faster_in_fp8": any(entry["reason_code"] == ReasonCode.FASTER_IN_FP8 for entry in subgraphs),
         "kept": sum(build_report.not_asked_for(entry) for entry in subgraphs),
         "worst": (worst["name"], f"{_decibels(worst):.1f}") if worst is not None and is_bad else None,

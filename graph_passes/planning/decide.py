@@ -26,7 +26,7 @@ from trt_nvfp4.graph_passes.planning.plan import (
     PlannedSubgraph,
     facts,
 )
-from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
+from trt_nvfp4.graph_passes.planning.w4a16_tokens import MOST_W4A16_TOKENS, most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.reasons import Reason, ReasonCode
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 from trt_nvfp4.graph_passes.weights.awq_folding import find_foldings
@@ -56,8 +56,8 @@ def make_plan(
     Args:
         precision: "auto" and "nvfp4" take NVFP4 where it serves, then FP8, then 16 bits; "fp8" and "bf16" start there;
             "native-nvfp4" takes TensorRT's own NVFP4 layers instead of plugins.
-        tokens: by subgraph name, the rows of its input at the typical shapes. On a target that does not compute in FP4,
-            "auto" takes FP8 first where they are more than W4A16 is fast for; without, NVFP4.
+        tokens: by subgraph name, the rows of its input at the typical shapes. Where they are many,
+            "auto" takes FP8 first on a target without FP4, and W4A4 without calibration data on one with it.
         kinds: those to replace; the rest is kept, and so is what was put in by hand. The products in layers of kind
             "decoder" need not be named.
         include, exclude: regular expressions searched in the subgraph's name and its nodes' names.
@@ -263,10 +263,16 @@ def _candidates(
             mixed = "NVFP4 weights; NVFP4 activations before gate and up, 16-bit ones before down"
             candidates += [_Candidate(Decision.NVFP4_MIXED, mixed), _Candidate(Decision.NVFP4_W4A16, w4a16)]
         else:
+            run_time = "NVFP4 weights and activations, activation scales computed at run time"
+            if precision == "auto" and subgraph.moe is None and tokens > MOST_W4A16_TOKENS:
+                why = (
+                    f"{run_time}: faster than 16-bit ones with more than {MOST_W4A16_TOKENS} tokens, and {tokens} are "
+                    "typical (--opt-shapes); --precision nvfp4 takes these"
+                )
+                candidates.append(_Candidate(Decision.NVFP4_W4A4, why, ReasonCode.FASTER_IN_W4A4))
             why = f"{w4a16}, for want of calibration data to scale 4-bit ones by"
             candidates.append(_Candidate(Decision.NVFP4_W4A16, why, ReasonCode.NO_CALIBRATION))
-            why = "NVFP4 weights and activations, activation scales computed at run time"
-            candidates.append(_Candidate(Decision.NVFP4_W4A4, why))
+            candidates.append(_Candidate(Decision.NVFP4_W4A4, run_time))
     if precision == "native-nvfp4":
         why = "TensorRT's own NVFP4 layers, with calibrated activation scales"
         candidates.append(_Candidate(Decision.NATIVE_NVFP4, why))

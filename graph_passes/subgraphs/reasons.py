@@ -14,6 +14,7 @@ class ReasonCode(TextEnum):
     PREFERRED = "preferred"
     NO_CALIBRATION = "no_calibration_data"
     FASTER_IN_FP8 = "faster_in_fp8"
+    FASTER_IN_W4A4 = "faster_in_w4a4"
     PUBLISHED_IN_FP8 = "published_in_fp8"
     ACCURACY_BUDGET = "accuracy_budget"
     #: The decision was edited in the plan file.

@@ -11,7 +11,7 @@ from pathlib import Path
 from trt_nvfp4.builder.accuracy.budget import METRICS
 from trt_nvfp4.graph_passes.lowerings.decision import Decision
 from trt_nvfp4.graph_passes.planning.plan import SELECTABLE_KINDS
-from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
+from trt_nvfp4.graph_passes.planning.w4a16_tokens import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_budgets() -> None:
 
 
 def test_where_fp8_takes_over() -> None:
-    """The numbers of tokens are graph_passes/planning/w4a16_or_fp8.py's, the times those that were recorded."""
+    """The numbers of tokens are graph_passes/planning/w4a16_tokens.py's, the times those that were recorded."""
     section = PAGE.split("### W4A16 or FP8\n")[1].split("\n### ")[0]
     mlp = Subgraph("s", "gated_mlp", (), "x", "y", {}, "silu", "float16", None)
     most = [most_decode_tokens(mlp, calibrated) + 1 for calibrated in (True, False)]

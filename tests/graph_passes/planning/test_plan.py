@@ -306,6 +306,18 @@ def test_reasons_have_codes(loaded: Load) -> None:
     assert (entry.decision, entry.reason_code) == (Decision.KEEP, "unsupported_by_target")
 
 
+@pytest.mark.parametrize(("tokens", "decision"), [(128, Decision.NVFP4_W4A16), (129, Decision.NVFP4_W4A4)])
+def test_many_tokens_without_calibration(source: SourceModel, tokens: int, decision: Decision) -> None:
+    """Where W4A16 would be slower than the model's own 16 bits, 4-bit activations are scaled at run time."""
+    rows = {subgraph.name: tokens for subgraph in find_subgraphs(source)}
+    entry = plan_all(source, "auto", tokens=rows).subgraphs[0]
+    assert entry.decision == decision
+    assert ("128 tokens, and 129 are typical" in entry.reason) == (decision == Decision.NVFP4_W4A4)
+    assert plan_all(source, "nvfp4", tokens=rows).subgraphs[0].decision == Decision.NVFP4_W4A16
+    assert plan_all(source, "auto").subgraphs[0].decision == Decision.NVFP4_W4A16
+    assert plan_all(source, "auto", tokens=rows, calibrated=True).subgraphs[0].reason_code == "preferred"
+
+
 def test_plans_of_before_there_were_codes(source: SourceModel, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     plan_all(source).save(path)

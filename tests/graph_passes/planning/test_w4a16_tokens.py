@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trt_nvfp4.graph_passes.planning.w4a16_or_fp8 import most_decode_tokens
+from trt_nvfp4.graph_passes.planning.w4a16_tokens import most_decode_tokens
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
 

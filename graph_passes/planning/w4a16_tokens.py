@@ -1,10 +1,13 @@
-"""Whether a GPU without FP4 tensor cores runs a subgraph faster with NVFP4 weights or in FP8, by its tokens."""
+"""How many tokens NVFP4 weights with 16-bit activations (W4A16) are fast for."""
 
 from __future__ import annotations
 
 from trt_nvfp4.graph_passes.subgraphs.types import Subgraph
 
-# With NVFP4 weights and 16-bit activations (W4A16) half as much is read and products are half as fast. Measured on an
+#: W4A16 decodes the weights again for every 32 tokens, on Hopper for every 64: with more tokens than these, 16-bit
+#: weights are faster (docs/figures/roofline.md; on an H200, benchmarks/results/models/vla.json).
+MOST_W4A16_TOKENS = 128
+# Against FP8: with W4A16 half as much is read and products are half as fast. Measured on an
 # H200 (benchmarks/results/kernels/nvfp4_or_fp8.json).
 _MLP_TOKENS = 32
 # An expert's tokens count, and those of a call, whose weights are read again beyond so many.
