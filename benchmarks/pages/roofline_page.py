@@ -32,12 +32,12 @@ NVFP4_BYTES = NVFP4_W4A16.weight_bytes or 0.0
 
 INTRODUCTION = """# Roofline
 
-**Predictions; recorded runs stand in one section and say so.** The least time that a workload of
-`benchmarks/workloads.json` can take: bytes over the published memory bandwidth, operations over the published dense
-peak, or the instructions that decode 4-bit weights, whichever is longest (`builder/roofline.py`). Weights and scales
-are read once (4.5 bits per weight), 16-bit inputs and outputs are moved once, what lies between two products stays on
-the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies in BF16. A multiply-add is two operations.
-A kernel that reaches half of this is a good one; nobody reaches all of it.
+**All figures are predictions, but for the section "Against recorded runs".** A prediction is the least time that a
+workload of `benchmarks/workloads.json` can take: bytes over the published memory bandwidth, operations over the
+published dense peak, or the instructions that decode 4-bit weights, whichever is longest (`builder/roofline.py`).
+Weights and scales are read once (4.5 bits per weight), 16-bit inputs and outputs are moved once, and values between two
+products stay on the chip. W4A4 multiplies in FP4; W4A16 decodes its weights and multiplies in BF16. A multiply-add is
+two operations. A kernel that reaches half of this is a good one; nobody reaches all of it.
 
 Written by `python -m benchmarks.pages.roofline_page`; a test holds it to that.
 """
@@ -45,10 +45,11 @@ Written by `python -m benchmarks.pages.roofline_page`; a test holds it to that.
 CROSSOVERS = """
 ## Where arithmetic takes over from memory
 
-Tokens at which multiplying a weight on tensor cores takes as long as reading it. Below, a kernel that needs few
-instructions for it is bound by memory: so W4A4 runs on the block-scaled tensor cores from one token on, and a decode
-kernel of its own would save launches, not bytes. W4A16 is bound by its instructions earlier, see the next section.
-Which kernels serve which count, and what was measured on an H200: [tactics](tactics.md).
+The table shows the number of tokens at which multiplying a weight on tensor cores takes as long as reading it. With
+fewer tokens, a kernel that spends few instructions on a weight is bound by memory. So W4A4 runs on the block-scaled
+tensor cores from one token on: a decode kernel of its own would save launches, not bytes. W4A16 is bound by its
+instructions earlier (next section). [Tactics](tactics.md) says which kernels serve how many tokens, and what was
+measured on an H200.
 """
 
 
@@ -104,36 +105,38 @@ def cost(kind: str, shapes: dict[str, int], decision: str, tokens: int, target: 
     return slower(found, issue_seconds(shapes["groups"] * n * k, rows, limits, "bfloat16"), "issue")
 
 
-GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4/w4a4_experts.cuh`): a
-group's rows are padded to tiles of 128, and tiles of 128 x 128 run in rounds of one per SM, the last of which takes as
-long as a full one. Operands reach an SM through the L2 cache at 64 bytes a clock, which is an assumption. What
-launching the kernel and filling its pipelines adds is not in it."""
+GROUPED_INTRODUCTION = """Predictions too, for the kernel as it is written (`plugins/kernels/w4a4/w4a4_experts.cuh`).
+Each group's rows are padded to tiles of 128. Tiles of 128 x 128 run in rounds of one per SM, and the last round takes
+as long as a full one. Operands are assumed to reach an SM through the L2 cache at 64 bytes a clock. The times of
+launching the kernel and of filling its pipelines are left out."""
 
 ISSUE = """
 ## Where decoding weights takes over from memory
 
-W4A16 decodes 4-bit weights by instructions. Clocks of a scheduler for a word (the eight codes of a lane), FP16 / BF16,
-beside the clocks in which memory brings one. Bold: decoding binds. Instructions are counted in the machine code
-(`benchmarks/kernels/issue_slots.py`, [`issue_slots.json`](../../benchmarks/results/kernels/issue_slots.json));
-clocks per instruction are Hopper's, measured, and an assumption for every other GPU (`builder/word_clocks.py`). On
+W4A16 decodes 4-bit weights by instructions. The table shows the clocks that a scheduler takes to decode a word (the
+eight codes of a lane) at M tokens, for FP16 / BF16, and first the clocks that memory takes to deliver one. Bold:
+decoding takes longer. Instructions are counted in the machine code (`benchmarks/kernels/issue_slots.py`,
+[`issue_slots.json`](../../benchmarks/results/kernels/issue_slots.json));
+clocks per instruction were measured on Hopper, and are an assumption for every other GPU (`builder/word_clocks.py`). On
 SM100 and SM120 one instruction converts two codes to FP16: a word takes 11 instructions at 8 tokens, where bit
-operations need 17. There is no such conversion to BF16, so from 9 tokens on BF16 pays for bit operations there too. On
-a B200 W4A4 is therefore the faster arithmetic from about 16 tokens on; on Thor memory binds up to 32 tokens. More than
-32 tokens take several passes, more than 64 on Hopper: for prefill W4A16 is the wrong arithmetic on every GPU that has
-FP4 tensor cores.
+operations need 17. No instruction converts to BF16, which from 9 tokens on takes bit operations there too. On a B200
+W4A4 is therefore the faster arithmetic from about 16 tokens on; on Thor memory is the limit up to 32 tokens. More than
+32 tokens (64 on Hopper) take several passes over the weights: for prefill, W4A16 is the wrong arithmetic on every GPU
+that has FP4 tensor cores.
 """
 
 RECORDED = """
 ## Against recorded runs
 
 The one part of this page that was run: recorded times of W4A16 kernels on an H200 and an H100 (`crossovers*.json`,
-`decode*.json` in `benchmarks/results/`) beside a prediction from memory as read, issue as above, and fitted terms for
-what surrounds a product (`benchmarks/pages/kernel_times.py`).
+`decode*.json` in `benchmarks/results/`), beside predictions. These are made of the bytes that a kernel reads, the
+instructions as above, and fitted terms for launches and exchanges around a product
+(`benchmarks/pages/kernel_times.py`).
 """
 
 FAR = """
-Off by more than 1.5: the 18-layer stack 2048/16384 by the SM90 kernels. Its products are long enough to hide the
-exchange of activations behind weights under way, which the terms, fitted to all stacks alike, count in full.
+Off by more than 1.5: the 18-layer stack 2048/16384 by the SM90 kernels. Its products are so long
+that loads of weights hide the exchange of activations; the terms, fitted to all stacks, count that exchange in full.
 """
 
 TITLES = {

@@ -41,7 +41,7 @@ def compare_engine(
         Path,
         typer.Argument(help="The reference: an ONNX file, an engine, a bundle folder or a Hugging Face directory."),
     ],
-    result: Annotated[Path, typer.Argument(help="What is compared with it: also any of these.")],
+    result: Annotated[Path, typer.Argument(help="The model to compare with it, any of the same.")],
     data: Annotated[
         Path | None, typer.Option(help="Input samples, as for --calib-data (default: random ones).", metavar="FILE|DIR")
     ] = None,
@@ -91,7 +91,8 @@ def compare_engine(
         ),
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Of --steps; repeatable (default: random tokens).", metavar="TEXT")
+        list[str] | None,
+        typer.Option(help="A prompt for --steps; may be given several times (default: random tokens).", metavar="TEXT"),
     ] = None,
     trust_remote_code: Annotated[bool, TRUST] = False,
     as_json: Annotated[bool, JSON] = False,

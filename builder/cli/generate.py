@@ -54,7 +54,7 @@ def generate(
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample among the fewest tokens with a probability of P together.", metavar="P"),
+        typer.Option(help="Sample among the fewest likeliest tokens whose probabilities sum to P.", metavar="P"),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of sampling (default: 0).")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Show text as it is generated (one prompt).")] = False,
